@@ -1,0 +1,331 @@
+"""What is asked: a Spec is the whole sweep, a Case is one point of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
+from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.splits import Weights, split_elements, split_weights
+from torchcoll.core.units import parse_size
+
+CADENCES = ("isolated", "stream")
+ORDERS = ("size", "shuffled")
+MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
+
+
+@dataclass(frozen=True)
+class Case:
+    """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
+
+    ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
+    are None where the collective has none. ``splits`` names the split rule of all_to_all_v.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: str | None
+    op: str | None
+    root: int | None
+    in_place: bool
+    cadence: str
+    backend: str
+    device: str
+    splits: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Case:
+        """Unknown fields are ignored: files of later versions stay readable."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{k: v for k, v in data.items() if k in names})
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize if self.dtype else 1
+
+    def describe(self) -> str:
+        """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
+        from torchcoll.core.units import format_size
+
+        size = format_size(self.nbytes) if COLLECTIVES[self.collective].has_data else None
+        root = None if self.root is None else f"root {self.root}"
+        words = (self.collective, size, self.dtype, self.op, root, f"on {self.backend}")
+        return " ".join(w for w in words if w)
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """A case on a number of ranks: the element counts that follow from it.
+
+    count: argument of the call, in elements (all_to_all_v: the most that one rank sends to one).
+    nbytes: actual size S. nbytes_in / nbytes_out: the most that one rank sends from / receives in.
+    """
+
+    case: Case
+    ranks: int
+    count: int
+    nbytes: int
+    splits: tuple[tuple[int, ...], ...] = ()
+
+    def layout(self, rank: int) -> Layout:
+        return Layout(rank, self.ranks, self.count, self.case.root or 0, self.splits)
+
+    def elements(self, rank: int) -> tuple[int, int]:
+        return COLLECTIVES[self.case.collective].elements(self.layout(rank))
+
+    def _widest(self, side: int) -> int:
+        # Only all_to_all_v differs from rank to rank otherwise than at the root.
+        ranks = range(self.ranks) if self.splits else (0, self.case.root or 0)
+        return max(self.elements(rank)[side] for rank in ranks) * self.case.itemsize
+
+    @property
+    def nbytes_in(self) -> int:
+        return self._widest(0)
+
+    @property
+    def nbytes_out(self) -> int:
+        return self._widest(1)
+
+    def buffer_nbytes(self, rank: int) -> int:
+        """Bytes of the buffers that this rank allocates."""
+        sent, received = self.elements(rank)
+        together = max(sent, received) if self.case.in_place else sent + received
+        return together * self.case.itemsize
+
+
+def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
+    """The counts of ``case`` on ``ranks`` ranks.
+
+    count = max(1, S // (itemsize x parts)): DESIGN section 5. all_to_all_v: the largest sum sent or
+    received by a rank is S (nccl-tests' size of alltoallv), divided by ``weights``.
+    """
+    entry = COLLECTIVES[case.collective]
+    if not entry.has_data:
+        return Sizing(case, ranks, 0, 0)
+    if case.collective == "all_to_all_v":
+        elements = max(1, case.nbytes // case.itemsize)
+        splits = split_elements(weights or split_weights(case.splits or "", ranks), elements)
+        largest = max(max(map(sum, splits)), max(map(sum, zip(*splits, strict=True))))
+        return Sizing(case, ranks, max(map(max, splits)), largest * case.itemsize, splits)
+    parts = entry.parts(ranks)
+    count = max(1, case.nbytes // (case.itemsize * parts))
+    return Sizing(case, ranks, count, count * case.itemsize * parts)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(str(part) for part in value)
+
+
+def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A whole sweep. The fields are the flags of the command line; texts are read as there.
+
+    collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
+    sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
+    in_place: True, False, ``both``, or None for each collective's own default.
+    cadence: ``isolated`` or ``stream``; None: isolated on CPU, stream on accelerators.
+    iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
+    (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
+    cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
+    long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix file.
+    order: ``size`` or ``shuffled`` (by seed). Raises UsageError naming the field.
+    """
+
+    collectives: tuple[str, ...] = ("all_reduce",)
+    min_bytes: int = 8
+    max_bytes: int = 128 << 20
+    factor: float = 4.0
+    step_bytes: int | None = None
+    sizes: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ("float32",)
+    ops: tuple[str, ...] = ("sum",)
+    roots: tuple[int, ...] = (0,)
+    in_place: bool | str | None = None
+    cadence: str | None = None
+    backend: str | None = None
+    device: str | None = None
+    iters: int | None = None
+    warmup: int = 0
+    cold: int = 3
+    fresh_group: bool = False
+    precision: float = 0.05
+    max_time_s: float = 1.0
+    check: bool = True
+    timeout_s: float = 300.0
+    order: str = "size"
+    seed: int = 0
+    splits: str = "seed:0"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        names = _names(self.collectives)
+        names = tuple(COLLECTIVES) if names == ("all",) else names
+        put("collectives", _unique(find_collective(name).name for name in names))
+        names = _names(self.dtypes)
+        names = COMMON_DTYPES if names == ("all",) else names
+        put("dtypes", _unique(find_dtype(name).name for name in names))
+        names = _names(self.ops)
+        names = OPS if names == ("all",) else names
+        put("ops", _unique(find_op(name) for name in names))
+        put("min_bytes", parse_size(self.min_bytes, "min-bytes"))
+        put("max_bytes", parse_size(self.max_bytes, "max-bytes"))
+        if self.step_bytes is not None:
+            put("step_bytes", parse_size(self.step_bytes, "step-bytes"))
+        sizes = self.sizes.split(",") if isinstance(self.sizes, str) else self.sizes
+        put("sizes", _unique(parse_size(size, "sizes") for size in sizes))
+        roots = self.roots if isinstance(self.roots, Iterable) else (self.roots,)
+        put("roots", _unique(_number(root, "root", int, 0) for root in roots))
+        put("labels", dict(self.labels))
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
+        if self.sizes:
+            if min(self.sizes) < 1:
+                raise UsageError("sizes", min(self.sizes), "at least 1 byte")
+        else:
+            if self.min_bytes < 1:
+                raise UsageError("min-bytes", self.min_bytes, "at least 1 byte")
+            if self.min_bytes > self.max_bytes:
+                raise UsageError(
+                    "min-bytes", self.min_bytes, f"at most max-bytes ({self.max_bytes})"
+                )
+            if self.step_bytes is not None:
+                if self.step_bytes < 1:
+                    raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
+            elif not (math.isfinite(_number(self.factor, "factor", float)) and self.factor > 1):
+                raise UsageError("factor", self.factor, "a number above 1")
+        _choice(self.in_place, "in-place", (None, True, False, "both"))
+        _choice(self.cadence, "cadence", (None, *CADENCES))
+        _choice(self.order, "order", ORDERS)
+        if self.iters is not None:
+            _number(self.iters, "iters", int, 0)
+        _number(self.warmup, "warmup", int, 0)
+        _number(self.cold, "cold", int, 1)
+        _number(self.seed, "seed", int, 0)
+        for name in ("precision", "max_time_s", "timeout_s"):
+            value = _number(getattr(self, name), name.removesuffix("_s").replace("_", "-"), float)
+            if not (math.isfinite(value) and value > 0):
+                raise UsageError(name.removesuffix("_s").replace("_", "-"), value, "above 0")
+
+    def size_list(self) -> tuple[int, ...]:
+        """The requested sizes. For a whole factor and for a step the list is nccl-tests' own.
+
+        A fractional factor multiplies exactly and rounds each size to the nearest byte.
+        Raises UsageError beyond 100000 sizes.
+        """
+        if self.sizes:
+            return self.sizes
+        sizes: list[int] = []
+        factor = Fraction(str(self.factor))
+        exact = Fraction(self.min_bytes)
+        while (size := round(exact)) <= self.max_bytes:
+            sizes.append(size)
+            exact = exact + self.step_bytes if self.step_bytes else exact * factor
+            if len(sizes) > MAX_SIZES:
+                raise UsageError(
+                    "sizes", f"more than {MAX_SIZES} sizes", action="Use a larger factor or step."
+                )
+        return _unique(sizes)
+
+    def cases(self, ranks: int) -> tuple[Case, ...]:
+        """All cases for ``ranks`` ranks, in the order in which they run. Pure.
+
+        Sizes that become equal after division among ranks are kept once. Raises UsageError for a
+        root that is no rank.
+        """
+        for root in self.roots:
+            if not 0 <= root < ranks:
+                raise UsageError("root", root, f"0 to {ranks - 1} ({ranks} ranks)")
+        weights = split_weights(self.splits, ranks) if "all_to_all_v" in self.collectives else None
+        found: dict[tuple[Any, ...], Case] = {}
+        for case in self._product():
+            sizing = size_case(case, ranks, weights)
+            key = (dataclasses.replace(case, nbytes=sizing.nbytes), sizing.count)
+            found.setdefault(key, case)
+        cases = list(found.values())
+        if self.order == "shuffled":
+            random.Random(self.seed).shuffle(cases)
+        return tuple(cases)
+
+    def _product(self) -> Iterable[Case]:
+        device = self.device or "cpu"
+        cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
+        for name in self.collectives:
+            entry = COLLECTIVES[name]
+            if self.in_place == "both":
+                placements = entry.placements
+            elif self.in_place is None:
+                placements = entry.placements[:1]
+            else:
+                placements = (bool(self.in_place),)
+            for dtype in self.dtypes if entry.has_data else (None,):
+                for op in self.ops if entry.has_op else (None,):
+                    for root in self.roots if entry.has_root else (None,):
+                        for in_place in placements if entry.has_data else (False,):
+                            for nbytes in self.size_list() if entry.has_data else (0,):
+                                yield Case(
+                                    name,
+                                    nbytes,
+                                    dtype,
+                                    op,
+                                    root,
+                                    in_place,
+                                    cadence,
+                                    self.backend or "gloo",
+                                    device,
+                                    self.splits if name == "all_to_all_v" else None,
+                                )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Spec:
+        """Unknown fields are ignored."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{k: v for k, v in data.items() if k in names})
+
+
+def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
+    words = "a whole number" if kind is int else "a number"
+    if least is not None:
+        words += f" from {least} on"
+    try:
+        number = kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise UsageError(what, value, words) from None
+    if isinstance(value, bool) or number != value or (least is not None and number < least):
+        raise UsageError(what, value, words)
+    return number
+
+
+def _choice(value: Any, what: str, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(what, value, f"one of {', '.join(str(a) for a in allowed)}")
+
+
+def fingerprint(data: Any) -> str:
+    """A short hash of JSON-able data, equal on every rank that was asked the same."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,408 @@
+"""THE table of collectives. Adding one is an entry here and a stub ``torchcoll/<module>.py``.
+
+An entry says what one rank holds, what its output must be (``segments``), and how torch is called
+(``prepare``, which receives ``torch`` and ``torch.distributed`` as arguments, so that this module
+stays importable without torch). Buffers are flat: one to send from and one to receive in.
+
+Sizes and bus factors follow nccl-tests (doc/PERFORMANCE.md and ``*GetBw``, ``*GetCollByteCount`` of
+each src/*.cu). One difference: nccl-tests rounds the count per rank down to 16 bytes, torchcoll
+does not, so a requested size is kept where it divides evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+
+# torch.distributed.ReduceOp's names, lower case.
+OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One rank's place in one case: everything that shapes its buffers.
+
+    ``count`` is the count argument of the call in elements (all_to_all_v: unused); ``splits[s][d]``
+    the elements that rank s sends to rank d (all_to_all_v only). Ranks are ranks of the group.
+    """
+
+    rank: int
+    ranks: int
+    count: int
+    root: int = 0
+    splits: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``length`` elements of the output at ``offset`` and where their values come from.
+
+    ``source`` is the rank whose input is copied, from its element ``source_offset`` on; None means
+    the reduction over all ranks of their elements from ``source_offset`` on.
+    """
+
+    offset: int
+    length: int
+    source: int | None
+    source_offset: int
+
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One entry of the table.
+
+    ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
+    ``bus_factor(n)``: busbw / algbw.
+    ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
+    ``elements(layout)``: elements sent from and received in on that rank.
+    ``overlap(layout)``: where the smaller buffer begins in the larger one, in place.
+    ``placements``: False is out of place, True is in place; the first is the default.
+    """
+
+    name: str
+    module: str
+    parts: Callable[[int], int]
+    bus_factor: Callable[[int], float]
+    elements: Callable[[Layout], tuple[int, int]]
+    segments: Callable[[Layout], Sequence[Segment]]
+    prepare: Callable[..., Call]
+    placements: tuple[bool, ...] = (False,)
+    overlap: Callable[[Layout], int] = lambda layout: 0
+    moved: Callable[[int], float] = lambda n: 1.0
+    has_root: bool = False
+    has_op: bool = False
+    power_of_two: bool = False
+    min_ranks: int = 1
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def has_data(self) -> bool:
+        """False for barrier: no size, no dtype, no bandwidth."""
+        return self.name != "barrier"
+
+    @property
+    def rooted_output(self) -> bool:
+        """True where only the root receives."""
+        return self.name in ("reduce", "gather")
+
+
+def _global_rank(dist: Any, group: Any, rank: int) -> int:
+    return rank if group is None else int(dist.get_global_rank(group, rank))
+
+
+def _renamed(dist: Any, new: str, old: str) -> Any:
+    # torch 2.13 renamed some calls and warns at the old name; torch 2.6 has only the old one.
+    return getattr(dist, new, None) or getattr(dist, old)
+
+
+def _one(n: int) -> int:
+    return 1
+
+
+def _n(n: int) -> int:
+    return n
+
+
+def _share_of_others(n: int) -> float:
+    return (n - 1) / n
+
+
+def _blocks_of_all(x: Layout) -> list[Segment]:
+    return [Segment(s * x.count, x.count, s, 0) for s in range(x.ranks)]
+
+
+def _own_block(x: Layout) -> int:
+    return x.rank * x.count
+
+
+def _all_reduce(
+    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
+) -> Call:
+    return lambda: dist.all_reduce(recv, op, group)
+
+
+def _all_gather(
+    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
+) -> Call:
+    call = _renamed(dist, "all_gather_single", "all_gather_into_tensor")
+    return lambda: call(recv, send, group=group)
+
+
+def _reduce_scatter(
+    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
+) -> Call:
+    call = _renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
+    return lambda: call(recv, send, op=op, group=group)
+
+
+def _all_to_all(
+    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
+) -> Call:
+    return lambda: dist.all_to_all_single(recv, send, group=group)
+
+
+def _all_to_all_v(
+    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
+) -> Call:
+    sent = list(x.splits[x.rank])
+    received = [row[x.rank] for row in x.splits]
+    return lambda: dist.all_to_all_single(recv, send, received, sent, group=group)
+
+
+def _segments_v(x: Layout) -> list[Segment]:
+    segments, offset = [], 0
+    for source, row in enumerate(x.splits):
+        length = row[x.rank]
+        segments.append(Segment(offset, length, source, sum(row[: x.rank])))
+        offset += length
+    return segments
+
+
+def _broadcast(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    root = _global_rank(dist, group, x.root)
+    return lambda: dist.broadcast(recv, root, group)
+
+
+def _reduce(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    root = _global_rank(dist, group, x.root)
+    buffer = recv if x.rank == x.root else send
+    return lambda: dist.reduce(buffer, root, op, group)
+
+
+def _gather(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    root = _global_rank(dist, group, x.root)
+    blocks = list(recv.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
+    return lambda: dist.gather(send, blocks, root, group)
+
+
+def _scatter(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    root = _global_rank(dist, group, x.root)
+    blocks = list(send.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
+    return lambda: dist.scatter(recv, blocks, root, group)
+
+
+def _sendrecv(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    after = _global_rank(dist, group, (x.rank + 1) % x.ranks)
+    before = _global_rank(dist, group, (x.rank - 1) % x.ranks)
+    pair = [
+        dist.P2POp(dist.isend, send, after, group),
+        dist.P2POp(dist.irecv, recv, before, group),
+    ]
+
+    def call() -> None:
+        for work in dist.batch_isend_irecv(pair):
+            work.wait()
+
+    return call
+
+
+def _hypercube(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    # Recursive doubling as in nccl-tests' hypercube.cu: step k exchanges the 2**k blocks gathered
+    # so far. Out of place the own block is copied first, inside the stamps, as nccl-tests does.
+    own = recv.narrow(0, x.rank * x.count, x.count)
+    steps, width = [], 1
+    while width < x.ranks:
+        peer = x.rank ^ width
+        mine, theirs = x.rank & -width, peer & -width
+        peer_rank = _global_rank(dist, group, peer)
+        steps.append(
+            [
+                dist.P2POp(
+                    dist.isend, recv.narrow(0, mine * x.count, width * x.count), peer_rank, group
+                ),
+                dist.P2POp(
+                    dist.irecv, recv.narrow(0, theirs * x.count, width * x.count), peer_rank, group
+                ),
+            ]
+        )
+        width *= 2
+    copy = send.data_ptr() != own.data_ptr()
+
+    def call() -> None:
+        if copy:
+            own.copy_(send)
+        for pair in steps:
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+
+    return call
+
+
+def _barrier(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+    return lambda: dist.barrier(group)
+
+
+COLLECTIVES: dict[str, Collective] = {
+    c.name: c
+    for c in (
+        Collective(
+            "all_reduce",
+            "allreduce",
+            parts=_one,
+            bus_factor=lambda n: 2 * (n - 1) / n,
+            elements=lambda x: (x.count, x.count),
+            segments=lambda x: [Segment(0, x.count, None, 0)],
+            prepare=_all_reduce,
+            placements=(True,),
+            has_op=True,
+        ),
+        Collective(
+            "all_gather",
+            "allgather",
+            parts=_n,
+            bus_factor=_share_of_others,
+            elements=lambda x: (x.count, x.count * x.ranks),
+            segments=_blocks_of_all,
+            prepare=_all_gather,
+            placements=(False, True),
+            overlap=_own_block,
+            aliases=("all_gather_into_tensor", "all_gather_single"),
+        ),
+        Collective(
+            "reduce_scatter",
+            "reducescatter",
+            parts=_n,
+            bus_factor=_share_of_others,
+            elements=lambda x: (x.count * x.ranks, x.count),
+            segments=lambda x: [Segment(0, x.count, None, _own_block(x))],
+            prepare=_reduce_scatter,
+            placements=(False, True),
+            overlap=_own_block,
+            has_op=True,
+            aliases=("reduce_scatter_tensor", "reduce_scatter_single"),
+        ),
+        Collective(
+            "all_to_all",
+            "alltoall",
+            parts=_n,
+            bus_factor=_share_of_others,
+            elements=lambda x: (x.count * x.ranks, x.count * x.ranks),
+            segments=lambda x: [
+                Segment(s * x.count, x.count, s, _own_block(x)) for s in range(x.ranks)
+            ],
+            prepare=_all_to_all,
+            aliases=("all_to_all_single",),
+        ),
+        Collective(
+            "all_to_all_v",
+            "alltoallv",
+            parts=_one,
+            bus_factor=_share_of_others,
+            elements=lambda x: (sum(x.splits[x.rank]), sum(row[x.rank] for row in x.splits)),
+            segments=_segments_v,
+            prepare=_all_to_all_v,
+        ),
+        Collective(
+            "broadcast",
+            "broadcast",
+            parts=_one,
+            bus_factor=lambda n: 1.0,
+            elements=lambda x: (x.count, x.count),
+            segments=lambda x: [Segment(0, x.count, x.root, 0)],
+            prepare=_broadcast,
+            placements=(True,),
+            has_root=True,
+            aliases=("bcast",),
+        ),
+        Collective(
+            "reduce",
+            "reduce",
+            parts=_one,
+            bus_factor=lambda n: 1.0,
+            elements=lambda x: (x.count, x.count),
+            segments=lambda x: [Segment(0, x.count, None, 0)] if x.rank == x.root else [],
+            prepare=_reduce,
+            placements=(True,),
+            has_root=True,
+            has_op=True,
+        ),
+        Collective(
+            "gather",
+            "gather",
+            parts=_n,
+            bus_factor=_share_of_others,
+            elements=lambda x: (x.count, x.count * x.ranks if x.rank == x.root else 0),
+            segments=lambda x: _blocks_of_all(x) if x.rank == x.root else [],
+            prepare=_gather,
+            placements=(False, True),
+            overlap=_own_block,
+            has_root=True,
+        ),
+        Collective(
+            "scatter",
+            "scatter",
+            parts=_n,
+            bus_factor=_share_of_others,
+            elements=lambda x: (x.count * x.ranks if x.rank == x.root else 0, x.count),
+            segments=lambda x: [Segment(0, x.count, x.root, _own_block(x))],
+            prepare=_scatter,
+            placements=(False, True),
+            overlap=_own_block,
+            has_root=True,
+        ),
+        Collective(
+            "sendrecv",
+            "sendrecv",
+            parts=_one,
+            bus_factor=lambda n: 1.0,
+            elements=lambda x: (x.count, x.count),
+            segments=lambda x: [Segment(0, x.count, (x.rank - 1) % x.ranks, 0)],
+            prepare=_sendrecv,
+            min_ranks=2,
+            aliases=("send_recv",),
+        ),
+        Collective(
+            "hypercube",
+            "hypercube",
+            parts=_n,
+            bus_factor=lambda n: 1.0,
+            moved=_share_of_others,
+            elements=lambda x: (x.count, x.count * x.ranks),
+            segments=_blocks_of_all,
+            prepare=_hypercube,
+            placements=(False, True),
+            overlap=_own_block,
+            power_of_two=True,
+        ),
+        Collective(
+            "barrier",
+            "barrier",
+            parts=_one,
+            bus_factor=lambda n: 1.0,
+            elements=lambda x: (0, 0),
+            segments=lambda x: [],
+            prepare=_barrier,
+        ),
+    )
+}
+
+
+def _plain(name: str) -> str:
+    """One key for every spelling: all_reduce, allreduce, AllReduce, MPI_Allreduce, all-reduce."""
+    plain = str(name).strip().lower().removeprefix("mpi_").removesuffix("_perf")
+    return plain.replace("_", "").replace("-", "")
+
+
+_BY_ALIAS = {_plain(alias): c for c in COLLECTIVES.values() for alias in (c.name, *c.aliases)}
+
+
+def find_collective(name: str) -> Collective:
+    """The entry of that name; torch's, nccl-tests' and MPI's spellings. Raises UsageError."""
+    found = _BY_ALIAS.get(_plain(name))
+    if found is None:
+        raise UsageError("collective", name, f"one of {', '.join(COLLECTIVES)}")
+    return found
+
+
+def find_op(name: str) -> str:
+    """The reduction of that name in torch's spelling. Raises UsageError."""
+    plain = str(name).strip().lower()
+    if plain not in OPS:
+        raise UsageError("op", name, f"one of {', '.join(OPS)}")
+    return plain

@@ -1,0 +1,73 @@
+"""The exceptions of torchcoll and the exit codes that they become.
+
+Every message has one form, so that people and scripts read it alike::
+
+    WHAT: got VALUE, expected SET. NEXT ACTION
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every torchcoll command. A signal ends with 128 + its number."""
+
+    OK = 0
+    FAILED = 1  # some case failed, or a gate tripped
+    USAGE = 2
+    UNREADABLE = 3
+    UNAVAILABLE = 4  # backend or device
+    HANG = 5  # hang or lost rank
+
+
+class TorchcollError(Exception):
+    """Base of all errors that a user can cause; ``exit_code`` is the command's."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, what: str, got: object = None, expected: str = "", action: str = "") -> None:
+        self.what = what
+        text = what
+        if got is not None:
+            text += f": got {_one_line(got)}"
+            if expected:
+                text += f", expected {expected}"
+        elif expected:
+            text += f": expected {expected}"
+        if action:
+            text = f"{text.rstrip('.')}. {action}"
+        super().__init__(text)
+
+    def line(self) -> str:
+        """The one line a command prints."""
+        return f"torchcoll: error: {self}"
+
+
+class UsageError(TorchcollError, ValueError):
+    """A flag, argument or Spec field that cannot be used (exit code 2)."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UnreadableError(TorchcollError):
+    """An input file that is missing, foreign or broken (exit code 3)."""
+
+    exit_code = ExitCode.UNREADABLE
+
+
+class UnavailableError(TorchcollError):
+    """A backend or device that this process cannot use (exit code 4)."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class HangError(TorchcollError):
+    """A rank that hangs, is lost or never came (exit code 5)."""
+
+    exit_code = ExitCode.HANG
+
+
+def _one_line(value: object, limit: int = 120) -> str:
+    text = " ".join(str(value).split()) if str(value).strip() else "an empty text"
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,189 @@
+"""CaseResult -> Row: what a table shows of a case.
+
+Order statistics and one t table, written by hand because ranks, the live table and ``show`` must
+not pay 0.9 s and 90 MB for pandas and scipy; tested against scipy and numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Matrix, Run
+
+# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
+_T_975 = (
+    *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
+    *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
+    *(2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423),
+)
+
+OVER_RANKS = ("max", "mean", "min", "rank0")
+LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
+P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
+SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Quantile of ascending values, linear between neighbours (numpy's default, R type 7)."""
+    place = q * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def median(values: Sequence[float]) -> float:
+    return quantile(sorted(values), 0.5)
+
+
+def t_975(degrees: int) -> float:
+    """97.5 % quantile of Student's t; beyond 30 degrees Cornish-Fisher's first terms."""
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
+def relative_half_width(values: Sequence[float]) -> float:
+    """Half-width of the 95 % t interval of the mean of ``values``, over their median.
+
+    For 2 values or more, all above 0. This is the ``precision`` of the stopping rule.
+    """
+    n = len(values)
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    return t_975(n - 1) * deviation / math.sqrt(n) / median(values)
+
+
+def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
+    """One duration a call from [rank][call]. ``max`` is the completion of the call."""
+    if how not in OVER_RANKS:
+        raise UsageError("over-ranks", how, f"one of {', '.join(OVER_RANKS)}")
+    if not samples:
+        return []
+    if how == "rank0" or len(samples) == 1:
+        return list(samples[0])
+    # strict=False: a rank that was lost in mid-batch has fewer calls; whole calls are kept.
+    calls = zip(*samples, strict=False)
+    if how == "max":
+        return [max(call) for call in calls]
+    if how == "min":
+        return [min(call) for call in calls]
+    return [sum(call) / len(samples) for call in calls]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table; the names are the JSON names of DESIGN section 8.
+
+    Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
+    95th percentile of the calls of this launch: a spread, not a confidence interval.
+    """
+
+    collective: str
+    backend: str
+    library: str | None
+    device: str
+    ranks: int
+    dtype: str | None
+    op: str | None
+    root: int | None
+    in_place: bool
+    cadence: str
+    clock: str | None
+    nbytes_requested: int
+    nbytes: int
+    count: int
+    nbytes_in: int
+    nbytes_out: int
+    first_call_ns: float | None
+    second_call_ns: float | None
+    median_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    p99_ns: float | None
+    calls: int
+    algbw_gbps: float | None
+    busbw_gbps: float | None
+    verified: str  # correct, wrong, unchecked
+    status: str
+    reason: str
+
+    @property
+    def slow_first(self) -> bool:
+        """True where the first call took over 3 times the median."""
+        if self.first_call_ns is None or not self.median_ns:
+            return False
+        return self.first_call_ns > SLOW_FIRST * self.median_ns
+
+
+def default_clock(result: CaseResult) -> str | None:
+    """The clock a table shows: the device's where it was read, else the host's."""
+    for clock in ("device", "host"):
+        if clock in result.time_ns:
+            return clock
+    return next(iter(result.time_ns), None)
+
+
+def verified(result: CaseResult) -> str:
+    """Words, not a number: correct, wrong or unchecked."""
+    if result.verification is None:
+        return "unchecked"
+    return "wrong" if result.verification.wrong else "correct"
+
+
+def summarise(
+    result: CaseResult,
+    how: str = "max",
+    clock: str | None = None,
+    library: str | None = None,
+) -> Row:
+    """The row of one case, read over ranks by ``how`` on ``clock`` (None: ``default_clock``)."""
+    clock = clock or default_clock(result)
+    steady = sorted(over_ranks(result.time_ns.get(clock or "", []), how))
+    cold = over_ranks(result.cold_ns, how)
+    middle = quantile(steady, 0.5) if steady else None
+    case = result.case
+    bandwidth = (case.collective, result.nbytes, result.ranks, middle or 0)
+    return Row(
+        collective=case.collective,
+        backend=case.backend,
+        library=library,
+        device=case.device,
+        ranks=result.ranks,
+        dtype=case.dtype,
+        op=case.op,
+        root=case.root,
+        in_place=case.in_place,
+        cadence=case.cadence,
+        clock=clock,
+        nbytes_requested=case.nbytes,
+        nbytes=result.nbytes,
+        count=result.count,
+        nbytes_in=result.nbytes_in,
+        nbytes_out=result.nbytes_out,
+        first_call_ns=cold[0] if cold else None,
+        second_call_ns=cold[1] if len(cold) > 1 else None,
+        median_ns=middle,
+        low_ns=quantile(steady, LOW) if steady else None,
+        high_ns=quantile(steady, HIGH) if steady else None,
+        p99_ns=quantile(steady, 0.99) if len(steady) >= P99_CALLS else None,
+        calls=len(steady),
+        algbw_gbps=algbw_gbps(*bandwidth),
+        busbw_gbps=busbw_gbps(*bandwidth),
+        verified=verified(result),
+        status=result.status,
+        reason=result.reason,
+    )
+
+
+def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
+    """The rows of all cases of a run."""
+    libraries: dict[str, Any] = run.environment.get("libraries", {})
+    return [
+        summarise(result, how, clock, libraries.get(result.case.backend)) for result in run.results
+    ]

@@ -1,0 +1,100 @@
+"""Sizes, times and bandwidths as text, and sizes back again.
+
+Sizes are written as they are read: ``format_size`` gives a text that ``parse_size`` turns into the
+same number. ``K M G T`` are binary (1K = 1024 bytes) as in nccl-tests. ``1KB`` is refused: half of
+its readers take it for 1000 bytes and half for 1024.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from torchcoll.core.errors import UsageError
+
+_SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_AMBIGUOUS = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]")
+MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
+
+_SIZE_SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
+
+
+def parse_size(text: str | int, what: str = "size") -> int:
+    """Bytes from a text such as ``8``, ``1K``, ``25M``, ``1.5G``; K, M, G, T are powers of 1024.
+
+    Raises UsageError for anything else, for a fraction of a byte, and beyond 2**63 - 1.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        value = Fraction(text)
+    else:
+        text = str(text).strip()
+        ambiguous = _AMBIGUOUS.fullmatch(text)
+        if ambiguous:
+            number, suffix, binary = ambiguous.groups()
+            suffix = suffix.upper()
+            decimal = int(Fraction(number) * 1000 ** ("KMGT".index(suffix) + 1))
+            other = "" if binary else f" or {decimal} (decimal)"
+            raise UsageError(
+                what,
+                text,
+                _SIZE_SET,
+                f"Write {number}{suffix} ({number} x {_SUFFIXES[suffix]} bytes){other}.",
+            )
+        match = _SIZE.fullmatch(text)
+        if not match:
+            raise UsageError(what, text, _SIZE_SET)
+        value = Fraction(match[1]) * _SUFFIXES[match[2].upper()]
+    if value.denominator != 1:
+        raise UsageError(what, text, "a whole number of bytes")
+    if not 0 <= value <= MAX_BYTES:
+        raise UsageError(what, text, f"0 to {MAX_BYTES} bytes")
+    return int(value)
+
+
+def format_size(nbytes: int) -> str:
+    """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
+    for suffix in "TGMK":
+        scaled = Fraction(nbytes, _SUFFIXES[suffix])
+        if scaled >= 1 and 100 % scaled.denominator == 0:
+            return f"{float(scaled):.2f}".rstrip("0").rstrip(".") + suffix
+    return str(nbytes)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Memory for people, three digits, rounded: ``512 B``, ``1.5 GiB``."""
+    for suffix in "TGMK":
+        if nbytes >= _SUFFIXES[suffix]:
+            return f"{nbytes / _SUFFIXES[suffix]:.3g} {suffix}iB"
+    return f"{nbytes:.0f} B"
+
+
+_TIME_UNITS = (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s ", 10**9))
+
+
+def format_time(ns: float | None, digits: int = 4) -> str:
+    """A duration with ``digits`` significant digits and its unit, units two characters wide.
+
+    ``812 ns``, ``155.2 us``, ``66.10 ms``, ``1.203 s ``; minutes stay in seconds (``1234 s``), so
+    that a column can be compared by eye. Unknown (None) is ``-``.
+    """
+    if ns is None:
+        return "-"
+    for unit, scale in _TIME_UNITS:
+        value = ns / scale
+        # 999.95 us would round to '1000.0 us': the next unit takes over where rounding does.
+        if float(f"{value:.{digits}g}") < 1000 or unit == "s ":
+            break
+    if unit == "ns":
+        return f"{value:.0f} ns"
+    whole = len(str(int(float(f"{value:.{digits}g}"))))
+    return f"{value:.{max(0, digits - whole)}f} {unit}"
+
+
+def format_bandwidth(gbps: float | None) -> str:
+    """GB/s (10**9 bytes) with three decimals, so that points line up; unknown is ``-``."""
+    if gbps is None:
+        return "-"
+    if 0 < gbps < 0.0005:
+        return "<0.001"
+    return f"{gbps:.3f}"
