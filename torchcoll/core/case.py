@@ -9,17 +9,23 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.splits import Weights, split_elements, split_weights
+from torchcoll.core.splits import Division, Weights, split_weights
 from torchcoll.core.units import parse_size
 
 CADENCES = ("isolated", "stream")
 ORDERS = ("size", "shuffled")
+# Fields of Spec that are numbers, their types and the least value.
+_NUMBERS: tuple[tuple[str, type, int | None], ...] = (
+    *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
+    *(("precision", float, None), ("max_time_s", float, None), ("timeout_s", float, None)),
+    ("seed", int, 0),
+)
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
 
@@ -47,9 +53,25 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Unknown fields are ignored: files of later versions stay readable."""
+        """Unknown fields are ignored: files of later versions stay readable.
+
+        Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
+        """
         names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in data.items() if k in names})
+        case = cls(**{k: v for k, v in data.items() if k in names})
+        texts = (case.collective, case.cadence, case.backend, case.device)
+        optional = (case.dtype, case.op, case.splits)
+        numbers = (case.nbytes, 0 if case.root is None else case.root)
+        if not (
+            all(isinstance(text, str) for text in texts)
+            and all(text is None or isinstance(text, str) for text in optional)
+            and all(type(number) is int for number in numbers)
+            and isinstance(case.in_place, bool)
+        ):
+            raise TypeError("a case has a field of another type")
+        if case.collective not in COLLECTIVES:
+            raise ValueError(f"unknown collective {case.collective}")
+        return case
 
     @property
     def itemsize(self) -> int:
@@ -77,17 +99,25 @@ class Sizing:
     ranks: int
     count: int
     nbytes: int
-    splits: tuple[tuple[int, ...], ...] = ()
+    division: Division | None = None  # all_to_all_v only
+
+    @property
+    def splits(self) -> tuple[tuple[int, ...], ...]:
+        """Elements [source][destination]; empty where all pairs are alike."""
+        return self.division.matrix if self.division else ()
 
     def layout(self, rank: int) -> Layout:
         return Layout(rank, self.ranks, self.count, self.case.root or 0, self.splits)
 
     def elements(self, rank: int) -> tuple[int, int]:
+        """Elements that this rank sends from and receives in."""
+        if self.division:  # the sums, without the matrix of all pairs
+            return self.division.sent[rank], self.division.received[rank]
         return COLLECTIVES[self.case.collective].elements(self.layout(rank))
 
     def _widest(self, side: int) -> int:
         # Only all_to_all_v differs from rank to rank otherwise than at the root.
-        ranks = range(self.ranks) if self.splits else (0, self.case.root or 0)
+        ranks = range(self.ranks) if self.division else (0, self.case.root or 0)
         return max(self.elements(rank)[side] for rank in ranks) * self.case.itemsize
 
     @property
@@ -116,9 +146,9 @@ def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
         return Sizing(case, ranks, 0, 0)
     if case.collective == "all_to_all_v":
         elements = max(1, case.nbytes // case.itemsize)
-        splits = split_elements(weights or split_weights(case.splits or "", ranks), elements)
-        largest = max(max(map(sum, splits)), max(map(sum, zip(*splits, strict=True))))
-        return Sizing(case, ranks, max(map(max, splits)), largest * case.itemsize, splits)
+        division = Division(weights or split_weights(case.splits or "", ranks), elements)
+        largest = max(*division.sent, *division.received)
+        return Sizing(case, ranks, division.largest_pair, largest * case.itemsize, division)
     parts = entry.parts(ranks)
     count = max(1, case.nbytes // (case.itemsize * parts))
     return Sizing(case, ranks, count, count * case.itemsize * parts)
@@ -194,9 +224,20 @@ class Spec:
             put("step_bytes", parse_size(self.step_bytes, "step-bytes"))
         sizes = self.sizes.split(",") if isinstance(self.sizes, str) else self.sizes
         put("sizes", _unique(parse_size(size, "sizes") for size in sizes))
-        roots = self.roots if isinstance(self.roots, Iterable) else (self.roots,)
+        roots: Any = self.roots
+        if isinstance(roots, str):
+            roots = roots.split(",")
+        elif not isinstance(roots, Iterable):
+            roots = (roots,)
         put("roots", _unique(_number(root, "root", int, 0) for root in roots))
         put("labels", dict(self.labels))
+        for name in ("collectives", "dtypes", "ops", "roots"):
+            if not getattr(self, name):
+                raise UsageError(name, "none", "at least one")
+        for name, kind, least in _NUMBERS:
+            value = getattr(self, name)
+            if value is not None or name != "iters":
+                put(name, _number(value, _flag(name), kind, least))
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -213,20 +254,15 @@ class Spec:
             if self.step_bytes is not None:
                 if self.step_bytes < 1:
                     raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
-            elif not (math.isfinite(_number(self.factor, "factor", float)) and self.factor > 1):
+            elif not (math.isfinite(self.factor) and self.factor > 1):
                 raise UsageError("factor", self.factor, "a number above 1")
         _choice(self.in_place, "in-place", (None, True, False, "both"))
         _choice(self.cadence, "cadence", (None, *CADENCES))
         _choice(self.order, "order", ORDERS)
-        if self.iters is not None:
-            _number(self.iters, "iters", int, 0)
-        _number(self.warmup, "warmup", int, 0)
-        _number(self.cold, "cold", int, 1)
-        _number(self.seed, "seed", int, 0)
         for name in ("precision", "max_time_s", "timeout_s"):
-            value = _number(getattr(self, name), name.removesuffix("_s").replace("_", "-"), float)
+            value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise UsageError(name.removesuffix("_s").replace("_", "-"), value, "above 0")
+                raise UsageError(_flag(name), value, "above 0")
 
     def size_list(self) -> tuple[int, ...]:
         """The requested sizes. For a whole factor and for a step the list is nccl-tests' own.
@@ -237,15 +273,21 @@ class Spec:
         if self.sizes:
             return self.sizes
         sizes: list[int] = []
-        factor = Fraction(str(self.factor))
-        exact = Fraction(self.min_bytes)
-        while (size := round(exact)) <= self.max_bytes:
-            sizes.append(size)
-            exact = exact + self.step_bytes if self.step_bytes else exact * factor
-            if len(sizes) > MAX_SIZES:
-                raise UsageError(
-                    "sizes", f"more than {MAX_SIZES} sizes", action="Use a larger factor or step."
-                )
+        with localcontext() as context:
+            # 60 digits hold every whole size and its product; exact fractions grow until
+            # `-f 1.001` takes minutes.
+            context.prec, context.rounding = 60, ROUND_HALF_EVEN
+            factor, exact = Decimal(str(self.factor)), Decimal(self.min_bytes)
+            while (size := round(exact)) <= self.max_bytes:
+                sizes.append(size)
+                exact = exact + self.step_bytes if self.step_bytes else exact * factor
+                if len(sizes) > MAX_SIZES:
+                    raise UsageError(
+                        "sizes",
+                        f"more than {MAX_SIZES} sizes",
+                        f"at most {MAX_SIZES}",
+                        "Use a larger factor or step.",
+                    )
         return _unique(sizes)
 
     def cases(self, ranks: int) -> tuple[Case, ...]:
@@ -254,19 +296,23 @@ class Spec:
         Sizes that become equal after division among ranks are kept once. Raises UsageError for a
         root that is no rank.
         """
+        return tuple(sizing.case for sizing in self.sizings(ranks))
+
+    def sizings(self, ranks: int) -> tuple[Sizing, ...]:
+        """The cases with their counts; the weights of all_to_all_v are read once for all."""
         for root in self.roots:
             if not 0 <= root < ranks:
                 raise UsageError("root", root, f"0 to {ranks - 1} ({ranks} ranks)")
         weights = split_weights(self.splits, ranks) if "all_to_all_v" in self.collectives else None
-        found: dict[tuple[Any, ...], Case] = {}
+        found: dict[tuple[Any, ...], Sizing] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights)
             key = (dataclasses.replace(case, nbytes=sizing.nbytes), sizing.count)
-            found.setdefault(key, case)
-        cases = list(found.values())
+            found.setdefault(key, sizing)
+        sizings = list(found.values())
         if self.order == "shuffled":
-            random.Random(self.seed).shuffle(cases)
-        return tuple(cases)
+            random.Random(self.seed).shuffle(sizings)
+        return tuple(sizings)
 
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
@@ -307,6 +353,11 @@ class Spec:
         return cls(**{k: v for k, v in data.items() if k in names})
 
 
+def _flag(name: str) -> str:
+    """The field as the command line spells it."""
+    return name.removesuffix("_s").replace("_", "-")
+
+
 def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
     words = "a whole number" if kind is int else "a number"
     if least is not None:
@@ -315,7 +366,8 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
         number = kind(value)
     except (TypeError, ValueError, OverflowError):
         raise UsageError(what, value, words) from None
-    if isinstance(value, bool) or number != value or (least is not None and number < least):
+    changed = not isinstance(value, str) and number != value  # 2.5 is no whole number; nor is nan
+    if isinstance(value, bool) or changed or (least is not None and number < least):
         raise UsageError(what, value, words)
     return number
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 
-# torch.distributed.ReduceOp's names, lower case.
+# Lower case; torch.distributed.ReduceOp calls prod PRODUCT.
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 
@@ -119,6 +119,11 @@ def _blocks_of_all(x: Layout) -> list[Segment]:
 
 def _own_block(x: Layout) -> int:
     return x.rank * x.count
+
+
+def _root_block(x: Layout) -> int:
+    # Other ranks hold one buffer alone: the empty one lies anywhere in it.
+    return _own_block(x) if x.rank == x.root else 0
 
 
 def _all_reduce(
@@ -275,7 +280,7 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(False, True),
             overlap=_own_block,
             has_op=True,
-            aliases=("reduce_scatter_tensor", "reduce_scatter_single"),
+            aliases=("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_block"),
         ),
         Collective(
             "all_to_all",
@@ -331,7 +336,7 @@ COLLECTIVES: dict[str, Collective] = {
             segments=lambda x: _blocks_of_all(x) if x.rank == x.root else [],
             prepare=_gather,
             placements=(False, True),
-            overlap=_own_block,
+            overlap=_root_block,
             has_root=True,
         ),
         Collective(
@@ -343,7 +348,7 @@ COLLECTIVES: dict[str, Collective] = {
             segments=lambda x: [Segment(0, x.count, x.root, _own_block(x))],
             prepare=_scatter,
             placements=(False, True),
-            overlap=_own_block,
+            overlap=_root_block,
             has_root=True,
         ),
         Collective(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -28,11 +29,12 @@ class Writer:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
-        except FileExistsError:
-            raise UsageError(
-                "output", path, "a file that does not exist", "Name another file or remove it."
-            ) from None
         except OSError as error:
+            # A FileExistsError may also mean that the parent is a file.
+            if isinstance(error, FileExistsError) and os.path.lexists(path):
+                raise UsageError(
+                    "output", path, "a file that does not exist", "Name another file or remove it."
+                ) from None
             raise UsageError(
                 "output",
                 path,
@@ -43,7 +45,9 @@ class Writer:
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
         """One line in one write. ``durable``: on disk when this returns."""
         line = json.dumps({"record": record, **data}, separators=(",", ":"), allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        rest = memoryview(line.encode() + b"\n")
+        while rest:  # a disk that is nearly full takes a part, and then refuses
+            rest = rest[self._file.write(rest) :]
         if durable:
             os.fsync(self._file.fileno())
 
@@ -62,6 +66,8 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "case", result.to_json()
     for event in run.events:
         yield "event", event
+    if run.in_flight is not None:
+        yield "started", {"case": run.in_flight.to_json()}
     if run.end is not None:
         yield "end", run.end
 
@@ -85,8 +91,11 @@ def load(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     run = _read_file(path)
     number = 2
-    while (further := path.with_name(f"{path.name}.{number}")).is_file():
-        _merge(run, _read_file(further))
+    while os.path.isfile(further := path.with_name(f"{path.name}.{number}")):
+        try:
+            _merge(run, _read_file(further))
+        except UnreadableError as error:  # killed before its header was written
+            run.problems.append(str(error))
         number += 1
     _judge(run)
     return run
@@ -111,21 +120,22 @@ def _judge(run: Run) -> None:
 
 
 def _read_file(path: Path) -> Run:
-    if path.is_dir():
-        raise UnreadableError("result file", path, "a file, not a folder")
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as lines:
             return read_lines(lines, path)
     except FileNotFoundError:
         raise UnreadableError("result file", path, "a file that exists") from None
-    except (OSError, EOFError) as error:
-        raise UnreadableError("result file", path, f"a readable file ({error})") from None
+    except IsADirectoryError:
+        raise UnreadableError("result file", path, "a file, not a folder") from None
+    except OSError as error:
+        why = error.strerror or error  # gzip's own errors have no strerror
+        raise UnreadableError("result file", path, f"a readable file ({why})") from None
 
 
 def read_lines(lines: Iterable[bytes], path: Path) -> Run:
     """The run in these lines. Raises UnreadableError when the first is no torchcoll header."""
     run = Run(path=path)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_until_cut(lines, run), 1):
         if number == 1:
             run.header = _header(line, path)
             continue
@@ -144,6 +154,14 @@ def read_lines(lines: Iterable[bytes], path: Path) -> Run:
     return run
 
 
+def _until_cut(lines: Iterable[bytes], run: Run) -> Iterator[bytes]:
+    # A .gz that was copied in part gives its lines up to the cut.
+    try:
+        yield from lines
+    except (EOFError, zlib.error) as error:
+        run.problems.append(f"{run.path}: cut off or damaged: {_brief(error)}")
+
+
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:120]
 
@@ -154,6 +172,9 @@ def _header(line: bytes, path: Path) -> dict[str, Any]:
         schema = header["schema"] if header["record"] == "header" else None
         if not isinstance(schema, str) or not schema.startswith("torchcoll/"):
             raise KeyError
+        if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
+            raise TypeError
+        int(header.get("ranks") or 0)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UnreadableError(
             "result file",
@@ -169,7 +190,7 @@ def _header(line: bytes, path: Path) -> dict[str, Any]:
 
 
 def _ranks(run: Run, data: dict[str, Any]) -> None:
-    run.members = list(data["ranks"])
+    run.members = [dict(member) for member in data["ranks"]]
 
 
 def _phase(run: Run, data: dict[str, Any]) -> None:

@@ -58,6 +58,7 @@ class CaseResult:
     batches: list[int] = field(default_factory=list)
     ordinal: int = 0
     communicator: str = "shared"  # or how --fresh-group made its own
+    connect_ns: list[int] = field(default_factory=list)  # [rank]: what making its own took
     settled: int | None = None
     stop: str = ""
     verification: Verification | None = None
@@ -90,6 +91,11 @@ class CaseResult:
         for matrix in (result.cold_ns, result.warmup_ns, *result.time_ns.values()):
             if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
                 raise TypeError("samples are not lists by rank")
+            if not all({int}.issuperset(map(type, row)) for row in matrix):
+                raise TypeError("samples are not whole nanoseconds")
+        sizes = (result.ranks, result.count, result.nbytes, result.nbytes_in, result.nbytes_out)
+        if not {int}.issuperset(map(type, sizes)) or not isinstance(result.status, str):
+            raise TypeError("a case record has a field of another type")
         return result
 
 
@@ -115,7 +121,7 @@ class Run:
 
     @property
     def spec(self) -> Spec:
-        return Spec.from_json(self.header.get("spec", {}))
+        return Spec.from_json(self.header.get("spec") or {})
 
     @property
     def ranks(self) -> int:
@@ -124,7 +130,7 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, host and variables of rank 0."""
-        environment: dict[str, Any] = self.header.get("environment", {})
+        environment: dict[str, Any] = self.header.get("environment") or {}
         return environment
 
     @property
@@ -134,5 +140,5 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        labels: dict[str, str] = self.header.get("spec", {}).get("labels", {})
+        labels: dict[str, str] = (self.header.get("spec") or {}).get("labels") or {}
         return labels

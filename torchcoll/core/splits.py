@@ -7,74 +7,156 @@ with a matrix (row s, column d: the weight of what rank s sends to rank d; space
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
 
-Weights = tuple[tuple[float, ...], ...]
-
 _EXPECTED = "seed:N, one weight a rank such as 1,2,4,1, or the path of a matrix file"
+_SEED = re.compile(r"seed:([0-9]{1,18})")
+_LOW_4_BITS = bytes(i & 15 for i in range(256))
+
+
+class Weights:
+    """Whole weights ``rows[source][destination]``, at least one above 0.
+
+    A plan for 1024 ranks has a million pairs for each size. So rows of small weights may be
+    ``bytes``, and what needs only sums asks the histograms, which are made once.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.rows = rows
+
+    @cached_property
+    def sent(self) -> list[Mapping[int, int]]:
+        """For each source: how often each weight occurs in its row."""
+        return _histograms(self.rows)
+
+    @cached_property
+    def received(self) -> list[Mapping[int, int]]:
+        """For each destination: how often each weight occurs in its column."""
+        return _histograms(zip(*self.rows, strict=True))
+
+    @cached_property
+    def largest(self) -> int:
+        """The largest sum of a row or a column."""
+        return max(
+            sum(weight * times for weight, times in histogram.items())
+            for histogram in (*self.sent, *self.received)
+        )
+
+
+def _histograms(rows: Iterable[Sequence[int]]) -> list[Mapping[int, int]]:
+    # The rows of a list of weights are all alike: one is counted.
+    known: dict[Sequence[int], Mapping[int, int]] = {}
+    histograms = []
+    for row in rows:
+        histogram = known.get(row)
+        if histogram is None:
+            histogram = known[row] = Counter(row)
+        histograms.append(histogram)
+    return histograms
+
+
+class Division:
+    """Elements of every pair of ranks: in proportion to the weights, rounded down.
+
+    Scaled so that the largest sum that one rank sends or receives is at most ``elements``. The
+    heaviest pair gets at least one element, so that a case is never empty.
+    """
+
+    def __init__(self, weights: Weights, elements: int) -> None:
+        self.weights = weights
+        heaviest = max(max(histogram) for histogram in weights.sent)
+        # Whole numbers: 49 * (2 / 98) in floating point is below 1.
+        self._scale = (elements, weights.largest)
+        self.largest_pair = max(1, heaviest * elements // weights.largest)
+        self._lone: tuple[int, int] | None = None
+        if heaviest * elements < weights.largest:
+            source = max(s for s, histogram in enumerate(weights.sent) if heaviest in histogram)
+            row = weights.rows[source]
+            self._lone = (source, max(d for d, weight in enumerate(row) if weight == heaviest))
+
+    @cached_property
+    def sent(self) -> list[int]:
+        """Elements that each rank sends."""
+        return self._sums(self.weights.sent, 0)
+
+    @cached_property
+    def received(self) -> list[int]:
+        """Elements that each rank receives."""
+        return self._sums(self.weights.received, 1)
+
+    def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
+        if self._lone:
+            return [int(rank == self._lone[side]) for rank in range(len(histograms))]
+        elements, largest = self._scale
+        return [
+            sum(weight * elements // largest * times for weight, times in histogram.items())
+            for histogram in histograms
+        ]
+
+    @cached_property
+    def matrix(self) -> tuple[tuple[int, ...], ...]:
+        """The elements [source][destination]."""
+        elements, largest = self._scale
+        rows = [[weight * elements // largest for weight in row] for row in self.weights.rows]
+        if self._lone:
+            rows[self._lone[0]][self._lone[1]] = 1
+        return tuple(map(tuple, rows))
 
 
 def split_weights(splits: str, ranks: int) -> Weights:
-    """Weights [source][destination] of a ``splits`` text for so many ranks. Raises UsageError."""
+    """The weights that a ``splits`` text means for so many ranks. Raises UsageError."""
     if splits.startswith("seed:"):
-        if not splits[5:].isdigit():
+        seed = _SEED.fullmatch(splits)
+        if not seed:
             raise UsageError("splits", splits, _EXPECTED)
-        return _random(int(splits[5:]), ranks)
-    path = Path(splits)
-    if path.is_file():
-        return _matrix(path, ranks)
+        return _random(int(seed[1]), ranks)
+    if os.path.isfile(splits):  # Path.is_file raises where a long list is no possible name
+        return _matrix(Path(splits), ranks)
     try:
         row = tuple(float(part) for part in splits.split(","))
     except ValueError:
         raise UsageError("splits", splits, _EXPECTED) from None
     if len(row) != ranks:
         raise UsageError("splits", splits, f"{ranks} weights, one a rank")
-    return _checked((row,) * ranks, splits)
+    return Weights(_whole((row,), splits) * ranks)
 
 
 def _random(seed: int, ranks: int) -> Weights:
-    rng = random.Random(seed)
-    rows = [tuple(float(rng.randrange(16)) for _ in range(ranks)) for _ in range(ranks)]
-    if not any(any(row) for row in rows):  # one rank can draw a single 0
-        rows = [(1.0,) * ranks] * ranks
-    return tuple(rows)
+    weights = random.Random(seed).randbytes(ranks * ranks).translate(_LOW_4_BITS)
+    if not any(weights):  # one rank can draw a single 0
+        weights = b"\1" * len(weights)
+    return Weights([weights[i : i + ranks] for i in range(0, len(weights), ranks)])
 
 
 def _matrix(path: Path, ranks: int) -> Weights:
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
-        rows = tuple(tuple(float(x) for x in line.replace(",", " ").split()) for line in lines)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+        rows = tuple(tuple(map(float, line.replace(",", " ").split())) for line in lines)
+    except (OSError, ValueError) as error:
         raise UsageError("splits file", path, f"a matrix of numbers ({error})") from None
     if len(rows) != ranks or any(len(row) != ranks for row in rows):
         shape = f"{len(rows)} rows of {sorted({len(row) for row in rows})} numbers"
         raise UsageError(
             f"splits file {path}", shape, f"{ranks} rows of {ranks} numbers, one a rank"
         )
-    return _checked(rows, str(path))
+    return Weights(_whole(rows, str(path)))
 
 
-def _checked(rows: Weights, text: str) -> Weights:
-    flat = [x for row in rows for x in row]
-    if not all(0 <= x < float("inf") for x in flat) or not any(flat):
+def _whole(rows: tuple[tuple[float, ...], ...], text: str) -> tuple[tuple[int, ...], ...]:
+    """The same proportions in whole numbers: a float is a whole number over a power of two."""
+    distinct = {weight for row in rows for weight in row}
+    if not all(0 <= weight < math.inf for weight in distinct) or not any(distinct):
         raise UsageError("splits", text, "weights from 0 on, at least one above 0")
-    return rows
-
-
-def split_elements(weights: Weights, elements: int) -> tuple[tuple[int, ...], ...]:
-    """Element counts [source][destination], in proportion to the weights and rounded down.
-
-    Scaled so that the largest sum that one rank sends or receives is at most ``elements``. The
-    heaviest pair gets at least one element, so that a case is never empty.
-    """
-    sent = max(map(sum, weights))
-    received = max(map(sum, zip(*weights, strict=True)))
-    scale = elements / max(sent, received)
-    rows = [[int(w * scale) for w in row] for row in weights]
-    if not any(map(any, rows)):
-        _, s, d = max((w, s, d) for s, row in enumerate(weights) for d, w in enumerate(row))
-        rows[s][d] = 1
-    return tuple(map(tuple, rows))
+    ratios = {weight: weight.as_integer_ratio() for weight in distinct}
+    common = max(below for _, below in ratios.values())
+    whole = {weight: above * (common // below) for weight, (above, below) in ratios.items()}
+    return tuple(tuple(map(whole.__getitem__, row)) for row in rows)

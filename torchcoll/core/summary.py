@@ -131,7 +131,7 @@ def default_clock(result: CaseResult) -> str | None:
 
 def verified(result: CaseResult) -> str:
     """Words, not a number: correct, wrong or unchecked."""
-    if result.verification is None:
+    if result.verification is None or not result.verification.checked:
         return "unchecked"
     return "wrong" if result.verification.wrong else "correct"
 

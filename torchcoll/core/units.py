@@ -13,8 +13,9 @@ from fractions import Fraction
 from torchcoll.core.errors import UsageError
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
-_AMBIGUOUS = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT])(i?)[bB]")
+_NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
+_SIZE = re.compile(_NUMBER + r"([kKmMgGtT]?)")
+_AMBIGUOUS = re.compile(_NUMBER + r"\s*([kKmMgGtT])(i?)[bB]")
 MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
 
 _SIZE_SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
@@ -33,8 +34,8 @@ def parse_size(text: str | int, what: str = "size") -> int:
         if ambiguous:
             number, suffix, binary = ambiguous.groups()
             suffix = suffix.upper()
-            decimal = int(Fraction(number) * 1000 ** ("KMGT".index(suffix) + 1))
-            other = "" if binary else f" or {decimal} (decimal)"
+            decimal = Fraction(number) * 1000 ** ("KMGT".index(suffix) + 1)
+            other = "" if binary or decimal.denominator > 1 else f" or {decimal} (decimal)"
             raise UsageError(
                 what,
                 text,
@@ -65,7 +66,9 @@ def format_bytes(nbytes: float) -> str:
     """Memory for people, three digits, rounded: ``512 B``, ``1.5 GiB``."""
     for suffix in "TGMK":
         if nbytes >= _SUFFIXES[suffix]:
-            return f"{nbytes / _SUFFIXES[suffix]:.3g} {suffix}iB"
+            scaled = nbytes / _SUFFIXES[suffix]
+            # %g would write 1023 as 1.02e+03.
+            return f"{scaled:.3g} {suffix}iB" if scaled < 999.5 else f"{scaled:.0f} {suffix}iB"
     return f"{nbytes:.0f} B"
 
 
@@ -83,7 +86,8 @@ def format_time(ns: float | None, digits: int = 4) -> str:
     for unit, scale in _TIME_UNITS:
         value = ns / scale
         # 999.95 us would round to '1000.0 us': the next unit takes over where rounding does.
-        if float(f"{value:.{digits}g}") < 1000 or unit == "s ":
+        shown = f"{value:.0f}" if unit == "ns" else f"{value:.{digits}g}"
+        if float(shown) < 1000 or unit == "s ":
             break
     if unit == "ns":
         return f"{value:.0f} ns"

@@ -1,0 +1,25 @@
+"""What every test starts from: none of the variables that the code reads."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NAMES += ("GROUP_RANK", "NO_COLOR", "COLUMNS", "PBS_JOBID", "LSB_JOBID")
+PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MPI_LOCAL", "TORCHCOLL_")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name in NAMES or name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """The current folder is an empty one; by request, for most tests do not write."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

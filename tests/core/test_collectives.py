@@ -1,0 +1,393 @@
+"""The table against a simulation of each collective on lists, written without the table."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
+from torchcoll.core.errors import UsageError
+
+RANKS = (1, 2, 3, 5, 8)
+COUNT = 3
+
+
+def chunk(values, i, n):
+    """The i-th of n equal parts."""
+    size = len(values) // n
+    return values[i * size : (i + 1) * size]
+
+
+def total(inputs):
+    return [sum(column) for column in zip(*inputs, strict=True)]
+
+
+def joined(parts):
+    return [value for part in parts for value in part]
+
+
+# MPI's definitions: inputs[rank] -> outputs[rank]; None is a buffer that nobody may look at.
+SIMULATED = {
+    "all_reduce": lambda inputs, root: [total(inputs) for _ in inputs],
+    "all_gather": lambda inputs, root: [joined(inputs) for _ in inputs],
+    "hypercube": lambda inputs, root: [joined(inputs) for _ in inputs],
+    "reduce_scatter": lambda inputs, root: [
+        chunk(total(inputs), rank, len(inputs)) for rank in range(len(inputs))
+    ],
+    "all_to_all": lambda inputs, root: [
+        joined(chunk(sent, rank, len(inputs)) for sent in inputs) for rank in range(len(inputs))
+    ],
+    "broadcast": lambda inputs, root: [inputs[root] for _ in inputs],
+    "reduce": lambda inputs, root: [
+        total(inputs) if rank == root else None for rank in range(len(inputs))
+    ],
+    "gather": lambda inputs, root: [
+        joined(inputs) if rank == root else None for rank in range(len(inputs))
+    ],
+    "scatter": lambda inputs, root: [
+        chunk(inputs[root], rank, len(inputs)) for rank in range(len(inputs))
+    ],
+    "sendrecv": lambda inputs, root: [inputs[rank - 1] for rank in range(len(inputs))],
+}
+
+# What nccl-tests says that one rank holds, in counts: (in, out) for n ranks; the reference's table.
+HELD = {
+    "all_reduce": lambda n, at_root: (1, 1),
+    "all_gather": lambda n, at_root: (1, n),
+    "reduce_scatter": lambda n, at_root: (n, 1),
+    "all_to_all": lambda n, at_root: (n, n),
+    "broadcast": lambda n, at_root: (1, 1),
+    "reduce": lambda n, at_root: (1, 1),
+    "gather": lambda n, at_root: (1, n if at_root else 0),
+    "scatter": lambda n, at_root: (n if at_root else 0, 1),
+    "sendrecv": lambda n, at_root: (1, 1),
+    "hypercube": lambda n, at_root: (1, n),
+    "barrier": lambda n, at_root: (0, 0),
+}
+
+
+def roots(name, n):
+    return range(n) if COLLECTIVES[name].has_root else (0,)
+
+
+def follow(entry, layout, inputs):
+    """The output that the segments describe; None where they leave a gap."""
+    output = [None] * entry.elements(layout)[1]
+    for segment in entry.segments(layout):
+        for i in range(segment.length):
+            start = segment.source_offset + i
+            value = (
+                sum(values[start] for values in inputs)
+                if segment.source is None
+                else inputs[segment.source][start]
+            )
+            assert output[segment.offset + i] is None, "segments overlap"
+            output[segment.offset + i] = value
+    return output
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", SIMULATED)
+def test_segments_are_what_the_collective_does(name, n):
+    entry = COLLECTIVES[name]
+    for root in roots(name, n):
+        layouts = [Layout(rank, n, COUNT, root) for rank in range(n)]
+        # Every element differs, so every misplaced one shows.
+        inputs = [
+            [1000 * (7**rank) + i for i in range(entry.elements(layouts[rank])[0])]
+            for rank in range(n)
+        ]
+        expected = SIMULATED[name](inputs, root)
+        for rank, layout in enumerate(layouts):
+            if expected[rank] is None:
+                assert entry.segments(layout) == []
+            else:
+                assert follow(entry, layout, inputs) == expected[rank]
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_segments_of_all_to_all_v(n):
+    entry = COLLECTIVES["all_to_all_v"]
+    rng = random.Random(n)
+    splits = tuple(tuple(rng.randrange(4) for _ in range(n)) for _ in range(n))
+    inputs = [[1000 * (7**rank) + i for i in range(sum(splits[rank]))] for rank in range(n)]
+    # Cut every input into its pieces in order; destination d takes the d-th of each.
+    pieces = []
+    for values, row in zip(inputs, splits, strict=True):
+        rest = list(values)
+        pieces.append([[rest.pop(0) for _ in range(length)] for length in row])
+    for rank in range(n):
+        layout = Layout(rank, n, 0, 0, splits)
+        expected = joined(pieces[source][rank] for source in range(n))
+        assert entry.elements(layout) == (len(inputs[rank]), len(expected))
+        assert follow(entry, layout, inputs) == expected
+
+
+def test_every_collective_is_simulated():
+    assert set(COLLECTIVES) == {*SIMULATED, "all_to_all_v", "barrier"}
+    assert COLLECTIVES["barrier"].segments(Layout(0, 2, 0)) == []
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", HELD)
+def test_what_one_rank_holds(name, n):
+    entry = COLLECTIVES[name]
+    for root in roots(name, n):
+        for rank in range(n):
+            sent, received = HELD[name](n, rank == root)
+            layout = Layout(rank, n, COUNT, root)
+            assert entry.elements(layout) == (sent * COUNT, received * COUNT)
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", [n for n, c in COLLECTIVES.items() if True in c.placements])
+def test_in_place_the_smaller_buffer_lies_in_the_larger(name, n):
+    entry = COLLECTIVES[name]
+    for root in roots(name, n):
+        for rank in range(n):
+            layout = Layout(rank, n, COUNT, root)
+            sent, received = entry.elements(layout)
+            offset = entry.overlap(layout)
+            assert 0 <= offset
+            assert offset + min(sent, received) <= max(sent, received)
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", ["all_gather", "hypercube", "gather", "scatter", "reduce_scatter"])
+def test_in_place_the_own_block_is_where_it_belongs(name, n):
+    """In place an element that this rank sends to itself does not move."""
+    entry = COLLECTIVES[name]
+    for root in roots(name, n):
+        for rank in range(n):
+            layout = Layout(rank, n, COUNT, root)
+            sent, received = entry.elements(layout)
+            offset = entry.overlap(layout)
+            send_at, recv_at = (0, offset) if sent >= received else (offset, 0)
+            for segment in entry.segments(layout):
+                if segment.source in (rank, None):
+                    assert recv_at + segment.offset == send_at + segment.source_offset
+
+
+def test_placements():
+    # torch has no out-of-place all_reduce, broadcast and reduce; the first is the default.
+    assert {name: c.placements for name, c in COLLECTIVES.items()} == {
+        "all_reduce": (True,),
+        "all_gather": (False, True),
+        "reduce_scatter": (False, True),
+        "all_to_all": (False,),
+        "all_to_all_v": (False,),
+        "broadcast": (True,),
+        "reduce": (True,),
+        "gather": (False, True),
+        "scatter": (False, True),
+        "sendrecv": (False,),
+        "hypercube": (False, True),
+        "barrier": (False,),
+    }
+
+
+def test_roots_and_ops():
+    assert {n for n, c in COLLECTIVES.items() if c.has_root} == {
+        *("broadcast", "reduce", "gather", "scatter")
+    }
+    assert {n for n, c in COLLECTIVES.items() if c.has_op} == {
+        *("all_reduce", "reduce_scatter", "reduce")
+    }
+    assert {n for n, c in COLLECTIVES.items() if c.rooted_output} == {"reduce", "gather"}
+    assert {n for n, c in COLLECTIVES.items() if not c.has_data} == {"barrier"}
+    assert {n for n, c in COLLECTIVES.items() if c.power_of_two} == {"hypercube"}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_names_and_modules(name):
+    entry = COLLECTIVES[name]
+    assert entry.name == name
+    assert entry.module.isidentifier()
+    assert entry.module == name.replace("_", "")  # the name of nccl-tests' program
+    assert find_collective(name) is entry
+    for alias in entry.aliases:
+        assert find_collective(alias) is entry
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        # nccl-tests' programs
+        ("all_reduce_perf", "all_reduce"),
+        ("all_gather_perf", "all_gather"),
+        ("reduce_scatter_perf", "reduce_scatter"),
+        ("alltoall_perf", "all_to_all"),
+        ("alltoallv_perf", "all_to_all_v"),
+        ("broadcast_perf", "broadcast"),
+        ("reduce_perf", "reduce"),
+        ("gather_perf", "gather"),
+        ("scatter_perf", "scatter"),
+        ("sendrecv_perf", "sendrecv"),
+        ("hypercube_perf", "hypercube"),
+        # MPI
+        ("MPI_Allreduce", "all_reduce"),
+        ("MPI_Allgather", "all_gather"),
+        ("MPI_Reduce_scatter_block", "reduce_scatter"),
+        ("MPI_Alltoall", "all_to_all"),
+        ("MPI_Alltoallv", "all_to_all_v"),
+        ("MPI_Bcast", "broadcast"),
+        ("MPI_Reduce", "reduce"),
+        ("MPI_Gather", "gather"),
+        ("MPI_Scatter", "scatter"),
+        ("MPI_Sendrecv", "sendrecv"),
+        ("MPI_Barrier", "barrier"),
+        # torch's names of functions, and NCCL's
+        ("all_gather_into_tensor", "all_gather"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("all_to_all_single", "all_to_all"),
+        ("AllReduce", "all_reduce"),
+        ("ReduceScatter", "reduce_scatter"),
+        ("all-to-all", "all_to_all"),
+        (" allreduce ", "all_reduce"),
+    ],
+)
+def test_spellings(spelling, name):
+    assert find_collective(spelling).name == name
+
+
+@pytest.mark.parametrize(("text", "got"), [("allreduc", "allreduc"), ("", "an empty text")])
+def test_unknown_collective(text, got):
+    with pytest.raises(UsageError) as caught:
+        find_collective(text)
+    assert str(caught.value) == (
+        f"collective: got {got}, expected one of all_reduce, all_gather, reduce_scatter, "
+        "all_to_all, all_to_all_v, broadcast, reduce, gather, scatter, sendrecv, hypercube, barrier"
+    )
+
+
+def test_ops():
+    import torch.distributed as dist
+
+    assert OPS == ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+    for op in OPS:
+        assert find_op(op.upper()) == op
+        assert hasattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
+    with pytest.raises(UsageError) as caught:
+        find_op("mean")
+    assert str(caught.value) == (
+        "op: got mean, expected one of sum, prod, min, max, avg, band, bor, bxor"
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 1024])
+def test_parts(n):
+    divided = {n_ for n_, c in COLLECTIVES.items() if c.parts(n) == n and n > 1}
+    expected = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "hypercube"}
+    assert divided == (expected if n > 1 else set())
+    assert all(c.parts(n) in (1, n) for c in COLLECTIVES.values())
+
+
+class FakeTensor:
+    """Records slices, so that `prepare` can be followed without torch."""
+
+    def __init__(self, name, start=0, length=0):
+        self.name, self.start, self.length = name, start, length
+
+    def narrow(self, dim, start, length):
+        assert dim == 0
+        assert self.start + start + length <= self.start + self.length
+        return FakeTensor(self.name, self.start + start, length)
+
+    def view(self, rows, columns):
+        assert rows * columns == self.length
+        self.columns = columns
+        return self
+
+    def unbind(self, dim):
+        rows = self.length // self.columns
+        return [FakeTensor(self.name, i * self.columns, self.columns) for i in range(rows)]
+
+    def data_ptr(self):
+        return (self.name, self.start)
+
+    def copy_(self, other):
+        self.copied = other
+
+
+class FakeDist:
+    """Records calls. ``names``: the functions that this torch has."""
+
+    isend, irecv = "isend", "irecv"
+
+    def __init__(self, names):
+        self.calls = []
+        for name in names:
+            setattr(self, name, lambda *a, _name=name, **k: self.calls.append((_name, a, k)))
+
+    def get_global_rank(self, group, rank):
+        return rank + 100
+
+    def P2POp(self, kind, tensor, peer, group):  # noqa: N802
+        return (kind, tensor.name, tensor.start, tensor.length, peer)
+
+    def batch_isend_irecv(self, pair):
+        self.calls.append(("batch", tuple(pair), {}))
+        return []
+
+
+def prepared(name, layout, dist, group="g", in_place=False):
+    entry = COLLECTIVES[name]
+    sent, received = entry.elements(layout)
+    send = FakeTensor("send", 0, sent)
+    recv = FakeTensor("recv", 0, received)
+    return entry.prepare(None, dist, layout, send, recv, "op", group), send, recv
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
+def test_roots_are_translated_to_global_ranks(name):
+    dist = FakeDist([name])
+    call, *_ = prepared(name, Layout(1, 3, COUNT, 1), dist)
+    call()
+    ((_, arguments, _),) = dist.calls
+    assert 101 in arguments
+    assert arguments[-1] == "g"
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "old"),
+    [
+        ("all_gather", "all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor"),
+    ],
+)
+def test_the_new_name_first(name, new, old):
+    for has, used in (((new, old), new), ((old,), old)):
+        dist = FakeDist(has)
+        call, *_ = prepared(name, Layout(0, 2, COUNT), dist)
+        call()
+        assert [c[0] for c in dist.calls] == [used]
+
+
+def test_sendrecv_is_a_ring():
+    sent_to = {}
+    for rank in range(3):
+        dist = FakeDist([])
+        call, *_ = prepared("sendrecv", Layout(rank, 3, COUNT), dist, group=None)
+        call()
+        ((_, (send, recv), _),) = dist.calls
+        assert send[0] == "isend"
+        assert recv == ("irecv", "recv", 0, COUNT, (rank + 2) % 3)
+        sent_to[rank] = send[4]
+    assert sent_to == {0: 1, 1: 2, 2: 0}
+
+
+def test_hypercube_doubles():
+    """nccl-tests' hypercube.cu on 8 ranks: step k sends 2**k blocks to rank ^ 2**k."""
+    for rank in range(8):
+        dist = FakeDist([])
+        call, *_ = prepared("hypercube", Layout(rank, 8, COUNT), dist, group=None)
+        call()
+        held = {rank}
+        for step, (_, (send, recv), _) in enumerate(dist.calls):
+            width = 1 << step
+            first, peers_first = min(held), min(held) ^ width
+            assert send == ("isend", "recv", first * COUNT, width * COUNT, rank ^ width)
+            assert recv == ("irecv", "recv", peers_first * COUNT, width * COUNT, rank ^ width)
+            held |= {block ^ width for block in held}
+        assert held == set(range(8))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from torchcoll.core.errors import (
+    HangError,
+    TorchcollError,
+    UnavailableError,
+    UnreadableError,
+    UsageError,
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("size",), "size"),
+        (("size", 3), "size: got 3"),
+        (("size", 3, "4 or 5"), "size: got 3, expected 4 or 5"),
+        (("size", 3, "4 or 5", "Write 4."), "size: got 3, expected 4 or 5. Write 4."),
+        (("size", None, "a number"), "size: expected a number"),
+        (("backend gone", None, "", "Wait."), "backend gone. Wait."),
+        (("backend gone.", None, "", "Wait."), "backend gone. Wait."),
+        (("size", 0), "size: got 0"),
+        (("size", ""), "size: got an empty text"),
+        (("size", " \t"), "size: got an empty text"),
+        (("size", "a\nb\r\n c"), "size: got a b c"),
+        (("size", "x" * 120), "size: got " + "x" * 120),
+        (("size", "x" * 121), "size: got " + "x" * 117 + "..."),
+    ],
+)
+def test_text(arguments, text):
+    error = TorchcollError(*arguments)
+    assert str(error) == text
+    assert error.line() == f"torchcoll: error: {text}"
+    assert error.what == arguments[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (TorchcollError, 1),
+        (UsageError, 2),
+        (UnreadableError, 3),
+        (UnavailableError, 4),
+        (HangError, 5),
+    ],
+)
+def test_exit_codes_of_the_design(kind, code):
+    assert kind("x").exit_code == code
+    assert issubclass(kind, TorchcollError)
+
+
+def test_usage_error_is_a_value_error():
+    with pytest.raises(ValueError, match="^size: got 1$"):
+        raise UsageError("size", 1)
+
+
+def test_text_survives_pickling():
+    error = pickle.loads(pickle.dumps(HangError("rank 3", "no word", "a word", "Look there.")))
+    assert type(error) is HangError
+    assert str(error) == "rank 3: got no word, expected a word. Look there."

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import (
+    MAX_BYTES,
+    format_bandwidth,
+    format_bytes,
+    format_size,
+    format_time,
+    parse_size,
+)
+
+SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("0", 0),
+        ("8", 8),
+        ("1K", 1024),
+        ("1k", 1024),
+        (" 25M ", 26214400),
+        ("1.5G", 1610612736),
+        ("1.5g", 1610612736),
+        ("2T", 2199023255552),
+        ("0.5K", 512),
+        ("8.0", 8),
+        ("1000000", 1000000),
+        ("9223372036854775807", 2**63 - 1),
+        (1024, 1024),
+        (8.0, 8),
+    ],
+)
+def test_parse(text, nbytes):
+    assert parse_size(text) == nbytes
+    assert type(parse_size(text)) is int
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1KB", f"size: got 1KB, expected {SET}. Write 1K (1 x 1024 bytes) or 1000 (decimal)."),
+        (
+            "25 mb",
+            f"size: got 25 mb, expected {SET}. Write 25M (25 x 1048576 bytes) or 25000000"
+            " (decimal).",
+        ),
+        (
+            "1.5GB",
+            f"size: got 1.5GB, expected {SET}. Write 1.5G (1.5 x 1073741824 bytes) or 1500000000"
+            " (decimal).",
+        ),
+        ("1KiB", f"size: got 1KiB, expected {SET}. Write 1K (1 x 1024 bytes)."),
+        # 1000.1 bytes are no way out.
+        ("1.0001KB", f"size: got 1.0001KB, expected {SET}. Write 1.0001K (1.0001 x 1024 bytes)."),
+        ("-1", f"size: got -1, expected {SET}"),
+        ("0x10", f"size: got 0x10, expected {SET}"),
+        ("", f"size: got an empty text, expected {SET}"),
+        ("   ", f"size: got an empty text, expected {SET}"),
+        ("10^30", f"size: got 10^30, expected {SET}"),
+        ("1e6", f"size: got 1e6, expected {SET}"),
+        ("1_000", f"size: got 1_000, expected {SET}"),
+        ("1 K", f"size: got 1 K, expected {SET}"),
+        ("8B", f"size: got 8B, expected {SET}"),
+        ("K", f"size: got K, expected {SET}"),
+        (".5K", f"size: got .5K, expected {SET}"),
+        ("nan", f"size: got nan, expected {SET}"),
+        ("\u0661K", f"size: got \u0661K, expected {SET}"),  # an Arabic one
+        ("1\n2", f"size: got 1 2, expected {SET}"),
+        (True, f"size: got True, expected {SET}"),
+        (None, f"size: got None, expected {SET}"),
+        ("1.5", "size: got 1.5, expected a whole number of bytes"),
+        ("0.3K", "size: got 0.3K, expected a whole number of bytes"),
+        (
+            "1" + "0" * 30,
+            "size: got 1000000000000000000000000000000, expected 0 to 9223372036854775807 bytes",
+        ),
+        (
+            "9223372036854775808",
+            "size: got 9223372036854775808, expected 0 to 9223372036854775807 bytes",
+        ),
+        ("8388608T", "size: got 8388608T, expected 0 to 9223372036854775807 bytes"),
+        (-1, "size: got -1, expected 0 to 9223372036854775807 bytes"),
+        # Beyond the digits that Python converts; the value is cut in the message.
+        ("9" * 5000, f"size: got {'9' * 117}..., expected {SET}"),
+    ],
+)
+def test_refused(text, line):
+    with pytest.raises(UsageError) as caught:
+        parse_size(text)
+    assert str(caught.value) == line
+    assert caught.value.exit_code == 2
+
+
+def test_refusal_names_what_was_read():
+    with pytest.raises(UsageError, match=r"^min-bytes: got 1\.5, expected a whole number of bytes"):
+        parse_size("1.5", "min-bytes")
+
+
+@given(st.integers(0, MAX_BYTES))
+def test_any_size_is_read_back(nbytes):
+    assert parse_size(format_size(nbytes)) == nbytes
+
+
+@given(st.integers(0, 4 * 1024), st.sampled_from([2**8, 2**10, 2**18, 2**30, 2**40]))
+def test_round_sizes_are_short_and_read_back(n, unit):
+    text = format_size(n * unit)
+    assert parse_size(text) == n * unit
+    assert len(text) <= 8
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0"),
+        (1, "1"),
+        (1023, "1023"),
+        (1024, "1K"),
+        (1025, "1025"),
+        (1280, "1.25K"),
+        (1536, "1.5K"),
+        (1152, "1152"),  # 1.125K has three decimals
+        (1048575, "1048575"),
+        (1 << 20, "1M"),
+        (25 << 20, "25M"),
+        (1000 << 10, "1000K"),
+        (1000000, "1000000"),
+        (3 << 29, "1.5G"),
+        (1 << 50, "1024T"),
+        ((1 << 63) - 1, "9223372036854775807"),
+    ],
+)
+def test_format_size(nbytes, text):
+    assert format_size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1 << 20, "1 MiB"),
+        (1_500_000, "1.43 MiB"),
+        (1023 << 10, "1023 KiB"),
+        (1000 << 20, "1000 MiB"),
+        (999 << 20, "999 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (20_000 << 40, "20000 TiB"),
+    ],
+)
+def test_format_bytes(nbytes, text):
+    assert format_bytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (812, "812 ns"),
+        (812.4, "812 ns"),
+        (999.4, "999 ns"),
+        (999.6, "1.000 us"),
+        (1000, "1.000 us"),
+        (155_200, "155.2 us"),
+        (12_345, "12.35 us"),
+        (999_949, "999.9 us"),
+        (999_951, "1.000 ms"),
+        (66_100_000, "66.10 ms"),
+        (1_203_000_000, "1.203 s "),
+        (83_000_000_000, "83.00 s "),
+        (1_234_400_000_000, "1234 s "),
+        (86_400_000_000_000, "86400 s "),
+    ],
+)
+def test_format_time(ns, text):
+    assert format_time(ns) == text
+
+
+@given(st.floats(1, 1e15))
+def test_format_time_is_near_and_its_unit_two_wide(ns):
+    text = format_time(ns)
+    unit = text[-2:]
+    scale = {"ns": 1, "us": 1e3, "ms": 1e6, "s ": 1e9}[unit]
+    number = float(text[:-3])
+    assert text[-3] == " "
+    # Half a unit of the last of four digits; whole nanoseconds below 1 us.
+    assert abs(number * scale - ns) <= max(0.5, 0.00051 * ns)
+    assert unit == "s " or number < 1000
+
+
+def test_format_time_digits():
+    assert format_time(155_234, digits=3) == "155 us"
+    assert format_time(1_555, digits=2) == "1.6 us"
+
+
+@pytest.mark.parametrize(
+    ("gbps", "text"),
+    [
+        (None, "-"),
+        (0, "0.000"),
+        (0.0001, "<0.001"),
+        (0.0005, "0.001"),
+        (117.44, "117.440"),
+        (1234.5678, "1234.568"),
+    ],
+)
+def test_format_bandwidth(gbps, text):
+    assert format_bandwidth(gbps) == text

@@ -1,0 +1,147 @@
+"""launch/local.sh up to the point where it would install: what needs no network and no minutes."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = (
+    "allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter "
+    "sendrecv hypercube barrier suite"
+)
+
+
+def launch(*arguments, cwd=ROOT, script=ROOT / "launch/local.sh", **environment):
+    """Run local.sh with nothing of this process' environment but PATH."""
+    return subprocess.run(
+        ["bash", str(script), *arguments],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def write_python(path, version):
+    """A python that answers the version question of install.sh, and nothing else."""
+    path.write_text(f"#!/bin/sh\necho '{version} {path}'\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy where .venv does not exist, so that an installation started by mistake shows."""
+    for name in ("launch", "setup.cfg", "pyproject.toml"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize("word", ["allreduc", "all-reduce", "ALLREDUCE", "32", "../x", "a b", "*"])
+def test_an_unknown_collective_is_one_line_before_anything_is_installed(checkout, word):
+    answer = launch(word, script=checkout / "launch/local.sh", cwd="/")
+    assert answer.returncode == 2
+    assert answer.stdout == ""
+    assert answer.stderr == (
+        f"torchcoll: error: collective: got '{word}', expected one of: {MODULES}. "
+        "Put it first, its arguments after it\n"
+    )
+    assert not (checkout / ".venv").exists()
+
+
+def test_the_modules_are_the_entry_stubs():
+    stubs = {path.stem for path in ROOT.glob("torchcoll/*.py")} - {"__init__", "__main__", "cli"}
+    assert set(MODULES.split()) == stubs
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "2.5", "02", "gpu", " "])
+def test_a_wrong_nproc_is_one_line_before_anything_is_installed(checkout, value):
+    answer = launch(script=checkout / "launch/local.sh", NPROC=value)
+    assert answer.returncode == 2
+    assert answer.stderr == (
+        f"torchcoll: error: NPROC: got '{value}', expected a whole number from 1. "
+        "Correct or unset it\n"
+    )
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_python_that_is_too_old_is_one_line(checkout, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bin")
+    names = ["python3", *(f"python3.{minor}" for minor in range(10, 15))]
+    for name in names:
+        write_python(folder / name, "3.9")
+    script = checkout / "launch/local.sh"
+    answer = launch("all_reduce", script=script, PATH=f"{folder}:{os.environ['PATH']}")
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        f"torchcoll: error: python: got 3.9 {folder}/python3, expected 3.10 or newer. "
+        f"Install one, or name one: PYTHON=/path/to/python3 bash {script}\n"
+    )
+    assert not (checkout / ".venv").exists()
+
+
+def test_python_of_the_environment_is_the_only_one_tried(checkout):
+    answer = launch(script=checkout / "launch/local.sh", PYTHON="/nowhere/python3")
+    assert answer.returncode == 1
+    assert "error: python: got PYTHON=/nowhere/python3, which does not run, expected 3.10" in (
+        answer.stderr
+    )
+
+
+def test_a_folder_of_someone_else_is_not_touched(checkout):
+    (checkout / ".venv").mkdir()
+    (checkout / ".venv/precious").write_text("mine")
+    answer = launch(script=checkout / "launch/local.sh")
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        f"torchcoll: error: {checkout}/.venv: got a folder that this script did not make, "
+        "expected none. Move it away\n"
+    )
+    assert (checkout / ".venv/precious").read_text() == "mine"
+
+
+def test_an_old_torch_is_neither_used_nor_replaced(checkout, tmp_path_factory):
+    site = tmp_path_factory.mktemp("site")
+    (site / "torch").mkdir()
+    (site / "torch/__init__.py").write_text("__version__ = '2.5.1+cu124'\n")
+    answer = launch(script=checkout / "launch/local.sh", PYTHONPATH=str(site))
+    assert answer.returncode == 1
+    assert re.fullmatch(
+        r"torchcoll: error: torch of \S+: got 2\.5\.1, expected 2\.6 or newer\. Name a python "
+        r"that has a newer torch, or none: PYTHON=/path/to/python3 bash \S+\n",
+        answer.stderr,
+    )
+
+
+def test_help_says_how_and_installs_nothing(checkout):
+    answer = launch("--help", script=checkout / "launch/local.sh")
+    assert answer.returncode == 0
+    assert "bash launch/local.sh [COLLECTIVE] [ARGUMENTS...]" in answer.stdout
+    assert "shellcheck" not in answer.stdout
+    assert not (checkout / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    "script", ["launch/local.sh", "launch/install.sh", "tests/run.sh", ".ci/run"]
+)
+def test_scripts_parse(script):
+    answer = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_every_dependency_is_pinned():
+    from configparser import ConfigParser
+
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    wanted = config["options"]["install_requires"]
+    for extra, lines in config["options.extras_require"].items():
+        wanted += lines if extra != "ipex" else ""  # its torch is older than ours
+    pinned = re.findall(r"(?m)^([a-z0-9-]+)==", (ROOT / "launch/constraints.txt").read_text())
+    assert set(re.findall(r"(?m)^([a-z][a-z0-9-]*)>=", wanted)) <= set(pinned)

@@ -1,0 +1,8 @@
+"""``python -m torchcoll`` is the console command ``torchcoll``."""
+
+import sys
+
+from torchcoll.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""May a case run? Rank 0 decides for all ranks from what each says before the case."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from torchcoll.bench.control import Control
+from torchcoll.core.case import Sizing
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.plan import need_nbytes
+from torchcoll.core.units import format_bytes
+
+FREE_SHARE = 0.8  # of the free memory of a host; the rest is for what else lives there
+
+
+def admit(
+    sizing: Sizing, words: list[dict[str, Any]], control: Control, check: bool
+) -> list[str] | None:
+    """None to run it, else [status, reason]; ["disagreement", what, got, expected, action] where
+    the ranks are not about to run the same case.
+
+    ``words``: from each rank the hash of its case and the free bytes of its host.
+    """
+    return (
+        _disagreement(sizing, words, control)
+        or impossible(sizing)
+        or _too_large(sizing, words, control, check)
+    )
+
+
+def _disagreement(
+    sizing: Sizing, words: list[dict[str, Any]], control: Control
+) -> list[str] | None:
+    votes = Counter(word["case"] for word in words)
+    if len(votes) == 1:
+        return None
+    usual = votes.most_common(1)[0][0]
+    odd = [rank for rank, word in enumerate(words) if word["case"] != usual]
+    names = ", ".join(control.name(rank) for rank in odd[:16])
+    return [
+        "disagreement",
+        f"case on {names}",
+        "another case than the other ranks",
+        f"the same on all ranks (rank 0: {sizing.case.describe()})",
+        "Start all ranks with the same arguments, files and torchcoll version.",
+    ]
+
+
+def impossible(sizing: Sizing) -> list[str] | None:
+    """What no backend can do with this collective."""
+    entry, ranks = COLLECTIVES[sizing.case.collective], sizing.ranks
+    if ranks < entry.min_ranks:
+        return ["skipped", f"{entry.name} needs {entry.min_ranks} ranks or more"]
+    if entry.power_of_two and ranks & (ranks - 1):
+        return ["skipped", f"{entry.name} needs a power of two of ranks, here {ranks}"]
+    if sizing.case.in_place not in entry.placements:
+        only = "in place" if entry.placements[0] else "out of place"
+        return ["unsupported", f"torch.distributed has {entry.name} {only} only"]
+    return None
+
+
+def _too_large(
+    sizing: Sizing, words: list[dict[str, Any]], control: Control, check: bool
+) -> list[str] | None:
+    need: defaultdict[str, int] = defaultdict(int)
+    free: dict[str, int] = {}
+    ranks: Counter[str] = Counter()
+    for rank in range(sizing.ranks if len(words) > 1 else 1):
+        host = control.members[rank]["host"]
+        need[host] += need_nbytes(sizing, rank, check)
+        free[host] = min(free.get(host, words[rank]["free"]), words[rank]["free"])
+        ranks[host] += 1
+    for host, nbytes in need.items():
+        if nbytes > FREE_SHARE * free[host]:
+            return [
+                "skipped",
+                f"needs {format_bytes(nbytes)} ({nbytes} bytes, {ranks[host]} ranks) on {host}, "
+                f"80 % of the free {format_bytes(free[host])} ({free[host]} bytes) is less",
+            ]
+    return None

@@ -1,0 +1,123 @@
+"""The command on the ranks: what ``torchrun -m torchcoll.allreduce`` runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.launcher import Launch, detect
+from torchcoll.bench.options import Options, parse
+from torchcoll.bench.watchdog import write_error_file
+from torchcoll.core.case import fingerprint
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError
+
+if TYPE_CHECKING:
+    from torchcoll.bench.output import Output
+    from torchcoll.bench.runner import Session
+
+
+def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
+    """Measure and exit with the designed code; ``collective`` None is the suite."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    rank = 0
+    try:
+        launch = detect()
+        rank = launch.rank
+        options = parse(arguments, collective, _program(collective))
+        code = _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
+    except TorchcollError as error:
+        _complain(error.line(), rank, speaks=rank == 0)
+        code = int(error.exit_code)
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _program(collective: str | None) -> str:
+    from torchcoll.core.collectives import COLLECTIVES
+
+    return f"torchcoll.{COLLECTIVES[collective].module if collective else 'suite'}"
+
+
+def _complain(line: str, rank: int, speaks: bool) -> None:
+    if speaks:
+        print(line, file=sys.stderr, flush=True)
+    write_error_file(line, rank)
+
+
+def _dry_run(options: Options, launch: Launch) -> int:
+    from torchcoll.core.plan import plan, plan_lines
+
+    if launch.rank == 0:
+        print("\n".join(plan_lines(plan(options.spec, options.ranks or launch.ranks))))
+    return ExitCode.OK
+
+
+def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
+    start = time.perf_counter_ns()
+    torch = _import_torch()
+    phases = {"import_torch": time.perf_counter_ns() - start}
+    from torchcoll.bench.runner import Session
+
+    if options.spec.backend == "fake" and options.ranks:
+        launch = replace(launch, ranks=options.ranks)
+    output = None
+    if launch.rank == 0:
+        from torchcoll.bench.output import Output
+
+        output = Output(options, launch.ranks)
+
+    def last_words(code: int, text: str, speaks: bool) -> None:
+        if output:
+            output.abandon(session.run)
+        _complain(f"torchcoll: error: {text}", launch.rank, speaks)
+
+    session = Session(
+        torch,
+        output.spec if output else options.spec,
+        launch=launch,
+        on_case=output.on_case if output else None,
+        emit=output.emit if output else (lambda record, data: None),
+        asked=fingerprint([options.spec.to_json(), options.resume]),
+        argv=arguments,
+        phases=phases,
+        on_last_words=last_words,
+    )
+    return _drive(session, output)
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UnavailableError(
+            "torch", error, "torch 2.6 or newer in this Python", "pip install torch"
+        ) from None
+    return torch
+
+
+def _drive(session: Session, output: Output | None) -> int:
+    """Run the session to its end; the exit code, equal on all ranks."""
+    try:
+        session.open()
+        missing = session.control.decide(output and output.begin(session))
+        session.sweep(missing)
+        failure = session.control.decide(output and output.failure(session))
+        code = ExitCode.FAILED if failure else ExitCode.OK
+        session.finish("complete", code, failure or "")
+    except HangError as error:
+        if session.watchdog is None:
+            raise
+        session.watchdog.trouble(str(error))
+    except TorchcollError as error:
+        session.finish("failed", int(error.exit_code), str(error))
+        raise
+    finally:
+        session.close()
+        if output:
+            output.close(session.run)
+    if failure:
+        _complain(f"torchcoll: error: {failure}", session.rank, speaks=session.rank == 0)
+    return int(code)

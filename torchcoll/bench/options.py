@@ -1,0 +1,172 @@
+"""The command line on the ranks: flags -> Spec and what to do with the output.
+
+Names are chosen so that torchrun lets them pass: it takes for itself every long option that is a
+prefix of one of its own, even behind the module name (tested with torchrun's own parser).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from torchcoll.core.case import CADENCES, ORDERS, Spec
+from torchcoll.core.collectives import COLLECTIVES, OPS
+from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.errors import UsageError
+
+FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one command line asks for beside the Spec."""
+
+    spec: Spec
+    output: str | None = None
+    no_output: bool = False
+    resume: str | None = None
+    dry_run: bool = False
+    ranks: int | None = None
+    format: str = "table"
+    quiet: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, action="--help lists the options.")
+
+
+def _parser(program: str, several: bool) -> argparse.ArgumentParser:
+    p = _Parser(
+        prog=program,
+        description="Measure a collective of torch.distributed on all ranks of this launch.",
+        epilog="Sizes: 8, 1K, 25M, 1.5G (K, M, G, T are powers of 1024). Start with torchrun, "
+        "srun or mpiexec; without a launcher there is one rank.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    text: dict[str, Any] = {"default": argparse.SUPPRESS}
+    what = p.add_argument_group("what to measure")
+    if several:
+        what.add_argument(
+            "--collectives", help=f"all, or several of {', '.join(COLLECTIVES)}", **text
+        )
+    what.add_argument("-b", "--min-bytes", help="smallest size (8)", **text)
+    what.add_argument("-e", "--max-bytes", help="largest size (128M)", **text)
+    what.add_argument("-f", "--factor", help="from size to size, 1.15 too (4)", **text)
+    what.add_argument("-i", "--step-bytes", help="add so many bytes instead", **text)
+    what.add_argument("--sizes", help="a list instead: 1K,1M,25M", **text)
+    what.add_argument("-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} (float32)", **text)
+    what.add_argument("-o", "--op", help=f"all, or of {', '.join(OPS)} (sum)", **text)
+    what.add_argument("-r", "--root", help="rank, or ranks with commas (0)", **text)
+    what.add_argument(
+        "--in-place", help="0, 1 or both (each collective's own default)", **text
+    )
+    what.add_argument(
+        "--splits", help="all_to_all_v: seed:N, weights 1,2,4 or a matrix file (seed:0)", **text
+    )
+    what.add_argument("--backend", help="gloo, or fake (nothing is communicated)", **text)
+    what.add_argument("--device", help="cpu", **text)
+    how = p.add_argument_group("how to measure")
+    how.add_argument(
+        "--cadence",
+        help=f"{' or '.join(CADENCES)}: a barrier before every call, or back to back (isolated "
+        "on CPU)",
+        **text,
+    )
+    how.add_argument("-n", "--iters", help="steady calls; 0: cold calls only (by rule)", **text)
+    how.add_argument("-w", "--warmup", help="timed calls between cold and steady (0)", **text)
+    how.add_argument("--cold", help="at least so many cold calls (3)", **text)
+    how.add_argument("--precision", help="stop at this relative half-width (0.05)", **text)
+    how.add_argument("--max-time", help="steady seconds a case (1)", **text)
+    how.add_argument(
+        "--fresh-group", action="store_true", help="a new communicator for every case", **text
+    )
+    how.add_argument("-c", "--check", help="verify the results, 0 or 1 (1)", **text)
+    how.add_argument("--order", help=f"{' or '.join(ORDERS)} (size)", **text)
+    how.add_argument("--seed", help="of --order shuffled (0)", **text)
+    how.add_argument(
+        "-T", "--timeout", help="seconds without progress that are a hang (300)", **text
+    )
+    out = p.add_argument_group("output")
+    out.add_argument("-J", "--output", help="result file (torchcoll-runs/...jsonl)", **text)
+    out.add_argument("--no-output", action="store_true", help="no result file", **text)
+    out.add_argument("--resume", metavar="FILE", help="run what is missing in FILE", **text)
+    out.add_argument("--label", action="append", metavar="KEY=VALUE", help="kept in it", **text)
+    out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
+    out.add_argument("--quiet", action="store_true", help="no header, no progress", **text)
+    out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
+    out.add_argument("--ranks", help="ranks to assume: --dry-run, or --backend fake", **text)
+    return p
+
+
+def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
+    """The Options of a command line; ``collective`` None is the suite. Raises UsageError."""
+    given = vars(_parser(program, collective is None).parse_args(list(argv)))
+    fields: dict[str, Any] = {"collectives": collective or given.pop("collectives", "all")}
+    renamed = {"dtype": "dtypes", "op": "ops", "max_time": "max_time_s", "timeout": "timeout_s"}
+    for name in ("dtype", "op", "min_bytes", "max_bytes", "sizes", "splits", "backend", "device"):
+        if name in given:
+            fields[renamed.get(name, name)] = given.pop(name)
+    for name in ("cadence", "order", "fresh_group"):
+        if name in given:
+            fields[name] = given.pop(name)
+    for name in ("iters", "warmup", "cold", "seed"):
+        if name in given:
+            fields[name] = _number(given.pop(name), int)
+    for name in ("factor", "precision", "max_time", "timeout"):
+        if name in given:
+            fields[renamed.get(name, name)] = _number(given.pop(name), float)
+    if "step_bytes" in given:
+        fields["step_bytes"] = given.pop("step_bytes")
+    if "root" in given:
+        fields["roots"] = tuple(_number(root, int) for root in given.pop("root").split(","))
+    if "in_place" in given:
+        fields["in_place"] = _one_of(
+            "in-place", given.pop("in_place"), {"0": False, "1": True, "both": "both"}
+        )
+    if "check" in given:
+        fields["check"] = _one_of("check", given.pop("check"), {"0": False, "1": True})
+    fields["labels"] = dict(_label(text) for text in given.pop("label", ()))
+    ranks = given.pop("ranks", None)
+    if ranks is not None:
+        ranks = _number(ranks, int)
+        if not isinstance(ranks, int) or ranks < 1:
+            raise UsageError("ranks", ranks, "a whole number from 1 on")
+    formats = {name: name for name in FORMATS}
+    given["format"] = _one_of("format", given.get("format", "table"), formats)
+    spec = Spec(**fields)
+    options = Options(spec=spec, ranks=ranks, **given)
+    if ranks is not None and not (options.dry_run or spec.backend == "fake"):
+        raise UsageError(
+            "ranks",
+            ranks,
+            "--dry-run or --backend fake beside it",
+            "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
+        )
+    if options.no_output and options.output:
+        raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
+    return options
+
+
+def _number(text: str, kind: type) -> Any:
+    """The number, or the text as it is: Spec refuses it with the field's own words."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _one_of(what: str, text: str, values: dict[str, Any]) -> Any:
+    if text not in values:
+        raise UsageError(what, text, f"one of {', '.join(values)}")
+    return values[text]
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
+    return key, value

@@ -1,0 +1,157 @@
+"""What rank 0 does with results: the file, the table, and what --resume finds done."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.options import Options
+from torchcoll.core.case import Case, Spec
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import Writer, load
+from torchcoll.core.result import CaseResult, Run
+
+if TYPE_CHECKING:
+    from torchcoll.bench.runner import Session
+
+RUNS_FOLDER = "torchcoll-runs"
+# Cases with these statuses are not run again by --resume.
+_DONE = ("ok", "wrong", "unsupported", "skipped")
+
+
+class Output:
+    """Rank 0's file and table. ``spec`` is the Spec to run: the file's own with --resume."""
+
+    def __init__(self, options: Options, ranks: int) -> None:
+        self.options = options
+        self.spec = options.spec
+        self.path: Path | None = None
+        self._ranks = ranks
+        self._done: set[Case] = set()
+        self._writer: Writer | None = None
+        self._indices: dict[Case, int] = {}
+        self._shown = False
+        from torchcoll.report.live import reporter
+
+        self._reporter = reporter(options.format, options.quiet)
+        if options.resume:
+            self._read_earlier(Path(options.resume))
+
+    def _read_earlier(self, path: Path) -> None:
+        run = load(path)
+        if run.ranks != self._ranks:
+            raise UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
+        asked, earlier = self.options.spec, run.spec
+        plain = Spec(collectives=asked.collectives)
+        same = replace(
+            asked,
+            backend=asked.backend or earlier.backend,
+            device=asked.device or earlier.device,
+            labels=asked.labels or earlier.labels,
+        )
+        if earlier != same and (asked != plain or asked.collectives != earlier.collectives):
+            raise UsageError(
+                "resume",
+                f"other options than {path} was measured with",
+                "the same options or none",
+                "Leave them out: the file has them.",
+            )
+        self.spec = earlier
+        self._done = {result.case for result in run.results if result.status in _DONE}
+
+    # -- the file ----------------------------------------------------------------------------
+
+    def emit(self, record: str, data: dict[str, Any]) -> None:
+        """One record to the file; durable where a crash must not take it."""
+        if record == "header":
+            self._open()
+        if self._writer:
+            self._writer.write(record, data, durable=record in ("header", "case", "end"))
+        if record == "started" and self._shown:
+            case = Case.from_json(data["case"])
+            self._reporter.started(self._indices[case], case)
+
+    def _open(self) -> None:
+        options = self.options
+        if options.no_output:
+            return
+        if options.output:
+            self.path = Path(options.output)
+            self._writer = Writer(self.path)
+            return
+        if options.resume:
+            base, number = Path(options.resume), 2
+            while (path := base.with_name(f"{base.name}.{number}")).exists():
+                number += 1
+            self.path, self._writer = path, Writer(path)
+            return
+        self.path, self._writer = self._open_default()
+
+    def _open_default(self) -> tuple[Path, Writer]:
+        spec = self.spec
+        what = spec.collectives[0] if len(spec.collectives) == 1 else "suite"
+        utc = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        backend = spec.backend or "gloo"
+        stem = f"{utc}-{what}-{backend}-{self._ranks}ranks"
+        for number in range(1, 1000):
+            path = Path(RUNS_FOLDER) / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
+            with contextlib.suppress(UsageError):
+                if not path.exists():
+                    return path, Writer(path)
+            if not path.exists():
+                break
+        return path, Writer(path)  # raises what is wrong with the folder
+
+    # -- the table ---------------------------------------------------------------------------
+
+    def begin(self, session: Session) -> list[int]:
+        """Show the header; the indices of the cases that are to run."""
+        cases = session.cases
+        self._indices = {case: index for index, case in enumerate(cases)}
+        missing = [index for index, case in enumerate(cases) if case not in self._done]
+        if self._done:
+            done = len(cases) - len(missing)
+            _tell(f"{self.options.resume}: {done} of {len(cases)} cases are done")
+        assert session.run is not None
+        self._reporter.begin(session.run, [cases[index] for index in missing])
+        self._indices = {cases[index]: place for place, index in enumerate(missing)}
+        self._shown = True
+        return missing
+
+    def on_case(self, result: CaseResult) -> None:
+        self._reporter.done(result)
+
+    def failure(self, session: Session) -> str | None:
+        """What makes the exit code 1, as one text."""
+        assert session.run is not None
+        bad = [result for result in session.run.results if not result.expected]
+        if not bad:
+            return None
+        counts = Counter(result.status for result in bad)
+        words = ", ".join(f"{count} {status}" for status, count in counts.items())
+        first = f"{bad[0].case.describe()}: {bad[0].reason}"
+        return f"{words} of {len(session.run.results)} cases. First: {first}"
+
+    def abandon(self, run: Run | None) -> None:
+        """The run ends at once: show what there is, whatever state the display is in."""
+        with contextlib.suppress(Exception):
+            self.close(run)
+
+    def close(self, run: Run | None) -> None:
+        """Finish the table and the file, and say where the file is."""
+        if self._shown and run:
+            self._shown = False
+            self._reporter.end(run)
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+            _tell(f"result file: {self.path}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,207 @@
+"""Nobody hangs: a thread that ends this rank when nothing moves, or when a signal comes.
+
+A rank that waits inside a collective cannot be interrupted from Python, so the thread leaves by
+``os._exit`` after the last words are written. It watches without touching the measurement: it
+reads counters in memory four times a second and asks the store only when nothing moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from torchcoll.bench.control import Control, dead_ranks, survey
+from torchcoll.core.errors import ExitCode
+
+_POLL_S = 0.25
+_QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
+
+
+@dataclass
+class Progress:
+    """How far this rank is. Equal on all ranks when they are in step, so that the least is behind.
+
+    ``steps`` counts what is done; ``samples`` is the list that the running loop appends to, read
+    by its length, so that the timed loop pays nothing for being watched.
+    """
+
+    doing: str = "start-up"
+    steps: int = 0
+    samples: Sized = field(default_factory=list)
+
+    def step(self, doing: str, samples: Sized = ()) -> None:
+        self.doing = doing
+        self.steps += 1 + len(self.samples)
+        self.samples = samples
+
+    @property
+    def done(self) -> int:
+        return self.steps + len(self.samples)
+
+    def told(self) -> list[Any]:
+        """[steps, text] for the others."""
+        calls = f", call {len(self.samples)}" if self.samples else ""
+        return [self.done, self.doing + calls]
+
+
+# What the end of a run is told: status, exit code, event kind, text, and whether this rank is the
+# one that speaks for all. On rank 0 it writes the file.
+LastWords = Callable[[str, int, str, str, bool], None]
+
+
+class Watchdog:
+    """Watches ``progress`` of this rank; ``close`` ends it.
+
+    ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take SIGTERM
+    and SIGINT (the command does; inside somebody's training they are not ours).
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        store: Any,
+        progress: Progress,
+        last_words: LastWords,
+        signals: bool = False,
+    ) -> None:
+        self.control = control
+        self.progress = progress
+        self._store = store
+        self._last_words = last_words
+        self._leaving = threading.Lock()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._handlers: dict[int, Any] = {}
+        if signals:
+            self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, lambda *_: None)
+        self._closed = False
+        self._thread = threading.Thread(target=self._watch, name="torchcoll-watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and give the signals back."""
+        self._closed = True
+        os.write(self._write, b"\0")
+        self._thread.join()
+        if self._handlers:
+            signal.set_wakeup_fd(self._old_fd)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        os.close(self._read)
+        os.close(self._write)
+
+    def _watch(self) -> None:
+        last, since = self.progress.done, time.monotonic()
+        while not self._closed:
+            if select.select([self._read], [], [], _POLL_S)[0]:
+                for number in os.read(self._read, 16):
+                    if number:
+                        self._on_signal(number)
+                continue
+            now = time.monotonic()
+            if self.progress.done != last:
+                last, since = self.progress.done, now
+            elif now - since > self.control.timeout_s:
+                self.trouble(f"no progress for {self.control.timeout_s:g} s")
+            elif now - since > _QUIET_S and self._alarmed():
+                self.trouble("another rank reports trouble")
+
+    def _alarmed(self) -> bool:
+        if self.control.ranks == 1:
+            return False
+        with contextlib.suppress(RuntimeError):
+            return bool(self._store.check(["alarm"]))
+        return False
+
+    def _on_signal(self, number: int) -> None:
+        # torchrun ends the survivors with SIGTERM within 0.1 s when a rank is lost: then the lost
+        # rank is the news, not the signal.
+        rank = self.control.rank
+        dead = dead_ranks(self.control.members, rank)
+        if number == signal.SIGTERM and dead:
+            speaks = rank == min({*range(self.control.ranks)} - {*dead})
+            self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(dead), speaks)
+        name = signal.Signals(number).name
+        text = f"{name} while in {self.progress.told()[1]}"
+        self.leave(128 + number, "interrupted", "signal", text, rank == 0)
+
+    def _lost(self, ranks: list[int]) -> str:
+        names = ", ".join(self.control.name(rank) for rank in ranks)
+        return f"lost {names} while in {self.progress.told()[1]}"
+
+    def trouble(self, symptom: str) -> NoReturn:
+        """Ask who lives, name who is lost or behind, and leave with exit code 5. Never returns."""
+        if not self._leaving.acquire(blocking=False):
+            self._sleep_until_gone()
+        kind, text = "hang", f"{symptom} while in {self.progress.told()[1]}"
+        speaks = self.control.rank == 0
+        if self.control.ranks > 1:
+            try:
+                answers = survey(
+                    self._store,
+                    self.control.rank,
+                    self.control.ranks,
+                    self.control.members,
+                    self.progress.told(),
+                )
+                kind, text = self._verdict(symptom, answers)
+                speaks = all(answer is None for answer in answers[: self.control.rank])
+            except RuntimeError:
+                kind, text = "lost_rank", f"the store is gone, lost {self.control.name(0)}? {text}"
+                speaks = True
+        self._leave(ExitCode.HANG, "failed", kind, text, speaks)
+
+    def _verdict(self, symptom: str, answers: list[list[Any] | None]) -> tuple[str, str]:
+        doing = self.progress.told()[1]
+        silent = [rank for rank, answer in enumerate(answers) if answer is None]
+        if silent:
+            return "lost_rank", f"{self._lost(silent)} (no answer; {symptom})"
+        done = [answer[0] for answer in answers if answer]
+        behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
+        if behind:
+            names = ", ".join(self.control.name(rank) for rank in behind[:16])
+            at = answers[behind[0]]
+            return "hang", f"{symptom} while in {doing}; behind: {names}, in {at and at[1]}"
+        return "hang", f"{symptom} while in {doing}; all ranks wait at the same place"
+
+    def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
+        """Write the last words and end the process. Never returns."""
+        if not self._leaving.acquire(blocking=False):
+            self._sleep_until_gone()
+        self._leave(code, status, kind, text, speaks)
+
+    def _leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
+        try:
+            self._last_words(status, int(code), kind, text, speaks)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(int(code))
+
+    @staticmethod
+    def _sleep_until_gone() -> NoReturn:
+        while True:  # another thread is writing the last words and will end the process
+            time.sleep(1)
+
+
+def write_error_file(message: str, rank: int) -> None:
+    """Tell torchrun the message, which it repeats last, below its own report.
+
+    torchrun shows the failure with the earliest time as the root cause; rank 0 is to be that one.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path and not os.path.exists(path):
+        data = {"message": message, "timestamp": int(time.time()) + (1 if rank else 0)}
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            json.dump(data, file)

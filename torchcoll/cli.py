@@ -1,0 +1,100 @@
+"""The console command ``torchcoll``. Each sub-command is a function in COMMANDS.
+
+Errors are one line on stderr and the exit code of the exception (DESIGN section 8). What a
+sub-command needs is imported inside it: ``--help`` and errors cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from torchcoll import __version__
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
+
+_INTERRUPTED = 128 + 2  # SIGINT
+_BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are UsageErrors: one line, no usage text before it."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].lower()}{message[1:]}", action=f"See {self.prog} --help.")
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files (.jsonl)")
+    add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
+    add("--columns", metavar="NAMES", help="names of Row fields with commas, or all")
+    add("--percentiles", metavar="P", help="further columns, such as 50,90,99.9")
+    add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
+    add("--clock", help="host, device or issue; default: the device's where it was read")
+    add(
+        "--pivot",
+        metavar="KEY",
+        help="sizes down, a column for each collective, backend, ranks, label=KEY, file, ...",
+    )
+    add("--metric", default="busbw", help="of --pivot: time, algbw or busbw")
+    add("--per-rank", action="store_true", help="each rank of each case: who is late, by how much")
+    add("--calls", action="store_true", help="every call of each case in order")
+
+
+def _show(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.records import load
+    from torchcoll.report.text import show
+
+    runs = [load(path) for path in options.files]
+    choices = {k: v for k, v in vars(options).items() if k not in ("files", "run")}
+    show(*runs, **choices)
+    for run in runs:
+        for problem in run.problems:
+            print(f"torchcoll: warning: {run.path}: {problem}", file=sys.stderr)
+    return ExitCode.OK
+
+
+# name -> (help, adds its arguments, runs it)
+Command = tuple[
+    str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], ExitCode]
+]
+COMMANDS: dict[str, Command] = {
+    "show": ("print result files as tables", _show_arguments, _show),
+}
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="torchcoll",
+        allow_abbrev=False,
+        description="What a collective costs, measured through torch.distributed.",
+    )
+    parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, (text, add_arguments, run) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        add_arguments(command)
+        command.set_defaults(run=run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        del options.command
+        code = options.run(options)
+        sys.stdout.flush()
+        return int(code)
+    except TorchcollError as error:
+        print(error.line(), file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout at exit and would complain there: give it somewhere to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE

@@ -1,0 +1,251 @@
+"""What a Spec will do, before anything starts: cases, bytes, memory and an upper bound of time.
+
+Pure, without torch. The memory that is checked before a case runs is the memory planned here.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torchcoll.core.case import Case, Sizing, Spec
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import format_bytes, format_size
+
+# The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
+COLD_LIMIT_S = 5.0
+COLD_CALLS = 20
+PATIENCE = 10  # steady calls end, however few they are, after so many times the time limit
+SLOW_CALL = 0.5  # of the time limit: with slower calls the least number of calls takes longer
+
+# All that verification holds beside the buffers, temporaries too: it works in chunks of so many
+# bytes, counting for each element two float64 and a comparison (avg, the hungriest).
+CHECK_CHUNK_NBYTES = 64 << 20
+CHECK_ELEMENT_NBYTES = 24
+
+WIDTH = 80
+BITWISE = ("band", "bor", "bxor")
+
+
+def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
+    """(status, reason) where no backend can run the case on so many ranks, else None."""
+    entry = COLLECTIVES[case.collective]
+    if ranks < entry.min_ranks:
+        return "skipped", f"{entry.name} needs {entry.min_ranks} ranks or more"
+    if entry.power_of_two and ranks & (ranks - 1):
+        return "skipped", f"{entry.name} needs a power of two of ranks, here {ranks}"
+    if case.in_place not in entry.placements:
+        only = "in place" if entry.placements[0] else "out of place"
+        return "unsupported", f"torch.distributed has {entry.name} {only} only"
+    if case.op in BITWISE and case.dtype and DTYPES[case.dtype].kind == "float":
+        return "unsupported", f"{case.op} needs whole numbers, not {case.dtype}"
+    return None
+
+
+def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in."""
+    buffers = sizing.buffer_nbytes(rank)
+    entry = COLLECTIVES[sizing.case.collective]
+    if not check or (entry.rooted_output and rank != sizing.case.root):
+        return buffers
+    received = sizing.elements(rank)[1]
+    return buffers + min(CHECK_CHUNK_NBYTES, received * CHECK_ELEMENT_NBYTES)
+
+
+def needs_nbytes(sizing: Sizing, check: bool) -> list[int]:
+    """``need_nbytes`` of every rank."""
+    ranks, root = sizing.ranks, sizing.case.root
+    if sizing.division:
+        return [need_nbytes(sizing, rank, check) for rank in range(ranks)]
+    # All alike, but for the root.
+    needs = [need_nbytes(sizing, ranks - 1 if root == 0 else 0, check)] * ranks
+    if root is not None:
+        needs[root] = need_nbytes(sizing, root, check)
+    return needs
+
+
+def case_limit_s(spec: Spec) -> float | None:
+    """Upper bound of the cold and steady calls of a case; None where calls are counted, not timed.
+
+    It holds while no call takes longer than ``slow_call_s``.
+    """
+    if spec.iters or spec.warmup or spec.cold > COLD_CALLS:
+        return None
+    return COLD_LIMIT_S + (0 if spec.iters == 0 else PATIENCE * spec.max_time_s)
+
+
+def slow_call_s(spec: Spec) -> float:
+    """Beyond so long a call, the least number of calls overruns ``case_limit_s``."""
+    cold = COLD_LIMIT_S / spec.cold
+    return cold if spec.iters == 0 else min(cold, SLOW_CALL * spec.max_time_s)
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One case. ``need_nbytes`` is that of the rank that needs most, ``host_nbytes`` the sum over
+    the ranks of the host that needs most; nothing is allocated where ``status`` is not empty.
+    """
+
+    case: Case
+    count: int
+    nbytes: int
+    nbytes_in: int
+    nbytes_out: int
+    need_nbytes: int
+    host_nbytes: int
+    limit_s: float | None
+    status: str = ""  # skipped or unsupported, where that is known without trying
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows in the order in which they run, and what they come to.
+
+    Memory is that of the largest case, for buffers are freed in between; ``limit_s`` is the sum.
+    """
+
+    spec: Spec
+    ranks: int
+    ranks_per_host: int
+    rows: tuple[PlanRow, ...]
+    need_nbytes: int
+    host_nbytes: int
+    limit_s: float | None
+
+
+def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
+    """The plan for ``ranks`` ranks in blocks of ``ranks_per_host`` (None: all on one host).
+
+    Raises UsageError as ``Spec.cases`` does, and for less than one rank.
+    """
+    per_host = ranks if ranks_per_host is None else min(ranks, ranks_per_host)
+    for what, value in (("ranks", ranks), ("ranks per host", per_host)):
+        if value < 1:
+            raise UsageError(what, value, "a whole number from 1 on")
+    rows = tuple(_row(spec, sizing, per_host) for sizing in spec.sizings(ranks))
+    limits = [row.limit_s for row in rows]
+    return Plan(
+        spec,
+        ranks,
+        per_host,
+        rows,
+        max((row.need_nbytes for row in rows), default=0),
+        max((row.host_nbytes for row in rows), default=0),
+        None if None in limits else sum(limit for limit in limits if limit is not None),
+    )
+
+
+def _row(spec: Spec, sizing: Sizing, per_host: int) -> PlanRow:
+    case, ranks = sizing.case, sizing.ranks
+    sizes = (case, sizing.count, sizing.nbytes, sizing.nbytes_in, sizing.nbytes_out)
+    refusal = impossible(case, ranks)
+    if refusal:
+        return PlanRow(*sizes, 0, 0, 0.0, *refusal)
+    needs = needs_nbytes(sizing, spec.check)
+    host = max(sum(needs[first : first + per_host]) for first in range(0, ranks, per_host))
+    return PlanRow(*sizes, max(needs), host, case_limit_s(spec))
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The plan as text, ASCII, 80 columns: what is assumed, a line a case, and the totals."""
+    lines = [line for text in _assumptions(plan) for line in _wrapped(text)]
+    groups: dict[str, list[PlanRow]] = {}
+    for row in plan.rows:
+        groups.setdefault(_group(row.case), []).append(row)
+    cells = [_HEAD, *(_cells(row) for row in plan.rows)]
+    if all(row.nbytes == row.case.nbytes for row in plan.rows):
+        cells = [(cell[0], *cell[2:]) for cell in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    text = dict(zip((None, *plan.rows), (_aligned(cell, widths) for cell in cells), strict=True))
+    lines += ["", text[None]]
+    for name, rows in groups.items():
+        lines += [name, *(text[row] for row in rows)]
+        for reason in dict.fromkeys(f"{row.status}: {row.reason}" for row in rows if row.status):
+            lines += _wrapped(reason)
+    return [*lines, "", *_wrapped(_total(plan))]
+
+
+_HEAD = ("size", "actual", "in", "out", "a rank", "a host", "at most")
+
+
+def _cells(row: PlanRow) -> tuple[str, ...]:
+    sizes = (row.case.nbytes, row.nbytes, row.nbytes_in, row.nbytes_out)
+    if row.status:
+        return (*map(format_size, sizes), "-", "-", row.status)
+    memory = (format_bytes(row.need_nbytes), format_bytes(row.host_nbytes))
+    return (*map(format_size, sizes), *memory, _duration(row.limit_s))
+
+
+def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
+    return "  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def _group(case: Case) -> str:
+    root = None if case.root is None else f"root {case.root}"
+    place = ("in place" if case.in_place else "out of place") if case.dtype else None
+    return "  ".join(w for w in (case.collective, case.dtype, case.op, root, place) if w)
+
+
+def _assumptions(plan: Plan) -> list[str]:
+    spec = plan.spec
+    first = plan.rows[0].case if plan.rows else None
+    ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+    hosts = "on one host" if plan.ranks_per_host == plan.ranks else f"{plan.ranks_per_host} a host"
+    lines = ["Dry run: nothing was started, and no device was looked for."]
+    if first:
+        lines.append(
+            f"Assumed: {ranks} {hosts}, {first.backend} on {first.device}, {first.cadence} calls."
+        )
+    if spec.order != "size":
+        lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
+    check = f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in" if spec.check else ""
+    lines.append(f"Memory: buffers{check}, without what the communication library takes.")
+    if case_limit_s(spec) is None:
+        counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
+        counts += [f"{spec.warmup} warm-up"] if spec.warmup else []
+        counts += [f"{spec.iters} steady"] if spec.iters else []
+        lines.append(
+            f"Time: no bound. {' and '.join(counts)} calls a case take as long as they take; "
+            f"{spec.timeout_s:g} s without progress (--timeout) end the run."
+        )
+    else:
+        steady = f" and {_duration(PATIENCE * spec.max_time_s)} of steady"
+        lines.append(
+            f"Time: at most {_duration(COLD_LIMIT_S)} of cold{'' if spec.iters == 0 else steady} "
+            f"calls a case, unless a call takes over {slow_call_s(spec):.3g} s. "
+            "Start-up and verification come on top."
+        )
+    return lines
+
+
+def _total(plan: Plan) -> str:
+    cases = f"{len(plan.rows)} case{'s' if len(plan.rows) != 1 else ''}"
+    refused = sum(1 for row in plan.rows if row.status)
+    if refused:
+        cases += f" ({refused} cannot run)"
+    time = "no bound in time" if plan.limit_s is None else f"at most {_duration(plan.limit_s)}"
+    return (
+        f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_nbytes)} a rank, "
+        f"{format_bytes(plan.host_nbytes)} a host."
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    """``15 s``, ``3 min 15 s``, ``2 h 5 min``; unknown is ``-``."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -1,0 +1,193 @@
+"""Every column of every table, once: its heading and how a row becomes its cell.
+
+Keys are the fields of core.summary.Row, which are the names of ``--columns`` and of JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult
+from torchcoll.core.summary import Row, over_ranks, quantile
+from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.grid import Head
+
+ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
+
+# What distinguishes cases and launches: in the header where all rows agree, else columns.
+DIMENSIONS = (
+    *("collective", "backend", "device", "ranks", "dtype", "op"),
+    *("root", "in_place", "cadence", "clock"),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table: the row, the result it was read from, and its footnote marks."""
+
+    row: Row
+    result: CaseResult
+    marks: str = ""
+    how: str = "max"
+
+    @property
+    def has_data(self) -> bool:
+        return COLLECTIVES[self.row.collective].has_data
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    head: Head
+    cell: Callable[[Entry], str]
+
+
+def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
+    def cell(entry: Entry) -> str:
+        value = getattr(entry.row, key)
+        return "-" if value is None else str(value)
+
+    return Column(key, Head(first, second, left), cell)
+
+
+def _time(key: str, first: str, second: str = "", drop: int = 0) -> Column:
+    head = Head(first, second, drop=drop, width=8)
+    return Column(key, head, lambda entry: format_time(getattr(entry.row, key)))
+
+
+def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
+    head = Head(first, "GB/s", drop=drop, width=8)
+    return Column(key, head, lambda entry: format_bandwidth(getattr(entry.row, key)))
+
+
+def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
+    def cell(entry: Entry) -> str:
+        return format_size(getattr(entry.row, key)) if entry.has_data else "-"
+
+    return Column(key, Head(first, second, drop=drop), cell)
+
+
+def _first_call(entry: Entry) -> str:
+    # The place of the mark is kept free in rows without one, so that the digits line up.
+    return format_time(entry.row.first_call_ns) + ("*" if entry.row.slow_first else " ")
+
+
+def _verified(entry: Entry) -> str:
+    row, found = entry.row, entry.result.verification
+    word = row.verified if row.status == "ok" else row.status
+    if found is not None and found.wrong:
+        word = f"wrong ({found.wrong} of {found.checked})"
+    return f"{word} {entry.marks}".rstrip()
+
+
+COLUMNS: dict[str, Column] = {
+    c.key: c
+    for c in (
+        _text("collective", "collective"),
+        _text("backend", "backend"),
+        _text("library", "library"),
+        _text("device", "device"),
+        _text("ranks", "ranks", left=False),
+        _text("dtype", "dtype"),
+        _text("op", "op"),
+        _text("root", "root", left=False),
+        Column("in_place", Head("in", "place", left=True), lambda e: _yes_no(e.row.in_place)),
+        _text("cadence", "cadence"),
+        _text("clock", "clock"),
+        _size("nbytes_requested", "size", "asked", drop=2),
+        _size("nbytes", "size"),
+        _text("count", "count", left=False),
+        _size("nbytes_in", "bytes", "in"),
+        _size("nbytes_out", "bytes", "out"),
+        Column("first_call_ns", Head("first", "call ", drop=1, width=9), _first_call),
+        _time("second_call_ns", "second", "call"),
+        _time("median_ns", "median"),
+        _time("low_ns", "low", "p5", drop=5),
+        _time("high_ns", "high", "p95", drop=5),
+        _time("p99_ns", "p99", drop=6),
+        Column("calls", Head("calls", drop=3, width=5), lambda e: str(e.row.calls)),
+        _bandwidth("algbw_gbps", "algbw", drop=4),
+        _bandwidth("busbw_gbps", "busbw"),
+        Column("verified", Head("verified", left=True), _verified),
+        _text("status", "status"),
+        _text("reason", "reason"),
+    )
+}
+
+_ALWAYS = (
+    *("nbytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
+    *("calls", "algbw_gbps", "busbw_gbps", "verified"),
+)
+_OF_DATA = ("nbytes", "algbw_gbps", "busbw_gbps")
+
+
+def _yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def values_of(items: Iterable[Any], name: str) -> list[Any]:
+    """The different values of a dimension in order; None, 'has no such thing', is not one."""
+    return list(dict.fromkeys(v for i in items if (v := getattr(i, name, None)) is not None))
+
+
+def default_columns(
+    items: Sequence[Any], p99: bool, resized: bool, has_data: bool = True
+) -> list[Column]:
+    """The columns of a table of these Rows or Cases: first what varies, then the figures.
+
+    ``resized``: some actual size is not the one that was asked for.
+    """
+    keys = [name for name in DIMENSIONS if len(values_of(items, name)) > 1]
+    if resized:
+        keys.append("nbytes_requested")
+    for key in _ALWAYS:
+        if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
+            continue
+        keys.append(key)
+    return [COLUMNS[key] for key in keys]
+
+
+def columns_for(rows: Sequence[Row]) -> list[Column]:
+    """The default columns of these rows."""
+    data = [row for row in rows if COLLECTIVES[row.collective].has_data]
+    return default_columns(
+        rows,
+        p99=any(row.p99_ns is not None for row in rows),
+        resized=any(row.nbytes != row.nbytes_requested for row in data if row.nbytes),
+        has_data=bool(data),
+    )
+
+
+def named_columns(names: Sequence[str]) -> list[Column]:
+    """The columns of ``--columns``: names of Row fields, or ``all``. None of them is left out."""
+    if list(names) == ["all"]:
+        names = ROW_FIELDS
+    for name in names:
+        if name not in COLUMNS:
+            raise UsageError("columns", name, f"all, or some of {', '.join(COLUMNS)}")
+    columns = [COLUMNS[name] for name in names]
+    return [dataclasses.replace(c, head=dataclasses.replace(c.head, drop=0)) for c in columns]
+
+
+def percentile_key(percentile: float) -> str:
+    return f"p{percentile:g}_ns"
+
+
+def percentile_ns(entry: Entry, percentile: float) -> float | None:
+    """A percentile of the steady calls on the row's clock, read over ranks as the row is."""
+    samples = entry.result.time_ns.get(entry.row.clock or "", [])
+    steady = sorted(over_ranks(samples, entry.how))
+    return quantile(steady, percentile / 100) if steady else None
+
+
+def percentile_column(percentile: float) -> Column:
+    return Column(
+        percentile_key(percentile),
+        Head(f"p{percentile:g}"),
+        lambda e: format_time(percentile_ns(e, percentile)),
+    )

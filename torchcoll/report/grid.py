@@ -1,0 +1,157 @@
+"""A table of finished text cells, and how it becomes lines: the one layout of every view.
+
+Views fill a Grid; it is drawn with rich on a terminal, as aligned ASCII elsewhere, and as markdown
+by report/markdown.py. Nothing is ever cut: where the terminal is too narrow, whole columns are left
+out, the least important first, and a line below the table names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchcoll.report.output import Output
+
+
+@dataclass(frozen=True)
+class Head:
+    """Heading of one column.
+
+    ``second`` is the line below ``first`` (a unit). ``drop``: 0 is never left out; of the others
+    the largest go first, and equal ones go together. ``width`` is the least width where rows are
+    printed before all are known.
+    """
+
+    first: str
+    second: str = ""
+    left: bool = False
+    drop: int = 0
+    width: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{self.first} {self.second}".strip()
+
+
+@dataclass
+class Grid:
+    """Cells by row and column; ``above`` and ``below`` are the lines around them.
+
+    ``styles``: rich's style of each row, '' for most (colour repeats what the text says).
+    """
+
+    heads: Sequence[Head]
+    rows: list[list[str]]
+    above: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+    styles: list[str] = field(default_factory=list)
+
+    def widths(self) -> list[int]:
+        return [
+            max([len(head.first), len(head.second), *(len(row[i]) for row in self.rows)])
+            for i, head in enumerate(self.heads)
+        ]
+
+    def without(self, columns: set[int]) -> Grid:
+        keep = [i for i in range(len(self.heads)) if i not in columns]
+        return replace(
+            self,
+            heads=[self.heads[i] for i in keep],
+            rows=[[row[i] for i in keep] for row in self.rows],
+        )
+
+
+def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tuple[set[int], int]:
+    """The columns to leave out so that a table fits into ``width``, and the gap between columns.
+
+    The gap shrinks from 2 to 1 before any column goes.
+    """
+    if width is None:
+        return set(), 2
+    dropped: set[int] = set()
+    while True:
+        kept = [i for i in range(len(heads)) if i not in dropped]
+        for gap in (2, 1):
+            if sum(widths[i] for i in kept) + gap * (len(kept) - 1) <= width:
+                return dropped, gap
+        worst = max((heads[i].drop for i in kept), default=0)
+        if worst == 0:
+            return dropped, 1
+        dropped |= {i for i in kept if heads[i].drop == worst}
+
+
+def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
+    names = ", ".join(heads[i].text for i in sorted(dropped))
+    return f"not shown in {width} columns: {names} (use a wider terminal or --columns)"
+
+
+def aligned(text: str, head: Head, width: int) -> str:
+    return text.ljust(width) if head.left else text.rjust(width)
+
+
+def head_lines(heads: Sequence[Head], widths: Sequence[int], gap: int) -> Iterator[str]:
+    """One line of headings, and a second where any column has one."""
+    for part in ("first", "second"):
+        cells = [getattr(head, part) for head in heads]
+        if any(cells):
+            yield row_line(cells, heads, widths, gap)
+
+
+def row_line(cells: Sequence[str], heads: Sequence[Head], widths: Sequence[int], gap: int) -> str:
+    parts = [aligned(c, h, w) for c, h, w in zip(cells, heads, widths, strict=True)]
+    return (" " * gap).join(parts).rstrip()
+
+
+def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
+    """The table in ASCII, each column as wide as its widest cell."""
+    widths = grid.widths()
+    yield from head_lines(grid.heads, widths, gap)
+    for row in grid.rows:
+        yield row_line(row, grid.heads, widths, gap)
+
+
+def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:
+    """The same as a rich Table. Cells are Text, so that '[1]' is not taken for markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    # One character of the gap is the box's own divider, which is a blank here.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for i, head in enumerate(grid.heads):
+        title = "\n".join(filter(None, (head.first, head.second)))
+        table.add_column(
+            Text(title),
+            justify="left" if head.left else "right",
+            no_wrap=True,
+            min_width=widths[i] if widths else None,
+        )
+    styles = grid.styles or [""] * len(grid.rows)
+    for row, style in zip(grid.rows, styles, strict=True):
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    return table
+
+
+def print_grid(grid: Grid, out: Output) -> None:
+    """Print ``above``, the table and ``below``, in the form that ``out`` can show."""
+    out.lines(grid.above)
+    if grid.above and grid.rows:
+        out.write("\n")
+    below = list(grid.below)
+    if grid.rows:
+        dropped, gap = fit(grid.heads, grid.widths(), out.width)
+        if dropped and out.width:
+            below.insert(0, hidden_note(grid.heads, dropped, out.width))
+        shown = grid.without(dropped)
+        console = out.console()
+        if console:
+            needed = sum(shown.widths()) + gap * len(shown.heads)
+            # rich cuts what does not fit; a line that the terminal wraps is still all there.
+            console.width = max(console.width, needed)
+            console.print(rich_table(shown, gap))
+        else:
+            out.lines_unwrapped(plain_lines(shown, gap))
+    if below:
+        out.write("\n" if grid.rows else "")
+        out.lines(below)

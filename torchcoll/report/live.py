@@ -1,0 +1,264 @@
+"""What rank 0 prints while a run goes on.
+
+``reporter`` picks one of four ways: rows that appear in a live table (a terminal with rich), rows
+printed one by one (a pipe, or no rich), nccl-tests' text, or nothing until the end (csv, json,
+markdown). Nothing here runs beside the measurement: no refresh thread, which would take the
+interpreter lock from rank 0's timed calls. The screen changes only when a case starts or ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import TorchcollError
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import P99_CALLS
+from torchcoll.core.units import format_size
+from torchcoll.report.columns import DIMENSIONS, Column, Entry, default_columns, values_of
+from torchcoll.report.grid import (
+    Grid,
+    fit,
+    head_lines,
+    hidden_note,
+    print_grid,
+    rich_table,
+    row_line,
+)
+from torchcoll.report.header import first_lines, header_lines
+from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.output import Output
+from torchcoll.report.progress import Progress, ProgressLine
+from torchcoll.report.text import row_style, show, table_grid
+from torchcoll.report.view import FORMATS, View, choice
+
+
+def reporter(format: str = "table", quiet: bool = False) -> Reporter:
+    """The reporter for ``--format``. ``quiet``: no header lines and no progress, only results.
+
+    Raises UsageError for an unknown format, so that it is said before anything is measured.
+    """
+    choice(format, "format", FORMATS)
+    out = Output()
+    if format == "nccl-tests":
+        kind: type[Reporter] = _NcclTests
+    elif format != "table":
+        kind = _AtEnd
+    elif out.console() is not None:
+        kind = _Live
+    else:
+        kind = _Rows
+    return kind(out, format, quiet)
+
+
+class Reporter:
+    """Receives what happens on rank 0 in this order: begin, (started, done)..., end.
+
+    A reader that goes away (``| head``) ends the printing and never the run.
+    """
+
+    def __init__(self, out: Output, format: str, quiet: bool) -> None:
+        self.out = out
+        self.format = format
+        self.quiet = quiet
+        self.run = Run()
+        self.cases: Sequence[Case] = ()
+        self.progress = Progress(0)
+        # stderr may be a terminal while the table goes into a pipe.
+        self.line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+        self._lost = False
+
+    def begin(self, run: Run, cases: Sequence[Case]) -> None:
+        """After set-up, before the first case. ``run`` has its header, members and phases."""
+        self.run, self.cases = run, cases
+        self.progress = Progress(len(cases))
+        self._guarded(self._begin)
+
+    def started(self, index: int, case: Case) -> None:
+        self._guarded(self._started, case)
+
+    def done(self, result: CaseResult) -> None:
+        self.progress.finished += 1
+        self._guarded(self._done, result)
+
+    def end(self, run: Run) -> None:
+        """After the last case, also of an interrupted run."""
+        self.run = run
+        self._guarded(self._end)
+
+    def _guarded(self, action: Callable[..., None], *args: Any) -> None:
+        if self._lost:
+            return
+        try:
+            action(*args)
+            self.out.flush()
+        except OSError:
+            self._lost = True
+            # Python flushes stdout at exit and would complain there: give it somewhere to write.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.file.fileno())
+
+    def _begin(self) -> None:
+        pass
+
+    def _started(self, case: Case) -> None:
+        if not self.quiet:
+            self.line.show(self.progress.text(case.describe()))
+
+    def _done(self, result: CaseResult) -> None:
+        pass
+
+    def _end(self) -> None:
+        pass
+
+
+class _AtEnd(Reporter):
+    """Formats for machines: nothing but the document, once it is complete."""
+
+    def _end(self) -> None:
+        self.line.clear()
+        show(self.run, format=self.format, file=self.out.file)
+
+
+class _NcclTests(Reporter):
+    def _begin(self) -> None:
+        from torchcoll.report.nccl_tests import NcclTests
+
+        self.text = NcclTests(self.run, self.cases)
+
+    def _done(self, result: CaseResult) -> None:
+        self.line.clear()
+        self.out.lines_unwrapped(self.text.done(result))
+
+    def _end(self) -> None:
+        self.line.clear()
+        self.out.lines_unwrapped(self.text.end())
+
+
+class _Rows(Reporter):
+    """Header lines, headings, then a row as each case ends, in columns of fixed width."""
+
+    def _begin(self) -> None:
+        self.notes = Notes()
+        self.view = View()
+        clocks = values_of([_Clock(case) for case in self.cases], "clock")
+        self.above = header_lines(self.run, self.cases, clocks=clocks)
+        self.columns, self.widths = stream_columns(self.run, self.cases)
+        heads = [column.head for column in self.columns]
+        self.dropped, self.gap = fit(heads, self.widths, self.out.width)
+        self.hidden = hidden_note(heads, self.dropped, self.out.width or 0) if self.dropped else ""
+        kept = [i for i in range(len(heads)) if i not in self.dropped]
+        self.columns = [self.columns[i] for i in kept]
+        self.widths = [self.widths[i] for i in kept]
+        self.heads = [column.head for column in self.columns]
+        self._open()
+
+    def _open(self) -> None:
+        if not self.quiet:
+            self.out.lines([*self.above, ""])
+        self.out.lines_unwrapped(head_lines(self.heads, self.widths, self.gap))
+
+    def _cells(self, entry: Entry) -> list[str]:
+        return [column.cell(entry) for column in self.columns]
+
+    def _done(self, result: CaseResult) -> None:
+        entry = self.view.entry(self.run, result, self.notes)
+        self.line.clear()
+        self.out.lines_unwrapped([row_line(self._cells(entry), self.heads, self.widths, self.gap)])
+
+    def _end(self) -> None:
+        self.line.clear()
+        rows = [entry.row for entry in self.view.entries(self.run)]
+        below = [*self.notes.lines(), *run_lines(self.run, rows)]
+        below += [self.hidden] if self.hidden else []
+        below += [] if self.quiet else first_lines(self.run)
+        if below:
+            self.out.lines(["", *below])
+
+
+class _Live(_Rows):
+    """The last rows that fit on the screen and a progress line; at the end the whole table."""
+
+    def _open(self) -> None:
+        from rich.live import Live
+
+        if not self.quiet:
+            self.out.lines([*self.above, ""])
+        self.console = self.out.console()
+        self.rows: list[list[str]] = []
+        self.styles: list[str] = []
+        self.display = Live(console=self.console, auto_refresh=False, transient=True)
+        self.display.start()
+
+    def _draw(self, case: Case | None = None) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        # Headings, the rule below them and the progress line stay on the screen.
+        room = max(1, self.console.height - 5)
+        shown = Grid(self.heads, self.rows[-room:], styles=self.styles[-room:])
+        parts: list[Any] = [rich_table(shown, self.gap, self.widths)]
+        if not self.quiet:
+            text = self.progress.text(case.describe() if case else "")
+            parts.append(Text(text, style="dim", no_wrap=True, overflow="crop"))
+        self.display.update(Group(*parts), refresh=True)
+
+    def _started(self, case: Case) -> None:
+        self._draw(case)
+
+    def _done(self, result: CaseResult) -> None:
+        entry = self.view.entry(self.run, result, self.notes)
+        self.rows.append(self._cells(entry))
+        self.styles.append(row_style(entry))
+        self._draw()
+
+    def _end(self) -> None:
+        self.display.stop()
+        grid = table_grid(self.run)
+        first = [] if self.quiet else first_lines(self.run)
+        # The header lines are on the screen already.
+        print_grid(replace(grid, above=[], below=[*grid.below, *first]), self.out)
+
+
+class _Clock:
+    """The clock that a case will be shown on, as a Row names it."""
+
+    def __init__(self, case: Case) -> None:
+        self.clock = "host" if case.device == "cpu" else "device"
+
+
+def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:
+    """Columns, and widths that hold every row to come."""
+    data = [case for case in cases if COLLECTIVES[case.collective].has_data]
+    actual = [_actual_size(case, run.ranks) for case in data]
+    iters = (run.header.get("spec") or {}).get("iters")
+    columns = default_columns(
+        cases,
+        p99=iters is None or iters >= P99_CALLS,
+        resized=any(a != case.nbytes for a, case in zip(actual, data, strict=True)),
+        has_data=bool(data),
+    )
+    sizes = [format_size(n) for n in (*actual, *(case.nbytes for case in data))]
+    widths = []
+    for column in columns:
+        texts = [column.head.first, column.head.second]
+        if column.key in DIMENSIONS:
+            texts += [str(value) for value in values_of(cases, column.key)]
+        elif column.key.startswith("nbytes"):
+            texts += sizes
+        elif column.key == "verified":
+            texts.append("unchecked")
+        widths.append(max(column.head.width, *map(len, texts)))
+    return columns, widths
+
+
+def _actual_size(case: Case, ranks: int) -> int:
+    try:
+        return size_case(case, ranks).nbytes
+    except TorchcollError:  # splits that do not fit the ranks: that case will say so itself
+        return case.nbytes

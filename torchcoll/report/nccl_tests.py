@@ -1,0 +1,235 @@
+"""nccl-tests' text, so that the gates and parsers which read it read torchcoll.
+
+The format strings are those of nccl-tests 2.19 (src/util.cu). What differs is said in comment
+lines, which every reader skips: the time is a median and not a mean, and a collective that torch
+has in one placement only fills both blocks with that one measurement. nccl-tests itself has a form
+for a missing out-of-place block (32 blanks), but its readers do not: microsoft/superbenchmark
+counts fields from the right and would read the element count as the time, NVIDIA/cloudai drops
+every row that has not 13 fields. For the same reason redop is 'none', never blank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchcoll.core.case import Case
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import Row
+from torchcoll.report.notes import problems_of
+from torchcoll.report.output import one_line
+from torchcoll.report.view import View
+
+# torch's names -> ncclDataType names where they differ (nccl-tests src/common.cu).
+_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "half",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+_PROGRAMS = {"all_to_all": "alltoall", "all_to_all_v": "alltoallv"}
+_READINGS = {"max": "the slowest rank", "mean": "the mean over ranks", "min": "the fastest rank"}
+
+
+def program(collective: str) -> str:
+    return f"{_PROGRAMS.get(collective, collective)}_perf"
+
+
+def float_text(value: float, width: int) -> str:
+    """getFloatStr of nccl-tests: fewer decimals as the number outgrows its column."""
+    power = len(str(int(value))) if value >= 1 else 0
+    if power < width - 2:
+        return f"{value:{width}.2f}"
+    if power < width - 1:
+        return f"{value:{width}.1f}"
+    if power < width + 1:
+        return f"{value:{width}.0f}"
+    return f"{value:{width}.{1 if width >= 7 else 0}e}"
+
+
+def block_start(run: Run, cases: Sequence[Case], how: str = "max") -> list[str]:
+    """The lines before the first row of one collective on one backend."""
+    first = cases[0]
+    sizes = [case.nbytes for case in cases]
+    spec = run.header.get("spec") or {}
+    if spec.get("step_bytes"):
+        step = f"{spec['step_bytes']}(bytes)"
+    else:
+        step = f"{spec.get('factor', 0):g}(factor)"
+    # Warm-up is what runs before the timed calls; iters is the least where a rule decides.
+    warmup = (spec.get("cold") or 0) + (spec.get("warmup") or 0)
+    iters = 20 if spec.get("iters") is None else spec["iters"]
+    lines = [
+        f"# torchcoll {run.header.get('torchcoll') or ''} in the text format of nccl-tests",
+        f"# Collective test starting: {program(first.collective)}",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
+        f"iters: {warmup} iters: {iters} agg iters: 1 validation: {int(spec.get('check', False))} "
+        "graph: 0",
+        f"# torchcoll: torch.distributed {first.collective} on {first.backend}, cadence "
+        f"{first.cadence}",
+        f"# torchcoll: time is the median over calls of {_READINGS.get(how, how)}",
+    ]
+    if run.ranks == 1:
+        lines.append("# torchcoll: one rank, no communication")
+    if first.backend == "fake":
+        lines.append("# torchcoll: fake backend: nothing was communicated")
+    for in_place in (True, False):
+        if all(case.in_place == in_place for case in cases):
+            names = ("out-of-place", "in-place")
+            lines.append(
+                f"# torchcoll: measured {names[in_place]} only, "
+                f"the {names[not in_place]} columns repeat it"
+            )
+    lines += ["#", "# Using devices", *map(_device_line, _members(run)), "#"]
+    return lines + _heading()
+
+
+def _members(run: Run) -> list[dict[str, Any]]:
+    """Readers count ranks by these lines, so there is one even where nothing else is known."""
+    return run.members or [{"rank": rank} for rank in range(run.ranks)]
+
+
+def _device_line(member: dict[str, Any]) -> str:
+    device = str(member.get("device") or "")
+    index = device.rpartition(":")[2]
+    name = one_line(member.get("device_name") or device or "unknown")
+    return (
+        f"#  Rank {member.get('rank', 0):2} Group  0 Pid {member.get('pid') or 0:6} "
+        f"on {one_line(member.get('host') or 'unknown'):>10} "
+        f"device {int(index) if index.isdigit() else 0:2} [0x00] {name}"
+    )
+
+
+def _heading() -> list[str]:
+    names = ("size", "count", "type", "redop", "root")
+    units = ("(B)", "(elements)", "", "", "")
+    figures, of_figures = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
+    form = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}" + "  {:>7}  {:>6}  {:>6}  {:>6}" * 2 + " "
+    placements = "           out-of-place                       in-place          "
+    return [
+        "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}".format(*[""] * 5) + placements,
+        form.format(*names, *figures, *figures),
+        form.format(*units, *of_figures, *of_figures),
+    ]
+
+
+def _block(row: Row, result: CaseResult) -> str:
+    check = result.verification
+    wrong = "    N/A" if check is None else f"  {check.wrong:6g}"
+    return (
+        f"  {float_text((row.median_ns or 0) / 1000, 7)}  {float_text(row.algbw_gbps or 0, 6)}"
+        f"  {float_text(row.busbw_gbps or 0, 6)}{wrong}"
+    )
+
+
+Pair = tuple[Row, CaseResult]
+
+
+def row_text(out_of_place: Pair | None, in_place: Pair | None) -> str:
+    """One row; a placement that was not measured repeats the other."""
+    first, second = out_of_place or in_place, in_place or out_of_place
+    assert first and second
+    row = first[0]
+    kind = _TYPES.get(row.dtype or "none", row.dtype or "none")
+    root = -1 if row.root is None else row.root
+    start = f"{row.nbytes:12}  {row.count:12}  {kind:>8}  {row.op or 'none':>6}  {root:6}"
+    return start + _block(*first) + _block(*second)
+
+
+def block_end(name: str, pairs: Sequence[Pair]) -> list[str]:
+    """The last lines; the average is nccl-tests', over all sizes and placements."""
+    wrong = sum(r.verification.wrong for _, r in pairs if r.verification)
+    bandwidths = [row.busbw_gbps or 0.0 for row, _ in pairs]
+    average = sum(bandwidths) / len(bandwidths) if bandwidths else 0.0
+    return [
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average:g} ",
+        "#",
+        f"# Collective test concluded: {name}",
+        "#",
+        "",
+    ]
+
+
+class NcclTests:
+    """Lines as results come: a block for each collective on each backend.
+
+    Where a size is measured in both placements its row waits for the second. Where the cases of
+    the collectives are mixed (``--order shuffled``) everything waits for the end, because a block
+    that has concluded cannot be resumed.
+    """
+
+    def __init__(self, run: Run, cases: Sequence[Case], view: View | None = None) -> None:
+        self._run = run
+        self._view = view or View()
+        self._cases: dict[tuple[str, str], list[Case]] = {}
+        for case in cases:
+            self._cases.setdefault(_group(case), []).append(case)
+        changes = sum(_group(a) != _group(b) for a, b in itertools.pairwise(cases))
+        self._live = changes < max(1, len(self._cases))
+        self._asked = set(cases)
+        self._waiting: list[CaseResult] = []
+        self._open: tuple[str, str] | None = None
+        self._pairs: list[Pair] = []
+        self._half: dict[Case, Pair] = {}
+
+    def done(self, result: CaseResult) -> Iterator[str]:
+        if self._live:
+            yield from self._add(result)
+        else:
+            self._waiting.append(result)
+
+    def end(self) -> Iterator[str]:
+        order = list(self._cases)
+        for result in sorted(self._waiting, key=lambda r: order.index(_group(r.case))):
+            yield from self._add(result)
+        self._waiting = []
+        yield from self._close()
+
+    def _add(self, result: CaseResult) -> Iterator[str]:
+        group = _group(result.case)
+        if group != self._open:
+            yield from self._close()
+            self._open = group
+            yield from block_start(self._run, self._cases[group], self._view.over_ranks)
+        row = self._view.entry(self._run, result).row
+        if result.status not in ("ok", "wrong") or row.median_ns is None:
+            reason = f": {one_line(result.reason)}" if result.reason else ""
+            yield f"# {result.status}: {result.case.describe()}{reason}"
+            return
+        self._pairs.append((row, result))
+        key = dataclasses.replace(result.case, in_place=False)
+        other = dataclasses.replace(result.case, in_place=not result.case.in_place)
+        if other in self._asked and key not in self._half:
+            self._half[key] = (row, result)
+        else:
+            yield _both((row, result), self._half.pop(key, None))
+
+    def _close(self) -> Iterator[str]:
+        if self._open is None:
+            return
+        for pair in self._half.values():
+            yield _both(pair, None)
+        yield from block_end(program(self._open[0]), self._pairs)
+        self._open, self._pairs, self._half = None, [], {}
+
+
+def _group(case: Case) -> tuple[str, str]:
+    return case.collective, case.backend
+
+
+def _both(pair: Pair, other: Pair | None) -> str:
+    first, second = (other, pair) if pair[0].in_place else (pair, other)
+    return row_text(first, second)
+
+
+def run_text(run: Run, view: View) -> str:
+    """The whole text of a run."""
+    text = NcclTests(run, [result.case for result in run.results], view)
+    lines = [line for result in run.results for line in text.done(result)]
+    lines += text.end()
+    lines += [f"# torchcoll: {line}" for line in problems_of(run)]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,72 @@
+"""Where a report goes: a terminal with a width, or a pipe or file without one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+
+class Output:
+    """A text stream, and what it can show.
+
+    ``width`` is None where the stream is no terminal: nothing is wrapped or left out there. Text
+    that the stream's encoding lacks is escaped, because a table must not fail in an ASCII locale.
+    """
+
+    def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
+        self.file = sys.stdout if file is None else file
+        self.terminal = self.file.isatty() and os.environ.get("TERM") != "dumb"
+        if width is None and self.terminal:
+            width = shutil.get_terminal_size().columns  # honours COLUMNS
+        self.width = width
+
+    def write(self, text: str) -> None:
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
+        self.file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Each as a line of its own; on a terminal, long ones are wrapped between words."""
+        for line in lines:
+            self.write(self.wrapped(line) + "\n")
+
+    def lines_unwrapped(self, lines: Iterable[str]) -> None:
+        """As ``lines`` for the rows of a table: a row is one line whatever the width."""
+        for line in lines:
+            self.write(line + "\n")
+
+    def wrapped(self, line: str) -> str:
+        if self.width is None or len(line) <= self.width:
+            return line
+        return textwrap.fill(
+            line,
+            max(self.width, 20),
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def console(self) -> Any:
+        """A rich console on a terminal; None elsewhere, and where rich is not installed.
+
+        rich is imported here and not above: ranks must run with torch alone, and a pipe needs no
+        rich. Width and colour are rich's own reading of COLUMNS and NO_COLOR.
+        """
+        if not self.terminal:
+            return None
+        try:
+            from rich.console import Console
+        except ImportError:
+            return None
+        return Console(file=self.file, width=self.width, highlight=False, emoji=False, markup=False)
+
+
+def one_line(text: object) -> str:
+    """Text from a file or a library on one line, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))

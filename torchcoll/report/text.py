@@ -1,0 +1,148 @@
+"""The table of a run, and ``show``, which prints it in every form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load
+from torchcoll.core.result import Run
+from torchcoll.report.columns import Entry, columns_for, named_columns, values_of
+from torchcoll.report.grid import Grid, print_grid
+from torchcoll.report.header import first_lines, header_lines
+from torchcoll.report.notes import Notes, run_lines
+from torchcoll.report.output import Output
+from torchcoll.report.view import FORMATS, METRICS, View, choice, texts_of
+
+Source = Run | str | os.PathLike[str]
+
+
+def table_grid(run: Run, view: View | None = None) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes."""
+    view = view or View()
+    notes = Notes()
+    entries = view.entries(run, notes)
+    rows = [entry.row for entry in entries]
+    columns = named_columns(view.columns) if view.columns else columns_for(rows)
+    keys = {column.key for column in columns}
+    columns = columns + view.extra_columns()
+    return Grid(
+        heads=[column.head for column in columns],
+        rows=[[column.cell(entry) for column in columns] for entry in entries],
+        above=header_lines(run, rows, view.over_ranks, values_of(rows, "clock")) + first_lines(run),
+        below=(notes.lines() if "verified" in keys else [])
+        + run_lines(run, rows, "first_call_ns" in keys)
+        + clock_lines(entries, view.clock),
+        styles=[row_style(entry) for entry in entries],
+    )
+
+
+def row_style(entry: Entry) -> str:
+    return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
+
+
+def clock_lines(entries: Sequence[Entry], clock: str | None) -> list[str]:
+    """Says how many cases were not read on the clock that was asked for."""
+    ran = [entry for entry in entries if entry.result.time_ns]
+    without = sum(clock not in entry.result.time_ns for entry in ran) if clock else 0
+    return [f"{without} of {len(ran)} cases have no {clock} clock"] if without else []
+
+
+def show(
+    *sources: Source,
+    format: str = "table",
+    columns: str | Sequence[str] | None = None,
+    percentiles: str | Sequence[float] | None = None,
+    over_ranks: str = "max",
+    clock: str | None = None,
+    pivot: str | None = None,
+    metric: str = "busbw",
+    per_rank: bool = False,
+    calls: bool = False,
+    file: TextIO | None = None,
+) -> None:
+    """Print runs, or the result files at these paths, to stdout.
+
+    format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
+    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
+    down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
+    (time, algbw, busbw). per_rank: who is late and by how much. calls: every call in order.
+    Raises UsageError for a choice that does not exist, UnreadableError for a file.
+    """
+    choice(format, "format", FORMATS)
+    choice(metric, "metric", METRICS)
+    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock)
+    chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
+    if len(chosen) > 1:
+        raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
+    if chosen and format not in ("table", "markdown"):
+        raise UsageError("format", format, f"table or markdown with --{chosen[0]}")
+    if not sources:
+        raise UsageError("show", "no file", "at least one result file")
+    runs = [source if isinstance(source, Run) else load(source) for source in sources]
+    out = Output(file)
+    if format in ("table", "markdown"):
+        _print_grids(_titled_grids(runs, view, pivot, metric, per_rank, calls), format, out)
+    elif format == "csv":
+        from torchcoll.report.csv import csv_text
+
+        out.write(csv_text(runs, view))
+    elif format == "json":
+        from torchcoll.report.json import json_text
+
+        out.write(json_text(runs, view))
+    else:
+        from torchcoll.report.nccl_tests import run_text
+
+        for run in runs:
+            out.write(run_text(run, view))
+    out.flush()
+
+
+def _titled_grids(
+    runs: Sequence[Run],
+    view: View,
+    pivot: str | None,
+    metric: str,
+    per_rank: bool,
+    calls: bool,
+) -> list[tuple[str, list[Grid]]]:
+    """The tables to print, under the path of the file that they come from."""
+    if pivot:
+        from torchcoll.report.pivot import pivot_grids
+
+        return [("", pivot_grids(runs, view, pivot, metric))]
+    from torchcoll.report.cases import calls_grids, per_rank_grids
+
+    make = per_rank_grids if per_rank else calls_grids if calls else lambda r, v: [table_grid(r, v)]
+    return [(_title(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
+
+
+def _title(run: Run) -> str:
+    return str(run.path or Path(str(run.header.get("run_id") or "run")))
+
+
+def _print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
+    from torchcoll.report.markdown import markdown_text
+
+    started = False
+    for title, grids in titled:
+        if title:
+            out.write(
+                ("\n" if started else "")
+                + (f"## {title}\n\n" if format == "markdown" else f"{title}\n")
+            )
+            started = False
+        for grid in grids:
+            if started:
+                out.write("\n")
+            started = True
+            if format == "markdown":
+                out.write(markdown_text(grid))
+            else:
+                print_grid(grid, out)
+        started = True
