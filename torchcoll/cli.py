@@ -81,10 +81,17 @@ def _parser() -> _Parser:
     return parser
 
 
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    if not argv or (argv[0] not in COMMANDS and not argv[0].startswith("-")):
+        got = argv[0] if argv else "none"
+        raise UsageError("command", got, f"one of {', '.join(COMMANDS)}", "See torchcoll --help.")
+    return _parser().parse_args(argv)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     try:
-        options = _parser().parse_args(argv)
+        options = _parsed(sys.argv[1:] if argv is None else argv)
         del options.command
         code = options.run(options)
         sys.stdout.flush()
@@ -92,9 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TorchcollError as error:
         print(error.line(), file=sys.stderr)
         return int(error.exit_code)
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes stdout at exit and would complain there: give it somewhere to write.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE
+        print(TorchcollError(f"cannot write to stdout ({error.strerror})").line(), file=sys.stderr)
+        return int(ExitCode.FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -255,6 +256,7 @@ def _result(
 
 
 def _brief(error: BaseException) -> str:
-    """The first line of an error without its class: what a user can read."""
+    """The first sentence of an error, without the source path that C++ puts before it."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return text.removeprefix("[enforce fail at ")[:160]
+    text = re.sub(r"^\[[^\]]*\.\w+:\d+\]\s*", "", text)
+    return text.split(". ")[0][:160]

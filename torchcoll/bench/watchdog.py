@@ -113,7 +113,7 @@ class Watchdog:
             if self.progress.done != last:
                 last, since = self.progress.done, now
             elif now - since > self.control.timeout_s:
-                self.trouble(f"no progress for {self.control.timeout_s:g} s")
+                self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and self._alarmed():
                 self.trouble("another rank reports trouble")
 
@@ -133,18 +133,18 @@ class Watchdog:
             speaks = rank == min({*range(self.control.ranks)} - {*dead})
             self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(dead), speaks)
         name = signal.Signals(number).name
-        text = f"{name} while in {self.progress.told()[1]}"
+        text = f"{name} in {self.progress.told()[1]}"
         self.leave(128 + number, "interrupted", "signal", text, rank == 0)
 
     def _lost(self, ranks: list[int]) -> str:
         names = ", ".join(self.control.name(rank) for rank in ranks)
-        return f"lost {names} while in {self.progress.told()[1]}"
+        return f"lost {names} in {self.progress.told()[1]}"
 
-    def trouble(self, symptom: str) -> NoReturn:
+    def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
         """Ask who lives, name who is lost or behind, and leave with exit code 5. Never returns."""
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
-        kind, text = "hang", f"{symptom} while in {self.progress.told()[1]}"
+        text = f"{symptom} in {self.progress.told()[1]}"
         speaks = self.control.rank == 0
         if self.control.ranks > 1:
             try:
@@ -155,25 +155,25 @@ class Watchdog:
                     self.control.members,
                     self.progress.told(),
                 )
-                kind, text = self._verdict(symptom, answers)
+                text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: self.control.rank])
             except RuntimeError:
-                kind, text = "lost_rank", f"the store is gone, lost {self.control.name(0)}? {text}"
+                text = f"the store is gone, lost {self.control.name(0)}? {text}"
                 speaks = True
         self._leave(ExitCode.HANG, "failed", kind, text, speaks)
 
-    def _verdict(self, symptom: str, answers: list[list[Any] | None]) -> tuple[str, str]:
+    def _verdict(self, symptom: str, answers: list[list[Any] | None]) -> str:
         doing = self.progress.told()[1]
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
         if silent:
-            return "lost_rank", f"{self._lost(silent)} (no answer; {symptom})"
+            return f"{self._lost(silent)} (no answer; {symptom})"
         done = [answer[0] for answer in answers if answer]
         behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
         if behind:
             names = ", ".join(self.control.name(rank) for rank in behind[:16])
             at = answers[behind[0]]
-            return "hang", f"{symptom} while in {doing}; behind: {names}, in {at and at[1]}"
-        return "hang", f"{symptom} while in {doing}; all ranks wait at the same place"
+            return f"{symptom} in {doing}; behind: {names}, in {at and at[1]}"
+        return f"{symptom} in {doing}; all ranks wait at the same place"
 
     def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
         """Write the last words and end the process. Never returns."""

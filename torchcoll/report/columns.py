@@ -16,6 +16,7 @@ from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import Row, over_ranks, quantile
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
+from torchcoll.report.output import one_line
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
@@ -50,7 +51,7 @@ class Column:
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
         value = getattr(entry.row, key)
-        return "-" if value is None else str(value)
+        return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
 
@@ -67,7 +68,9 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
-        return format_size(getattr(entry.row, key)) if entry.has_data else "-"
+        # A case that did not run may have no actual size: then what was asked for stands there.
+        nbytes = getattr(entry.row, key) or entry.row.nbytes_requested
+        return format_size(nbytes) if entry.has_data else "-"
 
     return Column(key, Head(first, second, drop=drop), cell)
 

@@ -51,7 +51,7 @@ def _what(run: Run, items: Sequence[Any]) -> str:
             words.append(_word(name, values[0]))
     splits = values_of(items, "splits")
     words += [f"splits {one_line(text)}" for text in splits]
-    return f"torchcoll {version or ''}".rstrip() + ": " + ", ".join(filter(None, words))
+    return f"torchcoll {version or ''}".rstrip() + f": {', '.join(filter(None, words))}".rstrip()
 
 
 def _word(name: str, value: Any) -> str:

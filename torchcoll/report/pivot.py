@@ -8,7 +8,7 @@ and what differs between the environments of the files is named below.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import header_lines
-from torchcoll.report.notes import run_lines
+from torchcoll.report.notes import problems_of, run_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
@@ -30,6 +30,8 @@ _METRICS = {
     "algbw": ("algbw_gbps", "algbw in GB/s"),
     "busbw": ("busbw_gbps", "busbw in GB/s"),
 }
+# Variables that differ from job to job and say nothing about what was measured.
+_OF_THE_JOB = ("MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class _Point:
 
 def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[Grid]:
     """One table for each combination of what else varies. Raises UsageError for an unknown key."""
+    _check_key(runs, key)
     points = [
         _Point(_column(run, row, key), row)
         for run in runs
@@ -50,14 +53,45 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
     for group in _groups(points, hidden):
         within = [p for p in points if all(_same(p.row, n, v) for n, v in group.items())]
         grids.append(_grid(within, key, metric, group))
-    lines = header_lines(runs[0], [p.row for p in points], view.over_ranks) if runs else []
-    grids.insert(0, Grid([], [], above=[*lines[:1], *_read_as(points, view)]))
-    below = [line for run in runs for line in run_lines(run, _rows(points), False)]
-    return [*grids, Grid([], [], below=[*dict.fromkeys(below), *_differences(runs)])]
+    above = [*_what_ran(runs, points), *_read_as(points, view)]
+    below = [*dict.fromkeys(_run_lines(runs, points)), *_differences(runs)]
+    return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
+
+
+def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
+    """Which collectives, backends and ranks; one run says it as its own table does."""
+    rows = _rows(points)
+    if len(runs) == 1:
+        return header_lines(runs[0], rows)[:2]
+    words = [
+        f"{name}: {', '.join(one_line(v) for v in values)}"
+        for name in ("backend", "device", "ranks")
+        if (values := values_of(rows, name))
+    ]
+    return [f"{len(runs)} launches; {'; '.join(words)}"]
+
+
+def _run_lines(runs: Sequence[Run], points: Sequence[_Point]) -> Iterator[str]:
+    """Lines about the runs; what went wrong in one of several names its file."""
+    for run in runs:
+        problems = problems_of(run)
+        for line in run_lines(run, _rows(points), first_calls=False):
+            yield f"{run.path}: {line}" if line in problems and len(runs) > 1 else line
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
     return [point.row for point in points]
+
+
+def _check_key(runs: Sequence[Run], key: str) -> None:
+    name, _, label = key.partition("=")
+    if label and name == "label":
+        known = sorted({one_line(k) for run in runs for k in run.labels or {}})
+        if label not in known:
+            among = f"one of {', '.join(known)}" if known else "a label, and the files have none"
+            raise UsageError("pivot label", label, among)
+    elif key not in KEYS or key == "label=KEY":
+        raise UsageError("pivot", key, f"one of {', '.join(KEYS)}")
 
 
 def _column(run: Run, row: Row, key: str) -> str:
@@ -69,8 +103,6 @@ def _column(run: Run, row: Row, key: str) -> str:
         return ", ".join(f"{one_line(k)}={one_line(v)}" for k, v in labels.items()) or "-"
     if key == "file":
         return str(run.path.name if run.path else run.header.get("run_id") or "-")
-    if key not in DIMENSIONS:
-        raise UsageError("pivot", key, f"one of {', '.join(KEYS)}")
     if key == "in_place":
         return "in place" if row.in_place else "out of place"
     value = getattr(row, key)
@@ -172,4 +204,9 @@ def _facts(run: Run) -> dict[str, Any]:
     environment = run.environment or {}
     plain = {k: v for k, v in environment.items() if not isinstance(v, dict)}
     libraries = environment.get("libraries") or {}
-    return plain | dict(libraries) | dict(environment.get("variables") or {})
+    variables = {
+        k: v
+        for k, v in (environment.get("variables") or {}).items()
+        if not k.startswith(_OF_THE_JOB)
+    }
+    return plain | dict(libraries) | variables

@@ -10,7 +10,7 @@ from typing import TextIO
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load
 from torchcoll.core.result import Run
-from torchcoll.report.columns import Entry, columns_for, named_columns, values_of
+from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.grid import Grid, print_grid
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
@@ -28,16 +28,23 @@ def table_grid(run: Run, view: View | None = None) -> Grid:
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
-    columns = columns + view.extra_columns()
+    columns = with_percentiles(columns, view.extra_columns())
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
         above=header_lines(run, rows, view.over_ranks, values_of(rows, "clock")) + first_lines(run),
         below=(notes.lines() if "verified" in keys else [])
+        + ([] if rows else ["no case has ended"])
         + run_lines(run, rows, "first_call_ns" in keys)
         + clock_lines(entries, view.clock),
         styles=[row_style(entry) for entry in entries],
     )
+
+
+def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
+    """The chosen percentiles stand with the other times, before the number of calls."""
+    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
+    return [*columns[:place], *extra, *columns[place:]]
 
 
 def row_style(entry: Entry) -> str:

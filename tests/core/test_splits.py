@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.splits import Division, Weights, split_weights
+
+EXPECTED = "seed:N, one weight a rank such as 1,2,4,1, or the path of a matrix file"
+
+
+def rows(weights):
+    return [list(row) for row in weights.rows]
+
+
+def refusal(splits, ranks):
+    with pytest.raises(UsageError) as caught:
+        split_weights(splits, ranks)
+    return str(caught.value)
+
+
+def test_list_every_rank_sends_in_these_proportions():
+    assert rows(split_weights("1,2,4", 3)) == [[1, 2, 4]] * 3
+
+
+def test_fractions_keep_their_proportions():
+    assert rows(split_weights("0.5,0.25,1", 3)) == [[2, 1, 4]] * 3
+
+
+def test_seed_is_the_same_everywhere_and_for_ever():
+    # random.Random(0).randbytes(9), the low four bits of each.
+    assert rows(split_weights("seed:0", 3)) == [[13, 12, 6], [8, 13, 9], [7, 12, 1]]
+    assert rows(split_weights("seed:7", 2)) != rows(split_weights("seed:0", 2))
+
+
+def test_seed_draws_every_weight():
+    flat = [weight for row in rows(split_weights("seed:1", 64)) for weight in row]
+    assert set(flat) == set(range(16))
+    # 4096 draws of 0 to 15: mean 7.5, standard error 4.61 / 64 = 0.072.
+    assert abs(sum(flat) / len(flat) - 7.5) < 4 * 0.072
+
+
+def test_seed_never_gives_nothing_at_all():
+    for seed in range(100):  # one rank draws a single weight, every 16th a 0
+        assert any(map(any, rows(split_weights(f"seed:{seed}", 1))))
+
+
+@pytest.mark.parametrize("text", ["0 1\n2 3\n", "0,1\n2,3", "0, 1\n\n2, 3\n"])
+def test_matrix_file(tmp_path, text):
+    path = tmp_path / "matrix.txt"
+    path.write_text(text)
+    assert rows(split_weights(str(path), 2)) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("splits", "line"),
+    [
+        ("seed:", f"splits: got seed:, expected {EXPECTED}"),
+        ("seed:x", f"splits: got seed:x, expected {EXPECTED}"),
+        ("seed:-1", f"splits: got seed:-1, expected {EXPECTED}"),
+        ("seed:\u00b2", f"splits: got seed:\u00b2, expected {EXPECTED}"),  # a digit, no number
+        ("seed:" + "9" * 5000, f"splits: got seed:{'9' * 112}..., expected {EXPECTED}"),
+        ("", f"splits: got an empty text, expected {EXPECTED}"),
+        ("no-such-file", f"splits: got no-such-file, expected {EXPECTED}"),
+        ("1,2", "splits: got 1,2, expected 3 weights, one a rank"),
+        ("1,2,3,4", "splits: got 1,2,3,4, expected 3 weights, one a rank"),
+        ("1,,3", f"splits: got 1,,3, expected {EXPECTED}"),
+        ("0,0,0", "splits: got 0,0,0, expected weights from 0 on, at least one above 0"),
+        ("1,-1,1", "splits: got 1,-1,1, expected weights from 0 on, at least one above 0"),
+        ("1,nan,1", "splits: got 1,nan,1, expected weights from 0 on, at least one above 0"),
+        ("1,inf,1", "splits: got 1,inf,1, expected weights from 0 on, at least one above 0"),
+    ],
+)
+def test_refused(splits, line, in_tmp_path):
+    assert refusal(splits, 3) == line
+
+
+def test_a_long_list_is_no_file_name():
+    # 600 weights are more characters than a file name may have.
+    assert rows(split_weights(",".join(["1"] * 600), 600))[0] == [1] * 600
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("1 2\n3 x\n", "splits file: got {}, expected a matrix of numbers (could not convert"),
+        ("1 2\n", "splits file {}: got 1 rows of [2] numbers, expected 2 rows of 2 numbers, one"),
+        ("1 2\n3\n", "splits file {}: got 2 rows of [1, 2] numbers, expected 2 rows of 2 numbers"),
+        ("", "splits file {}: got 0 rows of [] numbers, expected 2 rows of 2 numbers, one a rank"),
+        ("0 0\n0 0\n", "splits: got {}, expected weights from 0 on, at least one above 0"),
+        ("1 -2\n3 4\n", "splits: got {}, expected weights from 0 on, at least one above 0"),
+    ],
+)
+def test_refused_file(in_tmp_path, text, line):
+    (in_tmp_path / "m").write_text(text)
+    assert refusal("m", 2).startswith(line.format("m"))
+
+
+def test_refused_binary_file(in_tmp_path):
+    (in_tmp_path / "m").write_bytes(b"\xff\xfe\x00")
+    assert refusal("m", 2).startswith("splits file: got m, expected a matrix of numbers ('utf-8'")
+
+
+def by_hand(weights, elements):
+    """Every pair by itself, in exact fractions."""
+    largest = max(max(map(sum, weights)), max(map(sum, zip(*weights, strict=True))))
+    matrix = [[int(Fraction(w * elements, largest)) for w in row] for row in weights]
+    if not any(map(any, matrix)):
+        heaviest = max(map(max, weights))
+        source = max(s for s, row in enumerate(weights) if heaviest in row)
+        destination = max(d for d, w in enumerate(weights[source]) if w == heaviest)
+        matrix[source][destination] = 1
+    return matrix
+
+
+SQUARES = st.integers(1, 6).flatmap(
+    lambda n: st.lists(
+        st.lists(st.integers(0, 60), min_size=n, max_size=n), min_size=n, max_size=n
+    ).filter(lambda rows: any(map(any, rows)))
+)
+
+
+@given(SQUARES, st.integers(1, 1 << 40))
+def test_division_is_the_division_of_every_pair(weights, elements):
+    expected = by_hand(weights, elements)
+    division = Division(Weights([tuple(row) for row in weights]), elements)
+    # The sums first: they must not come from the matrix.
+    assert division.sent == [sum(row) for row in expected]
+    assert division.received == [sum(column) for column in zip(*expected, strict=True)]
+    assert division.largest_pair == max(map(max, expected))
+    assert [list(row) for row in division.matrix] == expected
+    assert 1 <= max(*division.sent, *division.received) <= elements
+
+
+@pytest.mark.parametrize("weight", [1, 3, 49, 103])
+@pytest.mark.parametrize("elements", [2, 4, 98, 1000])
+def test_equal_weights_divide_evenly(weight, elements):
+    # In floating point 49 * (2 / 98) is below 1, and nothing would be sent.
+    division = Division(Weights([(weight, weight)] * 2), elements)
+    assert division.matrix == ((elements // 2,) * 2,) * 2
+
+
+def test_too_few_elements_still_send_one():
+    division = Division(Weights([(1, 5), (5, 1)]), 1)
+    assert division.matrix == ((0, 0), (1, 0))  # the last of the heaviest
+    assert (division.sent, division.received, division.largest_pair) == ([0, 1], [1, 0], 1)

@@ -1,0 +1,356 @@
+"""The text of tables, exactly."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+from handmade import case, not_run, result, run
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Run, Verification
+from torchcoll.report.text import show
+
+HEADER = """\
+torchcoll 0.1.0: all_reduce, float32, sum, in place
+backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
+clock: host; cadence: isolated (a barrier before every call, outside the stamps)
+completion = max over ranks; low, high = p5, p95 within this launch
+each case until 5 % precision or 1 s; verification on
+start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect lazy, in the first call
+first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
+cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
+"""
+
+
+def body(text: str) -> str:
+    """What follows the header lines."""
+    return text.split("\n\n", 1)[1]
+
+
+def test_one_case_on_8_ranks(shown):
+    # 67108864 B / 1 ms = 67.108864 GB/s; x 2 x 7 / 8 = 117.440512.
+    assert shown(run(result())) == HEADER + (
+        "\n"
+        "size      first    median       low      high  calls   algbw    busbw  verified\n"
+        "          call                   p5       p95           GB/s     GB/s\n"
+        " 64M  5.000 ms*  1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  correct\n"
+        "\n"
+        "* first call over 3 times the median\n"
+    )
+
+
+def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes(shown):
+    def timed(nbytes, cold, time, ranks=2):
+        asked = case(nbytes=nbytes)
+        return result(ranks, (cold,), case=asked, time_ns={"host": [[time] * 100] * 2})
+
+    text = shown(
+        run(
+            timed(1, 900, 812),
+            timed(1_000_000, 12_345, 15_520),
+            timed(1536 << 20, 999_960, 999_949),
+            timed(2 << 40, 3_700_000_000_000, 1_203_000_000),
+            ranks=2,
+        )
+    )
+    assert body(text) == (
+        "   size      first    median       low      high       p99  calls     algbw     busbw"
+        "  verified\n"
+        "             call                   p5       p95                       GB/s      GB/s\n"
+        "      1     900 ns    812 ns    812 ns    812 ns    812 ns    100     0.001     0.001"
+        "  correct\n"
+        "1000000   12.35 us  15.52 us  15.52 us  15.52 us  15.52 us    100    64.433    64.433"
+        "  correct\n"
+        "   1.5G   1.000 ms  999.9 us  999.9 us  999.9 us  999.9 us    100  1610.695  1610.695"
+        "  correct\n"
+        "     2T   3700 s *  1.203 s   1.203 s   1.203 s   1.203 s     100  1827.949  1827.949"
+        "  correct\n"
+        "\n"
+        "* first call over 3 times the median\n"
+    )
+
+
+def test_what_varies_becomes_a_column_at_the_left(shown):
+    gather = case(collective="all_gather", op=None, in_place=False, nbytes=8)
+    rows = body(
+        shown(
+            run(
+                result(cold=(1_000_000,), case=case(nbytes=32)),
+                result(cold=(1_000_000,), case=gather, nbytes=32),
+            )
+        )
+    )
+    assert rows == (
+        "collective  in      size  size      first    median       low      high  calls   algbw"
+        "   busbw  verified\n"
+        "            place  asked            call                   p5       p95           GB/s"
+        "    GB/s\n"
+        "all_reduce  yes       32    32  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  <0.001"
+        "  <0.001  correct\n"
+        "all_gather  no         8    32  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  <0.001"
+        "  <0.001  correct\n"
+    )
+
+
+def test_status_reason_warnings_and_problems_are_footnotes(shown):
+    wrong = Verification(checked=64, wrong=3, wrong_ranks=(0, 1, 5))
+    shaky = Verification(checked=64, wrong=0, tolerance_ulp=8)
+    text = shown(
+        run(
+            not_run("unsupported", "gloo has no avg\nfor bfloat16"),
+            not_run("oom", nbytes=8),
+            result(cold=(1_000_000,), status="wrong", verification=wrong),
+            result(cold=(1_000_000,), verification=shaky, warnings=["the clock stepped"]),
+            result(cold=(1_000_000,), verification=None),
+            events=[{"kind": "warning", "message": "turbo is on"}],
+            end=None,
+            problems=["truncated: the file has no end record"],
+        )
+    )
+    assert body(text) == (
+        "size      first    median       low      high  calls   algbw    busbw  verified\n"
+        "          call                   p5       p95           GB/s     GB/s\n"
+        " 64M         -          -         -         -      0       -        -  unsupported [1]\n"
+        "   8         -          -         -         -      0       -        -  oom\n"
+        " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.441"
+        "  wrong (3 of 64) [2]\n"
+        " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  correct [3][4]\n"
+        " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.440  unchecked\n"
+        "\n"
+        "[1] gloo has no avg for bfloat16\n"
+        "[2] wrong on ranks 0-1, 5\n"
+        "[3] values within 8 ulp count as correct\n"
+        "[4] the clock stepped\n"
+        "warning: turbo is on\n"
+        "truncated: the file has no end record\n"
+    )
+
+
+def test_one_rank_has_times_and_no_bandwidth(shown):
+    text = shown(run(result(1, (1_000_000,)), ranks=1))
+    assert "backend: gloo of torch 2.13.0; 1 rank (no communication) on vm, cpu\n" in text
+    assert body(text).splitlines()[2:] == [
+        " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21      -      -  correct",
+        "",
+        "one rank, no communication: times, but no bandwidth",
+    ]
+
+
+def test_fake_backend_says_that_nothing_was_communicated(shown):
+    text = shown(run(result(cold=(1_000_000,), case=case(backend="fake"))))
+    assert "backend: fake (nothing is communicated); 8 ranks on vm, cpu\n" in text
+    assert text.endswith("\nfake backend: nothing was communicated\n")
+
+
+def test_a_barrier_has_no_size_and_no_bandwidth(shown):
+    barrier = case(collective="barrier", nbytes=0, dtype=None, op=None, in_place=False)
+    text = shown(run(result(cold=(1_000_000,), case=barrier, verification=None)))
+    assert body(text) == (
+        "    first    median       low      high  calls  verified\n"
+        "    call                   p5       p95\n"
+        "1.000 ms   1.000 ms  910.0 us  1.090 ms     21  unchecked\n"
+    )
+
+
+def test_interrupted_says_why_once(shown):
+    ended = {"status": "interrupted", "reason": "SIGTERM", "exit_code": 143}
+    text = shown(run(result(), end=ended, problems=["interrupted: SIGTERM"]))
+    assert text.count("interrupted: SIGTERM") == 1
+    assert "interrupted: SIGTERM" in shown(run(result(), end=ended))
+
+
+def test_a_run_without_any_facts_has_a_table(shown):
+    empty = Run(results=[result(2, (1_000_000,))])
+    assert shown(empty).startswith(
+        "torchcoll: all_reduce, float32, sum, in place\nbackend: gloo; 2 ranks\n"
+    )
+    assert shown(Run()) == (
+        "torchcoll:\n"
+        "backend: unknown; 0 ranks\n"
+        "completion = max over ranks; low, high = p5, p95 within this launch\n"
+        "no case has ended\n"
+    )
+
+
+# 101 calls of 0.900, 0.902, ... 1.100 ms: the percentiles 5, 50, 95, 99 are calls 5, 50, 95, 99.
+HUNDRED = {"host": [[900_000 + 2_000 * i for i in range(101)]] * 8}
+
+
+def test_a_full_table_fits_into_80_columns(on_terminal):
+    text = on_terminal(run(result(time_ns=HUNDRED)), columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 80
+    assert body(text) == (
+        "         first               low     high                 algbw   busbw\n"
+        "size      call   median       p5      p95      p99 calls   GB/s    GB/s verified\n"
+        f"{rule}\n"
+        " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
+        "\n"
+        "* first call over 3 times the median\n"
+    )
+
+
+def test_what_does_not_fit_is_named(on_terminal):
+    rows = run(result(time_ns=HUNDRED), not_run("unsupported", "no avg"))
+    text = on_terminal(rows, columns=80)
+    assert max(map(len, text.splitlines())) <= 80
+    lines = body(text).splitlines()
+    assert lines[3:] == [
+        " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms   101 67.109 117.441 correct",
+        " 64M         -        -        -        -     0      -       - unsupported [1]",
+        "",
+        "not shown in 80 columns: p99 (use a wider terminal or --columns)",
+        "[1] no avg",
+        "* first call over 3 times the median",
+    ]
+    narrow = on_terminal(rows, columns=60)
+    assert "\nnot shown in 60 columns: low p5, high p95, p99, algbw GB/s" in narrow
+
+
+def test_200_columns_show_everything(on_terminal):
+    rows = run(result(time_ns=HUNDRED), not_run("unsupported", "no avg"))
+    text = on_terminal(rows, columns=200)
+    assert (
+        " 64M  5.000 ms*  1.000 ms  910.0 us  1.090 ms  1.098 ms    101  67.109  117.441  correct\n"
+    ) in text
+    assert "not shown" not in text
+
+
+def test_numbers_stay_whole_even_where_nothing_fits(on_terminal):
+    text = on_terminal(run(result(case=case(nbytes=1 << 62))), columns=20)
+    # 2**62 B / 1 ms x 1.75; the row is longer than the terminal and is not cut.
+    assert "4194304T 1.000 ms 8070450532247.929 correct\n" in text
+
+
+def test_columns_chosen_by_name_are_never_hidden(on_terminal):
+    names = "nbytes,nbytes_in,nbytes_out,count,median_ns,low_ns,high_ns,p99_ns,status,reason"
+    text = on_terminal(run(result()), columns=30, names=names)
+    assert " 64M   64M   64M 16777216 1.000 ms 910.0 us 1.090 ms   - ok" in text
+    assert "not shown" not in text
+
+
+def test_no_color_is_honoured(monkeypatch):
+    from conftest import Terminal
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = run(not_run("oom"))
+    out = Terminal()
+    show(rows, file=out)
+    assert "\x1b[31m" in out.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    show(rows, file=out)
+    assert "\x1b[31m" not in out.getvalue()
+
+
+@pytest.mark.parametrize("without", ["rich", "TERM"])
+def test_without_rich_or_on_a_dumb_terminal_the_table_is_plain(on_terminal, monkeypatch, without):
+    if without == "rich":
+        for name in [n for n in sys.modules if n.split(".")[0] == "rich"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "rich", None)  # import rich raises ImportError
+        text = on_terminal(run(result(time_ns=HUNDRED)), columns=80)
+    else:
+        from conftest import Terminal
+
+        monkeypatch.setenv("TERM", "dumb")
+        out = Terminal()
+        show(run(result(time_ns=HUNDRED)), file=out)
+        assert "\x1b" not in out.getvalue()
+        text = out.text()
+    assert text.isascii()
+    assert text.splitlines()[-3].split()[:3] == ["64M", "5.000", "ms*"]
+
+
+def test_a_pipe_in_an_ascii_locale_gets_escapes_and_no_error():
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding="ascii")
+    show(run(not_run("failed", "Ger\N{LATIN SMALL LETTER A WITH DIAERESIS}t\x1b[2Jweg")), file=out)
+    out.flush()
+    assert b"[1] Ger\\xe4t [2Jweg\n" in raw.getvalue()
+
+
+def test_over_ranks_clock_and_percentiles(shown):
+    asked = run(result(cold=(1_000_000,)))
+    text = shown(asked, over_ranks="min", percentiles="0,100")
+    assert "time = min over ranks, not the completion; low, high = p5, p95" in text
+    assert body(text).splitlines()[2].split() == [
+        *("64M", "1.000", "ms", "500.0", "us", "500.0", "us", "500.0", "us"),
+        *("500.0", "us", "500.0", "us", "21", "134.218", "234.881", "correct"),
+    ]
+    text = shown(asked, clock="device")
+    assert body(text).splitlines()[2:] == [
+        " 64M  1.000 ms        -    -     -      0      -      -  correct",
+        "",
+        "1 of 1 cases have no device clock",
+    ]
+
+
+def test_chosen_columns_are_the_fields_of_a_row(shown):
+    assert body(shown(run(result()), columns="count,median_ns,algbw_gbps")) == (
+        "   count    median   algbw\n                      GB/s\n16777216  1.000 ms  67.109\n"
+    )
+    assert len(body(shown(run(result()), columns="all")).splitlines()) == 5
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (
+            {"format": "xml"},
+            "format: got xml, expected one of table, markdown, csv, json, nccl-tests",
+        ),
+        ({"metric": "x"}, "metric: got x, expected one of time, algbw, busbw"),
+        ({"clock": "cpu"}, "clock: got cpu, expected one of host, device, issue"),
+        ({"over_ranks": "p"}, "over-ranks: got p, expected one of max, mean, min, rank0"),
+        (
+            {"percentiles": "50,101"},
+            "percentiles: got 101, expected numbers from 0 to 100, such as 50,90,99.9",
+        ),
+        (
+            {"percentiles": "x"},
+            "percentiles: got x, expected numbers from 0 to 100, such as 50,90,99.9",
+        ),
+        (
+            {"pivot": "ranks", "calls": True},
+            "view: got pivot and calls, expected one of pivot, per-rank, calls",
+        ),
+        (
+            {"pivot": "ranks", "format": "csv"},
+            "format: got csv, expected table or markdown with --pivot",
+        ),
+        (
+            {"pivot": "size"},
+            "pivot: got size, expected one of collective, backend, device, ranks, dtype, op, root, "
+            "in_place, cadence, clock, label, label=KEY, file",
+        ),
+        ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
+    ],
+)
+def test_bad_choices_are_one_line(shown, choices, message):
+    with pytest.raises(UsageError) as caught:
+        shown(run(result()), **choices)
+    assert str(caught.value) == message
+
+
+def test_unknown_column_lists_the_known(shown):
+    with pytest.raises(
+        UsageError, match="^columns: got speed, expected all, or some of collective, "
+    ):
+        shown(run(result()), columns="nbytes,speed")
+
+
+def test_no_file_at_all(shown):
+    with pytest.raises(UsageError, match="^show: got no file, expected at least one result file$"):
+        shown()
+
+
+def test_several_runs_stand_below_their_paths(shown, tmp_path):
+    one, two = run(result()), run(result())
+    one.path, two.path = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    text = shown(one, two)
+    single = shown(run(result()))
+    assert text == f"{one.path}\n{single}\n{two.path}\n{single}"
