@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
+
+# No deadline: a busy machine is no failure. The same examples each time: a build says something
+# of the code, not of its luck.
+settings.register_profile("torchcoll", deadline=None, derandomize=True)
+settings.load_profile("torchcoll")
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NAMES += ("GROUP_RANK", "NO_COLOR", "COLUMNS", "PBS_JOBID", "LSB_JOBID")

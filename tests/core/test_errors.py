@@ -54,7 +54,7 @@ def test_exit_codes_of_the_design(kind, code):
 
 
 def test_usage_error_is_a_value_error():
-    with pytest.raises(ValueError, match="^size: got 1$"):
+    with pytest.raises(ValueError, match=r"^size: got 1$"):
         raise UsageError("size", 1)
 
 

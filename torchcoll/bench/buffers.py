@@ -38,11 +38,13 @@ def allocate(torch: Any, sizing: Sizing, rank: int, device: str) -> Buffers:
     # A rank with nothing to send or receive (not the root) has no place in the larger buffer.
     offset = COLLECTIVES[case.collective].overlap(sizing.layout(rank)) if small else 0
     part = whole.narrow(0, offset, small) if small < len(whole) else whole
-    return Buffers(whole if sent == len(whole) else part, part if sent == len(whole) else whole, True)
+    return Buffers(
+        whole if sent == len(whole) else part, part if sent == len(whole) else whole, True
+    )
 
 
 class Pattern:
-    """A periodic pattern on the device: element i of a buffer is ``values[(shift + i) mod period]``.
+    """A periodic pattern: element i of a buffer is ``values[(shift + i) mod period]``.
 
     ``row(shift)`` is a whole number of periods that begins at ``shift``.
     """

@@ -45,6 +45,7 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
             "Check MASTER_ADDR, MASTER_PORT and that rank 0 was started.",
         ) from None
 
+
 _KEEP_BYTES = 1 << 16  # samples are deleted from the store; small words are not worth the trips
 
 
@@ -99,6 +100,11 @@ class Control:
         """No rank leaves before every rank has come. Skew at leaving: about one store round."""
         self.gather(None)
         self.decide()
+
+    def farewell(self) -> None:
+        """Align, and let rank 0, which may serve the store, leave last."""
+        self.align()
+        self.gather(None)
 
     def _wait(self, keys: list[str], timeout_s: float | None) -> None:
         limit_s = min(timeout_s or self.timeout_s, self.timeout_s)

@@ -13,11 +13,13 @@ from torchcoll.bench.backends import library_version
 from torchcoll.bench.launcher import Launch
 
 # Variables that change how a collective runs. Everything else stays private.
-_PREFIXES = tuple(
-    "NCCL_ RCCL_ CCL_ FI_ I_MPI_ MPIR_ MPICH_ UCX_ GLOO_ TP_ ZE_ NEO_ SYCL_ ONEAPI_ HSA_ HIP_ "
-    "ROCR_ TORCH_ TORCHELASTIC_ OMP_ KMP_ MKL_ GOMP_ PBS_ PALS_ PMI_ PMIX_ SLURM_ OMPI_ "
-    "CUDA_CACHE_ CUDA_MODULE_LOADING CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER "
-    "CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING LD_PRELOAD MASTER_ADDR MASTER_PORT".split()
+_PREFIXES = (
+    *("NCCL_", "RCCL_", "CCL_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "UCX_", "GLOO_", "TP_"),
+    *("ZE_", "NEO_", "SYCL_", "ONEAPI_", "HSA_", "HIP_", "ROCR_", "TORCH_", "TORCHELASTIC_"),
+    *("OMP_", "KMP_", "MKL_", "GOMP_", "PBS_", "PALS_", "PMI_", "PMIX_", "SLURM_", "OMPI_"),
+    *("CUDA_CACHE_", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"),
+    *("MASTER_ADDR", "MASTER_PORT"),
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")  # of this launch: no information
@@ -83,7 +85,9 @@ def member(launch: Launch, device: str) -> dict[str, Any]:
 def _cpu_model() -> str:
     try:
         with open("/proc/cpuinfo") as info:
-            return next(line.split(":")[1].strip() for line in info if line.startswith("model name"))
+            return next(
+                line.split(":")[1].strip() for line in info if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 

@@ -27,7 +27,9 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
         launch = detect()
         rank = launch.rank
         options = parse(arguments, collective, _program(collective))
-        code = _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
+        code = (
+            _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
+        )
     except TorchcollError as error:
         _complain(error.line(), rank, speaks=rank == 0)
         code = int(error.exit_code)

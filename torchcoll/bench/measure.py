@@ -25,9 +25,7 @@ REFUSAL_S = 10.0
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc")
 
 
-def measure_case(
-    session: Session, sizing: Sizing, verdict: list[str] | None
-) -> CaseResult | None:
+def measure_case(session: Session, sizing: Sizing, verdict: list[str] | None) -> CaseResult | None:
     """Run the case unless ``verdict`` says otherwise; the result on rank 0, None elsewhere."""
     if verdict:
         return _result(session, sizing, {}, status=verdict[0], reason=verdict[1])

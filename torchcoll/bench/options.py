@@ -61,9 +61,7 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     what.add_argument("-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} (float32)", **text)
     what.add_argument("-o", "--op", help=f"all, or of {', '.join(OPS)} (sum)", **text)
     what.add_argument("-r", "--root", help="rank, or ranks with commas (0)", **text)
-    what.add_argument(
-        "--in-place", help="0, 1 or both (each collective's own default)", **text
-    )
+    what.add_argument("--in-place", help="0, 1 or both (each collective's own default)", **text)
     what.add_argument(
         "--splits", help="all_to_all_v: seed:N, weights 1,2,4 or a matrix file (seed:0)", **text
     )

@@ -243,7 +243,7 @@ class Session:
             raise UsageError(
                 f"arguments of {names}",
                 odd[0]["argv"] or "another Spec",
-                f"the same as on {self.control.name(like['rank'])}: {like['argv'] or 'no arguments'}",
+                f"as on {self.control.name(like['rank'])}: {like['argv'] or 'no arguments'}",
                 "Start all ranks with the same arguments.",
             )
 
@@ -369,7 +369,7 @@ class Session:
             elif self._made_group:
                 # gloo aborts when a peer's process ends before this rank has left the group.
                 with contextlib.suppress(TorchcollError):
-                    self.control.align()
+                    self.control.farewell()
                 self.dist.destroy_process_group()
         finally:
             self.watchdog.close()

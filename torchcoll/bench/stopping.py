@@ -31,9 +31,7 @@ class StoppingRule:
     ``next_batch`` for the size of the next one, 0 to stop.
     """
 
-    def __init__(
-        self, ranks: int, iters: int | None, precision: float, max_time_s: float
-    ) -> None:
+    def __init__(self, ranks: int, iters: int | None, precision: float, max_time_s: float) -> None:
         self.iters = iters
         self.precision = precision
         self.max_time_ns = max_time_s * 1e9

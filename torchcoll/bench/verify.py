@@ -89,7 +89,7 @@ def _reduce(op: str, column: list[Any]) -> Any:
 
 
 def tolerance_ulp(case: Case, ranks: int) -> int:
-    """0: equal to the bit. avg of floats: one ulp a rank, for a backend may divide before adding."""
+    """0: equal to the bit. avg of floats: one ulp a rank, as a backend may divide before adding."""
     averaged = case.op == "avg" and DTYPES[case.dtype or "uint8"].kind == "float"
     return ranks if averaged else 0
 
@@ -143,8 +143,8 @@ class Checker:
 
 def _differs(torch: Any, got: Any, expected: Any, ulp: int) -> Any:
     if ulp:
-        # No average of the pattern exceeds 1 / ranks, so `ranks` ulp of it are one eps. Not `>`: NaN
-        # must count as wrong.
+        # No average of the pattern exceeds 1 / ranks, so `ranks` ulp of it are one eps.
+        # Not `>`: NaN must count as wrong.
         return ~((got.double() - expected.double()).abs() <= torch.finfo(got.dtype).eps)
     if got.dtype.is_floating_point and got.element_size() == 1:
         return got.view(torch.uint8) != expected.view(torch.uint8)  # float8 has no comparison

@@ -6,7 +6,7 @@ Pure, without torch. The memory that is checked before a case runs is the memory
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.case import Case, Sizing, Spec
@@ -19,7 +19,7 @@ from torchcoll.core.units import format_bytes, format_size
 COLD_LIMIT_S = 5.0
 COLD_CALLS = 20
 PATIENCE = 10  # steady calls end, however few they are, after so many times the time limit
-SLOW_CALL = 0.5  # of the time limit: with slower calls the least number of calls takes longer
+SLOW_CALL = 0.25  # of the time limit: with slower calls the least number of calls takes longer
 
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
@@ -79,7 +79,7 @@ def case_limit_s(spec: Spec) -> float | None:
 
 def slow_call_s(spec: Spec) -> float:
     """Beyond so long a call, the least number of calls overruns ``case_limit_s``."""
-    cold = COLD_LIMIT_S / spec.cold
+    cold = COLD_LIMIT_S / COLD_CALLS
     return cold if spec.iters == 0 else min(cold, SLOW_CALL * spec.max_time_s)
 
 
@@ -156,12 +156,11 @@ def plan_lines(plan: Plan) -> list[str]:
     groups: dict[str, list[PlanRow]] = {}
     for row in plan.rows:
         groups.setdefault(_group(row.case), []).append(row)
-    cells = [_HEAD, *(_cells(row) for row in plan.rows)]
-    if all(row.nbytes == row.case.nbytes for row in plan.rows):
-        cells = [(cell[0], *cell[2:]) for cell in cells]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    text = dict(zip((None, *plan.rows), (_aligned(cell, widths) for cell in cells), strict=True))
-    lines += ["", text[None]]
+    table = _table(plan.rows, format_size)
+    if len(table[0]) > WIDTH:  # odd numbers of terabytes
+        table = _table(plan.rows, format_bytes)
+    text = dict(zip(plan.rows, table[1:], strict=True))
+    lines += ["", table[0]]
     for name, rows in groups.items():
         lines += [name, *(text[row] for row in rows)]
         for reason in dict.fromkeys(f"{row.status}: {row.reason}" for row in rows if row.status):
@@ -172,16 +171,25 @@ def plan_lines(plan: Plan) -> list[str]:
 _HEAD = ("size", "actual", "in", "out", "a rank", "a host", "at most")
 
 
-def _cells(row: PlanRow) -> tuple[str, ...]:
-    sizes = (row.case.nbytes, row.nbytes, row.nbytes_in, row.nbytes_out)
+def _table(rows: Sequence[PlanRow], in_out: Callable[[int], str]) -> list[str]:
+    """The heading and a line for each row."""
+    cells = [_HEAD, *(_cells(row, in_out) for row in rows)]
+    if all(row.nbytes == row.case.nbytes for row in rows):
+        cells = [(size, *rest) for size, _, *rest in cells]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in cells
+    ]
+
+
+def _cells(row: PlanRow, in_out: Callable[[int], str]) -> tuple[str, ...]:
+    sizes = (format_size(row.case.nbytes), format_size(row.nbytes))
+    sides = (in_out(row.nbytes_in), in_out(row.nbytes_out))
     if row.status:
-        return (*map(format_size, sizes), "-", "-", row.status)
+        return (*sizes, *sides, "-", "-", row.status)
     memory = (format_bytes(row.need_nbytes), format_bytes(row.host_nbytes))
-    return (*map(format_size, sizes), *memory, _duration(row.limit_s))
-
-
-def _aligned(cells: Iterable[str], widths: Iterable[int]) -> str:
-    return "  " + "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    return (*sizes, *sides, *memory, _duration(row.limit_s))
 
 
 def _group(case: Case) -> str:
@@ -194,12 +202,12 @@ def _assumptions(plan: Plan) -> list[str]:
     spec = plan.spec
     first = plan.rows[0].case if plan.rows else None
     ranks = f"{plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
-    hosts = "on one host" if plan.ranks_per_host == plan.ranks else f"{plan.ranks_per_host} a host"
+    ranks += (
+        " on one host" if plan.ranks_per_host == plan.ranks else f", {plan.ranks_per_host} a host"
+    )
     lines = ["Dry run: nothing was started, and no device was looked for."]
     if first:
-        lines.append(
-            f"Assumed: {ranks} {hosts}, {first.backend} on {first.device}, {first.cadence} calls."
-        )
+        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {first.cadence} calls.")
     if spec.order != "size":
         lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
     check = f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in" if spec.check else ""

@@ -124,6 +124,9 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         below.append("* over 3 times the median of the steady calls")
     if result.ordinal == 0 and result.cold_ns:
         below.append("call 0 is the first of its communicator")
+    if result.connect_ns:
+        took = format_time(max(result.connect_ns), 3).strip()
+        below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
         below.append(f"cold and warm-up calls: host clock; steady calls: {row.clock} clock")
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)

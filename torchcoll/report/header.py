@@ -42,7 +42,6 @@ def header_lines(
 
 
 def _what(run: Run, items: Sequence[Any]) -> str:
-    version = run.header.get("torchcoll")
     collectives = values_of(items, "collective")
     words = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
@@ -51,7 +50,13 @@ def _what(run: Run, items: Sequence[Any]) -> str:
             words.append(_word(name, values[0]))
     splits = values_of(items, "splits")
     words += [f"splits {one_line(text)}" for text in splits]
-    return f"torchcoll {version or ''}".rstrip() + f": {', '.join(filter(None, words))}".rstrip()
+    return f"{program_text(run)}: {', '.join(filter(None, words))}".rstrip()
+
+
+def program_text(run: Run) -> str:
+    """``torchcoll 0.1.0``: which version measured."""
+    version = run.header.get("torchcoll") or run.environment.get("torchcoll") or ""
+    return f"torchcoll {one_line(version)}".rstrip()
 
 
 def _word(name: str, value: Any) -> str:
@@ -178,12 +183,16 @@ def first_lines(run: Run) -> list[str]:
     result = first_result(run.results)
     if result is not None:
         first = max(row[0] for row in result.cold_ns if row)
-        words = [f"first call {_brief(first)}"]
+        # With --fresh-group the case made a communicator of its own.
+        connect = max(result.connect_ns, default=0)
+        words = [f"connect {_brief(connect)}"] if connect else []
+        words.append(f"first call {_brief(first)}")
         if result.settled is not None:
             words.append(f"settled after {result.settled} calls")
         elif result.status in ("ok", "wrong"):
             words.append(f"not settled after {max(map(len, result.cold_ns))} calls")
-        words.append(f"time to first result {_brief(first + (_phase(run, 'communicator') or 0))}")
+        connect = connect or _phase(run, "communicator") or 0
+        words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]

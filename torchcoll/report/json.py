@@ -32,7 +32,7 @@ def run_object(run: Run, view: View) -> dict[str, Any]:
             "path": None if run.path is None else str(run.path),
             "run_id": run.header.get("run_id"),
             "start_utc": run.header.get("start_utc"),
-            "torchcoll": run.header.get("torchcoll"),
+            "torchcoll": run.header.get("torchcoll") or run.environment.get("torchcoll"),
             "ranks": run.ranks,
             "labels": run.labels,
             "status": run.end.get("status") if run.end else "truncated",

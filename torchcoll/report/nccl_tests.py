@@ -18,6 +18,7 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
+from torchcoll.report.header import program_text
 from torchcoll.report.notes import problems_of
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
@@ -63,7 +64,7 @@ def block_start(run: Run, cases: Sequence[Case], how: str = "max") -> list[str]:
     warmup = (spec.get("cold") or 0) + (spec.get("warmup") or 0)
     iters = 20 if spec.get("iters") is None else spec["iters"]
     lines = [
-        f"# torchcoll {run.header.get('torchcoll') or ''} in the text format of nccl-tests",
+        f"# {program_text(run)} in the text format of nccl-tests",
         f"# Collective test starting: {program(first.collective)}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
         f"iters: {warmup} iters: {iters} agg iters: 1 validation: {int(spec.get('check', False))} "

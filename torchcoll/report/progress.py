@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-_BAR = 20
+_BAR = 12  # with the name of a case after it, the line fits into 80 columns
 
 
 def _clock_text(seconds: float) -> str:

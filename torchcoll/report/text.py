@@ -136,20 +136,17 @@ def _title(run: Run) -> str:
 def _print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
     from torchcoll.report.markdown import markdown_text
 
-    started = False
+    between = ""
     for title, grids in titled:
         if title:
-            out.write(
-                ("\n" if started else "")
-                + (f"## {title}\n\n" if format == "markdown" else f"{title}\n")
-            )
-            started = False
+            out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
+            between = ""
         for grid in grids:
-            if started:
-                out.write("\n")
-            started = True
+            if not (grid.above or grid.rows or grid.below):
+                continue
+            out.write(between)
+            between = "\n"
             if format == "markdown":
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
-        started = True

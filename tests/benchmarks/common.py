@@ -1,0 +1,75 @@
+"""What the benchmarks share: forked gloo ranks, ratios with an interval, one line a result."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+import random
+import socket
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import torchcoll
+
+
+def fork_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """``work(rank, *arguments)`` in ``ranks`` forked processes; what each returned."""
+    pipes = []
+    for rank in range(ranks):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            code = 1
+            try:
+                with os.fdopen(write, "wb") as out:
+                    pickle.dump(work(rank, *arguments), out)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(write)
+        pipes.append(read)
+    results = []
+    for read in pipes:
+        with os.fdopen(read, "rb") as source:
+            results.append(pickle.load(source))
+    for _ in range(ranks):
+        os.wait()
+    return results
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def tcp_store(rank: int, ranks: int, port: int) -> Any:
+    return dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
+
+
+def ratio(ours: Sequence[float], base: Sequence[float]) -> str:
+    """Median of ``ours`` over median of ``base``, with a bootstrap interval (1000, seed 0)."""
+    rng = random.Random(0)
+    drawn = sorted(
+        statistics.median(rng.choices(ours, k=len(ours)))
+        / statistics.median(rng.choices(base, k=len(base)))
+        for _ in range(1000)
+    )
+    value = statistics.median(ours) / statistics.median(base)
+    return f"{value:.3f} (95 % {drawn[25]:.3f} to {drawn[974]:.3f})"
+
+
+def title(what: str) -> None:
+    print(
+        f"{what}: torchcoll {torchcoll.__version__}, torch {torch.__version__}, Python "
+        f"{platform.python_version()}, {os.cpu_count()} cores, {date.today()}",
+        flush=True,
+    )
+    if os.getloadavg()[0] > 0.5:
+        print(f"note: the load average is {os.getloadavg()[0]:.1f}, not idle", file=sys.stderr)

@@ -1,0 +1,87 @@
+"""Does measuring change what is measured? torchcoll's timed call against a bare loop.
+
+Both align by a barrier before every call. 300 pairs of blocks in one process pair, each pair in
+random order; the A/A row compares the bare loop with itself and shows what noise alone does.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import fork_ranks, free_port, ratio, tcp_store, title
+
+from torchcoll.bench.timing import time_isolated
+from torchcoll.core.case import Spec, size_case
+from torchcoll.core.collectives import COLLECTIVES
+
+PAIRS, CALLS = 300, 20
+SIZES = {"8": 8, "1K": 1 << 10, "64K": 1 << 16, "1M": 1 << 20}
+
+
+def bare_block(tensor: Any, samples: list[int], calls: int) -> None:
+    for _ in range(calls):
+        dist.barrier()
+        start = time.perf_counter_ns()
+        dist.all_reduce(tensor)
+        samples.append(time.perf_counter_ns() - start)
+
+
+def product_call(tensor: Any, rank: int, ranks: int) -> Any:
+    (case,) = Spec(sizes=(tensor.nbytes,)).cases(ranks)
+    layout = size_case(case, ranks).layout(rank)
+    entry = COLLECTIVES["all_reduce"]
+    return entry.prepare(torch, dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
+
+
+def compare(rank: int, port: int, nbytes: int, same: bool) -> tuple[list[float], list[float]]:
+    dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
+    tensor = torch.zeros(nbytes // 4)
+    call, barrier = product_call(tensor, rank, 2), partial(dist.barrier, None)
+    medians: tuple[list[float], list[float]] = ([], [])
+    rng = random.Random(1)
+    for _ in range(PAIRS):
+        for arm in rng.sample((0, 1), 2):
+            samples: list[int] = []
+            if arm or same:
+                bare_block(tensor, samples, CALLS)
+            else:
+                time_isolated(call, barrier, samples, CALLS)
+            medians[arm].append(statistics.median(samples))
+    dist.barrier()
+    dist.destroy_process_group()
+    return medians
+
+
+def added_on_fake() -> float:
+    """ns that the timed loop adds to a call, over a loop that only calls; median of 50 pairs."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tensor, calls, added = torch.zeros(2), 2000, []
+    call = product_call(tensor, 0, 2)
+    for _ in range(50):
+        start = time.perf_counter_ns()
+        for _ in range(calls):
+            call()
+        bare = time.perf_counter_ns() - start
+        start = time.perf_counter_ns()
+        time_isolated(call, lambda: None, [], calls)
+        added.append((time.perf_counter_ns() - start - bare) / calls)
+    dist.destroy_process_group()
+    return statistics.median(added)
+
+
+if __name__ == "__main__":
+    title(f"overhead, gloo, 2 ranks, {PAIRS} shuffled pairs of blocks of {CALLS} calls, rank 0")
+    print(f"{'size':>5}  {'torchcoll / bare':32}  bare / bare (A/A)")
+    for name, nbytes in SIZES.items():
+        ours = fork_ranks(2, compare, free_port(), nbytes, False)[0]
+        noise = fork_ranks(2, compare, free_port(), nbytes, True)[0]
+        print(f"{name:>5}  {ratio(*ours):32}  {ratio(*noise)}", flush=True)
+    print(f"fake backend: the timed loop adds {added_on_fake():.0f} ns a call (limit 500 ns)")

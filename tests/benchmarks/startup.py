@@ -1,0 +1,97 @@
+"""What torchcoll adds to a launch: one size, 10 calls, against a bare script that does the same.
+
+Both under torchrun with 2 gloo ranks, 10 interleaved pairs. Then the memory of a rank beyond bare
+torch and the same buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from common import ratio, title
+
+PAIRS = 10
+BARE = """
+import statistics, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+tensor, samples = torch.zeros(256), []
+for _ in range(14):
+    dist.barrier()
+    start = time.perf_counter_ns()
+    dist.all_reduce(tensor)
+    samples.append(time.perf_counter_ns() - start)
+if dist.get_rank() == 0:
+    print(statistics.median(samples[3:13]))
+dist.barrier()
+dist.destroy_process_group()
+"""
+RESIDENT = (
+    "import re; print('RSS', re.search(r'VmRSS:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+)
+OURS = ["-m", "torchcoll.allreduce", "--sizes", "1K", "-n", "10"]
+
+
+def torchrun(arguments: list[str], folder: str) -> float:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    start = time.perf_counter()
+    subprocess.run(command + arguments, check=True, capture_output=True, cwd=folder)
+    return time.perf_counter() - start
+
+
+def resident_mb(script: str, folder: str) -> list[float]:
+    """Resident MB of ranks 0 and 1 at their end."""
+    path = Path(folder) / "resident.py"
+    path.write_text(script)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    done = subprocess.run(
+        [*command, "--tee", "3", str(path)], check=True, capture_output=True, text=True, cwd=folder
+    )
+    text = done.stdout + done.stderr
+    return [int(re.search(rf"default{rank}\]:RSS (\d+)", text)[1]) / 1024 for rank in (0, 1)]
+
+
+if __name__ == "__main__":
+    title("start-up under torchrun, 2 gloo ranks, 1 KiB, 10 calls")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as folder:
+        bare_path = Path(folder) / "bare.py"
+        bare_path.write_text(BARE)
+        ours, bare = [], []
+        for pair in range(PAIRS + 1):
+            arms = [(ours, OURS), (bare, [str(bare_path)])]
+            for seconds, arguments in arms if pair % 2 else reversed(arms):
+                seconds.append(torchrun(arguments, folder))
+        # The first pair warms the file cache.
+        print(
+            f"torchcoll / bare: {ratio(ours[1:], bare[1:])}, bare {sorted(bare)[PAIRS // 2]:.2f} s"
+        )
+        product = (
+            "import sys\nfrom torchcoll.bench.main import main\n"
+            f"try:\n    main('all_reduce', {[*OURS[2:], '--no-output']!r})\n"
+            f"finally:\n    {RESIDENT}\n"
+        )
+        theirs = resident_mb(BARE + RESIDENT, folder)
+        mine = resident_mb(product, folder)
+        added = ", ".join(f"rank {r}: {mine[r] - theirs[r]:.1f} MB" for r in (0, 1))
+        print(f"memory beyond the bare script ({theirs[0]:.0f} MB): {added}")

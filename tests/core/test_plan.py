@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from torchcoll.bench.stopping import PATIENCE, SettlingRule, StoppingRule
+from torchcoll.core import plan as module
+from torchcoll.core.case import Case, Spec, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plan import (
+    case_limit_s,
+    impossible,
+    need_nbytes,
+    needs_nbytes,
+    plan,
+    plan_lines,
+    slow_call_s,
+)
+
+M = 1 << 20
+
+
+def sizing(collective, nbytes, ranks, **fields):
+    spec = Spec(collectives=collective, sizes=(nbytes,), **fields)
+    return spec.sizings(ranks)[0]
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("collective", "nbytes", "fields", "unchecked", "checked"),
+    [
+        # 256 elements of one buffer; the check holds 24 bytes an element.
+        ("all_reduce", 1024, {}, 1024, 1024 + 6144),
+        # 32 Mi elements would be 768 MiB: chunks of 64 MiB.
+        ("all_reduce", 128 * M, {}, 128 * M, 192 * M),
+        ("all_reduce", 1024, {"dtypes": "int8"}, 1024, 1024 + 24576),
+        # in 512 B, out 1024 B
+        ("all_gather", 1024, {}, 1536, 1536 + 6144),
+        ("all_gather", 1024, {"in_place": True}, 1024, 1024 + 6144),
+        # in 1024 B, out 128 elements
+        ("reduce_scatter", 1024, {}, 1536, 1536 + 3072),
+        ("sendrecv", 1024, {}, 2048, 2048 + 6144),
+        ("barrier", 1, {}, 0, 0),
+    ],
+)
+def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
+    one = sizing(collective, nbytes, 2, **fields)
+    for rank in range(2):
+        assert need_nbytes(one, rank, False) == unchecked
+        assert need_nbytes(one, rank, True) == checked
+
+
+@pytest.mark.parametrize("root", [0, 1, 2])
+def test_need_of_the_root(root):
+    # gather of 1200 B on 3 ranks: 100 elements each, 300 at the root, which alone is checked.
+    one = sizing("gather", 1200, 3, roots=root)
+    expected = [1600 + 7200 if rank == root else 400 for rank in range(3)]
+    assert needs_nbytes(one, True) == expected
+    # reduce: everyone has the buffer, the root checks.
+    one = sizing("reduce", 1200, 3, roots=root)
+    expected = [1200 + 7200 if rank == root else 1200 for rank in range(3)]
+    assert needs_nbytes(one, True) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_needs_of_all_ranks_are_those_of_each(collective, ranks):
+    for root in range(ranks):
+        one = sizing(collective, 1000, ranks, roots=root)
+        for check in (True, False):
+            expected = [need_nbytes(one, rank, check) for rank in range(ranks)]
+            assert needs_nbytes(one, check) == expected
+            assert all(need >= one.buffer_nbytes(rank) for rank, need in enumerate(expected))
+
+
+def test_hosts_are_blocks_of_ranks():
+    # gather on 5 ranks, 2 a host; 400 B a rank, 2000 more at the root; unchecked.
+    for root, host in ((0, 2800), (3, 2800), (4, 2400)):  # the last rank is alone on its host
+        row = plan(Spec(collectives="gather", sizes="2000", roots=root, check=False), 5, 2).rows[0]
+        assert (row.need_nbytes, row.host_nbytes) == (2400, host)
+    row = plan(Spec(sizes="1K", check=False), 5, 2).rows[0]
+    assert (row.need_nbytes, row.host_nbytes) == (1024, 2048)
+    assert plan(Spec(sizes="1K", check=False), 5).rows[0].host_nbytes == 5120
+    assert plan(Spec(sizes="1K", check=False), 5, 8).ranks_per_host == 5
+
+
+def test_all_to_all_v_by_hand():
+    # Weights 1,2,4: 70 elements sent by each, 30, 60, 120 received (tests/core/test_case.py).
+    spec = Spec(collectives="all_to_all_v", sizes="480", splits="1,2,4", check=False)
+    (row,) = plan(spec, 3, 2).rows
+    assert (row.count, row.nbytes, row.nbytes_in, row.nbytes_out) == (40, 480, 280, 480)
+    assert (row.need_nbytes, row.host_nbytes) == (760, 920)  # 400 + 520, and 760 alone
+
+
+# --- time ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, 15.0),
+        ({"max_time_s": 0.5}, 10.0),
+        ({"iters": 0}, 5.0),  # cold calls alone
+        ({"iters": 20}, None),  # twenty calls, however long they take
+        ({"warmup": 1}, None),
+        ({"cold": 20}, 15.0),
+        ({"cold": 21}, None),
+    ],
+)
+def test_limit_of_a_case(fields, limit):
+    spec = Spec(sizes="1K,2K", **fields)
+    assert case_limit_s(spec) == limit
+    assert [row.limit_s for row in plan(spec, 2).rows] == [limit] * 2
+    assert plan(spec, 2).limit_s == (None if limit is None else 2 * limit)
+
+
+def test_the_limits_are_those_of_the_bench():
+    assert (module.PATIENCE, module.COLD_CALLS) == (PATIENCE, SettlingRule.MOST)
+    assert module.COLD_LIMIT_S * 1e9 == SettlingRule.MOST_NS
+
+
+def test_the_rules_of_the_bench_keep_the_limit():
+    """Calls of any length up to ``slow_call_s``, alike or not, played through the real rules."""
+    rng = random.Random(0)
+    longest_of_all = 0.0
+    for _ in range(300):
+        spec = Spec(max_time_s=rng.choice([0.1, 1.0, 5.0]), cold=rng.choice([1, 3, 20]))
+        longest = int(slow_call_s(spec) * 1e9 * rng.choice([1.0, rng.random()]))
+        shortest = rng.choice([longest, 1])
+        settling, cold = SettlingRule(spec.cold), 0
+        while not settling.done:
+            duration = rng.randint(shortest, longest)
+            settling.add(duration)
+            cold += duration
+        assert cold <= module.COLD_LIMIT_S * 1e9
+        rule, steady = StoppingRule(2, None, spec.precision, spec.max_time_s), 0
+        while batch := rule.next_batch(steady):
+            durations = [rng.randint(shortest, longest) for _ in range(batch)]
+            rule.add(durations)
+            steady += sum(durations)
+        limit = case_limit_s(spec) * 1e9
+        assert cold + steady <= limit
+        longest_of_all = max(longest_of_all, (cold + steady) / limit)
+    assert longest_of_all > 0.3  # a bound, and no fantasy
+
+
+# --- what cannot run -------------------------------------------------------------------------
+
+
+def case(collective, **fields):
+    entry = COLLECTIVES[collective]
+    values = {"dtype": "float32", "op": "sum", "in_place": entry.placements[0], **fields}
+    root = 0 if entry.has_root else None
+    return Case(
+        collective, 8, values["dtype"], values["op"] if entry.has_op else None, root,
+        values["in_place"], "isolated", "gloo", "cpu",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "ranks", "expected"),
+    [
+        (case("hypercube"), 1, None),
+        (case("hypercube"), 8, None),
+        (case("hypercube"), 6, ("skipped", "hypercube needs a power of two of ranks, here 6")),
+        (case("sendrecv"), 2, None),
+        (case("sendrecv"), 1, ("skipped", "sendrecv needs 2 ranks or more")),
+        (case("all_reduce"), 1, None),
+        (
+            case("all_reduce", in_place=False),
+            2,
+            ("unsupported", "torch.distributed has all_reduce in place only"),
+        ),
+        (
+            case("all_to_all", in_place=True),
+            2,
+            ("unsupported", "torch.distributed has all_to_all out of place only"),
+        ),
+        (case("all_reduce", op="bxor", dtype="int8"), 2, None),
+        (
+            case("reduce", op="band", dtype="bfloat16"),
+            2,
+            ("unsupported", "band needs whole numbers, not bfloat16"),
+        ),
+    ],
+)
+def test_impossible(one, ranks, expected):
+    assert impossible(one, ranks) == expected
+
+
+def test_what_cannot_run_costs_nothing():
+    the_plan = plan(Spec(collectives="hypercube,all_reduce", sizes="1K"), 3)
+    skipped, run = the_plan.rows
+    assert (skipped.status, skipped.need_nbytes, skipped.host_nbytes) == ("skipped", 0, 0)
+    assert (the_plan.limit_s, the_plan.need_nbytes) == (15.0, run.need_nbytes)
+
+
+# --- the plan and its text -------------------------------------------------------------------
+
+
+def test_rows_are_the_cases_in_the_order_in_which_they_run():
+    spec = Spec(collectives="all", sizes="1K,100K", order="shuffled", seed=2)
+    the_plan = plan(spec, 5)
+    assert tuple(row.case for row in the_plan.rows) == spec.cases(5)
+    for row in the_plan.rows:
+        alone = size_case(row.case, 5)
+        assert (row.count, row.nbytes) == (alone.count, alone.nbytes)
+        assert (row.nbytes_in, row.nbytes_out) == (alone.nbytes_in, alone.nbytes_out)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "line"),
+    [
+        (0, None, "ranks: got 0, expected a whole number from 1 on"),
+        (-2, None, "ranks: got -2, expected a whole number from 1 on"),
+        (2, 0, "ranks per host: got 0, expected a whole number from 1 on"),
+    ],
+)
+def test_refused(ranks, per_host, line):
+    with pytest.raises(UsageError) as caught:
+        plan(Spec(), ranks, per_host)
+    assert str(caught.value) == line
+
+
+def test_root_is_checked_as_in_a_run():
+    with pytest.raises(UsageError) as caught:
+        plan(Spec(roots=2), 2)
+    assert str(caught.value) == "root: got 2, expected 0 to 1 (2 ranks)"
+
+
+def test_text_without_options():
+    assert plan_lines(plan(Spec(), 2)) == [
+        "Dry run: nothing was started, and no device was looked for.",
+        "Assumed: 2 ranks on one host, gloo on cpu, isolated calls.",
+        "Memory: buffers and at most 64 MiB to verify in, without what the communication",
+        "  library takes.",
+        "Time: at most 5 s of cold and 10 s of steady calls a case, unless a call takes",
+        "  over 0.25 s. Start-up and verification come on top.",
+        "",
+        "  size    in   out   a rank    a host  at most",
+        "all_reduce  float32  sum  in place",
+        "     8     8     8     56 B     112 B     15 s",
+        "    32    32    32    224 B     448 B     15 s",
+        "   128   128   128    896 B  1.75 KiB     15 s",
+        "   512   512   512  3.5 KiB     7 KiB     15 s",
+        "    2K    2K    2K   14 KiB    28 KiB     15 s",
+        "    8K    8K    8K   56 KiB   112 KiB     15 s",
+        "   32K   32K   32K  224 KiB   448 KiB     15 s",
+        "  128K  128K  128K  896 KiB  1.75 MiB     15 s",
+        "  512K  512K  512K  3.5 MiB     7 MiB     15 s",
+        "    2M    2M    2M   14 MiB    28 MiB     15 s",
+        "    8M    8M    8M   56 MiB   112 MiB     15 s",
+        "   32M   32M   32M   96 MiB   192 MiB     15 s",
+        "  128M  128M  128M  192 MiB   384 MiB     15 s",
+        "",
+        "Total: 13 cases, at most 3 min 15 s; the largest needs 192 MiB a rank, 384 MiB a",
+        "  host.",
+    ]
+
+
+def test_text_of_a_mixed_plan():
+    spec = Spec(
+        collectives="hypercube,gather,barrier",
+        sizes="1000",
+        roots=1,
+        iters=20,
+        check=False,
+        order="shuffled",
+    )
+    lines = plan_lines(plan(spec, 3, 1))
+    # The groups stand in the order of the shuffle; each with its lines.
+    assert lines[:6] == [
+        "Dry run: nothing was started, and no device was looked for.",
+        "Assumed: 3 ranks, 1 a host, gloo on cpu, isolated calls.",
+        "Order: shown by collective; they run shuffled, seed 0.",
+        "Memory: buffers, without what the communication library takes.",
+        "Time: no bound. 20 steady calls a case take as long as they take; 300 s without",
+        "  progress (--timeout) end the run.",
+    ]
+    assert lines[7] == "  size  actual   in  out   a rank   a host  at most"
+    groups = {lines[i]: lines[i + 1 : i + 3] for i in range(8, len(lines) - 3)}
+    assert groups["hypercube  float32  out of place"] == [
+        "  1000     996  332  996        -        -  skipped",
+        "skipped: hypercube needs a power of two of ranks, here 3",
+    ]
+    # 83 elements a rank, 332 B; 996 B at the root: 1328 B = 1.296875 KiB
+    assert groups["gather  float32  root 1  out of place"][0] == (
+        "  1000     996  332  996  1.3 KiB  1.3 KiB        -"
+    )
+    assert groups["barrier"][0] == ("     0       0    0    0      0 B      0 B        -")
+    assert lines[-2:] == [
+        "Total: 3 cases (1 cannot run), no bound in time; the largest needs 1.3 KiB a",
+        "  rank, 1.3 KiB a host.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ranks"),
+    [
+        ({"collectives": "all", "dtypes": "all", "ops": "all", "in_place": "both"}, 5),
+        ({"min_bytes": "999G", "max_bytes": "8000T", "factor": 7, "collectives": "all"}, 7),
+        ({"warmup": 5, "cold": 100, "iters": 1000, "timeout_s": 86400}, 1024),
+        ({"collectives": "hypercube", "sizes": "1"}, 3),
+    ],
+)
+def test_text_fits_80_columns_of_ascii(fields, ranks):
+    for line in plan_lines(plan(Spec(**fields), ranks, 4)):
+        assert len(line) <= 80
+        assert line.isascii()
+        assert line == line.rstrip()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        (4, "at most 1 min;"),
+        (5, "at most 1 min 15 s;"),
+        (240, "at most 1 h;"),
+        (500, "at most 2 h 5 min;"),
+        (3, "at most 45 s;"),
+    ],
+)
+def test_total_time(sizes, text):
+    spec = Spec(sizes=range(4, 4 + 4 * sizes, 4))
+    assert f"Total: {sizes} cases, {text}" in "\n".join(plan_lines(plan(spec, 2)))
+
+
+def test_1024_ranks_in_under_a_second_and_without_torch():
+    code = (
+        "import sys\n"
+        "from torchcoll.core.case import Spec\n"
+        "from torchcoll.core.plan import plan, plan_lines\n"
+        "print(len(plan_lines(plan(Spec(collectives='all'), 1024, 8))))\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'rich', 'scipy'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    took = time.perf_counter() - start
+    assert (done.returncode, done.stderr) == (0, "")
+    # 7 lines of preamble and heading, 12 groups, 116 cases (small sizes fall together), 3 of total
+    assert int(done.stdout) > 116
+    assert took < 1.0

@@ -1,0 +1,579 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcoll.core.case import Spec
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.records import SCHEMA, Writer, load, records_of, save
+from torchcoll.core.result import CaseResult, Run, Verification
+from torchcoll.core.summary import summarise_run
+
+SPEC = Spec(sizes="1K,2K,4K", labels={"fabric": "ib"})
+CASES = SPEC.cases(2)
+
+
+def result(case=CASES[0], first=1000, **fields):
+    values = {
+        "status": "ok",
+        "ranks": 2,
+        "count": 256,
+        "nbytes": case.nbytes,
+        "nbytes_in": case.nbytes,
+        "nbytes_out": case.nbytes,
+        "cold_ns": [[first, 20, 30], [first + 1, 21, 31]],
+        "time_ns": {"host": [[10, 11], [12, 13]]},
+        "batches": [2],
+        "ordinal": 1,
+        "settled": 3,
+        "stop": "count",
+        "verification": Verification(512, 0),
+    }
+    return CaseResult(case, **{**values, **fields})
+
+
+def a_run():
+    return Run(
+        header={
+            "run_id": "abc",
+            "spec": json.loads(json.dumps(SPEC.to_json())),
+            "ranks": 2,
+            "environment": {"host": "n1", "libraries": {"gloo": "gloo 1"}},
+        },
+        members=[{"host": "n1", "pid": 1}, {"host": "n2", "pid": 2}],
+        phases={"import_torch": [5, 6], "communicator": [7, 8]},
+        results=[
+            result(),
+            result(
+                CASES[1],
+                status="wrong",
+                reason="3 of 512 elements wrong",
+                warmup_ns=[[1], [2]],
+                communicator="new",
+                settled=None,
+                verification=Verification(512, 3, (1,), 2),
+                warnings=["slow"],
+            ),
+            CaseResult(CASES[2], "skipped", 2, "too large"),
+        ],
+        events=[{"name": "signal", "signal": 15}],
+        end={"status": "complete", "exit_code": 1, "wall_s": 1.5},
+    )
+
+
+def text_of(run):
+    lines = [json.dumps({"record": record, **data}) for record, data in records_of(run)]
+    return "".join(line + "\n" for line in lines)
+
+
+def refusal(path):
+    with pytest.raises(UnreadableError) as caught:
+        load(path)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+# --- round trips -----------------------------------------------------------------------------
+
+
+def test_round_trip(tmp_path):
+    run, path = a_run(), tmp_path / "new folder" / "run.jsonl"
+    save(run, path)
+    again = load(str(path))
+    assert again.results == run.results
+    assert again.members == run.members
+    assert again.phases == run.phases
+    assert again.events == run.events
+    assert again.end == run.end
+    assert again.header == {"schema": SCHEMA, **run.header}
+    assert (again.path, again.problems, again.in_flight) == (path, [], None)
+    assert again.complete
+    assert again.spec == SPEC
+    assert (again.ranks, again.labels) == (2, {"fabric": "ib"})
+    assert again.environment["host"] == "n1"
+    # ... and once more, to the byte
+    save(again, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_the_file_is_json_lines_with_record_first(tmp_path):
+    save(a_run(), tmp_path / "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert [next(iter(json.loads(line).items())) for line in lines] == [
+        ("record", kind)
+        for kind in ("header", "ranks", "phase", "phase", "case", "case", "case", "event", "end")
+    ]
+    assert json.loads(lines[0])["schema"] == "torchcoll/1"
+    assert json.loads(lines[4])["time_ns"] == {"host": [[10, 11], [12, 13]]}
+    assert "gbps" not in "".join(lines)  # bandwidths are derived, never stored
+
+
+def test_a_truncated_run_stays_truncated_when_saved_again(tmp_path):
+    run = a_run()
+    run.end, run.in_flight = None, CASES[2]
+    save(run, tmp_path / "run.jsonl")
+    again = load(tmp_path / "run.jsonl")
+    assert again.in_flight == CASES[2]
+    assert not again.complete
+    assert again.problems == [
+        "truncated: the file has no end record; in flight: all_reduce 4K float32 sum on gloo"
+    ]
+
+
+def test_gz(tmp_path):
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(gzip.compress(text_of(a_run()).encode()))
+    assert load(path).results == a_run().results
+
+
+def test_half_a_gz_gives_its_lines(tmp_path):
+    whole = gzip.compress(text_of(a_run()).encode(), compresslevel=0)
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(whole[: len(whole) - 200])
+    run = load(path)
+    assert run.results[:2] == a_run().results[:2]
+    assert run.problems[0].startswith(f"{path}: cut off or damaged: EOFError: ")
+    assert run.problems[-1].startswith("truncated: ")
+
+
+@pytest.mark.parametrize("at", [12, 40, 300])
+def test_a_damaged_gz_is_one_line(tmp_path, at):
+    broken = bytearray(gzip.compress(text_of(a_run()).encode()))
+    broken[at] ^= 0xFF
+    path = tmp_path / "run.jsonl.gz"
+    path.write_bytes(bytes(broken))
+    try:
+        run = load(path)
+    except UnreadableError as error:
+        assert str(error).startswith(f"result file: got {path}, expected a")
+    else:
+        assert run.problems
+
+
+# --- truncated and broken files --------------------------------------------------------------
+
+
+def small_run():
+    return Run(
+        header={"run_id": "a", "spec": {"sizes": [1024]}, "ranks": 2},
+        members=[{"host": "n"}],
+        phases={"device": [1, 2]},
+        results=[result()],
+        end={"status": "complete"},
+    )
+
+
+def test_cut_at_every_byte(tmp_path):
+    run = small_run()
+    lines = text_of(run).splitlines(keepends=True)
+    started = json.dumps({"record": "started", "case": CASES[0].to_json()}) + "\n"
+    lines.insert(3, started)
+    whole = "".join(lines).encode()
+    ends = [len("".join(lines[: i + 1])) for i in range(len(lines))]
+    path = tmp_path / "run.jsonl"
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        if cut < ends[0] - 1:  # the header itself, its line feed aside
+            refusal(path)
+            continue
+        cut_run = load(path)
+        summarise_run(cut_run)
+        # A record counts once its last brace is there; its line feed may be missing.
+        complete = sum(cut >= end - 1 for end in ends)
+        assert len(cut_run.members) == (complete > 1)
+        assert len(cut_run.phases) == (complete > 2)
+        assert cut_run.in_flight == (CASES[0] if complete == 4 else None)
+        assert len(cut_run.results) == (complete > 4)
+        assert cut_run.complete == (complete > 5)
+        at_a_line = cut in ends or cut + 1 in ends
+        # One problem for the torn line, one for the missing end; neither is kept silent.
+        assert len(cut_run.problems) == (not at_a_line) + (complete < 6)
+        if not at_a_line:
+            number = complete + 1
+            assert cut_run.problems[0].startswith(
+                f"{path}:{number}: unusable record (cut off): JSONDecodeError: "
+            )
+
+
+def load_lines(tmp_path, *lines):
+    path = tmp_path / "run.jsonl"
+    header = json.dumps({"record": "header", "schema": "torchcoll/1"})
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return load(path)
+
+
+def record(kind, **data):
+    return json.dumps({"record": kind, **data})
+
+
+END = record("end", status="complete")
+
+
+def changed(**fields):
+    return record("case", **{**json.loads(json.dumps(result().to_json())), **fields})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "not json",
+        "null",
+        "3",
+        '"record"',
+        "[]",
+        "{}",
+        '{"record": []}',
+        "[" * 100_000,
+        "\x00\x00",
+        "9" * 5000,
+        record("ranks"),
+        record("ranks", ranks=3),
+        record("ranks", ranks="ab"),
+        record("ranks", ranks=[3]),
+        record("phase", name="device"),
+        record("phase", name="device", ns=None),
+        record("phase", name="device", ns=[None]),
+        record("started"),
+        record("started", case=None),
+        record("started", case={"collective": "all_reduce"}),
+        record("started", case={**CASES[0].to_json(), "collective": "of a later version"}),
+        record("started", case={**CASES[0].to_json(), "nbytes": "8"}),
+        record("case"),
+        record("case", case=CASES[0].to_json()),
+        changed(case={**CASES[0].to_json(), "nbytes": []}),
+        changed(time_ns=[[1]]),
+        changed(time_ns={"host": [1, 2]}),
+        changed(time_ns={"host": [["1"]]}),
+        changed(time_ns={"host": [[1.5]]}),
+        changed(time_ns={"host": [[None]]}),
+        changed(time_ns={"host": [[float("nan")]]}),
+        changed(cold_ns=None),
+        changed(cold_ns=[[True]]),
+        changed(warmup_ns={"0": [1]}),
+        changed(verification=3),
+        changed(verification={"checked": 3}),
+        changed(verification={"checked": 3, "wrong": 0, "wrong_ranks": 4}),
+        changed(ranks="2"),
+        changed(nbytes=None),
+        changed(status=None),
+    ],
+)
+def test_a_broken_record_is_a_problem_and_no_more(tmp_path, line):
+    run = load_lines(tmp_path, line, changed(reason="the good one"), END)
+    assert [r.reason for r in run.results] == ["the good one"]
+    assert len(run.problems) == 1
+    assert run.problems[0].startswith(f"{run.path}:2: unusable record: ")
+    assert "\n" not in run.problems[0]
+    assert run.complete
+    assert len(summarise_run(run)) == 1
+
+
+def test_unknown_records_and_fields_are_ignored(tmp_path):
+    case = {**CASES[0].to_json(), "new_in_case": 1}
+    verification = {"checked": 5, "wrong": 0, "new_too": 2}
+    run = load_lines(
+        tmp_path,
+        record("weather", sky="blue"),
+        "",
+        changed(new_in_result=[1], case=case, verification=verification),
+        record("event", name="new kind of event"),
+        record("end", status="complete", new_in_end=1),
+    )
+    assert run.problems == []
+    assert run.results[0].case == CASES[0]
+    assert run.results[0].verification == Verification(5, 0)
+    assert run.events == [{"name": "new kind of event"}]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_after_the_header_load(tmp_path_factory, garbage):
+    path = tmp_path_factory.getbasetemp() / "garbage.jsonl"
+    path.write_bytes(b'{"record":"header","schema":"torchcoll/1"}\n' + garbage)
+    assert load(path).results == []
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_loaded(tmp_path_factory, garbage):
+    path = tmp_path_factory.getbasetemp() / "noise"
+    path.write_bytes(garbage)
+    with pytest.raises(UnreadableError):
+        load(path)
+
+
+def test_the_end_is_judged(tmp_path):
+    run = load_lines(tmp_path, changed())
+    assert run.problems == ["truncated: the file has no end record"]
+    run = load_lines(tmp_path, record("end", status="interrupted", reason="signal 15"))
+    assert run.problems == ["interrupted: signal 15"]
+    assert not run.complete
+    assert load_lines(tmp_path, record("end", status="failed")).problems == [
+        "failed: no reason given"
+    ]
+    started = record("started", case=CASES[1].to_json())
+    run = load_lines(tmp_path, started)
+    assert run.in_flight == CASES[1]
+    assert run.problems == [
+        "truncated: the file has no end record; in flight: all_reduce 2K float32 sum on gloo"
+    ]
+    assert load_lines(tmp_path, started, changed()).in_flight is None
+
+
+# --- what is no result file ------------------------------------------------------------------
+
+FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/1"'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# nThread 1 nGpus 1 minBytes 8\n",
+        b"\x7fELF\x02\x01\x01\x00",
+        b"\xff\xfe{\x00}\x00",
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b"null\n",
+        b"3\n",
+        b'{"record": "header"}\n',
+        b'{"record": "header", "schema": 1}\n',
+        b'{"record": "header", "schema": null}\n',
+        b'{"record": "header", "schema": "other/1"}\n',
+        b'{"record": "case", "schema": "torchcoll/1"}\n',
+        b'{"record": "header", "schema": "torchcoll/1", "spec": 3}\n',
+        b'{"record": "header", "schema": "torchcoll/1", "environment": "x"}\n',
+        b'{"record": "header", "schema": "torchcoll/1", "ranks": "x"}\n',
+        b'{"record": "header", "schema": "torchcoll/1", "ranks": [1]}\n',
+        b"[" * 100_000,
+    ],
+)
+def test_foreign(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert refusal(path) == f"result file: got {path}, expected {FOREIGN}"
+
+
+def test_empty(tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    assert refusal(path) == (
+        f"result file: got {path}, expected a torchcoll result file; this one is empty"
+    )
+
+
+def test_missing_and_folder(tmp_path):
+    path = tmp_path / "none.jsonl"
+    assert refusal(path) == f"result file: got {path}, expected a file that exists"
+    assert refusal(tmp_path) == f"result file: got {tmp_path}, expected a file, not a folder"
+    path = tmp_path / "folder.gz"
+    path.mkdir()
+    assert refusal(path) == f"result file: got {path}, expected a file, not a folder"
+
+
+def test_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "run.jsonl"
+    assert refusal(path) == (f"result file: got {path}, expected a readable file (Not a directory)")
+
+
+def test_a_name_that_no_file_can_have(in_tmp_path):
+    name = "x" * 300
+    assert refusal(name) == (
+        f"result file: got {'x' * 117}..., expected a readable file (File name too long)"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_not_permitted(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.touch(mode=0)
+    assert refusal(path) == (
+        f"result file: got {path}, expected a readable file (Permission denied)"
+    )
+
+
+def test_no_gzip_under_that_name(tmp_path):
+    path = tmp_path / "run.jsonl.gz"
+    path.write_text(text_of(a_run()))
+    assert refusal(path).startswith(
+        f"result file: got {path}, expected a readable file (Not a gzipped file"
+    )
+
+
+@pytest.mark.parametrize("schema", ["torchcoll/2", "torchcoll/2.1", "torchcoll/10", "torchcoll/"])
+def test_another_major_schema(tmp_path, schema):
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"record": "header", "schema": schema}))
+    assert refusal(path) == (
+        f"schema of {path}: got {schema}, expected torchcoll/1. "
+        "Install the torchcoll version that wrote it."
+    )
+
+
+@pytest.mark.parametrize("schema", ["torchcoll/1", "torchcoll/1.4"])
+def test_the_same_major_schema(tmp_path, schema):
+    path = tmp_path / "file"
+    path.write_text(json.dumps({"record": "header", "schema": schema, "spec": None}))
+    run = load(path)
+    assert run.header["schema"] == schema
+    assert (run.spec, run.environment, run.labels, run.ranks) == (Spec(), {}, {}, 0)
+
+
+# --- continuations ---------------------------------------------------------------------------
+
+
+def test_file_2_and_3_are_merged(tmp_path):
+    path = tmp_path / "run.jsonl"
+    first = a_run()
+    first.results = [result(CASES[0]), result(CASES[1], status="timeout")]
+    first.end, first.in_flight, first.events = None, CASES[2], [{"name": "one"}]
+    second = a_run()
+    second.results, second.end, second.events = [result(CASES[1], first=7)], None, []
+    third = a_run()
+    third.results, third.events = [result(CASES[2])], [{"name": "three"}]
+    save(first, path)
+    assert load(path).problems == [
+        "truncated: the file has no end record; in flight: all_reduce 4K float32 sum on gloo"
+    ]
+    save(second, tmp_path / "run.jsonl.2")
+    save(third, tmp_path / "run.jsonl.3")
+    run = load(path)
+    assert [r.case for r in run.results] == list(CASES)
+    assert [r.status for r in run.results] == ["ok"] * 3
+    assert run.results[1].cold_ns[0][0] == 7  # the later one counts
+    assert run.events == [{"name": "one"}, {"name": "three"}]
+    assert run.complete
+    assert (run.problems, run.in_flight) == ([], None)
+
+
+def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
+    path = tmp_path / "run.jsonl"
+    first = a_run()
+    first.end = None
+    save(first, path)
+    (tmp_path / "run.jsonl.2").touch()
+    last = a_run()
+    last.results = []
+    save(last, tmp_path / "run.jsonl.3")
+    run = load(path)
+    assert run.results == first.results
+    assert run.complete
+    assert run.problems == [
+        f"result file: got {path}.2, expected a torchcoll result file; this one is empty"
+    ]
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def test_each_line_is_in_the_file_when_write_returns(tmp_path):
+    writer = Writer(tmp_path / "a" / "b" / "run.jsonl")
+    writer.write("header", {"schema": SCHEMA})
+    writer.write("started", {"case": CASES[0].to_json()}, durable=True)
+    assert load(writer.path).in_flight == CASES[0]
+    writer.close()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_no_nan(tmp_path, number):
+    writer = Writer(tmp_path / "run.jsonl")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        writer.write("event", {"value": number})
+    writer.close()
+    assert writer.path.read_bytes() == b""  # not even a part of the line
+
+
+def test_any_text_is_kept(tmp_path):
+    name = "caf\u00e9 \ud800 \x00 \u2028\n"
+    save(Run(header={"argv": [name]}), tmp_path / "run.jsonl")
+    assert (tmp_path / "run.jsonl").read_bytes().isascii()
+    assert load(tmp_path / "run.jsonl").header["argv"] == [name]
+
+
+@pytest.mark.parametrize("make", ["touch", "mkdir"])
+def test_existing_output_is_refused_and_untouched(tmp_path, make):
+    path = tmp_path / "run.jsonl"
+    getattr(path, make)()
+    for write in (Writer, lambda p: save(a_run(), p)):
+        with pytest.raises(UsageError) as caught:
+            write(path)
+        assert str(caught.value) == (
+            f"output: got {path}, expected a file that does not exist. "
+            "Name another file or remove it."
+        )
+    assert not path.is_file() or path.read_bytes() == b""
+
+
+def test_a_link_to_nowhere_is_there(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="expected a file that does not exist"):
+        Writer(path)
+
+
+UNWRITABLE = "Name another with --output, or none with --no-output."
+
+
+def test_the_parent_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    for path, why in (
+        (tmp_path / "file" / "run.jsonl", "File exists"),
+        (tmp_path / "file" / "below" / "run.jsonl", "Not a directory"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            Writer(path)
+        assert str(caught.value) == (
+            f"output: got {path}, expected a file that can be written ({why}). {UNWRITABLE}"
+        )
+
+
+def test_unwritable(in_tmp_path):
+    with pytest.raises(UsageError) as caught:
+        save(a_run(), "x" * 300)
+    assert str(caught.value) == (
+        f"output: got {'x' * 117}..., expected a file that can be written (File name too long). "
+        + UNWRITABLE
+    )
+
+
+def test_not_permitted_to_write():
+    # /proc refuses new files to root too.
+    with pytest.raises(UsageError) as caught:
+        Writer(Path("/proc/run.jsonl"))
+    assert str(caught.value).startswith(
+        "output: got /proc/run.jsonl, expected a file that can be written ("
+    )
+
+
+def test_a_short_write_is_continued(tmp_path):
+    """A raw write may take a part only; the rest must follow."""
+
+    class Hesitant:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            return self.file.write(bytes(data[:7]))
+
+        def close(self):
+            self.file.close()
+
+    writer = Writer(tmp_path / "run.jsonl")
+    writer._file = Hesitant(writer._file)
+    writer.write("header", {"schema": SCHEMA, "run_id": "a" * 50})
+    writer.close()
+    assert load(writer.path).header["run_id"] == "a" * 50
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("ok", True), ("unsupported", True), ("skipped", True), ("wrong", False), ("oom", False)],
+)
+def test_what_makes_a_command_fail(status, expected):
+    assert result(status=status).expected is expected

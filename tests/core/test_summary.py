@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Run, Verification
+from torchcoll.core.summary import (
+    Row,
+    default_clock,
+    median,
+    over_ranks,
+    quantile,
+    relative_half_width,
+    summarise,
+    summarise_run,
+    t_975,
+    verified,
+)
+
+TIMES = st.lists(st.integers(1, 10**12), min_size=1, max_size=60)
+CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+
+
+@given(TIMES, st.floats(0, 1))
+def test_quantile_is_numpys(values, q):
+    assert quantile(sorted(values), q) == pytest.approx(numpy.quantile(values, q), rel=1e-9)
+
+
+def test_quantile_by_hand():
+    assert quantile([1, 2, 3, 4], 0.5) == 2.5
+    assert quantile([10, 20, 30, 40, 50], 0.95) == 48.0  # place 3.8
+    assert quantile([7], 0.99) == 7
+    assert (quantile([1, 9], 0), quantile([1, 9], 1)) == (1, 9)
+
+
+@given(TIMES)
+def test_median_is_numpys_in_any_order(values):
+    assert median(values) == pytest.approx(numpy.median(values), rel=1e-12)
+
+
+@pytest.mark.parametrize("degrees", [*range(1, 61), 100, 1000, 10**6])
+def test_t_table_is_scipys(degrees):
+    assert t_975(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=6e-5)
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=2, max_size=50))
+def test_relative_half_width_is_scipys_interval(values):
+    mean, error = numpy.mean(values), scipy.stats.sem(values)
+    if error < 1e-9 * mean:  # all alike: scipy has no interval of no width
+        return
+    low, high = scipy.stats.t.interval(0.95, len(values) - 1, loc=mean, scale=error)
+    expected = (high - low) / 2 / numpy.median(values)
+    assert relative_half_width(values) == pytest.approx(expected, rel=1e-4)
+
+
+def test_relative_half_width_by_hand():
+    # Two values 9 and 11: deviation sqrt 2, over sqrt 2 is 1, times 12.7062, over the median 10.
+    assert relative_half_width([9, 11]) == pytest.approx(1.27062)
+    assert relative_half_width([5.0, 5.0, 5.0]) == 0
+
+
+SAMPLES = [[10, 20, 31], [12, 18, 30], [11, 25, 30]]
+
+
+@pytest.mark.parametrize(
+    ("how", "durations"),
+    [
+        ("max", [12, 25, 31]),
+        ("min", [10, 18, 30]),
+        ("mean", [11, 21, 91 / 3]),
+        ("rank0", [10, 20, 31]),
+    ],
+)
+def test_over_ranks(how, durations):
+    assert over_ranks(SAMPLES, how) == durations
+
+
+def test_over_ranks_keeps_whole_calls_only():
+    assert over_ranks([[1, 2, 3], [4, 5]]) == [4, 5]
+    assert over_ranks([[1, 2, 3], []]) == []
+    assert over_ranks([]) == []
+    assert over_ranks([[3, 4]], "mean") == [3, 4]
+
+
+def test_over_ranks_refuses_other_words():
+    for samples in (SAMPLES, []):
+        with pytest.raises(UsageError) as caught:
+            over_ranks(samples, "median")
+        assert str(caught.value) == "over-ranks: got median, expected one of max, mean, min, rank0"
+
+
+def result(**fields):
+    values = {"case": CASE, "status": "ok", "ranks": 2, "count": 250, "nbytes": 1000}
+    return CaseResult(**{**values, "nbytes_in": 1000, "nbytes_out": 1000, **fields})
+
+
+def test_row_by_hand():
+    measured = result(
+        cold_ns=[[5000, 900, 100], [6000, 800, 200]],
+        warmup_ns=[[9, 9], [9, 9]],
+        time_ns={"host": [[100, 210, 300], [110, 190, 320]]},
+        verification=Verification(checked=500, wrong=0),
+    )
+    # Completions 110, 210, 320: median 210; 5 % at place 0.1, 95 % at place 1.9. 1000 B in 210 ns;
+    # the bus factor of all_reduce on two ranks is 1.
+    assert summarise(measured, library="gloo 1") == Row(
+        collective="all_reduce",
+        backend="gloo",
+        library="gloo 1",
+        device="cpu",
+        ranks=2,
+        dtype="float32",
+        op="sum",
+        root=None,
+        in_place=True,
+        cadence="isolated",
+        clock="host",
+        nbytes_requested=1000,
+        nbytes=1000,
+        count=250,
+        nbytes_in=1000,
+        nbytes_out=1000,
+        first_call_ns=6000,
+        second_call_ns=900,
+        median_ns=210,
+        low_ns=pytest.approx(120),
+        high_ns=pytest.approx(309),
+        p99_ns=None,
+        calls=3,
+        algbw_gbps=pytest.approx(1000 / 210),
+        busbw_gbps=pytest.approx(1000 / 210),
+        verified="correct",
+        status="ok",
+        reason="",
+    )
+    by_min = summarise(measured, how="min")
+    assert (by_min.median_ns, by_min.first_call_ns, by_min.second_call_ns) == (190, 5000, 800)
+    assert by_min.library is None
+
+
+def test_names_of_a_row_are_the_designs():
+    assert " ".join(f.name for f in dataclasses.fields(Row)) == (
+        "collective backend library device ranks dtype op root in_place cadence clock "
+        "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
+        "median_ns low_ns high_ns p99_ns calls algbw_gbps busbw_gbps verified status reason"
+    )
+
+
+@pytest.mark.parametrize(("calls", "p99"), [(99, None), (100, pytest.approx(99.01))])
+def test_p99_from_100_calls(calls, p99):
+    row = summarise(result(time_ns={"host": [list(range(1, calls + 1))]}))
+    assert row.p99_ns == p99
+    assert row.calls == calls
+
+
+def test_no_samples():
+    row = summarise(result(status="skipped", reason="too large"))
+    assert (row.clock, row.median_ns, row.low_ns, row.high_ns, row.p99_ns) == (None,) * 5
+    assert (row.first_call_ns, row.second_call_ns) == (None, None)
+    assert (row.algbw_gbps, row.busbw_gbps, row.calls) == (None, None, 0)
+    assert (row.status, row.reason, row.verified) == ("skipped", "too large", "unchecked")
+    assert not row.slow_first
+
+
+def test_cold_calls_alone():
+    row = summarise(result(cold_ns=[[500], [600]]))
+    assert (row.first_call_ns, row.second_call_ns, row.median_ns) == (600, None, None)
+    assert not row.slow_first
+
+
+def test_one_rank_has_times_and_no_bandwidth():
+    row = summarise(result(ranks=1, time_ns={"host": [[100, 200, 300]]}))
+    assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
+
+
+def test_barrier_has_no_bandwidth():
+    barrier = Case("barrier", 0, None, None, None, False, "isolated", "gloo", "cpu")
+    row = summarise(result(case=barrier, nbytes=0, count=0, time_ns={"host": [[5], [6]]}))
+    assert (row.median_ns, row.algbw_gbps, row.dtype, row.nbytes) == (6, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("first", "slow"), [(299, False), (300, False), (301, True), (100000, True)]
+)
+def test_slow_first_is_over_three_medians(first, slow):
+    row = summarise(result(cold_ns=[[first]], time_ns={"host": [[90, 100, 110]]}))
+    assert row.slow_first is slow
+
+
+@pytest.mark.parametrize(
+    ("clocks", "chosen"),
+    [
+        (["issue", "host", "device"], "device"),
+        (["issue", "host"], "host"),
+        (["issue"], "issue"),
+        ([], None),
+    ],
+)
+def test_default_clock(clocks, chosen):
+    assert default_clock(result(time_ns={clock: [[1]] for clock in clocks})) == chosen
+
+
+def test_another_clock():
+    measured = result(time_ns={"host": [[100], [100]], "issue": [[7], [8]]})
+    assert summarise(measured, clock="issue").median_ns == 8
+    # A clock that was not read has no figures, and does not borrow another's.
+    absent = summarise(measured, clock="device")
+    assert (absent.clock, absent.median_ns, absent.calls) == ("device", None, 0)
+
+
+@pytest.mark.parametrize(
+    ("verification", "word"),
+    [
+        (None, "unchecked"),
+        (Verification(checked=10, wrong=0), "correct"),
+        (Verification(checked=10, wrong=1, wrong_ranks=(1,)), "wrong"),
+        (Verification(checked=0, wrong=0), "unchecked"),  # barrier: nothing was looked at
+    ],
+)
+def test_verified(verification, word):
+    assert verified(result(verification=verification)) == word
+
+
+def test_rows_of_a_run_name_the_library():
+    other = dataclasses.replace(CASE, backend="ccl")
+    run = Run(
+        header={"environment": {"libraries": {"gloo": "gloo of torch 2.13.0"}}},
+        results=[result(time_ns={"host": [[100], [300]]}), result(case=other)],
+    )
+    rows = summarise_run(run, how="min")
+    assert [row.library for row in rows] == ["gloo of torch 2.13.0", None]
+    assert [row.median_ns for row in rows] == [100, None]
+    assert summarise_run(Run()) == []

@@ -1,0 +1,125 @@
+"""The lines above the table."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import case, result, run
+
+from torchcoll.report.header import first_lines, header_lines, numbers_text, ranks_text
+
+
+def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H200"):
+    return [
+        {
+            "rank": r,
+            "host": f"node{r // each + 1}",
+            "device": f"{device}:{r % each}" if device != "cpu" else "cpu",
+            "device_name": name,
+        }
+        for r in range(hosts * each)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((7, 0, 1, 4), "0-1, 4, 7")],
+)
+def test_numbers_text(numbers, text):
+    assert numbers_text(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "each", "device", "name", "text"),
+    [
+        (1, 8, "cuda", "NVIDIA H200", "8 ranks on node1, cuda:0-7, NVIDIA H200"),
+        (1, 1, "cpu", "", "1 rank (no communication) on node1, cpu"),
+        (
+            *(2, 8, "cuda", "NVIDIA H200"),
+            "16 ranks: 0-7 on node1 (cuda:0-7), 8-15 on node2 (cuda:0-7), NVIDIA H200",
+        ),
+        (
+            *(128, 8, "cuda", ""),
+            "1024 ranks on 128 hosts, 8 each (node1 ... node128), cuda:0-7 on each",
+        ),
+    ],
+)
+def test_ranks_text(hosts, each, device, name, text):
+    launch = run(ranks=hosts * each, members=members(hosts, each, device, name))
+    assert ranks_text(launch) == text
+
+
+def test_ranks_dealt_out_in_turn_and_unequal_hosts():
+    launch = run(ranks=4, members=members(4, 1))
+    for member in launch.members:
+        member["host"] = f"node{member['rank'] % 2}"
+        member["device"] = f"cuda:{member['rank'] // 2}"
+    assert ranks_text(launch) == (
+        "4 ranks: 0, 2 on node0 (cuda:0-1), 1, 3 on node1 (cuda:0-1), NVIDIA H200"
+    )
+    launch = run(ranks=6, members=members(5, 1, name="")[:5] + members(5, 1, name="")[4:])
+    assert ranks_text(launch) == (
+        "6 ranks on 5 hosts, 1 to 2 each (node1 ... node5), cuda:0 on each"
+    )
+
+
+def test_rules_order_labels_and_stream_cadence():
+    spec = {
+        "iters": 20,
+        "warmup": 5,
+        "check": False,
+        "order": "shuffled",
+        "seed": 7,
+        "fresh_group": True,
+        "labels": {"driver": "550", "net": "ib"},
+    }
+    asked = case(cadence="stream", device="cuda")
+    lines = header_lines(run(header={"spec": spec}), [asked], clocks=["device"])
+    assert lines[2] == "clock: device; cadence: stream (calls back to back, no barrier)"
+    assert lines[4:6] == [
+        "20 calls a case; 5 warm-up calls; verification off; order shuffled (seed 7); "
+        "a new communicator for every case",
+        "labels: driver=550, net=ib",
+    ]
+
+
+def test_two_backends_and_many_collectives():
+    cases = [
+        case(backend=backend, collective=name, in_place=False, root=0)
+        for backend in ("gloo", "ccl")
+        for name in ("gather", "scatter", "reduce")
+    ]
+    lines = header_lines(run(), cases)
+    assert lines[0] == "torchcoll 0.1.0: 3 collectives, float32, sum, root 0, out of place"
+    assert lines[1] == "backends: gloo of torch 2.13.0, ccl; 8 ranks on vm, cpu"
+
+
+def test_time_to_first_result_adds_an_eager_connect():
+    # The slowest connect is 40 ms, the slowest first call 5 ms.
+    launch = run(result(settled=None))
+    launch.phases["communicator"] = [40_000_000, *[1_000_000] * 7]
+    assert first_lines(launch)[0] == (
+        "first call 5.00 ms, not settled after 2 calls, time to first result 45.0 ms"
+    )
+    start_up = header_lines(launch, [case()])[5]
+    assert start_up == (
+        "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect 40.0 ms"
+    )
+
+
+def test_a_fresh_communicator_has_its_own_connect():
+    launch = run(result(2, connect_ns=[3_000_000, 30_000_000]), ranks=2)
+    assert first_lines(launch)[0] == (
+        "connect 30.0 ms, first call 5.00 ms, settled after 2 calls, time to first result 35.0 ms"
+    )
+
+
+def test_the_version_is_also_found_in_the_environment():
+    launch = run(header={"torchcoll": None, "environment": {"torchcoll": "0.2.0"}})
+    assert header_lines(launch, [case()])[0].startswith("torchcoll 0.2.0: all_reduce")
+
+
+def test_the_first_call_is_that_of_the_first_case_that_ran():
+    later = result(cold=(1_000,), ordinal=30)
+    first = result(cold=(7_000_000,), settled=4)
+    assert first_lines(run(later, first))[0].startswith("first call 7.00 ms, settled after 4 calls")
+    assert first_lines(run(later, phases={})) == []

@@ -1,0 +1,226 @@
+"""What rank 0 prints while a run goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from conftest import Terminal
+from handmade import case, not_run, result, run
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.report.live import reporter
+from torchcoll.report.progress import Progress, ProgressLine
+
+
+class Pipe(io.StringIO):
+    """Remembers what had been written at each flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed: list[str] = []
+
+    def flush(self) -> None:
+        self.flushed.append(self.getvalue())
+
+
+def report(
+    monkeypatch: pytest.MonkeyPatch, out: Any, results: list[CaseResult], launch: Run, **how: Any
+) -> None:
+    """Let a reporter see these results one by one, as bench does."""
+    monkeypatch.setattr(sys, "stdout", out)
+    end, launch.end = launch.end, None
+    reports = reporter(**how)
+    reports.begin(launch, [r.case for r in results])
+    for index, done in enumerate(results):
+        reports.started(index, done.case)
+        launch.results.append(done)
+        reports.done(done)
+    launch.end = end
+    reports.end(launch)
+
+
+HEAD = """\
+torchcoll 0.1.0: all_reduce, float32, sum, in place
+backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
+clock: host; cadence: isolated (a barrier before every call, outside the stamps)
+completion = max over ranks; low, high = p5, p95 within this launch
+each case until 5 % precision or 1 s; verification on
+start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect lazy, in the first call
+
+"""
+HEADINGS = """\
+size      first    median       low      high       p99  calls     algbw     busbw  verified
+          call                   p5       p95                       GB/s      GB/s
+"""
+ROWS = [
+    " 64M  5.000 ms*  1.000 ms  910.0 us  1.090 ms         -     21    67.109   117.441  correct\n",
+    "   8         -          -         -         -         -      0         -         -"
+    "  unsupported [1]\n",
+]
+END = """\
+
+[1] no avg
+* first call over 3 times the median
+first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
+cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
+"""
+
+
+def two() -> list[CaseResult]:
+    return [result(), not_run("unsupported", "no avg", nbytes=8)]
+
+
+def test_piped_rows_appear_one_by_one_and_line_up(monkeypatch):
+    out = Pipe()
+    report(monkeypatch, out, two(), run())
+    assert out.getvalue() == HEAD + HEADINGS + "".join(ROWS) + END
+    # begin, started, done, started, done, end
+    whole = HEAD + HEADINGS
+    assert out.flushed[0] == out.flushed[1] == whole
+    assert out.flushed[2] == out.flushed[3] == whole + ROWS[0]
+    assert out.flushed[4] == whole + "".join(ROWS)
+
+
+def test_quiet_leaves_the_rows(monkeypatch):
+    out = Pipe()
+    report(monkeypatch, out, two(), run(), quiet=True)
+    notes = "\n[1] no avg\n* first call over 3 times the median\n"
+    assert out.getvalue() == HEADINGS + "".join(ROWS) + notes
+
+
+def test_an_interrupted_run_says_so(monkeypatch):
+    out = Pipe()
+    ended = {"status": "interrupted", "reason": "SIGTERM"}
+    report(monkeypatch, out, [result()], run(end=ended))
+    assert "\ninterrupted: SIGTERM\n" in out.getvalue()
+
+
+def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
+    out = Pipe()
+    gather = case(collective="reduce_scatter", in_place=False, nbytes=1_000_001)
+    results = [
+        result(case=case(nbytes=8)),
+        result(case=gather, nbytes=1_000_000, time_ns={"host": [[812] * 100] * 8}),
+    ]
+    report(monkeypatch, out, results, run())
+    lines = out.getvalue().splitlines()
+    first, second = (line for line in lines if line.endswith("  correct"))
+    assert first.startswith("all_reduce      yes          8        8  5.000 ms*  1.000 ms")
+    assert second.startswith("reduce_scatter  no     1000001  1000000  5.000 ms*    812 ns")
+    assert first.index("  correct") == second.index("  correct")
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "markdown"])
+def test_machine_formats_print_one_document_at_the_end(monkeypatch, form, shown):
+    out = Pipe()
+    report(monkeypatch, out, two(), run(), format=form)
+    assert out.flushed[:5] == [""] * 5
+    assert out.getvalue() == shown(run(*two()), format=form)
+    if form == "json":
+        assert len(json.loads(out.getvalue())["rows"]) == 2
+
+
+def test_nccl_tests_text_is_live_and_the_same_as_from_the_file(monkeypatch, shown):
+    out = Pipe()
+    report(monkeypatch, out, two(), run(), format="nccl-tests")
+    assert out.getvalue() == shown(run(*two()), format="nccl-tests")
+    assert out.flushed[2].endswith("1000.00   67.11  117.44       0\n")
+
+
+def test_unknown_format_before_anything_is_measured():
+    with pytest.raises(UsageError, match=r"^format: got xml, expected one of table, markdown"):
+        reporter("xml")
+
+
+def test_terminal_shows_the_last_rows_that_fit_and_then_all(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Terminal()
+    results = [result(case=case(nbytes=8 << i)) for i in range(10)]
+    report(monkeypatch, out, results, run())
+    text = out.text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "[#...........] 1/10" in text
+    assert "all_reduce 16 float32 sum on gloo" in text
+    # Nothing is drawn but when a case starts or ends: 20 times, and the final table.
+    assert text.count("verified") == 21 + 1  # Live draws once more when it stops
+    final = text[text.rindex("verified") :].splitlines()
+    assert [line.split()[0] for line in final[2:12]] == [
+        *("8", "16", "32", "64", "128", "256", "512", "1K", "2K", "4K"),
+    ]
+    assert final[-1].startswith("cost of measuring")
+
+
+def test_terminal_without_rich_prints_rows(monkeypatch):
+    for name in [n for n in sys.modules if n.split(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    report(monkeypatch, out, two(), run())
+    assert (
+        " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms    21   67.109  117.441 correct\n" in out.text()
+    )
+    assert "not shown in 80 columns: p99 (use a wider terminal or --columns)" in out.text()
+    assert "[######......] 1/2  elapsed 0:00  left 0:00  all_reduce 8" in err.text()
+
+
+def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from handmade import *\n"
+        "from torchcoll.report.live import reporter\n"
+        "r, done = reporter(), [result()] * 3\n"
+        "r.begin(run(), [d.case for d in done])\n"
+        "for i, d in enumerate(done):\n"
+        "    sys.stdin.readline()\n"
+        "    r.done(d)\n"
+        "r.end(run())\n"
+        "print('finished', file=sys.stderr)\n"
+    )
+    here = os.path.dirname(__file__)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, here, os.path.dirname(os.path.dirname(here))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout and child.stdin and child.stderr
+    assert child.stdout.readline().startswith("torchcoll 0.1.0")
+    child.stdout.close()
+    child.stdin.write("\n\n\n")
+    child.stdin.close()
+    assert child.stderr.read() == "finished\n"
+    child.stderr.close()
+    assert child.wait() == 0
+
+
+def test_progress_counts_and_estimates():
+    times = iter([100.0, 100.0, 130.0, 4900.0])
+    progress = Progress(4, now=lambda: next(times))
+    assert progress.text() == "[............] 0/4  elapsed 0:00"
+    progress.finished = 1
+    assert progress.text("x 8") == "[###.........] 1/4  elapsed 0:30  left 1:30  x 8"
+    progress.finished = 4
+    assert progress.text() == "[############] 4/4  elapsed 1:20:00"
+
+
+def test_progress_line_is_cut_on_a_terminal_and_absent_elsewhere():
+    terminal, pipe = Terminal(), io.StringIO()
+    for file in (terminal, pipe):
+        line = ProgressLine(file, 10)
+        line.show("123456789012")
+        line.clear()
+    assert terminal.getvalue() == "\r\x1b[K123456789\r\x1b[K"
+    assert pipe.getvalue() == ""

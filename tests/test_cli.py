@@ -1,0 +1,172 @@
+"""The console command: exit codes, one line for each error, and what it must not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchcoll import __version__
+from torchcoll.cli import main
+from torchcoll.core.case import Case
+from torchcoll.core.records import save
+from torchcoll.core.result import CaseResult, Run
+
+ROOT = Path(__file__).resolve().parent.parent
+CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
+
+
+def result(calls: int = 3) -> CaseResult:
+    times = {"host": [[1_000] * calls, [2_000] * calls]}
+    return CaseResult(CASE, "ok", 2, count=250, nbytes=1000, time_ns=times)
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(Run(header={"ranks": 2}, results=[result()], end=COMPLETE), tmp_path / "a.jsonl")
+    return tmp_path / "a.jsonl"
+
+
+def command(*arguments: object, **how) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torchcoll", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        **how,
+    )
+
+
+def test_show_prints_the_table(path, capsys):
+    assert main(["show", str(path)]) == 0
+    out, err = capsys.readouterr()
+    # 1000 B in 2 us is 0.5 GB/s, and 2 ranks have a bus factor of 1.
+    assert out.splitlines()[-1].split() == [
+        *("1000", "-", "2.000", "us", "2.000", "us", "2.000", "us"),
+        *("3", "0.500", "0.500", "unchecked"),
+    ]
+    assert err == ""
+
+
+def test_show_takes_every_choice(path, capsys):
+    line = f"show {path} --format csv --columns median_ns --percentiles 0,100 --over-ranks min"
+    assert main([*line.split(), "--clock", "host"]) == 0
+    assert capsys.readouterr().out == "median_ns,p0_ns,p100_ns\n1000.0,1000.0,1000.0\n"
+    assert main(["show", str(path), "--pivot", "ranks", "--metric", "time"]) == 0
+    assert capsys.readouterr().out.endswith("\nsize         2\n1000  2.000 us\n")
+    assert main(["show", str(path), "--per-rank"]) == 0
+    assert main(["show", str(path), "--calls"]) == 0
+    assert main(["show", str(path), str(path)]) == 0
+
+
+def test_a_truncated_file_is_shown_and_said_to_be(tmp_path, capsys):
+    cut = tmp_path / "cut.jsonl"
+    save(Run(header={"ranks": 2}, results=[result()]), cut)
+    assert main(["show", str(cut)]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("\ntruncated: the file has no end record\n")
+    assert err == f"torchcoll: warning: {cut}: truncated: the file has no end record\n"
+
+
+def test_version_and_help(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"torchcoll {__version__}\n"
+    assert main(["--help"]) == 0
+    assert "show" in capsys.readouterr().out
+    assert main(["show", "--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        ("", 2, "command: got none, expected one of show. See torchcoll --help."),
+        ("shwo", 2, "command: got shwo, expected one of show. See torchcoll --help."),
+        ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
+        ("show", 2, "the following arguments are required: FILE. See torchcoll show --help."),
+        ("show FILE --form csv", 2, "unrecognized arguments: --form csv. See torchcoll --help."),
+        (
+            "show FILE --format",
+            2,
+            "argument --format: expected one argument. See torchcoll show --help.",
+        ),
+        ("show FILE --metric gbps", 2, "metric: got gbps, expected one of time, algbw, busbw"),
+        ("show /no/such", 3, "result file: got /no/such, expected a file that exists"),
+        ("show FILE /no/such", 3, "result file: got /no/such, expected a file that exists"),
+        ("show /", 3, "result file: got /, expected a file, not a folder"),
+        (
+            f"show {__file__}",
+            3,
+            f"result file: got {__file__}, expected a torchcoll result file, whose first line "
+            'holds "schema":"torchcoll/1"',
+        ),
+    ],
+)
+def test_errors_are_one_line(arguments, code, line, path, capsys):
+    assert main([str(path) if a == "FILE" else a for a in arguments.split()]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"torchcoll: error: {line}\n"
+
+
+def test_interrupt(path, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchcoll.core.records.load", stop)
+    assert main(["show", str(path)]) == 130
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path):
+    long = tmp_path / "long.jsonl"
+    save(Run(results=[result(20_000)], end=COMPLETE), long)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "torchcoll", "show", str(long), "--calls"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    )
+    assert child.stdout and child.stderr
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait() == 128 + 13
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchcoll", "show", str(path)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "torchcoll: error: cannot write to stdout (No space left on device)\n"
+
+
+def test_python_m_and_an_ascii_locale(path, tmp_path):
+    labels = {"site": "Z\N{LATIN SMALL LETTER U WITH DIAERESIS}rich"}
+    named = tmp_path / "b.jsonl"
+    save(Run(header={"spec": {"labels": labels}}, results=[result()], end=COMPLETE), named)
+    done = command("show", named, env={"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nlabels: site=Z\\xfcrich\n" in done.stdout
+
+
+@pytest.mark.parametrize("view", ["", "--per-rank", "--pivot=ranks", "--format=json"])
+def test_show_imports_nothing_heavy(path, view):
+    program = (
+        "import sys\nfrom torchcoll.cli import main\n"
+        "heavy = ('torch', 'numpy', 'pandas', 'scipy', 'rich')\n"
+        "before = [n for n in heavy if n in sys.modules]\n"
+        f"main({['show', str(path), *view.split()]!r})\n"
+        "sys.exit(repr(before) + repr([n for n in heavy if n in sys.modules]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == "[][]\n"
