@@ -1,24 +1,13 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from handmade import Terminal
 
 from torchcoll.report.text import show
-
-
-class Terminal(io.StringIO):
-    """A stdout that is a terminal; colour and cursor codes are taken out of what was written."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def text(self) -> str:
-        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
-        return "\n".join(line.rstrip() for line in plain.split("\n"))
 
 
 @pytest.fixture

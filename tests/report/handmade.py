@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 from typing import Any
 
 from torchcoll.core.case import Case
@@ -59,6 +61,7 @@ def run(*results: CaseResult, ranks: int = 8, **changed: Any) -> Run:
         "run_id": "r1",
         "torchcoll": "0.1.0",
         "ranks": ranks,
+        "connects": "first call",
         "spec": {
             "iters": None,
             "precision": 0.05,
@@ -87,3 +90,14 @@ def run(*results: CaseResult, ranks: int = 8, **changed: Any) -> Run:
         "end": {"status": "complete", "exit_code": 0, "wall_s": 3.0},
     }
     return Run(**(fields | changed))
+
+
+class Terminal(io.StringIO):
+    """A stdout that is a terminal; colour and cursor codes are taken out of what was written."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def text(self) -> str:
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+        return "\n".join(line.rstrip() for line in plain.split("\n"))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from handmade import case, result, run
 
-from torchcoll.report.header import first_lines, header_lines, numbers_text, ranks_text
+from torchcoll.core.units import format_ranges
+from torchcoll.report.header import first_lines, header_lines, ranks_text
 
 
 def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H200"):
@@ -22,10 +23,10 @@ def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H20
 
 @pytest.mark.parametrize(
     ("numbers", "text"),
-    [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((7, 0, 1, 4), "0-1, 4, 7")],
+    [((), ""), ((3,), "3"), ((0, 1, 2, 3), "0-3"), ((7, 0, 1, 4), "0-1,4,7")],
 )
-def test_numbers_text(numbers, text):
-    assert numbers_text(numbers) == text
+def test_format_ranges(numbers, text):
+    assert format_ranges(numbers) == text
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_ranks_dealt_out_in_turn_and_unequal_hosts():
         member["host"] = f"node{member['rank'] % 2}"
         member["device"] = f"cuda:{member['rank'] // 2}"
     assert ranks_text(launch) == (
-        "4 ranks: 0, 2 on node0 (cuda:0-1), 1, 3 on node1 (cuda:0-1), NVIDIA H200"
+        "4 ranks: 0,2 on node0 (cuda:0-1), 1,3 on node1 (cuda:0-1), NVIDIA H200"
     )
     launch = run(ranks=6, members=members(5, 1, name="")[:5] + members(5, 1, name="")[4:])
     assert ranks_text(launch) == (
@@ -96,6 +97,7 @@ def test_two_backends_and_many_collectives():
 def test_time_to_first_result_adds_an_eager_connect():
     # The slowest connect is 40 ms, the slowest first call 5 ms.
     launch = run(result(settled=None))
+    launch.header["connects"] = "communicator"
     launch.phases["communicator"] = [40_000_000, *[1_000_000] * 7]
     assert first_lines(launch)[0] == (
         "first call 5.00 ms, not settled after 2 calls, time to first result 45.0 ms"
@@ -123,3 +125,13 @@ def test_the_first_call_is_that_of_the_first_case_that_ran():
     first = result(cold=(7_000_000,), settled=4)
     assert first_lines(run(later, first))[0].startswith("first call 7.00 ms, settled after 4 calls")
     assert first_lines(run(later, phases={})) == []
+
+
+def test_what_connects_within_init_counts_into_the_time_to_first_result():
+    launch = run(
+        result(cold=(1_000_000, 500_000)),
+        header={"connects": "init_process_group"},
+        phases={"init_process_group": [24_000_000] * 8},
+    )
+    assert header_lines(launch, [])[-1] == "start up: init 24.0 ms, which connects"
+    assert first_lines(launch)[0].endswith("time to first result 25.0 ms")

@@ -10,8 +10,7 @@ import sys
 from typing import Any
 
 import pytest
-from conftest import Terminal
-from handmade import case, not_run, result, run
+from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
@@ -52,7 +51,7 @@ backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; cadence: isolated (a barrier before every call, outside the stamps)
 completion = max over ranks; low, high = p5, p95 within this launch
 each case until 5 % precision or 1 s; verification on
-start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect lazy, in the first call
+start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 
 """
 HEADINGS = """\
@@ -100,6 +99,9 @@ def test_an_interrupted_run_says_so(monkeypatch):
     ended = {"status": "interrupted", "reason": "SIGTERM"}
     report(monkeypatch, out, [result()], run(end=ended))
     assert "\ninterrupted: SIGTERM\n" in out.getvalue()
+    out = Pipe()
+    report(monkeypatch, out, [result()], run(end=ended), format="nccl-tests")
+    assert out.getvalue().endswith("\n# torchcoll: interrupted: SIGTERM\n")
 
 
 def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):

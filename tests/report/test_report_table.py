@@ -6,7 +6,7 @@ import io
 import sys
 
 import pytest
-from handmade import case, not_run, result, run
+from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run, Verification
@@ -18,7 +18,7 @@ backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; cadence: isolated (a barrier before every call, outside the stamps)
 completion = max over ranks; low, high = p5, p95 within this launch
 each case until 5 % precision or 1 s; verification on
-start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect lazy, in the first call
+start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
 cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
 """
@@ -120,7 +120,7 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  unchecked\n"
         "\n"
         "[1] gloo has no avg for bfloat16\n"
-        "[2] wrong on ranks 0-1, 5\n"
+        "[2] wrong on ranks 0-1,5\n"
         "[3] values within 8 ulp count as correct\n"
         "[4] the clock stepped\n"
         "warning: turbo is on\n"
@@ -235,8 +235,6 @@ def test_columns_chosen_by_name_are_never_hidden(on_terminal):
 
 
 def test_no_color_is_honoured(monkeypatch):
-    from conftest import Terminal
-
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
     rows = run(not_run("oom"))
@@ -257,8 +255,6 @@ def test_without_rich_or_on_a_dumb_terminal_the_table_is_plain(on_terminal, monk
         monkeypatch.setitem(sys.modules, "rich", None)  # import rich raises ImportError
         text = on_terminal(run(result(time_ns=HUNDRED)), columns=80)
     else:
-        from conftest import Terminal
-
         monkeypatch.setenv("TERM", "dumb")
         out = Terminal()
         show(run(result(time_ns=HUNDRED)), file=out)

@@ -13,13 +13,13 @@ class BackendEntry:
     """One backend of torch.distributed.
 
     devices: device types that it moves, the default first. communicates: False for ``fake``.
-    lazy: the communicator is made in the first call, not in ``init_process_group``.
+    connects: where ranks connect, ``init_process_group`` or ``first call``.
     """
 
     name: str
     devices: tuple[str, ...]
     communicates: bool = True
-    lazy: bool = False
+    connects: str = "init_process_group"
 
 
 BACKENDS: dict[str, BackendEntry] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchcoll.bench.backends import library_version
 from torchcoll.bench.launcher import Launch
+from torchcoll.core.units import format_ranges
 
 # Variables that change how a collective runs. Everything else stays private.
 _PREFIXES = (
@@ -70,7 +71,7 @@ def environment(torch: Any, backend: str) -> dict[str, Any]:
 
 def member(launch: Launch, device: str) -> dict[str, Any]:
     """This rank's line of the ``ranks`` record."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {
         "rank": launch.rank,
         "host": hostname(),
@@ -78,7 +79,7 @@ def member(launch: Launch, device: str) -> dict[str, Any]:
         "local_rank": launch.local_rank,
         "device": device,
         "device_name": _cpu_model(),
-        "affinity": ranges(cores),
+        "affinity": format_ranges(cores),
     }
 
 
@@ -112,17 +113,6 @@ def crowded(members: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def _numbers(text: str) -> set[int]:
     spans = (part.split("-") for part in text.split(",") if part)
     return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
-
-
-def ranges(numbers: list[int]) -> str:
-    """``0-3,8``: ascending numbers in short."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def free_nbytes() -> int:

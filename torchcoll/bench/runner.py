@@ -256,6 +256,7 @@ class Session:
             "ranks": self.ranks,
             "launcher": self.launch.launcher,
             "job_id": self.launch.job_id,
+            "connects": "before" if self.found_group else self.entry.connects,
             "environment": environment.environment(self.torch, self.entry.name),
         }
 

@@ -113,10 +113,8 @@ def _judge(run: Run) -> None:
     if run.end is None:
         flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
         run.problems.append(f"truncated: the file has no end record{flight}")
-    elif run.end.get("status") != "complete":
-        run.problems.append(
-            f"{run.end.get('status')}: {run.end.get('reason') or 'no reason given'}"
-        )
+    elif run.ending:
+        run.problems.append(run.ending)
 
 
 def _read_file(path: Path) -> Run:

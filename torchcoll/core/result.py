@@ -139,6 +139,15 @@ class Run:
         return self.end is not None and self.end.get("status") == "complete"
 
     @property
+    def ending(self) -> str:
+        """How a run ended that did not end well, as one line; an event may have said why."""
+        if self.end is None or self.complete:
+            return ""
+        reason = self.end.get("reason") or "no reason given"
+        told = any(event.get("message") == reason for event in self.events)
+        return f"{self.end.get('status')}: {'see the event' if told else reason}"
+
+    @property
     def labels(self) -> dict[str, str]:
         labels: dict[str, str] = (self.header.get("spec") or {}).get("labels") or {}
         return labels

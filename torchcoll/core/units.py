@@ -8,6 +8,7 @@ its readers take it for 1000 bytes and half for 1024.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from torchcoll.core.errors import UsageError
@@ -102,3 +103,14 @@ def format_bandwidth(gbps: float | None) -> str:
     if 0 < gbps < 0.0005:
         return "<0.001"
     return f"{gbps:.3f}"
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers in short: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

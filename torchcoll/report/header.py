@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.units import format_time
+from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.columns import values_of
 from torchcoll.report.output import one_line
 
@@ -23,6 +23,11 @@ _READINGS = {
     "mean": "time = mean over ranks, not the completion",
     "min": "time = min over ranks, not the completion",
     "rank0": "time = rank 0 alone, not the completion",
+}
+_CONNECTS = {
+    "init_process_group": "which connects",
+    "first call": "connects in the first call",
+    "before": "the process group was there",
 }
 _FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names them all
 
@@ -75,24 +80,13 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
     return f"backend{'s' if len(texts) > 1 else ''}: {', '.join(texts) or 'unknown'}"
 
 
-def numbers_text(numbers: Iterable[int]) -> str:
-    """``0-3, 7``: ascending numbers with runs joined."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
 def _devices(members: Sequence[dict[str, Any]]) -> str:
     """``cpu`` or ``cuda:0-7``: the devices of these ranks."""
     found: dict[str, list[int]] = {}
     for member in members:
         kind, _, index = str(member.get("device") or "").partition(":")
         found.setdefault(one_line(kind), []).extend([int(index)] if index.isdigit() else [])
-    return ", ".join(f"{k}:{numbers_text(set(v))}" if v else k for k, v in found.items() if k)
+    return ", ".join(f"{k}:{format_ranges(set(v))}" if v else k for k, v in found.items() if k)
 
 
 def ranks_text(run: Run) -> str:
@@ -111,7 +105,7 @@ def ranks_text(run: Run) -> str:
         return f"{count} on {host}, {_devices(members)}{kind}".replace(", ,", ",").rstrip(", ")
     if len(hosts) <= _FEW_HOSTS:
         parts = [
-            f"{numbers_text(m['rank'] for m in members)} on {host} ({_devices(members)})"
+            f"{format_ranges(m['rank'] for m in members)} on {host} ({_devices(members)})"
             for host, members in hosts.items()
         ]
         return f"{count}: {', '.join(parts)}{kind}"
@@ -168,16 +162,16 @@ def _start_up(run: Run) -> str:
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
     words = [f"{text} {_brief(ns)}" for text, key in names if (ns := _phase(run, key)) is not None]
-    if "communicator" not in run.phases:
-        words.append("connect lazy, in the first call")
-    return f"start up: {', '.join(words)}"
+    connects = _CONNECTS.get(run.header.get("connects") or "")
+    return f"start up: {', '.join([*words, connects] if connects else words)}"
 
 
 def first_lines(run: Run) -> list[str]:
     """What the first call of the launch cost, and what measuring costs; known after a case.
 
     Time to first result adds the slowest rank's connect to the slowest rank's first call: the
-    ranks meet between the two, so the maxima follow each other.
+    ranks meet between the two, so the maxima follow each other. A backend that connects within
+    ``init_process_group`` cannot tell the two apart, so all of it counts.
     """
     lines = []
     result = first_result(run.results)
@@ -191,6 +185,8 @@ def first_lines(run: Run) -> list[str]:
             words.append(f"settled after {result.settled} calls")
         elif result.status in ("ok", "wrong"):
             words.append(f"not settled after {max(map(len, result.cold_ns))} calls")
+        if run.header.get("connects") == "init_process_group":
+            connect = connect or _phase(run, "init_process_group") or 0
         connect = connect or _phase(run, "communicator") or 0
         words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))

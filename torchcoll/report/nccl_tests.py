@@ -189,6 +189,7 @@ class NcclTests:
             yield from self._add(result)
         self._waiting = []
         yield from self._close()
+        yield from (f"# torchcoll: {line}" for line in problems_of(self._run))
 
     def _add(self, result: CaseResult) -> Iterator[str]:
         group = _group(result.case)
@@ -232,5 +233,4 @@ def run_text(run: Run, view: View) -> str:
     text = NcclTests(run, [result.case for result in run.results], view)
     lines = [line for result in run.results for line in text.done(result)]
     lines += text.end()
-    lines += [f"# torchcoll: {line}" for line in problems_of(run)]
     return "".join(f"{line}\n" for line in lines)

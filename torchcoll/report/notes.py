@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
-from torchcoll.report.header import numbers_text
+from torchcoll.core.units import format_ranges
 from torchcoll.report.output import one_line
 
 SLOW_FIRST_LINE = "* first call over 3 times the median"
@@ -39,7 +39,7 @@ def _remarks(result: CaseResult) -> Iterable[str]:
         yield one_line(result.reason)
     check = result.verification
     if check is not None and check.wrong and check.wrong_ranks:
-        yield f"wrong on rank{'s' if len(check.wrong_ranks) > 1 else ''} " + numbers_text(
+        yield f"wrong on rank{'s' if len(check.wrong_ranks) > 1 else ''} " + format_ranges(
             check.wrong_ranks
         )
     if check is not None and check.tolerance_ulp:
@@ -67,9 +67,6 @@ def run_lines(run: Run, rows: Iterable[Row], first_calls: bool = True) -> list[s
 def problems_of(run: Run) -> list[str]:
     """What reading found wrong, and how the run ended if it did not end well."""
     problems = [one_line(text) for text in run.problems]
-    if run.end is not None and run.end.get("status") != "complete":
-        reason = run.end.get("reason") or "no reason given"
-        ending = one_line(f"{run.end.get('status')}: {reason}")
-        if ending not in problems:  # load() says it, a run that has just ended does not
-            problems.append(ending)
-    return problems
+    ending = one_line(run.ending)
+    # load() says it, a run that has just ended does not.
+    return problems if not ending or ending in problems else [*problems, ending]

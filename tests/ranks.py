@@ -1,0 +1,178 @@
+"""Real ranks for tests: processes forked after ``import torch``, 0.1 to 0.2 s a job.
+
+``Job`` starts them, each with the variables of a launcher and its output in files. ``setup(rank)``
+runs in a child before its target: what it patches dies with the child.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed
+
+from torchcoll.bench.main import main
+
+Target = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended. ``code`` is -n after signal n, as in subprocess."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float  # after the start of the job
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Job:
+    """``ranks`` processes that run ``target``; ``world`` is what they are told, where it differs.
+
+    environment: for all ranks, or a function of the rank; None takes a variable away.
+    absent: ranks that are not started.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: Target,
+        ranks: int,
+        *,
+        absent: Sequence[int] = (),
+        environment: Mapping[str, str | None]
+        | Callable[[int], Mapping[str, str | None]]
+        | None = None,
+        setup: Callable[[int], object] = lambda rank: None,
+        port: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.pids: dict[int, int] = {}
+        self._ended: dict[int, tuple[int, float]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._began = time.monotonic()
+        for rank in range(ranks):
+            if rank in absent:
+                continue
+            variables: dict[str, str | None] = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.port),
+            }
+            variables |= environment(rank) if callable(environment) else environment or {}
+            pid = os.fork()
+            if not pid:
+                _become(folder, rank, variables, lambda rank=rank: (setup(rank), target()))
+            self.pids[rank] = pid
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self.pids[rank], number)
+
+    def text(self, rank: int, stream: str = "stderr") -> str:
+        """What the rank has written so far."""
+        return (self.folder / f"{rank}.{stream}").read_text()
+
+    def running(self) -> list[int]:
+        for rank, pid in self.pids.items():
+            if rank not in self._ended:
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    code = os.waitstatus_to_exitcode(status)
+                    self._ended[rank] = (code, time.monotonic() - self._began)
+        return [rank for rank in self.pids if rank not in self._ended]
+
+    def until(self, what: Callable[[], Any], timeout_s: float = 30) -> Any:
+        """The first true value of ``what()``."""
+        deadline = time.monotonic() + timeout_s
+        while not (value := what()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {timeout_s} s; {self._story()}")
+            time.sleep(0.005)
+        return value
+
+    def wait(self, timeout_s: float = 60) -> dict[int, Ended]:
+        """All ranks after they have ended; past the limit they are killed and the test fails."""
+        deadline = time.monotonic() + timeout_s
+        while self.running():
+            if time.monotonic() > deadline:
+                late, story = self.running(), self._story()
+                self.kill()
+                raise AssertionError(f"ranks {late} still run after {timeout_s} s; {story}")
+            time.sleep(0.005)
+        return {
+            rank: Ended(code, self.text(rank, "stdout"), self.text(rank, "stderr"), seconds)
+            for rank, (code, seconds) in sorted(self._ended.items())
+        }
+
+    def codes(self, timeout_s: float = 60) -> list[int]:
+        return [ended.code for ended in self.wait(timeout_s).values()]
+
+    def kill(self) -> None:
+        """End what is left; also stopped ranks."""
+        for rank in self.running():
+            os.kill(self.pids[rank], signal.SIGKILL)
+            os.waitpid(self.pids[rank], 0)
+            self._ended[rank] = (-signal.SIGKILL, time.monotonic() - self._began)
+
+    def _story(self) -> str:
+        return "; ".join(f"rank {rank}: {self.text(rank)[-1500:]!r}" for rank in self.pids)
+
+
+def _become(
+    folder: Path, rank: int, variables: Mapping[str, str | None], target: Target
+) -> NoReturn:
+    """The life of a child, which never returns into the test runner."""
+    code = 1
+    try:
+        for descriptor, name in ((1, "stdout"), (2, "stderr")):
+            file = os.open(folder / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(file, descriptor)
+            os.close(file)
+        sys.stdout, sys.stderr = (open(fd, "w", closefd=False) for fd in (1, 2))
+        sys.argv = ["torchcoll"]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        warnings.resetwarnings()  # as in a process of its own
+        os.chdir(folder)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        torch.set_num_threads(1)
+        target()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def command(collective: str | None, arguments: str | Sequence[str]) -> Target:
+    """``torchrun -m torchcoll.<collective> ARGUMENTS``; None is the suite."""
+    argv = arguments.split() if isinstance(arguments, str) else list(arguments)
+    return lambda: main(collective, argv)
