@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import Job, command
 
-from tests.ranks import Job, command
 from torchcoll import load
 from torchcoll.core.result import CaseResult, Run
 

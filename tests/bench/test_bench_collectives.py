@@ -1,0 +1,339 @@
+"""Every collective on real ranks: sizes, samples, verification; and every fault is found."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult
+
+IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "hypercube")
+# collective: placements that torch has, the default first.
+PLACEMENTS = {
+    "all_reduce": (True,),
+    "all_gather": (False, True),
+    "reduce_scatter": (False, True),
+    "all_to_all": (False,),
+    "all_to_all_v": (False,),
+    "broadcast": (True,),
+    "reduce": (True,),
+    "gather": (False, True),
+    "scatter": (False, True),
+    "sendrecv": (False,),
+    "hypercube": (False, True),
+}
+
+# Float32 of 1000 and 4096 bytes, divided among n: count of the call, and bytes.
+WHOLE = {1000: (250, 1000), 4096: (1024, 4096)}
+PARTS = {
+    1: {1000: (250, 1000), 4096: (1024, 4096)},
+    2: {1000: (125, 1000), 4096: (512, 4096)},
+    3: {1000: (83, 996), 4096: (341, 4092)},
+    5: {1000: (50, 1000), 4096: (204, 4080)},
+    8: {1000: (31, 992), 4096: (128, 4096)},
+}
+# all_to_all_v: weights; for each size the largest pair, the largest sum sent and received (which
+# is the size). With weights 1,2,3 the columns weigh 3, 6, 9: 250 * 3 // 9 = 83 elements, thrice.
+SPLITS = {
+    1: ("3", {1000: (250, 1000, 1000), 4096: (1024, 4096, 4096)}),
+    2: ("1,2", {1000: (125, 748, 1000), 4096: (512, 3072, 4096)}),
+    3: ("1,2,3", {1000: (83, 660, 996), 4096: (341, 2724, 4092)}),
+    5: ("0,1,1,1,1", {1000: (50, 800, 1000), 4096: (204, 3264, 4080)}),
+    8: ("1,1,1,1,1,1,1,1", {1000: (31, 992, 992), 4096: (128, 4096, 4096)}),
+}
+
+
+def expected_sizes(name: str, requested: int, ranks: int) -> tuple[int, int, int, int]:
+    """Count, bytes, bytes in, bytes out."""
+    if name == "barrier":
+        return 0, 0, 0, 0
+    if name == "all_to_all_v":
+        count, sent, received = SPLITS[ranks][1][requested]
+        return count, received, sent, received
+    count, nbytes = (PARTS[ranks] if name in IN_PARTS else WHOLE)[requested]
+    block = nbytes // ranks
+    if name in ("all_gather", "gather", "hypercube"):
+        return count, nbytes, block, nbytes
+    if name in ("reduce_scatter", "scatter"):
+        return count, nbytes, nbytes, block
+    return count, nbytes, nbytes, nbytes
+
+
+def expected_status(name: str, ranks: int) -> tuple[str, str]:
+    if name == "hypercube" and ranks in (3, 5):
+        return "skipped", f"hypercube needs a power of two of ranks, here {ranks}"
+    if name == "sendrecv" and ranks == 1:
+        return "skipped", "sendrecv needs 2 ranks or more"
+    return "ok", ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_every_collective(launch, ranks):
+    """All placements and sizes, divisible or not, with the last rank as root."""
+    weights = SPLITS[ranks][0]
+    options = f"--sizes 1000,4K --in-place both -r {ranks - 1} --splits {weights} -n 2 -w 1"
+    measured = launch(None, options, ranks).ended(0, 100)
+    run = measured.run
+    wanted = [
+        (name, size, placement)
+        for name, placements in PLACEMENTS.items()
+        for placement in placements
+        for size in (1000, 4096)
+    ]
+    got = [(r.case.collective, r.case.nbytes, r.case.in_place) for r in run.results]
+    assert got == [*wanted, ("barrier", 0, False)]
+    assert run.complete and not run.problems
+
+    ordinal = 0
+    for result in run.results:
+        name = result.case.collective
+        assert (result.status, result.reason) == expected_status(name, ranks), result.case
+        sizes = (result.count, result.nbytes, result.nbytes_in, result.nbytes_out)
+        assert sizes == expected_sizes(name, result.case.nbytes, ranks), result.case
+        if result.status == "ok":
+            assert result.ordinal == ordinal, result.case
+            ordinal += check_samples(result, ranks)
+        else:
+            assert not (result.cold_ns or result.time_ns or result.verification)
+
+
+def check_samples(result: CaseResult, ranks: int) -> int:
+    """Samples of every rank, all alike in number; the calls that the communicator has made."""
+    cold, warm, steady = result.cold_ns, result.warmup_ns, result.time_ns["host"]
+    for matrix in (cold, warm, steady):
+        assert len(matrix) == ranks
+        assert len({len(row) for row in matrix}) == 1
+        assert all(type(ns) is int and ns > 0 for row in matrix for ns in row)
+    assert 3 <= len(cold[0]) <= 20
+    assert (len(warm[0]), len(steady[0])) == (1, 2)
+    assert (result.batches, result.stop) == ([2], "count")
+    calls = len(cold[0]) + 1 + 2
+    if result.case.collective == "barrier":
+        assert result.verification is None
+        return calls
+    assert result.verification.wrong == 0
+    assert result.verification.wrong_ranks == ()
+    assert result.verification.checked == expected_checked(result)
+    return calls + 1
+
+
+def expected_checked(result: CaseResult) -> int:
+    """Elements of all outputs together."""
+    name, n, count = result.case.collective, result.ranks, result.count
+    if name in ("all_gather", "all_to_all", "hypercube"):
+        return n * n * count
+    if name == "gather":
+        return n * count
+    if name == "reduce":
+        return count
+    if name == "all_to_all_v":  # every rank sends the same
+        return n * result.nbytes_in // 4
+    return n * count
+
+
+# -- dtype x op x collective ------------------------------------------------------------------
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int32", "int64")
+BY_NAME = ("int16", "float8_e4m3fn", "float8_e5m2")
+OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+POINT_TO_POINT = ("sendrecv", "hypercube")
+
+
+def gloo_takes(name: str, dtype: str, op: str | None) -> bool:
+    """What gloo of torch 2.13 supports: measured, reference/oneccl.md 1.4."""
+    if dtype in BY_NAME:
+        return name in POINT_TO_POINT
+    if op == "avg":
+        return dtype in FLOATS
+    if op in ("band", "bor", "bxor"):
+        return dtype in INTEGERS
+    return True
+
+
+def gloo_must_take(name: str, dtype: str, op: str | None) -> bool:
+    """What any torch must support."""
+    return dtype in FLOATS + INTEGERS and op in (None, "sum", "prod", "min", "max")
+
+
+def test_dtypes_and_ops(launch):
+    dtypes = FLOATS + INTEGERS + BY_NAME
+    names = ",".join(PLACEMENTS)
+    options = f"--collectives {names} --dtype {','.join(dtypes)} --op {','.join(OPS)} --sizes 96"
+    run = launch(None, f"{options} -n 0", 2).ended(0, 100).run
+    of_torch_2_13 = torch.__version__.startswith("2.13.")
+    seen = set()
+    for result in run.results:
+        key = (result.case.collective, result.case.dtype, result.case.op)
+        seen.add(key)
+        if result.status == "ok":
+            assert result.verification.checked > 0, key
+        else:
+            assert result.status == "unsupported" and result.reason, (key, result.status)
+        if of_torch_2_13:
+            assert (result.status == "ok") == gloo_takes(*key), (key, result.reason)
+        elif gloo_must_take(*key):
+            assert result.status == "ok", (key, result.reason)
+    reducing = ("all_reduce", "reduce_scatter", "reduce")
+    assert seen == {
+        (name, dtype, op)
+        for name in PLACEMENTS
+        for dtype in dtypes
+        for op in (OPS if name in reducing else (None,))
+    }
+
+
+def test_placements_that_torch_does_not_have(launch):
+    """Never a copy inside the stamps; and torch has no all_to_all in place."""
+    everywhere = launch(None, "--collectives all_reduce,all_gather --sizes 64 -n 2 --in-place 0")
+    everywhere.ended(0)
+    assert [(r.status, r.reason) for r in everywhere.run.results] == [
+        ("unsupported", "torch.distributed has all_reduce in place only"),
+        ("ok", ""),
+    ]
+    inside = launch("all_to_all", "--sizes 64 -n 2 --in-place 1").ended(0)
+    assert inside.only().status == "unsupported"
+    assert inside.only().reason == "torch.distributed has all_to_all out of place only"
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+Spoil = Callable[[str, Any, Any], None]  # collective, layout, recv: after the call
+
+
+def spoil_calls(
+    spoil: Spoil = lambda name, layout, recv: None, working: int | None = None
+) -> Callable[[int], None]:
+    """A setup that wraps every collective's call; only the first ``working`` calls do anything."""
+
+    def wrapped(entry):
+        def prepare(torch, dist, layout, send, recv, op, group):
+            call = entry.prepare(torch, dist, layout, send, recv, op, group)
+            calls = itertools.count()
+
+            def spoilt():
+                if working is None or next(calls) < working:
+                    call()
+                spoil(entry.name, layout, recv)
+
+            return spoilt
+
+        return dataclasses.replace(entry, prepare=prepare)
+
+    def setup(rank: int) -> None:
+        for name in PLACEMENTS:
+            COLLECTIVES[name] = wrapped(COLLECTIVES[name])
+
+    return setup
+
+
+def flip(recv: Any, element: int) -> None:
+    """The lowest bit of one element, whatever its type."""
+    octets = recv.view(torch.uint8)
+    octets[element * recv.element_size()] ^= 1
+
+
+def bad_rank(name: str) -> int:
+    return 0 if name in ("reduce", "gather") else 1  # the others receive nothing
+
+
+SUITE = ",".join(PLACEMENTS)
+
+
+def test_one_wrong_element_is_found_and_counted(launch):
+    """In every collective and placement, in four kinds of type, on one rank."""
+
+    def one_bit(name, layout, recv):
+        if layout.rank == bad_rank(name):
+            flip(recv, len(recv) // 2)
+
+    options = "--dtype float32,bfloat16,uint8,int64 --sizes 960 --in-place both --splits 1,2 -n 1"
+    measured = launch(
+        None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(one_bit)
+    ).ended(1, 100)
+    results = measured.run.results
+    assert len(results) == 16 * 4
+    # Elements of all outputs, as multiples of the 960 bytes' own.
+    outputs = {"reduce_scatter": 1, "reduce": 1, "gather": 1, "scatter": 1, "all_to_all_v": 1.5}
+    itemsizes = {"float32": 4, "bfloat16": 2, "uint8": 1, "int64": 8}
+    for result in results:
+        name, case = result.case.collective, result.case
+        checked = int(outputs.get(name, 2) * 960 / itemsizes[case.dtype])
+        assert result.status == "wrong", case
+        assert result.reason == f"1 of {checked} elements wrong", case
+        assert result.verification.checked == checked, case
+        assert result.verification.wrong == 1, case
+        assert result.verification.wrong_ranks == (bad_rank(name),), case
+        assert result.time_ns["host"], "a wrong case keeps its timing"
+    assert measured.errors() == [
+        "torchcoll: error: 64 wrong of 64 cases. First: all_reduce 960 float32 sum on gloo: "
+        "1 of 480 elements wrong"
+    ]
+    end = measured.run.end
+    assert (end["status"], end["exit_code"]) == ("complete", 1)
+    assert measured.stdout().count("wrong") >= 64
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max"])
+def test_nan_is_wrong(launch, op):
+    """NaN compares unequal to everything: a comparison written the other way round misses it."""
+
+    def nan(name, layout, recv):
+        if layout.rank == 1:
+            recv[3] = float("nan")
+
+    options = f"--dtype float32,bfloat16 --op {op} --sizes 96 -n 0"
+    measured = launch("all_reduce", options, 2, setup=spoil_calls(nan)).ended(1)
+    assert [(r.status, r.verification.wrong) for r in measured.run.results] == [("wrong", 1)] * 2
+
+
+def test_swapped_blocks_are_wrong(launch):
+    """Right values in the wrong place. Sizes where a pattern of period 2**k would be blind."""
+
+    def swap(name, layout, recv):
+        if len(recv) > layout.count:
+            first, second = recv[: layout.count].clone(), recv[layout.count : 2 * layout.count]
+            recv[: layout.count] = second
+            recv[layout.count : 2 * layout.count] = first
+
+    names = "all_gather,all_to_all,gather,hypercube"
+    options = f"--collectives {names} --in-place both --dtype float32,uint8,bfloat16"
+    measured = launch(None, f"{options} --sizes 1K,64K -n 0", 2, setup=spoil_calls(swap)).ended(1)
+    assert len(measured.run.results) == 7 * 3 * 2
+    for result in measured.run.results:
+        # Both blocks come from other ranks or other places of a rank: nearly all is wrong.
+        assert result.status == "wrong", result.case
+        assert result.verification.wrong > 0.9 * result.verification.checked, result.case
+
+
+def test_an_output_that_is_never_written_is_wrong(launch):
+    """The poison is seen; in place, the input is not taken for the answer."""
+    options = "--dtype float32,uint8,int64 --sizes 960 --in-place both -n 0"
+    measured = launch(
+        None, f"--collectives {SUITE} {options}", 2, setup=spoil_calls(working=0)
+    ).ended(1)
+    assert len(measured.run.results) == 16 * 3
+    for result in measured.run.results:
+        assert result.status == "wrong", result.case
+        if not result.case.in_place:
+            assert result.verification.wrong == result.verification.checked, result.case
+
+
+def test_stale_output_is_wrong(launch):
+    """A call that only worked earlier: the output of the calls before is not accepted."""
+
+    options = f"--collectives {SUITE} --sizes 960 -n 2 --cold 3"
+    measured = launch(None, options, 2, setup=spoil_calls(working=3)).ended(1)
+    assert {r.status for r in measured.run.results} == {"wrong"}
+
+
+def test_check_can_be_switched_off(launch):
+    spoilt = spoil_calls(lambda name, layout, recv: recv.fill_(5))
+    result = launch("all_reduce", "--sizes 96 -n 2 -c 0", 2, setup=spoilt).ended(0).only()
+    assert (result.status, result.verification) == ("ok", None)

@@ -1,0 +1,59 @@
+"""Every command of the README, in its order, in a copy of the repository."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchcoll import cli
+from torchcoll.bench import main as bench
+
+ROOT = Path(__file__).parent.parent
+# Runs this very suite.
+NOT_HERE = ("bash tests/run.sh",)
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    return [line for line in lines if line not in NOT_HERE]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("readme") / "torchcoll"
+    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
+    shutil.copytree(ROOT, folder, ignore=ignored)
+    return folder
+
+
+@pytest.mark.timeout(300)
+def test_every_command_of_the_readme_works(copy: Path) -> None:
+    assert len(commands()) > 10
+    # The python of this test has torch, so nothing is downloaded.
+    path = f"{copy}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    env.pop("PYTHONPATH", None)
+    for command in commands():
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.strip(), command
+
+
+def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        cli.main(["show", "--help"])
+    with contextlib.suppress(SystemExit):
+        bench.main(argv=["--help"])
+    options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+    known = set(options.findall(capsys.readouterr().out)) | {"--nproc-per-node"}
+    assert set(options.findall((ROOT / "README.md").read_text())) - known == set()
