@@ -145,6 +145,7 @@ def test_the_rules_of_the_bench_keep_the_limit():
             durations = [rng.randint(shortest, longest) for _ in range(batch)]
             rule.add(durations)
             steady += sum(durations)
+        assert steady <= module.PATIENCE * spec.max_time_s * 1e9
         limit = case_limit_s(spec) * 1e9
         assert cold + steady <= limit
         longest_of_all = max(longest_of_all, (cold + steady) / limit)

@@ -115,38 +115,56 @@ def _numbers(text: str) -> set[int]:
     return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
 
 
+# Tests put small files elsewhere.
+_PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
+
+
 def free_nbytes() -> int:
     """Bytes that processes of this host may still take: MemAvailable, or less by a cgroup limit.
 
     Linux overcommits, so an allocation succeeds and the kernel kills later: only asking protects.
     """
-    free = [_meminfo(), _cgroup("memory.max", "memory.current", "")]
-    free.append(_cgroup("memory.limit_in_bytes", "memory.usage_in_bytes", "memory"))
-    return min((value for value in free if value is not None), default=sys.maxsize)
+    free = [_number_in(f"{_PROC}/meminfo", "MemAvailable:", 1024)]
+    free += _cgroup_free("", "memory.max", "memory.current", "inactive_file")
+    free += _cgroup_free(
+        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    )
+    return max(0, min((value for value in free if value is not None), default=sys.maxsize))
 
 
-def _meminfo() -> int | None:
+def _cgroup_free(controller: str, limit: str, usage: str, cache: str) -> list[int]:
+    """Limit minus usage for this process' cgroup and for each that it lies in (v2, or v1's
+    ``memory``). Cached files count as used there, and are given back under pressure.
+    """
+    found: list[int] = []
+    path = _cgroup_path(controller)
+    while path is not None:
+        # Inside a container the path of the host is not mounted; its own root is.
+        base = os.path.join(_CGROUPS, controller, path)
+        most, used = _number_in(f"{base}/{limit}"), _number_in(f"{base}/{usage}")
+        if most is not None and used is not None:
+            found.append(most - used + (_number_in(f"{base}/memory.stat", cache) or 0))
+        path = os.path.dirname(path) if path else None
+    return found
+
+
+def _cgroup_path(controller: str) -> str | None:
     try:
-        with open("/proc/meminfo") as info:
-            for line in info:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
+        with open(f"{_PROC}/self/cgroup") as lines:
+            for line in lines:
+                _, names, path = line.rstrip("\n").split(":", 2)
+                if controller in names.split(","):
+                    return path.strip("/")
+    except (OSError, ValueError):
         pass
     return None
 
 
-def _cgroup(limit_file: str, usage_file: str, controller: str) -> int | None:
-    """Limit minus usage of this process' cgroup (v2, or the v1 ``memory`` controller)."""
+def _number_in(path: str, name: str = "", unit: int = 1) -> int | None:
+    """The number behind ``name`` in a small file, or alone in it; None: not there, or ``max``."""
     try:
-        with open("/proc/self/cgroup") as lines:
-            paths = {line.split(":")[1]: line.rstrip("\n").split(":", 2)[2] for line in lines}
-        path = next(path for names, path in paths.items() if controller in names.split(","))
-        folder = f"/sys/fs/cgroup/{controller}".rstrip("/")
-        # Inside a container the path of the host is not mounted; its own root is.
-        base = folder + path if os.path.exists(f"{folder}{path}/{limit_file}") else folder
-        with open(f"{base}/{limit_file}") as limit, open(f"{base}/{usage_file}") as usage:
-            text = limit.read().strip()
-            return None if text == "max" else int(text) - int(usage.read())
-    except (OSError, StopIteration, ValueError, IndexError):
+        with open(path) as lines:
+            words = next(line.split() for line in lines if not name or line.split()[0] == name)
+        return int(words[-1 if not name else 1]) * unit
+    except (OSError, ValueError, IndexError, StopIteration):
         return None

@@ -94,14 +94,17 @@ class SettlingRule:
 
     def __init__(self, least: int) -> None:
         self.least = least
-        self.settled: int | None = None
         self._durations: list[int] = []
 
     def add(self, duration_ns: int) -> None:
         self._durations.append(duration_ns)
-        near = max(self._durations[-2:]) <= self.WITHIN * min(self._durations)
-        if near and len(self._durations) >= 2 and self.settled is None:
-            self.settled = len(self._durations)
+
+    @property
+    def settled(self) -> int | None:
+        # Looked for afresh: a faster call shows that two slow ones in a row had not settled.
+        near = self.WITHIN * min(self._durations, default=0)
+        pairs = zip(self._durations, self._durations[1:], strict=False)
+        return next((k for k, pair in enumerate(pairs, 2) if max(pair) <= near), None)
 
     @property
     def done(self) -> bool:
@@ -109,4 +112,4 @@ class SettlingRule:
         if calls < self.least:
             return False
         limit = calls >= max(self.MOST, self.least) or sum(self._durations) >= self.MOST_NS
-        return self.settled is not None or limit
+        return limit or self.settled is not None

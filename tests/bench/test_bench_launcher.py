@@ -1,0 +1,146 @@
+"""Rank and number of ranks from what launchers set (reference/oneccl.md 1.5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchcoll.bench.launcher import Launch, detect
+from torchcoll.core.errors import UsageError
+
+TORCHRUN = {
+    **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+    **{"MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"},
+}
+INTEL_MPI = {
+    **{"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"}
+PALS = {
+    **{"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4", "PALS_APID": "ab-1"},
+    **{"PMI_RANK": "5", "PMI_SIZE": "8"},
+}
+OPEN_MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+}
+SRUN = {
+    **{"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"},
+    **{"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_JOB_ID": "77"},
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher", "job_id"),
+    [
+        (TORCHRUN, "torchrun", None),
+        (INTEL_MPI, "MPI", None),
+        (MPICH, "MPI", None),
+        (PALS, "PALS", "ab-1"),
+        (OPEN_MPI, "Open MPI", None),
+        (SRUN, "srun", "77"),
+    ],
+)
+def test_each_launcher(environ, launcher, job_id):
+    assert detect(environ) == Launch(launcher, 5, 8, 1, 4, job_id)
+
+
+def test_no_launcher():
+    assert detect({}) == Launch("none", 0, 1, 0, 1, None)
+    assert detect({"HOME": "/root", "PBS_JOBID": "12.host"}) == Launch("none", job_id="12.host")
+
+
+def test_the_process_environment_is_the_default(monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert detect() == Launch("torchrun", 5, 8, 1, 4, None)
+
+
+def test_srun_with_the_old_names():
+    environ = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "3"}
+    assert detect(environ) == Launch("srun", 1, 2, 0, 1, None)
+
+
+def test_a_batch_script_without_srun_is_one_rank():
+    """sbatch sets SLURM_PROCID=0 and SLURM_NTASKS=8 for the script itself."""
+    environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
+    assert detect(environ) == Launch("none", job_id="77")
+
+
+def test_torchrun_inside_srun():
+    """Slurm numbers the torchruns: its numbers are not those of the ranks."""
+    srun = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2"}
+    assert detect({**srun, **TORCHRUN}) == Launch("torchrun", 5, 8, 1, 4, "77")
+    one = {**TORCHRUN, "RANK": "1", "WORLD_SIZE": "2"}
+    assert detect({**srun, **one}).launcher == "torchrun"
+
+
+def test_launchers_that_agree():
+    """Scripts set RANK and WORLD_SIZE for torch from what srun or mpirun gave them."""
+    by_hand = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+    assert detect({**SRUN, **by_hand}).ranks == 8
+    assert detect({**INTEL_MPI, **SRUN}).ranks == 8  # srun --mpi=pmi2
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        (
+            {"RANK": "0", "WORLD_SIZE": "1", **OPEN_MPI},
+            ("rank 0 of 1 from torchrun", "rank 5 of 8 from Open MPI", "RANK", "OMPI_COMM_WORLD"),
+        ),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", **SRUN},
+            ("rank 3 of 8 from torchrun", "rank 5 of 8 from srun", "SLURM_PROCID"),
+        ),
+        (
+            {**MPICH, "PMI_RANK": "2", **OPEN_MPI},
+            ("rank 5 of 8 from Open MPI", "rank 2 of 8 from MPI", "PMI_RANK"),
+        ),
+    ],
+)
+def test_a_contradiction_names_both(environ, names):
+    with pytest.raises(UsageError) as caught:
+        detect(environ)
+    assert all(name in str(caught.value) for name in names), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        (
+            {"RANK": "1"},
+            "launcher variables: got RANK without WORLD_SIZE, expected both or neither. "
+            "Set WORLD_SIZE, or start with torchrun.",
+        ),
+        (
+            {"WORLD_SIZE": "2"},
+            "launcher variables: got WORLD_SIZE without RANK, expected both or neither. "
+            "Set RANK, or start with torchrun.",
+        ),
+        (
+            {"PMI_RANK": "1"},
+            "launcher variables: got PMI_RANK without PMI_SIZE, expected both or neither. "
+            "Set PMI_SIZE, or start with torchrun.",
+        ),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2"},
+            "launcher variables: got RANK=2 with WORLD_SIZE=2, expected a rank from 0 to 1",
+        ),
+        (
+            {"RANK": "one", "WORLD_SIZE": "2"},
+            "launcher variable RANK: got one, expected a whole number",
+        ),
+        (
+            {"RANK": "-1", "WORLD_SIZE": "2"},
+            "launcher variable RANK: got -1, expected a whole number",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "0"},
+            "launcher variables: got RANK=0 with WORLD_SIZE=0, expected 1 rank or more",
+        ),
+    ],
+)
+def test_half_a_set_and_nonsense(environ, line):
+    with pytest.raises(UsageError) as caught:
+        detect(environ)
+    assert str(caught.value) == line

@@ -1,0 +1,12 @@
+from torchcoll.analysis.table import table as table
+from torchcoll.bench.runner import run as run
+from torchcoll.core.case import Case as Case
+from torchcoll.core.case import Spec as Spec
+from torchcoll.core.errors import TorchcollError as TorchcollError
+from torchcoll.core.records import load as load
+from torchcoll.core.records import save as save
+from torchcoll.core.result import Run as Run
+from torchcoll.report.text import show as show
+
+__version__: str
+__all__: list[str]
