@@ -7,8 +7,7 @@ from typing import Any
 
 from torchcoll.bench.control import Control
 from torchcoll.core.case import Sizing
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.plan import need_nbytes
+from torchcoll.core.plan import impossible, needs_nbytes
 from torchcoll.core.units import format_bytes
 
 FREE_SHARE = 0.8  # of the free memory of a host; the rest is for what else lives there
@@ -22,9 +21,10 @@ def admit(
 
     ``words``: from each rank the hash of its case and the free bytes of its host.
     """
+    refused = impossible(sizing.case, sizing.ranks)
     return (
         _disagreement(sizing, words, control)
-        or impossible(sizing)
+        or (list(refused) if refused else None)
         or _too_large(sizing, words, control, check)
     )
 
@@ -47,28 +47,16 @@ def _disagreement(
     ]
 
 
-def impossible(sizing: Sizing) -> list[str] | None:
-    """What no backend can do with this collective."""
-    entry, ranks = COLLECTIVES[sizing.case.collective], sizing.ranks
-    if ranks < entry.min_ranks:
-        return ["skipped", f"{entry.name} needs {entry.min_ranks} ranks or more"]
-    if entry.power_of_two and ranks & (ranks - 1):
-        return ["skipped", f"{entry.name} needs a power of two of ranks, here {ranks}"]
-    if sizing.case.in_place not in entry.placements:
-        only = "in place" if entry.placements[0] else "out of place"
-        return ["unsupported", f"torch.distributed has {entry.name} {only} only"]
-    return None
-
-
 def _too_large(
     sizing: Sizing, words: list[dict[str, Any]], control: Control, check: bool
 ) -> list[str] | None:
     need: defaultdict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
     ranks: Counter[str] = Counter()
-    for rank in range(sizing.ranks if len(words) > 1 else 1):
+    # With the fake backend this process is the only one of all ranks.
+    for rank, nbytes in enumerate(needs_nbytes(sizing, check)[: len(words)]):
         host = control.members[rank]["host"]
-        need[host] += need_nbytes(sizing, rank, check)
+        need[host] += nbytes
         free[host] = min(free.get(host, words[rank]["free"]), words[rank]["free"])
         ranks[host] += 1
     for host, nbytes in need.items():

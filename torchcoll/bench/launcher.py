@@ -106,7 +106,7 @@ def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | Non
         raise UsageError(
             "launcher variables",
             f"{rank_names[0]}={rank} with {size_names[0]}={ranks}",
-            f"a rank from 0 to {ranks - 1}",
+            "a rank below the number of ranks",
         )
     local_rank = _number(local_names, env)
     local_ranks = _number(local_size_names, env)

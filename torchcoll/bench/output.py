@@ -111,7 +111,7 @@ class Output:
 
     def begin(self, session: Session) -> list[int]:
         """Show the header; the indices of the cases that are to run."""
-        cases = session.cases
+        cases = [sizing.case for sizing in session.sizings]
         self._indices = {case: index for index, case in enumerate(cases)}
         missing = [index for index, case in enumerate(cases) if case not in self._done]
         if self._done:

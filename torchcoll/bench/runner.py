@@ -23,7 +23,7 @@ from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.timing import nothing, time_isolated
 from torchcoll.bench.watchdog import Progress, Watchdog
-from torchcoll.core.case import Case, Sizing, Spec, fingerprint, size_case
+from torchcoll.core.case import Case, Sizing, Spec, fingerprint
 from torchcoll.core.errors import TorchcollError, UsageError
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
@@ -176,7 +176,7 @@ class Session:
             backend = self.dist.get_backend()
         self.entry, self.device = backends.choose_backend(self.torch, backend, self.spec.device)
         self.spec = replace(self.spec, backend=self.entry.name, device=self.device)
-        self.cases = self.spec.cases(self.ranks)
+        self.sizings = self.spec.sizings(self.ranks)
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
         self._connect()
         self._exchange_members()
@@ -303,15 +303,14 @@ class Session:
 
     def sweep(self, which: Sequence[int] | None = None) -> None:
         """Run the cases of these indices (None: all); results go to recorder and ``on_case``."""
-        for index in range(len(self.cases)) if which is None else which:
-            self._one_case(self.cases[index])
+        for index in range(len(self.sizings)) if which is None else which:
+            self._one_case(self.sizings[index])
 
-    def _one_case(self, case: Case) -> None:
-        sizing = size_case(case, self.ranks)
-        self.progress.step(case.describe())
+    def _one_case(self, sizing: Sizing) -> None:
+        self.progress.step(sizing.case.describe())
         verdict = self._agree_on_case(sizing)
         if self.recorder:
-            self.recorder.started(case)
+            self.recorder.started(sizing.case)
         result = measure_case(self, sizing, verdict)
         if self.recorder and result:
             self.recorder.case(result)
@@ -322,7 +321,9 @@ class Session:
 
     def _agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
-        seen = fingerprint([sizing.case.to_json(), sizing.count, sizing.splits])
+        division = sizing.division
+        splits = [division.sent, division.received] if division else []
+        seen = fingerprint([sizing.case.to_json(), sizing.count, splits])
         words = self.control.gather({"case": seen, "free": environment.free_nbytes()})
         verdict: list[str] | None = None
         if self.recorder:

@@ -11,17 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from torchcoll.bench.buffers import Buffers, Pattern, poison
-from torchcoll.core.case import Case, Sizing
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES, Dtype
-
-CHUNK_BYTES = 64 << 20  # the most that a comparison takes of a buffer at once
 
 # Primes for the moves pattern: the largest at most the `exact` of a type, so that 0 ... prime - 1
 # are held exactly. Beyond 65521 a longer row would show no more.
 _PRIMES = (65521, 32749, 2039, 251, 127, 13, 7)
 # min, max and the bit operations tabulate all ranks over one period: keep it short.
 _REDUCED_PRIME = 251
+_CHUNK_ELEMENTS = CHECK_CHUNK_NBYTES // CHECK_ELEMENT_NBYTES
 _RANK_STEP = 31
 
 
@@ -134,9 +133,9 @@ class Checker:
             else:
                 shift += input_shift(case, segment.source)
             part = self._buffers.recv.narrow(0, segment.offset, segment.length)
-            most = CHUNK_BYTES // part.element_size()
-            for got, expected in pattern.chunks(part, shift, most):
-                wrong += int(_differs(torch, got, expected, ulp).sum())
+            for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
+                # Not sum(): it would make an int64 of every comparison.
+                wrong += int(torch.count_nonzero(_differs(torch, got, expected, ulp)))
             checked += segment.length
         return checked, wrong
 

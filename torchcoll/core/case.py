@@ -10,13 +10,15 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.splits import Division, Weights, split_weights
-from torchcoll.core.units import parse_size
+from torchcoll.core.units import format_size, parse_size
+
+if TYPE_CHECKING:  # loaded for all_to_all_v alone: ranks pay for every module
+    from torchcoll.core.splits import Division, Weights
 
 CADENCES = ("isolated", "stream")
 ORDERS = ("size", "shuffled")
@@ -26,6 +28,10 @@ _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
     *(("precision", float, None), ("max_time_s", float, None), ("timeout_s", float, None)),
     ("seed", int, 0),
 )
+# All that verification holds beside the buffers, temporaries too: it works in chunks of so many
+# bytes, counting for each element two float64 and a comparison (avg, the hungriest).
+CHECK_CHUNK_NBYTES = 64 << 20
+CHECK_ELEMENT_NBYTES = 24
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
 
@@ -79,8 +85,6 @@ class Case:
 
     def describe(self) -> str:
         """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
-        from torchcoll.core.units import format_size
-
         size = format_size(self.nbytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
         words = (self.collective, size, self.dtype, self.op, root, f"on {self.backend}")
@@ -145,6 +149,8 @@ def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
     if not entry.has_data:
         return Sizing(case, ranks, 0, 0)
     if case.collective == "all_to_all_v":
+        from torchcoll.core.splits import Division, split_weights
+
         elements = max(1, case.nbytes // case.itemsize)
         division = Division(weights or split_weights(case.splits or "", ranks), elements)
         largest = max(*division.sent, *division.received)
@@ -303,7 +309,11 @@ class Spec:
         for root in self.roots:
             if not 0 <= root < ranks:
                 raise UsageError("root", root, f"0 to {ranks - 1} ({ranks} ranks)")
-        weights = split_weights(self.splits, ranks) if "all_to_all_v" in self.collectives else None
+        weights = None
+        if "all_to_all_v" in self.collectives:
+            from torchcoll.core.splits import split_weights
+
+            weights = split_weights(self.splits, ranks)
         found: dict[tuple[Any, ...], Sizing] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights)

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import Case, Sizing, Spec
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing, Spec
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
@@ -20,11 +20,6 @@ COLD_LIMIT_S = 5.0
 COLD_CALLS = 20
 PATIENCE = 10  # steady calls end, however few they are, after so many times the time limit
 SLOW_CALL = 0.25  # of the time limit: with slower calls the least number of calls takes longer
-
-# All that verification holds beside the buffers, temporaries too: it works in chunks of so many
-# bytes, counting for each element two float64 and a comparison (avg, the hungriest).
-CHECK_CHUNK_NBYTES = 64 << 20
-CHECK_ELEMENT_NBYTES = 24
 
 WIDTH = 80
 BITWISE = ("band", "bor", "bxor")

@@ -1,0 +1,276 @@
+"""The patterns of verification, against torch's own reductions of the stacked inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchcoll.bench.buffers import Buffers, Pattern, allocate, poison
+from torchcoll.bench.verify import (
+    Checker,
+    input_shift,
+    input_values,
+    reduced_values,
+    tolerance_ulp,
+)
+from torchcoll.core.case import Case, size_case
+
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64"),
+    *("float8_e4m3fn", "float8_e5m2"),
+)
+FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+RANKS = (1, 2, 3, 5, 8, 64)
+
+
+def case(name: str = "all_reduce", dtype: str = "float32", op: str | None = "sum", **facts) -> Case:
+    fields = dict(
+        **dict(collective=name, nbytes=4096, dtype=dtype, op=op, root=None, in_place=False),
+        **dict(cadence="isolated", backend="gloo", device="cpu"),
+    )
+    return Case(**(fields | facts))
+
+
+def inputs(asked: Case, ranks: int, elements: int) -> list[list[float]]:
+    """Element i of rank r, by the rule that input_values states, in Python's numbers."""
+    values = input_values(asked)
+    shifts = [input_shift(asked, rank) for rank in range(ranks)]
+    return [[values[(shift + i) % len(values)] for i in range(elements)] for shift in shifts]
+
+
+def reduced_by_torch(asked: Case, rows: list[list[float]], work: torch.dtype) -> torch.Tensor:
+    stacked = torch.tensor(rows, dtype=work)
+    if asked.op == "sum":
+        return stacked.sum(0, dtype=work)
+    if asked.op == "prod":
+        return stacked.prod(0, dtype=work)
+    if asked.op == "avg":
+        return stacked.to(torch.float64).mean(0)
+    if asked.op == "min":
+        return stacked.amin(0)
+    if asked.op == "max":
+        return stacked.amax(0)
+    bitwise = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
+    total = stacked[0].clone()
+    for row in stacked[1:]:
+        total = bitwise[asked.op](total, row)
+    return total
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"])
+def test_reductions(op, ranks):
+    """Integers are reduced by torch in their own type, so wrapping round is its own."""
+    for dtype in FLOATS if op == "avg" else DTYPES:
+        if op.startswith("b") and dtype in FLOATS:
+            continue
+        asked = case(dtype=dtype, op=op)
+        expected = reduced_values(asked, ranks)
+        rows = inputs(asked, ranks, 3 * len(expected))
+        work = torch.float64 if dtype in FLOATS else getattr(torch, dtype)
+        got = reduced_by_torch(asked, rows, work)
+        wanted = torch.tensor(expected * 3, dtype=got.dtype)
+        assert torch.equal(got, wanted) or op == "avg", (dtype, op, ranks)
+        assert torch.allclose(got.double(), wanted.double(), rtol=0, atol=1e-15), (dtype, op)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max"])
+def test_every_partial_result_is_exact(dtype, op):
+    """However a backend orders the ranks: neighbours first, a ring from any rank, halves."""
+    kind = getattr(torch, dtype)
+    for ranks in RANKS:
+        asked = case(dtype=dtype, op=op)
+        rows = torch.tensor(inputs(asked, ranks, 300), dtype=torch.float64)
+        orders = [list(range(ranks)), list(range(ranks))[::-1]]
+        orders += [[(start + k) % ranks for k in range(ranks)] for start in (1, 2)]
+        for order in orders:
+            total = rows[order[0]]
+            for rank in order[1:]:
+                total = {
+                    **{"sum": total + rows[rank], "prod": total * rows[rank]},
+                    **{"min": total.minimum(rows[rank]), "max": total.maximum(rows[rank])},
+                }[op]
+                assert torch.equal(total.to(kind).double(), total), (ranks, order)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [None, "sum", "prod", "min", "bxor"])
+def test_inputs_are_exact(dtype, op):
+    if op == "bxor" and dtype in FLOATS:
+        pytest.skip("no bits of floats")
+    values = list(input_values(case("all_gather", dtype, op)))
+    wide = torch.float64 if dtype in FLOATS else torch.int64
+    held = torch.tensor(values, dtype=wide).to(getattr(torch, dtype)).to(wide)
+    assert held.tolist() == values
+
+
+def test_the_design_names_these_values():
+    """DESIGN section 4.4: ((r + i) mod 3) - 1, 2 ** of it, and (31 r + i) mod p."""
+    assert inputs(case(op="sum"), 3, 4) == [[-1, 0, 1, -1], [0, 1, -1, 0], [1, -1, 0, 1]]
+    assert inputs(case(op="avg", dtype="bfloat16"), 2, 3) == [[-1, 0, 1], [0, 1, -1]]
+    assert inputs(case(op="prod"), 2, 4) == [[0.5, 1, 2, 0.5], [1, 2, 0.5, 1]]
+    gathered = inputs(case("all_gather", op=None), 2, 70_000)
+    assert gathered[0][:3] == [0, 1, 2]
+    assert gathered[1][:3] == [31, 32, 33]
+    assert gathered[0][65520:65523] == [65520, 0, 1]  # 65521 is prime
+    assert max(inputs(case("all_gather", "bfloat16", None), 1, 1000)[0]) == 250
+    assert max(inputs(case("all_gather", "float8_e5m2", None), 1, 1000)[0]) == 6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_and_places_differ(dtype):
+    """No two of 64 ranks send the same, and a shift by a power of two shows at once."""
+    rows = inputs(case("all_gather", dtype, None), 64, 512)
+    period = len(input_values(case("all_gather", dtype, None)))
+    # float8 holds 7 or 13 values: so many ranks differ.
+    assert len({tuple(row) for row in rows}) == min(64, period)
+    for shift in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+        assert all(a != b for a, b in zip(rows[0], rows[0][shift:], strict=False)), shift
+
+
+def test_tolerance():
+    """One ulp a rank for averages of floats, which a backend may divide before adding."""
+    assert tolerance_ulp(case(op="avg"), 8) == 8
+    assert tolerance_ulp(case(op="sum"), 8) == 0
+    assert tolerance_ulp(case(op="avg", dtype="int32"), 8) == 0
+
+
+# -- the checker on buffers ------------------------------------------------------------------------
+
+
+def checker_of(asked: Case, ranks: int, rank: int) -> tuple[Checker, Buffers]:
+    sizing = size_case(asked, ranks)
+    buffers = allocate(torch, sizing, rank, "cpu")
+    return Checker(torch, sizing, rank, buffers), buffers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("ranks", [2, 3, 5, 7, 64])
+def test_averages_divided_first_or_last(dtype, ranks):
+    """nccl multiplies by 1 / n before it adds; both are right, in the type's own arithmetic."""
+    asked = case(dtype=dtype, op="avg")
+    kind = getattr(torch, dtype)
+    checker, buffers = checker_of(asked, ranks, 0)
+    count = len(buffers.recv)
+    rows = torch.tensor(inputs(asked, ranks, count), dtype=kind)
+    first = torch.zeros(count, dtype=kind)
+    for row in rows:
+        first += row * torch.tensor(1 / ranks, dtype=kind)
+    last = (rows.sum(0, dtype=torch.float64) / ranks).to(kind)
+    for result in (first, last):
+        checker.prepare()
+        buffers.recv.copy_(result)
+        assert checker.count_wrong() == (count, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_an_average_that_was_only_summed_is_wrong(dtype):
+    """64 ranks: sums of -1, 0 and 1 by third; the tolerance does not cover them."""
+    asked = case(dtype=dtype, op="avg")
+    for ranks in (2, 64):
+        checker, buffers = checker_of(asked, ranks, 0)
+        rows = torch.tensor(inputs(asked, ranks, len(buffers.recv)), dtype=torch.float64)
+        checker.prepare()
+        buffers.recv.copy_(rows.sum(0))
+        checked, wrong = checker.count_wrong()
+        assert wrong >= checked // 3
+
+
+def test_chunks(monkeypatch):
+    """Comparison in chunks that divide nothing evenly finds the same elements."""
+    from torchcoll.bench import verify
+
+    asked = case("all_gather", op=None, nbytes=300_000)
+    checker, buffers = checker_of(asked, 3, 1)
+    for rank in range(3):
+        values = torch.tensor(inputs(asked, 3, 25_000)[rank], dtype=torch.float32)
+        buffers.recv[rank * 25_000 : (rank + 1) * 25_000] = values
+    for place in (0, 24_999, 25_000, 40_000, 74_999):
+        buffers.recv[place] += 1
+    for chunk in (1, 4096 * 4, 100_000, 64 << 20):
+        monkeypatch.setattr(verify, "CHUNK_BYTES", chunk)
+        assert checker.count_wrong() == (75_000, 5)
+
+
+def test_segments_begin_where_the_source_was():
+    """reduce_scatter, rank 2 of 3: the reduction of everyone's third block."""
+    asked = case("reduce_scatter", "int32", "max", nbytes=12_000)
+    checker, buffers = checker_of(asked, 3, 2)
+    whole = torch.tensor(inputs(asked, 3, 3000), dtype=torch.int32).amax(0)
+    buffers.recv.copy_(whole[2000:])
+    assert checker.count_wrong() == (1000, 0)
+    buffers.recv.copy_(whole[1000:2000])
+    assert checker.count_wrong()[1] > 900
+
+
+def test_only_the_root_is_checked():
+    for name, op in (("reduce", "sum"), ("gather", None)):
+        checker, _ = checker_of(case(name, op=op, root=1), 3, 0)
+        checker.prepare()
+        assert checker.count_wrong() == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_poison_is_no_right_answer(dtype):
+    """No answer of any pattern, up to 64 ranks (but for what uint8 sums can reach)."""
+    kind = getattr(torch, dtype)
+    buffer = torch.empty(4, dtype=kind)
+    poison(torch, buffer)
+    held = buffer.double()
+    answers = set(input_values(case("all_gather", dtype, None)))
+    for op in ("sum", "min", "max"):
+        answers |= set(reduced_values(case(dtype=dtype, op=op), 8))
+    assert not any(value in answers for value in held.tolist())
+
+
+def test_refill_restores_the_input():
+    asked = case("all_reduce", op="sum", in_place=True)
+    checker, buffers = checker_of(asked, 2, 1)
+    buffers.send.fill_(float("inf"))
+    checker.refill()
+    assert buffers.send.tolist() == inputs(asked, 2, 1024)[1]
+
+
+def test_prepare_poisons_what_is_not_input():
+    asked = case("all_gather", op=None, in_place=True)
+    checker, buffers = checker_of(asked, 4, 2)
+    checker.prepare()
+    blocks = buffers.recv.view(4, -1)
+    assert blocks[2].tolist() == inputs(asked, 4, 256)[2]
+    assert blocks[[0, 1, 3]].isnan().all()
+    assert buffers.send.data_ptr() == blocks[2].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "root", "rank", "sent", "received"),
+    [
+        ("all_gather", None, 2, slice(512, 768), slice(0, 1024)),
+        ("reduce_scatter", None, 3, slice(0, 1024), slice(768, 1024)),
+        ("gather", 1, 1, slice(256, 512), slice(0, 1024)),
+        ("gather", 1, 0, slice(0, 256), slice(0, 0)),
+        ("scatter", 2, 2, slice(0, 1024), slice(512, 768)),
+        ("scatter", 2, 3, slice(0, 0), slice(0, 256)),
+        ("hypercube", None, 3, slice(768, 1024), slice(0, 1024)),
+    ],
+)
+def test_in_place_buffers(name, root, rank, sent, received):
+    """The smaller buffer is this rank's block of the larger one."""
+    sizing = size_case(case(name, op=None, root=root, in_place=True), 4)
+    buffers = allocate(torch, sizing, rank, "cpu")
+    base = min(b.data_ptr() for b in (buffers.send, buffers.recv) if len(b))
+    for buffer, place in ((buffers.send, sent), (buffers.recv, received)):
+        assert len(buffer) == place.stop - place.start
+        assert not len(buffer) or buffer.data_ptr() == base + 4 * place.start
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2, 3, 4094, 4096, 4098, 5000, 12_289])
+@pytest.mark.parametrize("shift", [0, 1, 31, 4095, 10**6])
+def test_a_pattern_fills_buffers_of_any_length(elements, shift):
+    for values in ([-1, 0, 1], range(251), range(5003)):
+        pattern = Pattern(torch, values, torch.float32, "cpu")
+        buffer = torch.full((elements,), 9e9)
+        pattern.fill(buffer, shift)
+        period = len(values)
+        assert buffer.tolist() == [values[(shift + i) % period] for i in range(elements)]
