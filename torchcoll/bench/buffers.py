@@ -81,8 +81,11 @@ class Pattern:
 
 
 def poison(torch: Any, buffer: Any) -> None:
-    """Values that no right answer holds (floats: NaN) or few do (integers: the largest but one)."""
+    """Values that no right answer holds (floats: NaN) or few do (integers: near the end of the
+    range that patterns leave alone).
+    """
     if buffer.dtype.is_floating_point:
         buffer.fill_(float("nan"))
-    else:
-        buffer.fill_(torch.iinfo(buffer.dtype).max - 1)
+        return
+    range_of = torch.iinfo(buffer.dtype)
+    buffer.fill_(range_of.min + 1 if range_of.min else range_of.max - 1)

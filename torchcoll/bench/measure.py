@@ -212,7 +212,6 @@ def _result(
     """Gather every rank's samples; the CaseResult on rank 0."""
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)
-    session.control.decide()
     if session.rank:
         return None
     from torchcoll.core.result import CaseResult, Verification

@@ -24,7 +24,7 @@ from torchcoll.bench.measure import measure_case
 from torchcoll.bench.timing import nothing, time_isolated
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.case import Case, Sizing, Spec, fingerprint
-from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
     from torchcoll.core.result import CaseResult, Run
@@ -46,12 +46,16 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     import torch
 
     session = Session(torch, spec, on_case=on_case)
+    lost = False
     try:
         session.open()
         session.sweep()
         session.finish()
+    except HangError:
+        lost = True
+        raise
     finally:
-        session.close()
+        session.close(lost)
     return session.run
 
 
@@ -189,9 +193,11 @@ class Session:
                 action(self.recorder)
             except TorchcollError as error:
                 failure = error
-        text = self.control.decide(failure and str(failure))
-        if text:
-            raise failure or UsageError(text)
+        told = self.control.decide(failure and [str(failure), int(failure.exit_code)])
+        if told:
+            refusal = failure or TorchcollError(told[0])
+            refusal.exit_code = ExitCode(told[1])
+            raise refusal
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Any:
@@ -312,12 +318,15 @@ class Session:
         if self.recorder:
             self.recorder.started(sizing.case)
         result = measure_case(self, sizing, verdict)
-        if self.recorder and result:
-            self.recorder.case(result)
-            if self.on_case:
-                self.on_case(result)
+        self._on_rank_0(lambda recorder: self._keep(recorder, result))
         if not self._cost_known:
             self._cost_of_measuring()
+
+    def _keep(self, recorder: Recorder, result: CaseResult | None) -> None:
+        assert result is not None
+        recorder.case(result)
+        if self.on_case:
+            self.on_case(result)
 
     def _agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
@@ -361,11 +370,13 @@ class Session:
         if self.recorder:
             self.recorder.end(status, exit_code, time.monotonic() - self._began, reason)
 
-    def close(self) -> None:
-        """Leave together and put back what was made here."""
+    def close(self, lost: bool = False) -> None:
+        """Leave together and put back what was made here; ``lost``: without the others."""
         if self.watchdog is None:
             return
         try:
+            if lost:
+                return
             if self._made_group and self.group is not None:
                 self.dist.destroy_process_group(self.group)
             elif self._made_group:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.result import CaseResult, Run
 
 SCHEMA = "torchcoll/1"
@@ -26,6 +26,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._refused = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
@@ -43,13 +44,27 @@ class Writer:
             ) from None
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
-        """One line in one write. ``durable``: on disk when this returns."""
+        """One line in one write. ``durable``: on disk when this returns.
+
+        Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
+        """
+        if self._refused:
+            return
         line = json.dumps({"record": record, **data}, separators=(",", ":"), allow_nan=False)
         rest = memoryview(line.encode() + b"\n")
-        while rest:  # a disk that is nearly full takes a part, and then refuses
-            rest = rest[self._file.write(rest) :]
-        if durable:
-            os.fsync(self._file.fileno())
+        try:
+            while rest:  # a disk that is nearly full takes a part, and then refuses
+                rest = rest[self._file.write(rest) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._refused = True
+            raise TorchcollError(
+                f"result file {self.path}",
+                error.strerror,
+                "a disk that takes the next record",
+                "Make room, then go on with --resume.",
+            ) from None
 
     def close(self) -> None:
         self._file.close()
