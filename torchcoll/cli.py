@@ -57,12 +57,32 @@ def _show(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one object with stable names")
+
+
+def _doctor(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.bench.doctor.examine import examine
+    from torchcoll.report.doctor import show_doctor
+
+    report = examine()
+    if report is None:  # under a launcher rank 0 speaks
+        return ExitCode.OK
+    show_doctor(report, options.json)
+    return ExitCode.OK if report["usable"] else ExitCode.UNAVAILABLE
+
+
 # name -> (help, adds its arguments, runs it)
 Command = tuple[
     str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], ExitCode]
 ]
 COMMANDS: dict[str, Command] = {
     "show": ("print result files as tables", _show_arguments, _show),
+    "doctor": (
+        "what this process can use: devices, backends, launchers, networks; and known traps",
+        _doctor_arguments,
+        _doctor,
+    ),
 }
 
 

@@ -42,6 +42,11 @@ class Measured:
         texts = [self.job.text(rank) for rank in self.job.pids]
         return [line for text in texts for line in text.splitlines() if "torchcoll: error" in line]
 
+    def error_file(self, rank: int) -> dict[str, Any]:
+        """What torchrun is told, where TORCHELASTIC_ERROR_FILE is error<RANK>.json."""
+        data: dict[str, Any] = json.loads((self.job.folder / f"error{rank}.json").read_text())
+        return data
+
     def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 

@@ -19,31 +19,27 @@ GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to s
 
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of this launch: torchrun's own, else one that rank 0 serves at MASTER_ADDR:PORT.
+    """The store of this launch: torchrun's own, else one that rank 0 serves (bench/rendezvous.py).
 
     Raises HangError when it cannot be reached within ``timeout_s``.
     """
     dist = torch.distributed
-    timeout = timedelta(seconds=timeout_s)
-    if launch.ranks == 1 and "MASTER_ADDR" not in os.environ:
+    if launch.rendezvous_file is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:
+            return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise HangError(
+                "rendezvous",
+                f"no store at {where} within {timeout_s:g} s ({_first_line(error)})",
+                "torchrun's own there",
+                "Check that torchrun lives on its first node.",
+            ) from None
+    if launch.ranks == 1:
         return dist.HashStore()
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return next(dist.rendezvous("env://", timeout=timeout))[0]
-        # Not rendezvous("env://"): there rank 0 waits for all clients and, when one never comes,
-        # can only count them. Without that wait the hello names who is missing.
-        store = dist.TCPStore(
-            host, int(port), None, launch.rank == 0, timeout, wait_for_workers=False
-        )
-        return dist.PrefixStore("torchcoll", store)
-    except (RuntimeError, ValueError) as error:
-        raise HangError(
-            "rendezvous",
-            f"no store at {host}:{port} within {timeout_s:g} s ({_first_line(error)})",
-            "rank 0 listening there",
-            "Check MASTER_ADDR, MASTER_PORT and that rank 0 was started.",
-        ) from None
+    from torchcoll.bench.rendezvous import join
+
+    return join(torch, launch, timeout_s)
 
 
 _KEEP_BYTES = 1 << 16  # samples are deleted from the store; small words are not worth the trips
@@ -111,12 +107,10 @@ class Control:
         try:
             self.store.wait(keys, timedelta(seconds=limit_s))
         except RuntimeError as error:
-            missing = self._missing(keys)
+            detail = _first_line(error)
+            why = "" if "timeout" in detail else f" ({detail})"
             raise HangError(
-                "agreement",
-                f"no word from {missing} within {limit_s:g} s ({_first_line(error)})",
-                f"all {self.ranks} ranks",
-                "Look at the output of these ranks; --timeout sets the limit.",
+                f"no word from {self._missing(keys)} within {limit_s:g} s{why}"
             ) from None
 
     def _missing(self, keys: list[str]) -> str:
@@ -145,8 +139,8 @@ def survey(
 ) -> list[list[Any] | None]:
     """Who is alive, asked once trouble is suspected: each rank's progress, None for no answer.
 
-    Called by the watchdog thread of every rank with its own client of the store. Ranks on this
-    host whose process is gone are not waited for.
+    Called by the watchdog of every rank with its own client of the store. Ranks on this host whose
+    process is gone are not waited for. Rank 0, which may serve the store, returns last.
     """
     store.set(f"alive/{rank}", json.dumps(progress))
     store.set("alarm", str(rank))
@@ -161,6 +155,13 @@ def survey(
             break
         time.sleep(0.05)
         gone = dead_ranks(members, rank)
+    if rank:
+        store.set(f"left/{rank}", "")
+        return answers
+    leaving = [f"left/{other}" for other, answer in enumerate(answers) if other and answer]
+    deadline = time.monotonic() + GRACE_S
+    while leaving and not store.check(leaving) and time.monotonic() < deadline:
+        time.sleep(0.01)
     return answers
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchcoll.core.errors import UsageError
 
@@ -19,11 +19,15 @@ class Launch:
     local_rank: int = 0
     local_ranks: int = 1
     job_id: str | None = None
+    rendezvous_file: str | None = None  # from the command line: meet there, not at MASTER_ADDR
 
+
+BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name where torchrun's variables are not torchrun's
 
 # Launcher: variables of rank, number of ranks, local rank, local number of ranks. Several names:
-# the first that is set. Sources: torch.distributed.run; srun(1); Open MPI's FAQ; Intel MPI's and
-# PALS' are measured or read (reference/oneccl.md 1.5). Hydra sets PMI_* under MPICH and Intel MPI.
+# the first that is set. Sources: torch.distributed.run; srun(1); PALS' are read
+# (reference/oneccl.md 1.5); the rest as printed by Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19.
+# Hydra sets PMI_* under MPICH and Intel MPI, srun under --mpi=pmi2.
 _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
     "Open MPI": (
@@ -34,7 +38,7 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "PALS": (
         ("PALS_RANKID",),
-        ("PALS_SIZE", "PMI_SIZE"),
+        ("PALS_SIZE", "PMI_SIZE", "WORLD_SIZE"),  # with PALS_PMI=pmix there may be none
         ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
     ),
@@ -51,7 +55,12 @@ _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("SLURM_LOCALID",),
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
     ),
+    # Any other that speaks PMIx. It gives no size; the launchers above set PMIX_RANK too.
+    "PMIx": (("PMIX_RANK",), ("WORLD_SIZE",), (), ()),
 }
+_LATER = ("MPI", "PMIx")  # read where no other set explains their variables
+# srun's own numbers of steps that it did not start: of pending, extern, batch, interactive.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 
@@ -59,16 +68,26 @@ _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PALS_APID")
 def detect(environ: Mapping[str, str] | None = None) -> Launch:
     """This process' Launch from the environment; no variables at all means one rank.
 
-    torchrun's variables win inside torchrun (under srun each torchrun sees Slurm's too). Elsewhere
-    launchers that are set must agree. Raises UsageError for half a set and for a contradiction.
+    torchrun's variables win inside torchrun, and an mpirun inside of srun wins over Slurm's:
+    Slurm's are inherited by everything below. Elsewhere launchers that are set must agree. Raises
+    UsageError for half a set and for a contradiction.
     """
     env = os.environ if environ is None else environ
     job_id = next((env[name] for name in _JOB_IDS if env.get(name)), None)
-    found = [launch for name in _LAUNCHERS if (launch := _read(name, env, job_id))]
+    started = {name: _read(name, env, job_id) for name in _LAUNCHERS if name not in _LATER}
+    if started["PALS"] is None:
+        started["MPI"] = _read("MPI", env, job_id)
+    found = [launch for launch in started.values() if launch]
     if not found:
-        return Launch("none", job_id=job_id)
-    if "TORCHELASTIC_RUN_ID" in env and found[0].launcher == "torchrun":
-        return found[0]
+        # WORLD_SIZE alone may be the size that PMIx lacks; else it is half of torchrun's set.
+        _check_half("torchrun", env, () if env.get("PMIX_RANK") else ("WORLD_SIZE",))
+        return _read("PMIx", env, job_id) or Launch("none", job_id=job_id)
+    if "TORCHELASTIC_RUN_ID" in env and started["torchrun"]:
+        return started["torchrun"]
+    srun = started["srun"]
+    inner = [launch for launch in found if launch is not srun]
+    if srun and inner and srun.ranks < max(launch.ranks for launch in inner):
+        found = inner  # srun started fewer processes than there are ranks: the launcher, not these
     for other in found[1:]:
         if (other.rank, other.ranks) != (found[0].rank, found[0].ranks):
             raise UsageError(
@@ -76,50 +95,112 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
                 f"{_told(found[0])} and {_told(other)}",
                 "launchers that agree",
                 f"Unset the variables of the one that did not start this process "
-                f"({_LAUNCHERS[other.launcher][0][0]} ... or {_LAUNCHERS[found[0].launcher][0][0]} "
-                "...)",
+                f"({_variable(other)} ... or {_variable(found[0])} ...)",
             )
-    return found[0]
+    size = _number(("WORLD_SIZE",), env)
+    if size not in (None, found[0].ranks) and not env.get("RANK"):
+        raise UsageError(
+            "launcher variables",
+            f"{_told(found[0])} and WORLD_SIZE={size}",
+            "launchers that agree",
+            "Unset WORLD_SIZE.",
+        )
+    # All agree. Whoever set RANK took it from the one that started it, and srun sets PMI_* too.
+    names = ("PALS", "Open MPI", "srun", "MPI", "torchrun")
+    launch = next(there for name in names if (there := started.get(name)) and there in found)
+    return replace(launch, launcher=_name(launch.launcher, env))
+
+
+def likely_rank() -> int:
+    """For a process whose variables contradict each other: one rank is to complain, not all.
+
+    RANK comes last: scripts leave it behind, launchers set their own afresh.
+    """
+    first, *rest = _LAUNCHERS.values()
+    names = [name for variables in (*rest, first) for name in variables[0]]
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdigit()), 0)
 
 
 def _told(launch: Launch) -> str:
-    return f"rank {launch.rank} of {launch.ranks} from {launch.launcher}"
+    whose = "torchrun's variables" if launch.launcher == "torchrun" else launch.launcher
+    return f"rank {launch.rank} of {launch.ranks} from {whose}"
+
+
+def _variable(launch: Launch) -> str:
+    return _LAUNCHERS[launch.launcher][0][0]
+
+
+def _name(launcher: str, env: Mapping[str, str]) -> str:
+    """The launcher's name as it is shown: whose Hydra, and whether torchrun itself."""
+    if launcher == "torchrun":
+        return BY_HAND
+    if launcher != "MPI":
+        return launcher
+    if "I_MPI_HYDRA_UUID" in env:
+        return "Intel MPI"
+    return "MPICH" if "HYDI_CONTROL_FD" in env else "MPI"
 
 
 def _read(name: str, env: Mapping[str, str], job_id: str | None) -> Launch | None:
     rank_names, size_names, local_names, local_size_names = _LAUNCHERS[name]
-    if name == "srun" and not env.get("SLURM_STEP_ID", "").isdigit():
-        return None
+    if name == "srun":
+        step = env.get("SLURM_STEP_ID", "")
+        if not step.isdigit() or int(step) >= _FIRST_SPECIAL_STEP:
+            return None
     rank = _number(rank_names, env)
-    ranks = _number(size_names, env)
-    if rank is None and (ranks is None or name != "torchrun"):
+    if rank is None:
         return None
-    if rank is None or ranks is None:
-        have, lack = (rank_names, size_names) if ranks is None else (size_names, rank_names)
+    _check_half(name, env, rank_names)
+    ranks = _number(size_names, env)
+    assert ranks is not None
+    if rank >= ranks:
         raise UsageError(
             "launcher variables",
-            f"{have[0]} without {lack[0]}",
-            "both or neither",
-            f"Set {lack[0]}, or start with torchrun.",
-        )
-    if not 0 <= rank < ranks:
-        raise UsageError(
-            "launcher variables",
-            f"{rank_names[0]}={rank} with {size_names[0]}={ranks}",
+            f"{rank_names[0]}={rank} with {_set_name(size_names, env)}={ranks}",
             "a rank below the number of ranks",
         )
     local_rank = _number(local_names, env)
-    local_ranks = _number(local_size_names, env)
+    local_ranks = _number(local_size_names, env, int(env.get("SLURM_NODEID") or 0))
     return Launch(name, rank, ranks, local_rank or 0, local_ranks or 1, job_id)
 
 
-def _number(names: tuple[str, ...], env: Mapping[str, str]) -> int | None:
+def _set_name(names: tuple[str, ...], env: Mapping[str, str]) -> str:
+    return next((name for name in names if env.get(name)), names[0])
+
+
+def _check_half(name: str, env: Mapping[str, str], having: tuple[str, ...]) -> None:
+    """Raise UsageError where one of ``having`` is set and its other half is not."""
+    rank_names, size_names = _LAUNCHERS[name][:2]
+    lacking = size_names if having == rank_names else rank_names
+    have = next((variable for variable in having if env.get(variable)), None)
+    if have is None or any(env.get(variable) for variable in lacking):
+        return
+    if "WORLD_SIZE" in lacking[-1:] and name != "torchrun":
+        action = "Set WORLD_SIZE to the number of ranks, alike for all."
+    else:
+        action = f"Set {lacking[0]}, or start with torchrun."
+    raise UsageError(
+        "launcher variables", f"{have} without {lacking[0]}", "both or neither", action
+    )
+
+
+def _number(names: tuple[str, ...], env: Mapping[str, str], node: int = 0) -> int | None:
     for name in names:
         text = env.get(name, "")
         if text:
-            # Slurm writes '2(x3)' for the same number on several nodes.
-            digits = text.split("(")[0].split(",")[0]
-            if not digits.isdigit():
+            digits = _of_node(text, node) if name == "SLURM_STEP_TASKS_PER_NODE" else text
+            if not (digits.isascii() and digits.isdigit()):
                 raise UsageError(f"launcher variable {name}", text, "a whole number")
             return int(digits)
     return None
+
+
+def _of_node(text: str, node: int) -> str:
+    """The number of a node from Slurm's list of all: ``4(x2),3`` is 4, 4, 3."""
+    for part in text.split(","):
+        number, _, times = part.partition("(x")
+        node -= int(times.rstrip(")")) if times.rstrip(")").isdigit() else 1
+        if node < 0:
+            return number
+    return text

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.launcher import Launch, detect
+from torchcoll.bench.launcher import Launch, detect, likely_rank
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.watchdog import write_error_file
 from torchcoll.core.case import fingerprint
@@ -22,16 +23,19 @@ if TYPE_CHECKING:
 def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
     """Measure and exit with the designed code; ``collective`` None is the suite."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    rank = 0
+    rank = likely_rank()
     try:
         launch = detect()
         rank = launch.rank
+        if rank and not {"-h", "--help"}.isdisjoint(arguments):
+            sys.exit(0)  # rank 0 prints it
         options = parse(arguments, collective, _program(collective))
         code = (
             _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
         )
     except TorchcollError as error:
-        _complain(error.line(), rank, speaks=rank == 0)
+        # A HangError that comes to here is of a rank that rank 0 cannot hear.
+        _complain(error.line(), rank, speaks=rank == 0 or isinstance(error, HangError))
         code = int(error.exit_code)
     sys.stdout.flush()
     sys.exit(code)
@@ -78,8 +82,9 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
 
     session = Session(
         torch,
-        output.spec if output else options.spec,
+        options.spec,
         launch=launch,
+        earlier=output.earlier if output else None,
         on_case=output.on_case if output else None,
         emit=output.emit if output else (lambda record, data: None),
         asked=fingerprint([options.spec.to_json(), options.resume]),
@@ -112,10 +117,16 @@ def _drive(session: Session, output: Output | None) -> int:
     except HangError as error:
         if session.watchdog is None:
             raise
-        session.watchdog.trouble(str(error))
+        session.watchdog.trouble(str(error), "hang")
     except TorchcollError as error:
         session.finish("failed", int(error.exit_code), str(error))
         raise
+    except Exception as error:
+        # A fault of ours: the others must not wait for this rank until the timeout.
+        if session.watchdog is None or session.control.ranks == 1:
+            raise
+        traceback.print_exc()
+        session.watchdog.trouble(f"{type(error).__name__}: {error}")
     finally:
         session.close()
         if output:

@@ -103,6 +103,9 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     """The Options of a command line; ``collective`` None is the suite. Raises UsageError."""
     given = vars(_parser(program, collective is None).parse_args(list(argv)))
+    for name in ("output", "resume", "backend", "device"):
+        if given.get(name) == "":  # `--output "$UNSET"` is not the default
+            raise UsageError(name, "", "a name")
     fields: dict[str, Any] = {"collectives": collective or given.pop("collectives", "all")}
     renamed = {"dtype": "dtypes", "op": "ops", "max_time": "max_time_s", "timeout": "timeout_s"}
     for name in ("dtype", "op", "min_bytes", "max_bytes", "sizes", "splits", "backend", "device"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options
 from torchcoll.core.case import Case, Spec
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import Writer, load
 from torchcoll.core.result import CaseResult, Run
@@ -25,7 +26,7 @@ _DONE = ("ok", "wrong", "unsupported", "skipped")
 
 
 class Output:
-    """Rank 0's file and table. ``spec`` is the Spec to run: the file's own with --resume."""
+    """Rank 0's file and table."""
 
     def __init__(self, options: Options, ranks: int) -> None:
         self.options = options
@@ -39,10 +40,12 @@ class Output:
         from torchcoll.report.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
-        if options.resume:
-            self._read_earlier(Path(options.resume))
 
-    def _read_earlier(self, path: Path) -> None:
+    def earlier(self) -> Spec:
+        """The Spec to run: with --resume that of the file. Raises what is wrong with the file."""
+        if not self.options.resume:
+            return self.spec
+        path = Path(self.options.resume)
         run = load(path)
         if run.ranks != self._ranks:
             raise UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
@@ -54,7 +57,8 @@ class Output:
             device=asked.device or earlier.device,
             labels=asked.labels or earlier.labels,
         )
-        if earlier != same and (asked != plain or asked.collectives != earlier.collectives):
+        none = asked == plain and asked.collectives in (earlier.collectives, tuple(COLLECTIVES))
+        if earlier != same and not none:
             raise UsageError(
                 "resume",
                 f"other options than {path} was measured with",
@@ -63,6 +67,7 @@ class Output:
             )
         self.spec = earlier
         self._done = {result.case for result in run.results if result.status in _DONE}
+        return earlier
 
     # -- the file ----------------------------------------------------------------------------
 

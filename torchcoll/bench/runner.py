@@ -18,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench import backends, environment
-from torchcoll.bench.control import Control, open_store
+from torchcoll.bench.control import GRACE_S, Control, open_store
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.timing import nothing, time_isolated
@@ -51,7 +51,10 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
         session.open()
         session.sweep()
         session.finish()
-    except HangError:
+    except TorchcollError as error:
+        lost = isinstance(error, HangError)
+        raise
+    except BaseException:
         lost = True
         raise
     finally:
@@ -115,6 +118,7 @@ class Session:
     open -> sweep -> finish -> close. ``asked`` is a hash that must be equal on all ranks.
     ``phases`` are durations that the caller has measured already. ``on_last_words`` (exit code,
     text, whether this rank speaks for all) is the command's: with it signals are taken too.
+    ``earlier`` gives rank 0's Spec, where it comes from a file that only rank 0 reads.
     """
 
     def __init__(
@@ -127,6 +131,7 @@ class Session:
         asked: str = "",
         argv: list[str] | None = None,
         phases: dict[str, int] | None = None,
+        earlier: Callable[[], Spec] | None = None,
         on_last_words: Callable[[int, str, bool], None] | None = None,
     ) -> None:
         self.torch = torch
@@ -143,6 +148,7 @@ class Session:
         self.ordinals: Counter[Any] = Counter()  # calls that each communicator has made
         self.group: Any = None  # None: the default group
         self._asked = asked or fingerprint(spec.to_json())
+        self._earlier = earlier
         self._on_last_words = on_last_words
         self._began = time.monotonic()
         self._made_group = False
@@ -173,8 +179,9 @@ class Session:
         """Rendezvous, hello, header, process group, ranks and phases. Collective."""
         self._rendezvous()
         self._hello()
-        # Rank 0's Spec holds: with --resume it comes from a file that only rank 0 reads.
+        self._on_rank_0(lambda recorder: self._read_earlier())
         self.spec = Spec.from_json(self.control.decide(self.spec.to_json()))
+        self.control.timeout_s = self.spec.timeout_s
         backend = self.spec.backend
         if self.found_group and backend is None:
             backend = self.dist.get_backend()
@@ -184,6 +191,10 @@ class Session:
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
         self._connect()
         self._exchange_members()
+
+    def _read_earlier(self) -> None:
+        if self._earlier:
+            self.spec = self._earlier()
 
     def _on_rank_0(self, action: Callable[[Recorder], None]) -> None:
         """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
@@ -221,9 +232,13 @@ class Session:
         store = self.dist.PrefixStore(f"sweep{_runs}", store)
         self.store = store
         self.control = Control(store, self.rank, participants, self.spec.timeout_s)
+        try:
+            client = store.clone() if participants > 1 else store
+        except RuntimeError:
+            raise HangError("rendezvous: lost the store of rank 0 at once") from None
         self.watchdog = Watchdog(
             self.control,
-            store.clone() if participants > 1 else store,
+            client,
             self.progress,
             self._last_words,
             signals=self._on_last_words is not None,
@@ -315,8 +330,7 @@ class Session:
     def _one_case(self, sizing: Sizing) -> None:
         self.progress.step(sizing.case.describe())
         verdict = self._agree_on_case(sizing)
-        if self.recorder:
-            self.recorder.started(sizing.case)
+        self._on_rank_0(lambda recorder: recorder.started(sizing.case))
         result = measure_case(self, sizing, verdict)
         self._on_rank_0(lambda recorder: self._keep(recorder, result))
         if not self._cost_known:
@@ -374,6 +388,7 @@ class Session:
         """Leave together and put back what was made here; ``lost``: without the others."""
         if self.watchdog is None:
             return
+        self.watchdog.parting = True
         try:
             if lost:
                 return
@@ -384,16 +399,21 @@ class Session:
                 with contextlib.suppress(TorchcollError):
                     self.control.farewell()
                 self.dist.destroy_process_group()
+            elif not self.found_group:
+                # Refused by all ranks alike: the others are to read that from rank 0's store.
+                with contextlib.suppress(TorchcollError):
+                    self.control.gather(None, GRACE_S)
         finally:
             self.watchdog.close()
             self.watchdog = None
 
     def _last_words(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
         if self.recorder:
-            if kind == "hang" and self.run and self.run.in_flight:
-                self.recorder.case(_timed_out(self.run.in_flight, self.ranks, text))
-            self.recorder.event(kind, text)
-            self.finish(status, code, text)
+            with contextlib.suppress(Exception):  # a full disk must not silence this rank
+                if kind == "hang" and self.run and self.run.in_flight:
+                    self.recorder.case(_timed_out(self.run.in_flight, self.ranks, text))
+                self.recorder.event(kind, text)
+                self.finish(status, code, text)
         if self._on_last_words:
             self._on_last_words(code, text, speaks)
         elif speaks:

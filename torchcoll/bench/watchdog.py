@@ -19,11 +19,14 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import Control, dead_ranks, survey
+from torchcoll.bench.control import GRACE_S, Control, dead_ranks, survey
 from torchcoll.core.errors import ExitCode
 
 _POLL_S = 0.25
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
+# A rank that a signal ended so long ago is not taken for lost by one that gets the same signal now.
+_LINGER_S = 0.3
+_ECHO = "another rank reports trouble"
 
 
 @dataclass
@@ -77,7 +80,9 @@ class Watchdog:
         self.progress = progress
         self._store = store
         self._last_words = last_words
+        self.parting = False  # ranks that end are no news any more
         self._leaving = threading.Lock()
+        self._asking: threading.Thread | None = None
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._handlers: dict[int, Any] = {}
@@ -106,7 +111,7 @@ class Watchdog:
         while not self._closed:
             if select.select([self._read], [], [], _POLL_S)[0]:
                 for number in os.read(self._read, 16):
-                    if number:
+                    if number in self._handlers:  # others have handlers of their own
                         self._on_signal(number)
                 continue
             now = time.monotonic()
@@ -115,14 +120,46 @@ class Watchdog:
             elif now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and self._alarmed():
-                self.trouble("another rank reports trouble")
+                self.trouble(_ECHO)
+            elif now - since > _QUIET_S and not self.parting and self._neighbour_ended():
+                self.trouble(_ECHO)
+
+    def _neighbour_ended(self) -> bool:
+        """Whether the next rank of this host is gone: one look each, and the alarm tells the rest.
+
+        A rank that waits in a collective hears it from the library, one that waits for the store
+        does not.
+        """
+        members, rank = self.control.members, self.control.rank
+        here = [m["rank"] for m in members if m["host"] == members[rank]["host"]]
+        if len(here) < 2:
+            return False
+        following = here[(here.index(rank) + 1) % len(here)]
+        return bool(dead_ranks([members[rank], members[following]], 0))
 
     def _alarmed(self) -> bool:
-        if self.control.ranks == 1:
+        if self.control.ranks == 1 or (self._asking and self._asking.is_alive()):
             return False
         with contextlib.suppress(RuntimeError):
-            return bool(self._store.check(["alarm"]))
+            return bool(self._ask(lambda: self._store.check(["alarm"]), _POLL_S))
         return False
+
+    def _ask(self, question: Callable[[], Any], limit_s: float) -> Any:
+        """The answer of the store, asked in a thread of its own: a store whose process is stopped
+        never answers. Raises RuntimeError when there is none in time.
+        """
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RuntimeError):
+                answers.append(question())
+
+        self._asking = threading.Thread(target=ask, name="torchcoll-store", daemon=True)
+        self._asking.start()
+        self._asking.join(limit_s)
+        if not answers:
+            raise RuntimeError("no answer from the store")
+        return answers[0]
 
     def _on_signal(self, number: int) -> None:
         # torchrun ends the survivors with SIGTERM within 0.1 s when a rank is lost: then the lost
@@ -134,7 +171,8 @@ class Watchdog:
             self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(dead), speaks)
         name = signal.Signals(number).name
         text = f"{name} in {self.progress.told()[1]}"
-        self.leave(128 + number, "interrupted", "signal", text, rank == 0)
+        linger_s = _LINGER_S if self.control.ranks > 1 else 0.0
+        self.leave(128 + number, "interrupted", "signal", text, rank == 0, linger_s)
 
     def _lost(self, ranks: list[int]) -> str:
         names = ", ".join(self.control.name(rank) for rank in ranks)
@@ -144,26 +182,39 @@ class Watchdog:
         """Ask who lives, name who is lost or behind, and leave with exit code 5. Never returns."""
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
-        text = f"{symptom} in {self.progress.told()[1]}"
-        speaks = self.control.rank == 0
-        if self.control.ranks > 1:
+        control, told = self.control, self.progress.told()
+        text = f"{symptom} in {told[1]}"
+        speaks = control.rank == 0
+        if control.ranks > 1:
+            cause = "" if kind == "hang" or symptom == _ECHO else symptom
             try:
-                answers = survey(
-                    self._store,
-                    self.control.rank,
-                    self.control.ranks,
-                    self.control.members,
-                    self.progress.told(),
+                answers = self._ask(
+                    lambda: survey(
+                        self._store, control.rank, control.ranks, control.members, [*told, cause]
+                    ),
+                    2 * GRACE_S + 1,
                 )
                 text = self._verdict(symptom, answers)
-                speaks = all(answer is None for answer in answers[: self.control.rank])
+                speaks = all(answer is None for answer in answers[: control.rank])
             except RuntimeError:
-                text = f"the store is gone, lost {self.control.name(0)}? {text}"
-                speaks = True
+                text = f"the store is gone, lost {control.name(0)}? {text}"
+                speaks = control.rank == self._first_here()
         self._leave(ExitCode.HANG, "failed", kind, text, speaks)
+
+    def _first_here(self) -> int:
+        """The rank that speaks for this host when the store is gone, and rank 0 with it."""
+        members, rank = self.control.members, self.control.rank
+        if not members:
+            return rank
+        host = members[rank]["host"]
+        return min((m["rank"] for m in members if m["host"] == host and m["rank"]), default=rank)
 
     def _verdict(self, symptom: str, answers: list[list[Any] | None]) -> str:
         doing = self.progress.told()[1]
+        # What a rank met itself explains more than that another reports trouble.
+        causes = [(rank, answer[2]) for rank, answer in enumerate(answers) if answer and answer[2]]
+        if causes:
+            symptom = f"{self.control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
         if silent:
             return f"{self._lost(silent)} (no answer; {symptom})"
@@ -173,17 +224,22 @@ class Watchdog:
             names = ", ".join(self.control.name(rank) for rank in behind[:16])
             at = answers[behind[0]]
             return f"{symptom} in {doing}; behind: {names}, in {at and at[1]}"
-        return f"{symptom} in {doing}; all ranks wait at the same place"
+        return f"{symptom} in {doing}{'' if causes else '; all ranks wait at the same place'}"
 
-    def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
+    def leave(
+        self, code: int, status: str, kind: str, text: str, speaks: bool, linger_s: float = 0.0
+    ) -> NoReturn:
         """Write the last words and end the process. Never returns."""
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
-        self._leave(code, status, kind, text, speaks)
+        self._leave(code, status, kind, text, speaks, linger_s)
 
-    def _leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
+    def _leave(
+        self, code: int, status: str, kind: str, text: str, speaks: bool, linger_s: float = 0.0
+    ) -> NoReturn:
         try:
             self._last_words(status, int(code), kind, text, speaks)
+            time.sleep(linger_s)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -1,0 +1,408 @@
+"""Nobody hangs: ranks that die, stop, sleep, never come or disagree are named, and all leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from torchcoll.bench import control, environment, measure, runner, watchdog
+from torchcoll.core.case import Spec
+from torchcoll.core.collectives import COLLECTIVES
+
+HOST = socket.gethostname()
+HANG = 5
+
+
+@pytest.fixture(autouse=True)
+def less_patience(request, monkeypatch):
+    """Ranks wait a fraction of a second where they wait seconds; see ``real_patience``."""
+    if "real_patience" not in request.fixturenames:
+        for module in (control, watchdog, runner):
+            monkeypatch.setattr(module, "GRACE_S", 1.5)
+        monkeypatch.setattr(watchdog, "_QUIET_S", 0.3)
+        monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
+
+
+@pytest.fixture
+def real_patience():
+    """The seconds of the product."""
+
+
+def around_calls(name: str, action) -> None:
+    """In a child: ``action(number of the call, call)`` instead of each call of a collective."""
+    entry = COLLECTIVES[name]
+
+    def prepare(*args):
+        call, numbers = entry.prepare(*args), itertools.count()
+        return lambda: action(next(numbers), call)
+
+    COLLECTIVES[name] = dataclasses.replace(entry, prepare=prepare)
+
+
+def on(rank: int, action, name: str = "all_reduce"):
+    """A setup that does ``action`` around the calls of one rank."""
+
+    def setup(own: int) -> None:
+        if own == rank:
+            around_calls(name, action)
+
+    return setup
+
+
+def die(number, call):
+    if number == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    call()
+
+
+def stop(number, call):
+    if number == 4:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    call()
+
+
+def sleep_after(number, call):
+    call()
+    if number == 4:
+        time.sleep(100)
+
+
+def sleep_before(number, call):
+    if number == 4:
+        time.sleep(100)
+    call()
+
+
+def fail_at(when, error):
+    def fail(number, call):
+        if number == when:
+            raise error
+        call()
+
+    return fail
+
+
+def left_alone(measured, stopped: int, limit_s: float) -> dict[int, int]:
+    """The exit codes of the others of a rank that stands still."""
+    job = measured.job
+    job.until(lambda: job.running() == [stopped], limit_s)
+    job.kill()
+    return {rank: ended.code for rank, ended in job.wait().items() if rank != stopped}
+
+
+def event_of(measured) -> dict:
+    return measured.run.events[-1]
+
+
+# -- ranks that are lost -------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_named(launch):
+    options = "--collectives broadcast,all_reduce --sizes 8,16 -n 3 -T 60"
+    measured = launch(None, options, 3, setup=on(2, die)).ended([HANG, HANG, -9], 30)
+    (line,) = measured.errors()
+    assert f"lost rank 2 ({HOST})" in line and "all_reduce 8" in line
+    assert line in measured.stderr(0).splitlines()
+    run = measured.run
+    assert [r.status for r in run.results] == ["ok"] * 0 + ["ok", "ok"]
+    assert [r.case.collective for r in run.results] == ["broadcast", "broadcast"]
+    assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
+    assert run.in_flight.collective == "all_reduce"
+    assert event_of(measured)["kind"] == "lost_rank"
+    assert "lost rank 2" in event_of(measured)["message"]
+
+
+def test_rank_0_is_killed(launch):
+    """It serves the store. One of the others says so; the file has what was complete."""
+    options = "--collectives broadcast,all_reduce --sizes 8 -n 3 -T 60"
+    measured = launch(None, options, 3, setup=on(0, die)).ended([-9, HANG, HANG], 30)
+    (line,) = measured.errors()
+    assert f"lost rank 0 ({HOST})" in line
+    run = measured.run
+    assert [r.case.collective for r in run.results] == ["broadcast"]
+    assert run.end is None and not run.complete
+    assert run.in_flight.collective == "all_reduce"
+    assert run.problems == [
+        "truncated: the file has no end record; in flight: all_reduce 8 float32 sum on gloo"
+    ]
+
+
+def test_a_stopped_rank_is_named_in_time(launch, real_patience):
+    """Within the timeout and 10 s, with the product's own waiting times."""
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 3", 3, setup=on(1, stop))
+    codes = left_alone(measured, 1, 3 + 10 + 2)
+    assert codes == {0: HANG, 2: HANG}
+    (line,) = measured.errors()
+    assert line in measured.stderr(0).splitlines()
+    assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: cold call 4" in line
+    assert "no progress for 3 s" in line
+    (result,) = measured.run.results
+    assert (result.status, result.case.nbytes) == ("timeout", 8)
+    assert measured.run.end["exit_code"] == HANG
+    assert event_of(measured)["kind"] == "hang"
+
+
+def test_a_stopped_rank_0_is_named(launch):
+    """It does not answer for the store either."""
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2", 3, setup=on(0, stop))
+    assert left_alone(measured, 0, 20) == {1: HANG, 2: HANG}
+    (line,) = measured.errors()
+    assert f"lost rank 0 ({HOST})" in line
+    assert "no progress for 2 s in all_reduce 8 float32 sum on gloo" in line
+
+
+def test_a_rank_that_is_behind_is_named(launch):
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2", 3, setup=on(1, sleep_after))
+    (line,) = measured.ended(HANG, 30).errors()
+    assert f"behind: rank 1 ({HOST}), in all_reduce 8 float32 sum on gloo: " in line
+    assert "no progress for 2 s" in line
+    assert [r.status for r in measured.run.results] == ["timeout"]
+
+
+def test_all_inside_the_same_call(launch):
+    """Then nobody can tell who is late; the ranks do not claim to know."""
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 2", 3, setup=on(1, sleep_before))
+    (line,) = measured.ended(HANG, 30).errors()
+    assert line.endswith("all ranks wait at the same place")
+
+
+def test_a_rank_that_never_comes_is_named(launch):
+    measured = launch("all_reduce", "--sizes 8 -T 2", 3, absent=[1]).ended(HANG, 25)
+    (line,) = measured.errors()
+    assert "lost rank 1 in rendezvous" in line and "2 s" in line
+    assert not measured.path.exists()
+
+
+def test_rank_0_never_comes(launch):
+    """Host and port are named, by those that looked for it; within the timeout."""
+    measured = launch("all_reduce", "--sizes 8 -T 2", 2, absent=[0]).ended(HANG, 25)
+    (line,) = measured.errors()
+    assert f"127.0.0.1:{measured.job.port}" in line and "within 2 s" in line
+    assert line.startswith("torchcoll: error: rendezvous: got no store at ")
+
+
+@pytest.mark.parametrize("number", [0, 1, 4])
+def test_an_error_on_one_rank_alone_is_told(launch, number):
+    """Whatever is raised, in whichever call: the others are inside theirs and cannot know."""
+    for error in (RuntimeError("boom"), TypeError("boom")):
+        setup = on(1, fail_at(number, error))
+        measured = launch("all_reduce", "--sizes 8 -n 9 -T 40", 3, setup=setup).ended(HANG, 30)
+        (line,) = measured.errors()
+        assert f"rank 1 ({HOST}): " in line and "boom" in line, line
+        assert "boom" in event_of(measured)["message"]
+
+
+def test_a_call_that_one_rank_refuses_at_once(launch):
+    """Others succeed (a broadcast does not wait): all leave with 1, and the odd one is named."""
+    setup = on(0, fail_at(0, RuntimeError("no such thing")), "barrier")
+
+    def quiet(rank: int) -> None:
+        around_calls("barrier", lambda number, call: None)
+        setup(rank)
+
+    measured = launch("barrier", "-n 2 -T 20", 3, setup=quiet).ended(1, 30)
+    (line,) = measured.errors()
+    assert line == (
+        f"torchcoll: error: barrier on gloo failed on rank 0 ({HOST}) alone: no such thing"
+    )
+    assert measured.run.end["reason"] == line.removeprefix("torchcoll: error: ")
+
+
+# -- ranks that disagree ---------------------------------------------------------------------------
+
+
+def test_different_arguments_are_named(jobs, tmp_path):
+    from ranks import command
+
+    def target():
+        size = "16" if os.environ["RANK"] == "2" else "8"
+        command("all_reduce", f"--sizes {size} -T 20")()
+
+    ended = jobs(tmp_path, target, 4).wait(30)
+    assert [e.code for e in ended.values()] == [2] * 4
+    assert ended[0].stderr == (
+        f"torchcoll: error: arguments of rank 2 ({HOST}): got --sizes 16 -T 20, "
+        f"expected as on rank 0 ({HOST}): --sizes 8 -T 20. "
+        "Start all ranks with the same arguments.\n"
+    )
+    assert [ended[rank].stderr for rank in (1, 2, 3)] == ["", "", ""]
+    assert not (tmp_path / "torchcoll-runs").exists()
+
+
+def test_spelling_is_no_difference(jobs, tmp_path):
+    from ranks import command
+
+    def target():
+        words = "-b 1024 -e 1024" if os.environ["RANK"] == "1" else "--min-bytes 1K -e 1K"
+        command("all_reduce", f"{words} -n 1 --no-output")()
+
+    assert jobs(tmp_path, target, 2).codes() == [0, 0]
+
+
+def test_another_case_on_one_rank(launch):
+    """Other versions or files on one host: found before anything can hang."""
+
+    def setup(rank: int) -> None:
+        if rank != 1:
+            return
+        original = Spec.sizings
+
+        def doubled(self, ranks):
+            first, *rest = original(self, ranks)
+            return (first, *(dataclasses.replace(s, count=s.count * 2) for s in rest))
+
+        Spec.sizings = doubled
+
+    measured = launch("all_reduce", "--sizes 8,16 -n 2 -T 20", 3, setup=setup).ended(2, 30)
+    (line,) = measured.errors()
+    assert line == (
+        f"torchcoll: error: case on rank 1 ({HOST}): got another case than the other ranks, "
+        "expected the same on all ranks (rank 0: all_reduce 16 float32 sum on gloo). "
+        "Start all ranks with the same arguments, files and torchcoll version."
+    )
+    run = measured.run
+    assert [r.case.nbytes for r in run.results] == [8]
+    assert (run.end["status"], run.end["exit_code"]) == ("failed", 2)
+
+
+# -- during start-up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["_hello", "_connect", "_exchange_members"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_during_start_up(launch, where, victim):
+    def setup(rank: int) -> None:
+        if rank == victim:
+            setattr(runner.Session, where, lambda self: os.kill(os.getpid(), signal.SIGKILL))
+
+    measured = launch("all_reduce", "--sizes 8 -T 2", 3, setup=setup)
+    measured.ended([-9 if rank == victim else HANG for rank in range(3)], 30)
+    lines = measured.errors()
+    # Before the hello the ranks do not know of each other who is to speak.
+    assert len(lines) == 1 or (where, victim) == ("_hello", 0)
+    rendezvous = "error: rendezvous: "  # rank 0 was gone before they found its store
+    assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
+    if where == "_hello":
+        assert not measured.path.exists()
+    else:
+        run = measured.run
+        assert run.header["ranks"] == 3 and not run.complete and not run.results
+
+
+def test_a_fault_of_ours_in_start_up(launch):
+    """A bug on one rank must not leave the others waiting for the timeout."""
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            environment.member = lambda *args: 1 / 0
+
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 30)
+    (line,) = measured.errors()
+    assert f"rank 1 ({HOST}): ZeroDivisionError: division by zero" in line
+    assert "Traceback" in measured.stderr(1)
+
+
+# -- signals -----------------------------------------------------------------------------------------
+
+
+def running(measured, cases: int):
+    """Wait until so many cases are in the file, and the next is under way."""
+
+    def ready() -> bool:
+        if not measured.path.exists():
+            return False
+        lines = measured.path.read_text().splitlines()
+        done = sum(1 for line in lines if line.startswith('{"record":"case"'))
+        return done >= cases and lines[-1].startswith('{"record":"started"')
+
+    measured.job.until(ready)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_in_order(launch, number):
+    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 2)
+    running(measured, 1)
+    time.sleep(0.05)
+    for rank in (0, 1):
+        measured.job.signal(rank, number)
+    measured.ended(128 + number, 20)
+    run = measured.run
+    assert [r.case.nbytes for r in run.results] == [8]
+    assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
+    event = run.events[-1]
+    assert event["kind"] == "signal"
+    assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 16M")
+    assert run.in_flight.nbytes == 16 << 20
+    assert measured.errors() == [f"torchcoll: error: {event['message']}"]
+    assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
+    assert "   8  " in measured.stdout(0), "the rows so far are shown"
+
+
+def test_rank_0_alone_is_interrupted(launch):
+    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 3)
+    running(measured, 1)
+    measured.job.signal(0, signal.SIGINT)
+    measured.ended([130, HANG, HANG], 20)
+    assert measured.run.end["exit_code"] == 130
+
+
+def test_torchrun_ends_the_survivors_by_signal(launch):
+    """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
+    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 3)
+    running(measured, 1)
+    measured.job.signal(1, signal.SIGKILL)
+    measured.job.until(lambda: 1 not in measured.job.running())
+    for rank in measured.job.running():
+        measured.job.signal(rank, signal.SIGTERM)
+    measured.ended([HANG, -9, HANG], 20)
+    (line,) = measured.errors()
+    assert f"lost rank 1 ({HOST})" in line
+    assert measured.run.end["exit_code"] == HANG
+
+
+def test_other_signals_keep_their_handlers(launch):
+    """A handler of the job's own, such as for a timer, does not end the rank."""
+
+    def setup(rank: int) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: open("came", "w").close())
+        around_calls("all_reduce", kick)
+
+    def kick(number, call):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        call()
+
+    measured = launch("all_reduce", "--sizes 8 -n 300", 2, setup=setup).ended(0)
+    assert (measured.job.folder / "came").exists()
+
+
+# -- kill -9 at any moment ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
+    measured = launch("all_reduce", "--sizes 8,16,32,64,8M -n 50 -T 60", 2)
+    running(measured, after)
+    time.sleep(0.003 * after)
+    measured.job.signal(victim, signal.SIGKILL)
+    measured.ended([-9, HANG] if victim == 0 else [HANG, -9], 30)
+    run = measured.run
+    assert after <= len(run.results) < 5
+    for result in run.results:
+        assert result.status == "ok"
+        assert [len(row) for row in result.time_ns["host"]] == [50, 50]
+    assert not run.complete and run.problems
+    # rank 1 can be lost between two cases
+    if victim == 0:
+        assert run.end is None
+        assert run.problems[-1].startswith("truncated: the file has no end record")
+    else:
+        assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
+        assert "lost rank 1" in run.end["reason"]

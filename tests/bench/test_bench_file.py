@@ -1,0 +1,254 @@
+"""The result file as it is written: order of records, what is in it, and --resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import time
+
+import pytest
+import torch
+
+from torchcoll import load
+from torchcoll.core.case import Spec
+from torchcoll.core.records import Writer
+
+
+def kinds(records: list[dict]) -> list[str]:
+    return [record["record"] for record in records]
+
+
+def test_order_of_records(launch):
+    measured = launch("all_reduce", "--sizes 8,16 -n 2 --label a=b", 2).ended(0)
+    records = measured.records()
+    expected = ["header", "ranks", *["phase"] * 4, "started", "case", *["phase"] * 2]
+    expected += ["started", "case", "end"]
+    assert kinds(records) == expected
+    header, ranks = records[0], records[1]["ranks"]
+    assert header["schema"] == "torchcoll/1"
+    assert (header["ranks"], header["launcher"], header["job_id"]) == (2, header["launcher"], None)
+    assert header["argv"] == f"--sizes 8,16 -n 2 --label a=b --output {measured.path}".split()
+    assert header["spec"]["labels"] == {"a": "b"}
+    assert header["spec"]["backend"] == "gloo" and header["spec"]["device"] == "cpu"
+    environment = header["environment"]
+    assert environment["torch"] == torch.__version__
+    assert environment["libraries"] == {"gloo": f"gloo of torch {torch.__version__}"}
+    assert environment["variables"]["MASTER_PORT"] == str(measured.job.port)
+    assert [member["rank"] for member in ranks] == [0, 1]
+    assert [member["pid"] for member in ranks] == list(measured.job.pids.values())
+    names = [record["name"] for record in records if record["record"] == "phase"]
+    start_up = ["import_torch", "rendezvous", "device", "init_process_group"]
+    assert names == [*start_up, "cost_timed_loop", "cost_barrier"]
+    for record in records:
+        if record["record"] == "phase":
+            assert len(record["ns"]) == 2 and all(ns > 0 for ns in record["ns"])
+    end = records[-1]
+    assert (end["status"], end["exit_code"], end["reason"]) == ("complete", 0, "")
+    assert 0 < end["wall_s"] < 60
+
+
+def test_the_header_is_there_before_the_group(launch):
+    """What init_process_group does on a bad day must leave a file that says what was asked."""
+
+    def setup(rank: int) -> None:
+        def look(*args, **kwargs):
+            if rank == 0:
+                path = next(p for p in os.listdir("..") if p.endswith(".jsonl"))
+                os.write(1, open(f"../{path}", "rb").read())  # noqa: SIM115
+            os._exit(77)
+
+        torch.distributed.init_process_group = look
+
+    measured = launch("all_reduce", "--sizes 8 -n 2", 2, setup=setup).ended(77)
+    seen = [json.loads(line) for line in measured.stdout(0).splitlines()]
+    assert kinds(seen) == ["header"]
+    run = measured.run
+    assert run.spec.sizes == (8,) and not run.complete
+
+
+def test_started_is_there_before_the_case(launch):
+    def setup(rank: int) -> None:
+        from test_bench_faults import around_calls
+
+        def leave(number, call):
+            os._exit(78)
+
+        around_calls("all_reduce", leave)
+
+    run = launch("all_reduce", "--sizes 8 -n 2", 1, setup=setup).ended(78).run
+    assert run.in_flight.nbytes == 8
+    assert run.problems[-1].endswith("in flight: all_reduce 8 float32 sum on gloo")
+
+
+def test_what_differs_between_the_ranks(launch):
+    def environment(rank: int) -> dict[str, str]:
+        return {"NCCL_ALGO": "Tree" if rank else "Ring", "UCX_TLS": "rc"}
+
+    run = launch("barrier", "-n 1", 2, environment=environment).ended(0).run
+    assert run.environment["variables"]["NCCL_ALGO"] == "Ring"
+    assert "variables_that_differ" not in run.members[0]
+    assert run.members[1]["variables_that_differ"] == {"NCCL_ALGO": "Tree"}
+
+
+def test_more_ranks_than_cores_is_an_event(launch):
+    def setup(rank: int) -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+    run = launch("barrier", "-n 1", 2, setup=setup).ended(0).run
+    (event,) = run.events
+    assert event["kind"] == "warning"
+    assert "2 ranks share 1 cores" in event["message"]
+
+
+def test_no_output(launch):
+    measured = launch("barrier", "-n 1 --no-output", 2, output=False).ended(0)
+    assert not [p for p in measured.job.folder.iterdir() if p.suffix == ".jsonl" or p.is_dir()]
+    assert "result file" not in measured.stderr(0)
+
+
+def test_the_default_name(launch):
+    """A number is added where the name is taken."""
+    measured = launch("broadcast", "--sizes 8 -n 1", 2, output=False).ended(0)
+    (path,) = (measured.job.folder / "torchcoll-runs").iterdir()
+    assert path.name.endswith("-broadcast-gloo-2ranks.jsonl")
+    assert measured.stderr(0) == f"result file: torchcoll-runs/{path.name}\n"
+    assert load(path).complete
+
+
+def test_a_disk_that_fills_up(launch):
+    """Rank 0 cannot write its second case: one line, all leave with the same code, no hang."""
+
+    def setup(rank: int) -> None:
+        original = Writer.write
+
+        def write(self, record, data, durable=False):
+            original(self, record, data, durable)
+            if record == "case":
+                most = os.path.getsize(self.path)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+        Writer.write = write
+
+    measured = launch("all_reduce", "--sizes 8,16,32 -n 2 -T 60", 2, setup=setup)
+    ended = measured.job.wait(30)
+    assert ended[0].code == ended[1].code != 0
+    assert len(measured.errors()) == 1
+    assert "File too large" in measured.errors()[0]
+    assert [r.case.nbytes for r in measured.run.results] == [8]
+
+
+# -- --resume ---------------------------------------------------------------------------------------
+
+
+def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="all_reduce"):
+    """A run that was killed when so many cases were in the file."""
+    from test_bench_faults import running
+
+    measured = launch(collective, options, ranks)
+    running(measured, cases)
+    for rank in range(ranks):
+        measured.job.signal(rank, signal.SIGKILL)
+    measured.job.wait()
+    done = [r.case for r in measured.run.results]
+    assert len(done) >= cases
+    return measured.path, done
+
+
+def test_resume(launch):
+    """What is missing goes to FILE.2, then FILE.3; load merges; nothing is run twice."""
+    options = "--sizes 8,16,32,8M -n 20 --label kernel=x -T 50"
+    path, done = interrupted(launch, options, 2)
+    first = path.read_bytes()
+
+    def fail(rank: int) -> None:
+        from test_bench_faults import around_calls
+
+        def leave(number, call):
+            if number == 3:
+                os._exit(9)
+            call()
+
+        around_calls("all_reduce", leave)
+
+    again = launch("all_reduce", f"--resume {path}", 2, output=False, setup=fail)
+    assert again.job.codes(40)[0] != 0
+    assert f"{path}: {len(done)} of 4 cases are done" in again.stderr(0)
+    assert not load(path).complete
+
+    last = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)
+    assert path.read_bytes() == first
+    second, third = load(f"{path}.2"), load(f"{path}.3")
+    assert not second.results
+    assert len(third.results) == 4 - len(done)
+    assert f"result file: {path}.3" in last.stderr(0)
+    run = load(path)
+    assert run.complete
+    assert [r.case.nbytes for r in run.results] == [8, 16, 32, 8 << 20]
+    assert len({r.case for r in run.results}) == 4
+    assert all(len(r.time_ns["host"][0]) == 20 for r in run.results)
+    assert third.spec == run.spec and run.labels == {"kernel": "x"}
+    assert third.spec.timeout_s == 50
+
+
+def test_resume_of_a_complete_run(launch):
+    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+    again = launch("all_reduce", f"--resume {path}", 2, output=False).ended(0)
+    assert "1 of 1 cases are done" in again.stderr(0)
+    run = load(path)
+    assert run.complete and len(run.results) == 1
+
+
+def test_resume_of_a_suite_needs_no_options(launch):
+    """The collectives are in the file, too."""
+    options = "--collectives broadcast,barrier --sizes 8 -n 2"
+    path = launch(None, options, 2).ended(0).path
+    launch(None, f"--resume {path}", 2, output=False).ended(0)
+    launch(None, f"{options} --resume {path}", 2, output=False).ended(0)
+
+
+@pytest.mark.parametrize("asked", ["--sizes 16", "-n 3", "--dtype int32", "-c 0"])
+def test_resume_with_other_options(launch, asked):
+    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+    measured = launch("all_reduce", f"{asked} --resume {path}", 2, output=False).ended(2)
+    assert measured.errors() == [
+        f"torchcoll: error: resume: got other options than {path} was measured with, expected "
+        "the same options or none. Leave them out: the file has them."
+    ]
+
+
+def test_resume_by_another_collective(launch):
+    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+    measured = launch("broadcast", f"--resume {path}", 2, output=False).ended(2)
+    assert "resume: got other options" in measured.errors()[0]
+
+
+def test_resume_with_other_ranks(launch):
+    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+    measured = launch("all_reduce", f"--resume {path}", 3, output=False).ended(2)
+    assert measured.errors() == [
+        f"torchcoll: error: resume: got 3 ranks, expected 2 as in {path}"
+    ]
+
+
+def test_resume_of_a_foreign_file(launch, tmp_path):
+    (tmp_path / "foreign").write_text("hello\n")
+    measured = launch("all_reduce", f"--resume {tmp_path}/foreign -T 60", 2, output=False)
+    assert len(measured.ended(3, 20).errors()) == 1
+
+
+def test_resume_keeps_an_explicit_output(launch, tmp_path):
+    path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
+    other = tmp_path / "other.jsonl"
+    launch("all_reduce", f"--resume {path} -J {other}", 2, output=False).ended(0)
+    assert other.exists() and not path.with_name(f"{path.name}.2").exists()
+
+
+def test_the_file_holds_the_spec(launch):
+    """What was asked can be asked again from the file alone."""
+    run = launch("all_gather", "--sizes 1K,3K -n 2 -d bf16 --in-place both", 2).ended(0).run
+    spec = run.spec
+    assert isinstance(spec, Spec)
+    assert spec.cases(2) == tuple(r.case for r in run.results)
+    assert time.strptime(run.header["start_utc"][:19], "%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,221 @@
+"""What the doctor knows: everything is gathered once, here, and judged elsewhere.
+
+Each function takes its sources as arguments, so that tests give it small trees and plain objects.
+Nothing raises: what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcoll.bench.doctor.frameworks import module_facts, torch_facts
+from torchcoll.bench.launcher import Launch, detect
+from torchcoll.bench.placement import network_interfaces, numa_nodes_of, rdma_devices, text_in
+from torchcoll.bench.provenance import mapped_libraries
+from torchcoll.core.errors import UsageError
+
+# (arguments, time limit in seconds) -> (exit code, stdout, stderr)
+Run = Callable[[list[str], float], tuple[int, str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Plain data; see the function that gathers each for its keys."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch = field(default_factory=lambda: Launch("none"))
+    launch_error: str = ""
+    torch: dict[str, Any] = field(default_factory=dict)  # empty: cannot be imported
+    torch_error: str = ""
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)  # only what is installed
+    cpu: dict[str, Any] = field(default_factory=dict)
+    gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    interfaces: list[dict[str, Any]] = field(default_factory=list)
+    rdma: list[dict[str, Any]] = field(default_factory=list)
+    commands: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mapped: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def cores(self) -> int:
+        return len(self.cpu.get("affinity", ())) or 1
+
+    def devices(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.torch.get("devices", {}).get(kind, ()))
+
+    def built(self, backend: str) -> bool:
+        return bool(self.torch.get("built", {}).get(backend))
+
+
+def gather(launch: Launch, launch_error: str = "") -> Facts:
+    """All facts of this process and its host."""
+    torch, torch_error = import_torch()
+    about: dict[str, Any] = {}
+    if torch:
+        try:
+            about = torch_facts(torch, launch)
+        except Exception as error:  # a build that lacks what all builds have
+            torch_error = f"it does not answer: {type(error).__name__}: {error}"
+    return Facts(
+        environ=dict(os.environ),
+        launch=launch,
+        launch_error=launch_error,
+        torch=about,
+        torch_error=torch_error,
+        modules=module_facts(run),
+        cpu=cpu_facts(),
+        gpus=gpu_facts(),
+        limits=limits(),
+        interfaces=network_interfaces(),
+        rdma=rdma_devices(),
+        commands=command_facts(run),
+        mapped=mapped_libraries(torch),
+    )
+
+
+def import_torch() -> tuple[Any, str]:
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises anything: OSError, AttributeError
+        return None, f"{type(error).__name__}: {error}"
+    return torch, ""
+
+
+def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]:
+    """The launch, or what is wrong with its variables."""
+    try:
+        return detect(environ), ""
+    except UsageError as error:
+        return Launch("unclear"), str(error)
+
+
+# -- commands --------------------------------------------------------------------------------
+
+# A child with these would take part in the job: under mpirun, importing oneCCL may call MPI_Init.
+_OF_LAUNCHERS = (
+    *("PMI_", "PMIX_", "MPI_", "OMPI_", "PALS_", "SLURM_", "HYDI_", "I_MPI_HYDRA"),
+    *("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_"),
+)
+
+
+def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    """Run a command outside of the job that this process belongs to."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(command, timeout=timeout_s, env=env, errors="replace", **how)
+    except subprocess.TimeoutExpired:
+        return -1, "", f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        return -1, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]]:
+    """path, version and error of each launcher's command that PATH holds."""
+    from shutil import which
+
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("torchrun", "srun", "mpirun", "mpiexec"):
+        place = which(name, path=path)
+        if place is None:
+            continue
+        found[name] = {"path": place, "version": "", "error": ""}
+        if name == "torchrun":  # asking it would import torch once more
+            found[name]["own"] = Path(place).parent == Path(sys.executable).parent
+        else:
+            code, out, err = run([place, "--version"], 10)
+            lines = [line.strip() for line in (out or err).splitlines() if line.strip()]
+            # 'HYDRA build details:' has its number on the next line.
+            text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+            found[name]["error" if code else "version"] = text or f"exit code {code}"
+    return found
+
+
+# -- the host --------------------------------------------------------------------------------
+
+
+def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
+    """model, affinity, numa_nodes, virtual, steal (share of the time since boot that a hypervisor
+    gave to others), governor and its driver.
+    """
+    info = text_in(f"{proc}/cpuinfo") or ""
+    model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
+    flags = re.search(r"^flags\s*:\s*(.*)$", info, re.M)
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    cpufreq = Path(sysfs, f"devices/system/cpu/cpu{min(affinity, default=0)}/cpufreq")
+    return {
+        "model": model[1] if model else None,
+        "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
+        "numa_nodes": numa_nodes_of(affinity, sysfs),
+        "virtual": "hypervisor" in flags[1].split() if flags else None,
+        "steal": _steal(text_in(f"{proc}/stat") or ""),
+        "governor": text_in(cpufreq / "scaling_governor"),
+        "driver": text_in(cpufreq / "scaling_driver"),
+    }
+
+
+def _steal(stat: str) -> float | None:
+    """proc(5): user nice system idle iowait irq softirq steal, in ticks."""
+    words = stat.split("\n", 1)[0].split()
+    if len(words) < 9 or words[0] != "cpu":
+        return None
+    ticks = [int(word) for word in words[1:9]]
+    busy = sum(ticks) - ticks[3] - ticks[4]
+    return ticks[7] / busy if busy else 0.0
+
+
+_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+# VGA, 3D and other display controllers; processing accelerators (AMD Instinct).
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+
+
+def gpu_facts(proc: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> dict[str, Any]:
+    """Signs of GPUs that need no torch: vendor -> pci (how many on the bus), driver (version of
+    the kernel's), files (whether this process' /dev has what the vendor's runtime opens).
+    """
+    found: dict[str, dict[str, Any]] = {
+        name: {"pci": 0, "driver": None, "files": False} for name in ("NVIDIA", "AMD", "Intel")
+    }
+    for device in Path(sysfs, "bus/pci/devices").glob("*"):
+        vendor = _VENDORS.get(text_in(device / "vendor") or "")
+        if vendor and (text_in(device / "class") or "").startswith(_GPU_CLASSES):
+            found[vendor]["pci"] += 1
+    version = text_in(f"{proc}/driver/nvidia/version") or ""
+    number = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", version)
+    found["NVIDIA"]["driver"] = number[0] if number else None
+    modules = {"AMD": ("amdgpu",), "Intel": ("xe", "i915")}
+    for vendor, names in modules.items():
+        loaded = [n for n in names if Path(sysfs, "module", n).exists()]
+        if loaded:
+            version = text_in(Path(sysfs, "module", loaded[0], "version")) or ""
+            found[vendor]["driver"] = f"{loaded[0]} {version}".strip()
+    found["NVIDIA"]["files"] = Path(dev, "nvidiactl").exists() or Path(dev, "nvidia0").exists()
+    found["AMD"]["files"] = Path(dev, "kfd").exists()
+    found["Intel"]["files"] = any(Path(dev, "dri").glob("renderD*"))
+    return found
+
+
+_CAP_IPC_LOCK = 14  # linux/capability.h: the limit does not apply
+
+
+def limits(proc: str = "/proc", shm: str = "/dev/shm") -> dict[str, Any]:
+    """shm_nbytes (size of /dev/shm; 0: there is none), memlock_nbytes (None: unlimited)."""
+    try:
+        status = os.statvfs(shm)
+        shm_nbytes = status.f_blocks * status.f_frsize
+    except (OSError, AttributeError):
+        shm_nbytes = 0
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_in(f"{proc}/self/status") or "", re.M)
+    may_lock = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
+    words = re.search(r"^Max locked memory\s+(\S+)", text_in(f"{proc}/self/limits") or "", re.M)
+    limited = words is not None and words[1].isdigit() and not may_lock
+    memlock = int(words[1]) if words and limited else None
+    return {"shm_nbytes": shm_nbytes, "memlock_nbytes": memlock}

@@ -1,0 +1,261 @@
+"""Traps in the environment variables. Each is a function of the facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from torchcoll.bench.doctor.facts import Facts
+from torchcoll.bench.doctor.finding import Finding
+from torchcoll.bench.doctor.usable import ccl_on_cpu, hiding
+from torchcoll.libraries.nccl import variables as nccl
+from torchcoll.libraries.oneccl import variables as oneccl
+from torchcoll.libraries.variables import unknown_variables
+
+
+def _set(facts: Facts, names: Iterable[str]) -> list[str]:
+    """``NAME=value`` of those that are set."""
+    return [f"{n}={facts.environ[n]}" for n in names if facts.environ.get(n)]
+
+
+def _version(text: object) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
+
+
+# -- Intel -----------------------------------------------------------------------------------
+
+
+def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
+    # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
+    # vllm-project/vllm#53076 (reference/oneccl.md 1.4).
+    mask = facts.environ.get("ZE_AFFINITY_MASK", "")
+    seen = {part.strip() for part in mask.split(",") if part.strip()}
+    if seen and len(seen) < facts.launch.local_ranks:
+        yield Finding(
+            "ze_affinity_mask",
+            "error",
+            f"ZE_AFFINITY_MASK={mask} shows {len(seen)} of the devices of "
+            f"{facts.launch.local_ranks} ranks",
+            "oneCCL must see every device of the communicator in each process: it hangs or fails.",
+            "Unset it; each rank takes its device by its local rank.",
+        )
+
+
+def ccl_atl_transport(facts: Facts) -> Iterator[Finding]:
+    # Hung until a limit of 60 s (reference/oneccl.md 1.5): each rank is an MPI world of its own.
+    launcher = facts.launch.launcher
+    if facts.environ.get("CCL_ATL_TRANSPORT") == "mpi" and launcher in _WITHOUT_MPI:
+        yield Finding(
+            "ccl_atl_transport",
+            "error",
+            f"CCL_ATL_TRANSPORT=mpi, and the ranks were started by {launcher}",
+            "oneCCL waits for an MPI that nobody started: the first collective hangs.",
+            "Unset it, or set ofi; or start with mpirun.",
+        )
+
+
+_WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
+_WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
+
+
+def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
+    # 12 ms instead of 0.08 ms at 1 KiB, 2 ranks on 2 cores (reference/oneccl.md 2.1). Under mpirun
+    # oneCCL turns its workers off by itself.
+    ranks = facts.launch.local_ranks
+    if (
+        facts.environ.get("CCL_WORKER_OFFLOAD") != "0"
+        and ranks > 1
+        and ranks * 2 > facts.cores
+        and facts.launch.launcher not in _WITH_MPI
+        and ccl_on_cpu(facts)
+    ):
+        yield Finding(
+            "ccl_worker_offload",
+            "warning",
+            f"CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {facts.cores} cores",
+            "Each rank of ccl spins a worker besides itself: calls take 100 times as long.",
+            "export CCL_WORKER_OFFLOAD=0",
+        )
+
+
+# -- NCCL and torch --------------------------------------------------------------------------
+
+
+def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
+    # Setting it replaces INIT,BOOTSTRAP,ENV (reference/nccl.md 1.1).
+    names = facts.environ.get("NCCL_DEBUG_SUBSYS", "")
+    words = {word.strip().upper() for word in names.split(",")}
+    if not names or names.startswith("^"):
+        return
+    if facts.environ.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE"):
+        yield Finding(
+            "nccl_debug_subsys",
+            "note",
+            f"NCCL_DEBUG_SUBSYS={names} without NCCL_DEBUG=INFO",
+            "Nothing is logged.",
+            "export NCCL_DEBUG=INFO, or unset it.",
+        )
+    elif not {"INIT", "ALL"} & words:
+        yield Finding(
+            "nccl_debug_subsys",
+            "note",
+            f"NCCL_DEBUG_SUBSYS={names} is without INIT",
+            "It replaces the default INIT,BOOTSTRAP,ENV: the log does not tell ranks and channels.",
+            f"export NCCL_DEBUG_SUBSYS=INIT,ENV,{names}",
+        )
+
+
+def hidden_devices(facts: Facts) -> Iterator[Finding]:
+    text = hiding(facts)
+    if text and (facts.torch.get("cuda") or facts.torch.get("hip")):
+        yield Finding(
+            "hidden_devices",
+            "warning",
+            f"{text} hides every GPU",
+            "nccl cannot be used.",
+            f"unset {text.split('=')[0]}",
+        )
+
+
+def nccl_implementation(facts: Facts) -> Iterator[Finding]:
+    # torch/distributed/distributed_c10d.py of 2.14 and 2.15 (reference/nccl.md 6.1).
+    value = facts.environ.get("TORCH_DIST_USE_NCCL2")
+    version = _version(facts.torch.get("version"))
+    if not facts.built("nccl") or (version < (2, 14) and value is None):
+        return
+    new = value != "0" if version >= (2, 15) else value == "1"
+    told = f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
+    if version < (2, 14):
+        why, action = f"torch {facts.torch['version']} does not read it.", "Unset it."
+    else:
+        which = "ProcessGroupNCCL2, which connects eagerly" if new else "the one of earlier torch"
+        why = f"Backend nccl of torch {facts.torch['version']} is {which}."
+        action = "Compare runs of one implementation only; 0 and 1 choose."
+    yield Finding("nccl_implementation", "note", told, why, action)
+
+
+def omp_num_threads(facts: Facts) -> Iterator[Finding]:
+    # torchrun sets 1 for this reason; other launchers set nothing.
+    ranks, threads = facts.launch.local_ranks, facts.torch.get("threads") or 1
+    if ranks > 1 and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > facts.cores:
+        yield Finding(
+            "omp_num_threads",
+            "warning",
+            f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {facts.cores} cores",
+            "Threads of torch and of communication take each other's cores.",
+            f"export OMP_NUM_THREADS={max(1, facts.cores // ranks)}",
+        )
+
+
+def preloaded(facts: Facts) -> Iterator[Finding]:
+    for library in facts.mapped:
+        if library["how"] == "LD_PRELOAD":
+            yield Finding(
+                "preloaded",
+                "note",
+                f"LD_PRELOAD puts {library['path']} ({library['version']}) in front",
+                "Every number belongs to it and not to the library that torch brought.",
+                "Unset LD_PRELOAD if that was not meant.",
+            )
+
+
+# -- variables that colour every number ------------------------------------------------------
+
+_FORCING = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
+    *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
+    *("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_LAUNCH_MODE"),
+)
+_OFF = (
+    *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
+    *("NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"),
+)
+# Name: values that matter, what they do.
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
+    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
+    "TORCH_NCCL_BLOCKING_WAIT": (r"[^0].*", "every wait blocks the host"),
+    "TORCH_NCCL_NAN_CHECK": (r"[^0].*", "every input is searched for NaN"),
+    "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
+    "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
+    "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
+    # DLcomm's docs/fixes/05: with it calls return when they are done, without it when enqueued.
+    "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
+}
+
+
+def forced(facts: Facts) -> Iterator[Finding]:
+    found = _set(facts, (*_FORCING, *oneccl.ALGORITHMS))
+    if found:
+        yield Finding(
+            "forced",
+            "warning",
+            f"{', '.join(found)} in the environment",
+            "The library does not choose by itself: this colours every number.",
+            "Unset it, unless it is what you measure.",
+        )
+
+
+def switched_off(facts: Facts) -> Iterator[Finding]:
+    found = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
+    found += [t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"]
+    if found:
+        yield Finding(
+            "switched_off",
+            "warning",
+            f"{', '.join(found)} in the environment",
+            "A transport that the machine may have is not used: bandwidth is not the machine's.",
+            "Unset it; it is often left over from looking for a fault.",
+        )
+
+
+def slowed(facts: Facts) -> Iterator[Finding]:
+    for name, (values, effect) in _SLOW.items():
+        value = facts.environ.get(name, "")
+        if re.fullmatch(values, value):
+            yield Finding(
+                "slowed",
+                "warning",
+                f"{name}={value} in the environment",
+                f"With it {effect}: times are longer than training's.",
+                "Unset it to measure.",
+            )
+
+
+# -- names -----------------------------------------------------------------------------------
+
+
+def unknown_names(facts: Facts) -> Iterator[Finding]:
+    for name, near in unknown_variables(facts.environ):
+        library = "oneCCL" if name.upper().startswith("CCL_") else "NCCL"
+        versions = oneccl.VERSIONS if library == "oneCCL" else nccl.VERSIONS
+        yield Finding(
+            "unknown_variable",
+            "note",
+            f"{name} is no variable of {library} that torchcoll knows",
+            f"A name that is not read has no effect (looked for in {', '.join(versions)}).",
+            f"Check the spelling: did you mean {near}?" if near else "Check the spelling.",
+        )
+
+
+def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
+    version = facts.torch.get("nccl")
+    if not version or facts.torch.get("hip"):  # RCCL's numbers are NCCL's, its names not all
+        return
+    for name in sorted(facts.environ):
+        if name.startswith("NCCL_") and nccl.reads(name, version) is False:
+            instead = nccl.REMOVED.get(name)
+            yield Finding(
+                "variable_of_another_version",
+                "note",
+                f"{name} is set, and NCCL {version} does not read it",
+                "It has no effect.",
+                f"{instead[:1].upper()}{instead[1:]}." if instead else "Unset it.",
+            )
+
+
+CHECKS = (
+    *(ze_affinity_mask, ccl_atl_transport, ccl_worker_offload, nccl_debug_subsys),
+    *(hidden_devices, nccl_implementation, omp_num_threads, preloaded, forced, switched_off),
+    *(slowed, unknown_names, names_of_other_versions),
+)
