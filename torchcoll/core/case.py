@@ -422,7 +422,8 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
 
 def _choice(value: Any, what: str, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
-        raise UsageError(what, value, f"one of {', '.join(str(a) for a in allowed)}")
+        named = ", ".join(str(a) for a in allowed if a is not None)
+        raise UsageError(what, value, f"one of {named}")
 
 
 def fingerprint(data: Any) -> str:
