@@ -227,9 +227,7 @@ def test_resume_by_another_collective(launch):
 def test_resume_with_other_ranks(launch):
     path = launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).path
     measured = launch("all_reduce", f"--resume {path}", 3, output=False).ended(2)
-    assert measured.errors() == [
-        f"torchcoll: error: resume: got 3 ranks, expected 2 as in {path}"
-    ]
+    assert measured.errors() == [f"torchcoll: error: resume: got 3 ranks, expected 2 as in {path}"]
 
 
 def test_resume_of_a_foreign_file(launch, tmp_path):

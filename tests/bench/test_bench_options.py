@@ -50,7 +50,12 @@ def test_defaults():
     found = parse([], "all_reduce", "x")
     spec = found.spec
     assert spec.collectives == ("all_reduce",)
-    assert (spec.dtypes, spec.ops, spec.roots, spec.in_place) == (("float32",), ("sum",), (0,), None)
+    assert (spec.dtypes, spec.ops, spec.roots, spec.in_place) == (
+        ("float32",),
+        ("sum",),
+        (0,),
+        None,
+    )
     assert spec.size_list()[0] == 8 and spec.size_list()[-1] == 128 << 20
     assert len(spec.size_list()) == 13
     assert (spec.iters, spec.warmup, spec.cold, spec.check) == (None, 0, 3, True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from torchcoll.bench.clock import FakeClock
+from torchcoll.bench.device import Cpu
 from torchcoll.bench.stopping import SettlingRule, StoppingRule, cap_calls
-from torchcoll.bench.timing import time_isolated, time_stream
 from torchcoll.core import plan
 
 
@@ -185,7 +185,7 @@ def test_isolated_calls():
     """The barrier lies outside the stamps."""
     clock, samples = FakeClock(), [7]
     align = clock.call([1000, 2000, 4000])
-    time_isolated(clock.call([5, 6, 8]), align, samples, 3, now=clock.now)
+    Cpu(clock.now).isolated(clock.call([5, 6, 8]), align, 3, {"host": samples})
     assert samples == [7, 5, 6, 8]
     assert clock.now() == 7000 + 19
 
@@ -194,7 +194,7 @@ def test_back_to_back_calls():
     """Each call ends where the next begins: the samples add up to what passed."""
     clock, samples = FakeClock(), []
     clock.call([100])()
-    time_stream(clock.call([5, 6, 8]), samples, 3, now=clock.now)
+    Cpu(clock.now).stream(clock.call([5, 6, 8]), 3, {"host": samples})
     assert samples == [5, 6, 8]
     assert sum(samples) == clock.now() - 100
 
@@ -203,11 +203,11 @@ def test_stream_counts_what_is_between_the_calls():
     """Time that passes in reading the clock belongs to a sample; nothing is lost."""
     ticks = iter([0, 10, 25, 45])
     samples: list[int] = []
-    time_stream(lambda: None, samples, 3, now=lambda: next(ticks))
+    Cpu(lambda: next(ticks)).stream(lambda: None, 3, {"host": samples})
     assert samples == [10, 15, 20]
     ticks = iter([0, 10, 25, 45])
     samples = []
-    time_isolated(lambda: None, lambda: None, samples, 2, now=lambda: next(ticks))
+    Cpu(lambda: next(ticks)).isolated(lambda: None, lambda: None, 2, {"host": samples})
     assert samples == [10, 20]
 
 
@@ -215,15 +215,15 @@ def test_samples_are_there_as_they_are_made():
     """The watchdog reads progress from the length of the list."""
     samples: list[int] = []
     lengths: list[int] = []
-    time_isolated(lambda: lengths.append(len(samples)), lambda: None, samples, 3)
-    time_stream(lambda: lengths.append(len(samples)), samples, 2)
+    Cpu().isolated(lambda: lengths.append(len(samples)), lambda: None, 3, {"host": samples})
+    Cpu().stream(lambda: lengths.append(len(samples)), 2, {"host": samples})
     assert lengths == [0, 1, 2, 3, 4]
 
 
 def test_noise_is_by_seed():
     def durations(seed: int) -> list[int]:
         clock, samples = FakeClock(seed), []
-        time_isolated(clock.noisy(1000, 0.2), lambda: None, samples, 200, now=clock.now)
+        Cpu(clock.now).isolated(clock.noisy(1000, 0.2), lambda: None, 200, {"host": samples})
         return samples
 
     assert durations(3) == durations(3) != durations(4)

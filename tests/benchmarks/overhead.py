@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, ratio, tcp_store, title
 
-from torchcoll.bench.timing import time_isolated
+from torchcoll.bench.device import Cpu
 from torchcoll.core.case import Spec, size_case
 from torchcoll.core.collectives import COLLECTIVES
 
@@ -51,7 +51,7 @@ def compare(rank: int, port: int, nbytes: int, same: bool) -> tuple[list[float],
             if arm or same:
                 bare_block(tensor, samples, CALLS)
             else:
-                time_isolated(call, barrier, samples, CALLS)
+                Cpu().isolated(call, barrier, CALLS, {"host": samples})
             medians[arm].append(statistics.median(samples))
     dist.barrier()
     dist.destroy_process_group()
@@ -71,7 +71,7 @@ def added_on_fake() -> float:
             call()
         bare = time.perf_counter_ns() - start
         start = time.perf_counter_ns()
-        time_isolated(call, lambda: None, [], calls)
+        Cpu().isolated(call, lambda: None, calls, {"host": []})
         added.append((time.perf_counter_ns() - start - bare) / calls)
     dist.destroy_process_group()
     return statistics.median(added)

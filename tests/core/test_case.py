@@ -358,10 +358,23 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
         ({"factor": None}, "factor: expected a number"),
         (
             {"in_place": "maybe"},
-            "in-place: got maybe, expected one of None, True, False, both",
+            "in-place: got maybe, expected one of True, False, both",
         ),
-        ({"cadence": "graph"}, "cadence: got graph, expected one of None, isolated, stream"),
-        ({"order": "random"}, "order: got random, expected one of size, shuffled"),
+        ({"cadence": "fast"}, "cadence: got fast, expected one of isolated, stream, graph"),
+        (
+            {"order": "random"},
+            "order: got random, expected one of size, shuffled, interleaved",
+        ),
+        ({"init": "now"}, "init: got now, expected one of lazy, eager"),
+        (
+            {"buffers": "pinned"},
+            "buffers: got pinned, expected one of default, registered, symmetric",
+        ),
+        ({"coalesce": 0}, "coalesce: got 0, expected a whole number from 1 on"),
+        (
+            {"coalesce": 2, "asynchronous": True},
+            "coalesce: got 2 with --async, expected one of them",
+        ),
         ({"iters": -1}, "iters: got -1, expected a whole number from 0 on"),
         ({"iters": 2.5}, "iters: got 2.5, expected a whole number from 0 on"),
         ({"iters": "many"}, "iters: got many, expected a whole number from 0 on"),
@@ -497,6 +510,10 @@ def test_fingerprints_differ_with_every_field():
         "backend": "ccl",
         "device": "cuda",
         "splits": "seed:1",
+        "group": "mod:2",
+        "buffers": "registered",
+        "asynchronous": True,
+        "coalesce": 4,
     }
     assert set(others) == {f.name for f in dataclasses.fields(Case)}
     prints = {

@@ -120,6 +120,10 @@ def test_row_by_hand():
         op="sum",
         root=None,
         in_place=True,
+        group=None,
+        buffers="default",
+        asynchronous=False,
+        coalesce=1,
         cadence="isolated",
         clock="host",
         nbytes_requested=1000,
@@ -147,7 +151,8 @@ def test_row_by_hand():
 
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
-        "collective backend library device ranks dtype op root in_place cadence clock "
+        "collective backend library device ranks dtype op root in_place "
+        "group buffers asynchronous coalesce cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
         "median_ns low_ns high_ns p99_ns calls algbw_gbps busbw_gbps verified status reason"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.bench.control import Control
@@ -14,18 +15,24 @@ FREE_SHARE = 0.8  # of the free memory of a host; the rest is for what else live
 
 
 def admit(
-    sizing: Sizing, words: list[dict[str, Any]], control: Control, check: bool
+    sizing: Sizing,
+    parts: Sequence[Sequence[int]],
+    words: list[dict[str, Any]],
+    control: Control,
+    check: bool,
 ) -> list[str] | None:
     """None to run it, else [status, reason]; ["disagreement", what, got, expected, action] where
     the ranks are not about to run the same case.
 
-    ``words``: from each rank the hash of its case and the free bytes of its host.
+    ``sizing`` is that of the largest of the sub-groups ``parts``. ``words``: from each rank the
+    hash of its case, where its buffers live and the free bytes there.
     """
-    refused = impossible(sizing.case, sizing.ranks)
+    sizes = sorted({len(part) for part in parts})
+    refused = next(filter(None, (impossible(sizing.case, size) for size in sizes)), None)
     return (
         _disagreement(sizing, words, control)
         or (list(refused) if refused else None)
-        or _too_large(sizing, words, control, check)
+        or _too_large(sizing, parts, words, check)
     )
 
 
@@ -48,22 +55,29 @@ def _disagreement(
 
 
 def _too_large(
-    sizing: Sizing, words: list[dict[str, Any]], control: Control, check: bool
+    sizing: Sizing,
+    parts: Sequence[Sequence[int]],
+    words: list[dict[str, Any]],
+    check: bool,
 ) -> list[str] | None:
+    """``words``: where each rank's buffers live, and how much is free there."""
+    needs = needs_nbytes(sizing, check)
     need: defaultdict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
     ranks: Counter[str] = Counter()
-    # With the fake backend this process is the only one of all ranks.
-    for rank, nbytes in enumerate(needs_nbytes(sizing, check)[: len(words)]):
-        host = control.members[rank]["host"]
-        need[host] += nbytes
-        free[host] = min(free.get(host, words[rank]["free"]), words[rank]["free"])
-        ranks[host] += 1
-    for host, nbytes in need.items():
-        if nbytes > FREE_SHARE * free[host]:
+    for part in parts:
+        for place, rank in enumerate(part):
+            if rank >= len(words):  # the fake backend: this process is the only one of all ranks
+                continue
+            where = words[rank]["where"]
+            need[where] += needs[place]
+            free[where] = min(free.get(where, words[rank]["free"]), words[rank]["free"])
+            ranks[where] += 1
+    for where, nbytes in need.items():
+        if nbytes > FREE_SHARE * free[where]:
             return [
                 "skipped",
-                f"needs {format_bytes(nbytes)} ({nbytes} bytes, {ranks[host]} ranks) on {host}, "
-                f"80 % of the free {format_bytes(free[host])} ({free[host]} bytes) is less",
+                f"needs {format_bytes(nbytes)} ({nbytes} bytes, {ranks[where]} ranks) on {where}, "
+                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less",
             ]
     return None

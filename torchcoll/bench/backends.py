@@ -2,67 +2,176 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.core.errors import UnavailableError
+from torchcoll.core.errors import UnavailableError, UsageError
 
 
 @dataclass(frozen=True)
 class BackendEntry:
     """One backend of torch.distributed.
 
-    devices: device types that it moves, the default first. communicates: False for ``fake``.
-    connects: where ranks connect, ``init_process_group`` or ``first call``.
+    devices: device types that it moves, the preferred first.
+    communicates: False for ``fake``.
+    connects: where ranks connect: ``init_process_group``, or ``first call`` (lazy; --init eager
+    connects before, as the phase ``communicator``).
+    module: what must be imported before torch knows the backend.
+    library: the shared library that communicates, as its file name begins (bench/provenance.py).
+    absent: what to do where this torch lacks it.
     """
 
     name: str
     devices: tuple[str, ...]
     communicates: bool = True
-    connects: str = "init_process_group"
+    connects: str = "first call"
+    module: str | None = None
+    library: str = "libtorch_cpu"
+    absent: str = "Install a torch that was built with it."
 
 
 BACKENDS: dict[str, BackendEntry] = {
     b.name: b
     for b in (
-        BackendEntry("gloo", ("cpu",)),
-        BackendEntry("fake", ("cpu",), communicates=False),
+        BackendEntry(
+            "nccl",
+            ("cuda",),
+            library="libnccl",
+            absent="It needs a CUDA (or ROCm) build of torch: see pytorch.org.",
+        ),
+        BackendEntry(
+            "xccl",
+            ("xpu",),
+            library="libccl",
+            absent="It needs an XPU build of torch 2.8 or newer: see pytorch.org.",
+        ),
+        # The bindings come from Intel's own package index, not from PyPI (README).
+        BackendEntry(
+            "ccl",
+            ("xpu", "cpu"),
+            module="oneccl_bindings_for_pytorch",
+            library="libccl",
+            absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
+            "(retired after 2.8): see the README.",
+        ),
+        BackendEntry("gloo", ("cpu", "cuda"), connects="init_process_group"),
+        BackendEntry("fake", ("cpu", "cuda", "xpu"), communicates=False, connects="never"),
     )
 }
 
 
-def choose_backend(torch: Any, backend: str | None, device: str | None) -> tuple[BackendEntry, str]:
-    """The entry and the device type to measure with, from what was asked (None: the default).
+def choose_backends(
+    torch: Any, names: str | None, device: str | None
+) -> tuple[tuple[BackendEntry, ...], str]:
+    """The entries (``names`` with commas) and the one device type that all of them move.
 
-    Raises UnavailableError naming what this torch has.
+    Without names: what the machine has. A name that is not in the table is passed on to torch.
+    Raises UnavailableError with what to do.
     """
-    name = (backend or "gloo").lower()
+    kind = device.split(":")[0] if device else None
+    if names is None:
+        names = _default(torch, kind)
+    entries = tuple(_entry(torch, name.strip().lower()) for name in names.split(","))
+    if len({entry.name for entry in entries}) < len(entries):
+        raise UsageError("backend", names, "each backend once")
+    common = [d for d in entries[0].devices if all(d in entry.devices for entry in entries)]
+    if kind is None:
+        usable = [d for d in common if d == "cpu" or present(torch, d)]
+        # Without a usable device the first is tried: opening it says what is missing.
+        kind = next(iter(usable or common), None)
+    if kind is None or kind not in common:
+        raise UnavailableError(
+            "device",
+            device or names,
+            f"{' or '.join(common)} for {names}" if common else "backends with a device in common",
+        )
+    return entries, kind
+
+
+def _default(torch: Any, kind: str | None) -> str:
+    """The backend of the accelerator that is there, else gloo."""
+    dist = torch.distributed
+    if kind in (None, "cuda") and present(torch, "cuda") and dist.is_nccl_available():
+        return "nccl"
+    # Not get_default_backend_for_device: it answers xccl where xccl is not built.
+    if kind in (None, "xpu") and present(torch, "xpu"):
+        return "xccl" if getattr(dist, "is_xccl_available", bool)() else "ccl"
+    if kind not in (None, "cpu"):
+        raise UnavailableError(
+            "device",
+            kind,
+            "one that machine and torch have",
+            "torchcoll doctor says why.",
+        )
+    return "gloo"
+
+
+def present(torch: Any, kind: str) -> bool:
+    """Whether this process can use a device of that type."""
+    module = getattr(torch, kind, None)
+    return bool(module and module.is_available())
+
+
+def _entry(torch: Any, name: str) -> BackendEntry:
     entry = BACKENDS.get(name)
-    usable = ", ".join(n for n in BACKENDS if _available(torch, n))
     if entry is None:
-        raise UnavailableError("backend", backend, f"one of {usable}")
-    if not _available(torch, name):
+        if name.isidentifier() and torch.distributed.is_backend_available(name):
+            return BackendEntry(name, ("cpu", "cuda", "xpu"))
+        usable = ", ".join(n for n in BACKENDS if _built(torch, n))
+        raise UnavailableError("backend", name, f"one that this torch has: {usable}")
+    if entry.module:
+        _import_bindings(torch, entry)
+    if not _built(torch, name):
         raise UnavailableError(
-            "backend", backend, f"one that this torch {torch.__version__} was built with: {usable}"
+            "backend", name, f"one that torch {torch.__version__} was built with", entry.absent
         )
-    kind = (device or entry.devices[0]).split(":")[0]
-    if kind not in entry.devices:
-        raise UnavailableError(
-            "device", device, f"{' or '.join(entry.devices)} for the {name} backend"
-        )
-    return entry, kind
+    return entry
 
 
-def _available(torch: Any, name: str) -> bool:
-    if not torch.distributed.is_available():
+def _built(torch: Any, name: str) -> bool:
+    dist = torch.distributed
+    if not dist.is_available():
         return False
-    # 'fake' registers itself when its module is imported, which `init_group` does.
-    return name == "fake" or bool(torch.distributed.is_backend_available(name))
+    # 'fake' registers itself when its module is imported, which `group_store` does.
+    return name == "fake" or bool(dist.is_backend_available(name))
 
 
-def library_version(torch: Any, name: str) -> str:
-    """What communicates: ``gloo of torch 2.13.0+cpu``."""
-    return f"{name} of torch {torch.__version__}"
+def _import_bindings(torch: Any, entry: BackendEntry) -> None:
+    assert entry.module
+    if present(torch, "xpu"):
+        # Needed for ccl on xpu alone. With a torch of another version it dies of an AttributeError.
+        try:
+            importlib.import_module("intel_extension_for_pytorch")
+        except Exception as error:
+            raise UnavailableError(
+                "intel_extension_for_pytorch",
+                f"{type(error).__name__}: {error}",
+                f"the version for torch {torch.__version__}, which ccl on xpu needs",
+                entry.absent,
+            ) from None
+    try:
+        importlib.import_module(entry.module)
+    except Exception as error:
+        raise UnavailableError(
+            f"backend {entry.name}",
+            f"{type(error).__name__}: {error}",
+            f"{entry.module} beside torch {torch.__version__}",
+            entry.absent,
+        ) from None
+
+
+def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
+    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``."""
+    if entry.name == "nccl":
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"
+    if entry.module:
+        module = importlib.import_module(entry.module)
+        return f"oneCCL bindings {getattr(module, '__version__', 'of unknown version')}"
+    if entry.name == "xccl":
+        return f"oneCCL of torch {torch.__version__}"
+    return f"{entry.name} of torch {torch.__version__}"
 
 
 def group_store(torch: Any, name: str, store: Any) -> Any:
@@ -72,3 +181,11 @@ def group_store(torch: Any, name: str, store: Any) -> Any:
 
         return FakeStore()
     return torch.distributed.PrefixStore("group", store)
+
+
+def implementation(torch: Any, group: Any, device: str) -> str:
+    """The class behind a group: torch 2.15 has two NCCL implementations under one name."""
+    try:
+        return type(group._get_backend(torch.device(device))).__name__
+    except RuntimeError:
+        return type(group).__name__

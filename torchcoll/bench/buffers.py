@@ -23,6 +23,7 @@ class Buffers:
     send: Any
     recv: Any
     in_place: bool
+    pool: Any = None  # what the memory was taken from, where that must outlive the buffers
 
 
 def allocate(torch: Any, sizing: Sizing, rank: int, device: str) -> Buffers:

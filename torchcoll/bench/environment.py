@@ -6,10 +6,12 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
-from torchcoll.bench.backends import library_version
+from torchcoll.bench.backends import BackendEntry, library_version
+from torchcoll.bench.device import Device
 from torchcoll.bench.launcher import Launch
 from torchcoll.core.units import format_ranges
 
@@ -38,6 +40,11 @@ def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     }
 
 
+def utc_now() -> str:
+    """``2026-11-20T12:31:04+00:00``."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def hostname() -> str:
     return socket.gethostname()
 
@@ -51,7 +58,7 @@ def differences(theirs: Mapping[str, str], known: Mapping[str, str]) -> dict[str
     }
 
 
-def environment(torch: Any, backend: str) -> dict[str, Any]:
+def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dict[str, Any]:
     """Versions, host and variables of this process, as the file's header keeps them."""
     from torchcoll import __version__
 
@@ -64,12 +71,22 @@ def environment(torch: Any, backend: str) -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "libraries": {backend: library_version(torch, backend)},
+        "libraries": {e.name: library_version(torch, e, device) for e in entries},
         "variables": variables(),
     }
 
 
-def member(launch: Launch, device: str) -> dict[str, Any]:
+def pci_id(torch: Any, device: Device) -> str | None:
+    """``0000:18:00``: where the device sits; None where torch does not tell, and on the CPU."""
+    if device.kind == "cpu":
+        return None
+    facts = torch.get_device_module(device.kind).get_device_properties(device.index)
+    if not hasattr(facts, "pci_bus_id"):  # torch 2.6, and XPU
+        return str(getattr(facts, "uuid", "")) or None
+    return f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}"
+
+
+def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
     """This rank's line of the ``ranks`` record."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
     return {
@@ -77,10 +94,17 @@ def member(launch: Launch, device: str) -> dict[str, Any]:
         "host": hostname(),
         "pid": os.getpid(),
         "local_rank": launch.local_rank,
-        "device": device,
-        "device_name": _cpu_model(),
+        "device": device.name,
+        "device_name": _device_name(torch, device),
+        "pci_id": pci_id(torch, device),
         "affinity": format_ranges(cores),
     }
+
+
+def _device_name(torch: Any, device: Device) -> str:
+    if device.kind == "cpu":
+        return _cpu_model()
+    return str(torch.get_device_module(device.kind).get_device_name(device.index))
 
 
 def _cpu_model() -> str:
@@ -117,6 +141,14 @@ def _numbers(text: str) -> set[int]:
 
 # Tests put small files elsewhere.
 _PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
+
+
+def free_memory(device: Device) -> dict[str, Any]:
+    """Where the buffers of this rank live, and the bytes that are free there."""
+    free = device.free_nbytes()
+    if free is None:
+        return {"where": hostname(), "free": free_nbytes()}
+    return {"where": f"{device.name} of {hostname()}", "free": free}
 
 
 def free_nbytes() -> int:

@@ -6,12 +6,15 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.buffers import Buffers, allocate
-from torchcoll.bench.timing import time_isolated, time_stream
+from torchcoll.bench.communicators import Communicator
+from torchcoll.bench.device import Call, nothing
 from torchcoll.bench.verify import Checker, tolerance_ulp
-from torchcoll.core.case import Sizing
+from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError
 
@@ -25,110 +28,141 @@ REFUSAL_S = 10.0
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc")
 
 
-def measure_case(session: Session, sizing: Sizing, verdict: list[str] | None) -> CaseResult | None:
-    """Run the case unless ``verdict`` says otherwise; the result on rank 0, None elsewhere."""
+def measure_case(session: Session, case: Case, verdict: list[str] | None) -> list[CaseResult]:
+    """Run the case unless ``verdict`` says otherwise.
+
+    The results on rank 0, one for each sub-group; elsewhere none.
+    """
+    sizing = size_case(case, len(session.part))
+    verdict = verdict or _unsupported(session, case)
     if verdict:
-        return _result(session, sizing, {}, status=verdict[0], reason=verdict[1])
+        return _results(session, sizing, {}, status=verdict[0], reason=verdict[1])
     with _buffers(session, sizing) as buffers:
-        if isinstance(buffers, str):
-            return _result(session, sizing, {}, status="oom", reason=buffers)
-        with _communicator(session) as made:
-            return _Measurement(session, sizing, buffers).measure(made)
+        if isinstance(buffers, list):
+            return _results(session, sizing, {}, status=buffers[0], reason=buffers[1])
+        with session.communicators.of(case.backend) as communicator:
+            return _Measurement(session, sizing, buffers, communicator).measure()
+
+
+def _unsupported(session: Session, case: Case) -> list[str] | None:
+    """What torch has no way to do; equal on all ranks."""
+    reason = ""
+    if case.cadence == "graph" and not session.device.captures:
+        reason = f"graphs are captured on cuda, not on {session.device.kind}"
+    elif case.buffers != "default" and case.backend != "nccl":
+        reason = f"{case.backend} has no {case.buffers} buffers"
+    return ["unsupported", reason] if reason else None
 
 
 @contextlib.contextmanager
-def _buffers(session: Session, sizing: Sizing) -> Iterator[Buffers | str]:
-    """The buffers, or why some rank has none: then no rank goes on."""
+def _buffers(session: Session, sizing: Sizing) -> Iterator[Buffers | list[str]]:
+    """The buffers, or [status, reason] where some rank has none: then no rank goes on."""
     buffers, failure = None, ""
+    place = session.part.index(session.rank)
     try:
-        buffers = allocate(session.torch, sizing, session.rank, session.device)
+        if sizing.case.buffers == "default":
+            buffers = allocate(session.torch, sizing, place, session.device.name)
+        else:
+            from torchcoll.bench.registered import allocate_registered
+
+            group = session.communicators.whole(sizing.case.backend)
+            buffers = allocate_registered(session.torch, sizing, place, session.device.name, group)
     except (RuntimeError, MemoryError) as error:
         failure = _brief(error)
     failures = session.control.all_gather(failure)
     lacking = [rank for rank, text in enumerate(failures) if text]
     if buffers is None or lacking:
         names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-        yield f"no memory on {names}: {failures[lacking[0]]}"
+        text = failures[lacking[0]]
+        plain = sizing.case.buffers == "default" or _is_memory(text)
+        yield ["oom", f"no memory on {names}: {text}"] if plain else ["unsupported", text]
     else:
         yield buffers
-
-
-@contextlib.contextmanager
-def _communicator(session: Session) -> Iterator[dict[str, Any]]:
-    """The shared communicator, or one made for this case (--fresh-group) and destroyed after it."""
-    if not session.spec.fresh_group:
-        yield {}
-        return
-    shared, start = session.group, time.perf_counter_ns()
-    session.progress.step("new_group")
-    session.group = session.dist.new_group(backend=session.entry.name)
-    made = {"how": "new_group", "ns": time.perf_counter_ns() - start}
-    try:
-        yield made
-    finally:
-        session.dist.destroy_process_group(session.group)
-        session.group = shared
+    del buffers
+    session.device.release()
 
 
 class _Measurement:
-    def __init__(self, session: Session, sizing: Sizing, buffers: Buffers) -> None:
+    def __init__(
+        self, session: Session, sizing: Sizing, buffers: Buffers, communicator: Communicator
+    ) -> None:
         self.session = session
         self.sizing = sizing
         self.spec = session.spec
+        self.device = session.device
+        self.communicator = communicator
+        self.place = session.part.index(session.rank)
         case, dist = sizing.case, session.dist
         op = case.op and getattr(dist.ReduceOp, "PRODUCT" if case.op == "prod" else case.op.upper())
-        self.call = COLLECTIVES[case.collective].prepare(
+        self.once = COLLECTIVES[case.collective].prepare(
             session.torch,
             dist,
-            sizing.layout(session.rank),
+            sizing.layout(self.place),
             buffers.send,
             buffers.recv,
             op,
-            session.group,
+            communicator.group,
         )
-        self.checker = Checker(session.torch, sizing, session.rank, buffers)
-        alone = session.ranks == 1 or not session.entry.communicates
-        self.align = (lambda: None) if alone else session.align
+        self.call = _called(session, case, self.once, communicator.group)
+        self.checker = Checker(session.torch, sizing, self.place, buffers)
+        self.align = nothing if session.alone else session.communicators.align(case.backend)
+        self.cold: list[int] = []
+        self.warmup: list[int] = []
+        self.steady = self.device.clocks(case.cadence)
         self.batches: list[int] = []
         self.settled: int | None = None
         self.stop = ""
 
-    def measure(self, made: dict[str, Any]) -> CaseResult | None:
+    def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
-        ordinal = session.ordinals[session.group]
-        samples: dict[str, Any] = {"cold": [], "warmup": [], "steady": [], **made}
+        ordinal = self.communicator.calls
+        samples: dict[str, Any] = {"cold": self.cold, "warmup": self.warmup, "time": self.steady}
+        samples["connect"] = self.communicator.connect_ns
         self.checker.refill()
-        refused = self._first_call(samples["cold"], name)
+        refused = self._first_call(name)
         if refused:
-            return _result(session, self.sizing, samples, status=refused[0], reason=refused[1])
+            return _results(session, self.sizing, samples, status=refused[0], reason=refused[1])
         try:
-            self._cold(samples["cold"], name)
-            session.progress.step(f"{name}: warm-up calls", samples["warmup"])
-            time_isolated(self.call, self.align, samples["warmup"], self.spec.warmup)
-            self._steady(samples["steady"], name)
+            self._cold(name)
+            session.progress.step(f"{name}: warm-up calls", self.warmup)
+            self._timed_alone(self.warmup, self.spec.warmup)
+            self._steady(name)
             checked = self._check(samples, name)
         except RuntimeError as error:
             assert session.watchdog is not None
             session.watchdog.trouble(_brief(error))
-        calls = len(samples["cold"]) + len(samples["warmup"]) + len(samples["steady"]) + checked
-        session.ordinals[session.group] += calls
-        return _result(
+        self.communicator.calls += (
+            len(self.cold) + len(self.warmup) + sum(self.batches) + checked
+        ) * self.sizing.case.coalesce
+        return _results(
             session,
             self.sizing,
             samples,
             batches=self.batches,
             ordinal=ordinal,
+            communicator=self.communicator.how,
             settled=self.settled,
             stop=self.stop,
+            calls_per_sample=self._calls_per_sample,
         )
 
-    def _first_call(self, cold: list[int], name: str) -> list[str] | None:
+    @property
+    def _calls_per_sample(self) -> int:
+        return 1 if "host" in self.steady else self.device.calls_per_sample
+
+    def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
+        """Calls one by one on the host clock, the device idle at both stamps."""
+        self.device.isolated(
+            self.call, align or self.align, calls, {"host": durations, "issue": []}
+        )
+
+    def _first_call(self, name: str) -> list[str] | None:
         """Call 0, aligned through the store; [status, reason] where all ranks were refused."""
         session, failure = self.session, ""
-        session.progress.step(f"{name}: first call", cold)
+        session.progress.step(f"{name}: first call", self.cold)
         session.control.align()
         try:
-            time_isolated(self.call, _no_alignment, cold, 1)
+            self._timed_alone(self.cold, 1, align=nothing)
         except Exception as error:
             failure = _brief(error)
         limit = REFUSAL_S if failure else None
@@ -142,15 +176,14 @@ class _Measurement:
         if not any(failures):
             return None
         if all(failures):
-            memory = any(word in failures[0].lower() for word in _OUT_OF_MEMORY)
-            return ["oom" if memory else "unsupported", failures[0]]
+            return ["oom" if _is_memory(failures[0]) else "unsupported", failures[0]]
         odd = [rank for rank, text in enumerate(failures) if text]
         names = ", ".join(session.control.name(rank) for rank in odd[:16])
         raise TorchcollError(f"{name} failed on {names} alone: {failures[odd[0]]}")
 
-    def _cold(self, cold: list[int], name: str) -> None:
+    def _cold(self, name: str) -> None:
         """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
-        session, rule = self.session, None
+        session, cold, rule = self.session, self.cold, None
         if session.rank == 0:
             from torchcoll.bench.stopping import SettlingRule
 
@@ -158,83 +191,138 @@ class _Measurement:
             rule.add(cold[0])
         while len(cold) < self.spec.cold or session.control.decide(rule and not rule.done):
             session.progress.step(f"{name}: cold call {len(cold)}")
-            time_isolated(self.call, self.align, cold, 1)
+            self._timed_alone(cold, 1)
             if rule:
                 rule.add(cold[-1])
         if rule:
             self.settled = rule.settled
 
-    def _steady(self, steady: list[int], name: str) -> None:
+    def _steady(self, name: str) -> None:
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
             from torchcoll.bench.stopping import StoppingRule
 
             rule = StoppingRule(session.ranks, spec.iters, spec.precision, spec.max_time_s)
+        cadence, call = self.sizing.case.cadence, self.call
+        if cadence == "graph":
+            session.progress.step(f"{name}: graph capture")
+            call = self.device.graph(self.call)
         began = time.perf_counter_ns()
         while size := session.control.decide(
             rule and rule.next_batch(time.perf_counter_ns() - began)
         ):
             self.checker.refill()
-            batch: list[int] = []
-            session.progress.step(f"{name}: steady calls", batch)
-            if self.sizing.case.cadence == "isolated":
-                time_isolated(self.call, self.align, batch, size)
+            clocks = self.device.clocks(cadence)
+            live = clocks["issue"] if "issue" in clocks else clocks["host"]
+            session.progress.step(f"{name}: steady calls", live)
+            if cadence == "isolated":
+                self.device.isolated(call, self.align, size, clocks)
             else:
                 self.align()
-                time_stream(self.call, batch, size)
-            steady += batch
+                self.device.stream(call, size, clocks)
+            for clock, durations in clocks.items():
+                self.steady[clock] += durations
             self.batches.append(size)
             if rule:
-                rule.add(batch)
+                rule.add(next(iter(clocks.values())), size)
         if rule:
             self.stop = rule.reason
 
     def _check(self, samples: dict[str, Any], name: str) -> int:
         """One more call on fresh data; the number of calls made."""
         session = self.session
-        if not (self.spec.check and session.entry.communicates and self.sizing.nbytes):
+        if not (self.spec.check and self.communicator.backend.communicates and self.sizing.nbytes):
             return 0
         session.progress.step(f"{name}: verification")
         self.checker.prepare()
         self.align()
-        self.call()
+        self.once()
+        self.device.synchronize()
         samples["checked"], samples["wrong"] = self.checker.count_wrong()
         return 1
 
 
-def _no_alignment() -> None:
-    """Call 0 was aligned through the store."""
+def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
+    """The call as the case makes it: plain, asynchronous, or several in one group."""
+    if case.asynchronous:
+        if not isinstance(once, partial):
+            return _refuse(f"{case.collective} is several calls, which wait for each other")
+        issue = partial(once, async_op=True)
+        return lambda: issue().wait()
+    if case.coalesce > 1:
+        calls = range(case.coalesce)
+        device = session.torch.device(session.device.name)
+        manage = partial(session.dist._coalescing_manager, group, device)
+
+        def coalesced() -> None:
+            with manage():
+                for _ in calls:
+                    once()
+
+        return coalesced
+    return once
 
 
-def _result(
+def _refuse(reason: str) -> Call:
+    def refuse() -> None:
+        raise RuntimeError(reason)
+
+    return refuse
+
+
+def _results(
     session: Session, sizing: Sizing, samples: dict[str, Any], **facts: Any
-) -> CaseResult | None:
-    """Gather every rank's samples; the CaseResult on rank 0."""
+) -> list[CaseResult]:
+    """Gather every rank's samples; on rank 0 the CaseResult of each sub-group."""
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)
     if session.rank:
-        return None
+        return []
+    if len(session.parts) == 1:
+        return [_result(sizing, gathered, **facts)]
+    results = []
+    for number, part in enumerate(session.parts):
+        case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
+        own = size_case(case, len(part))
+        result = _result(own, [gathered[rank] for rank in part], **facts)
+        result.members = list(part)
+        results.append(result)
+    return results
+
+
+def _result(
+    sizing: Sizing,
+    gathered: list[dict[str, Any]],
+    status: str = "ok",
+    reason: str = "",
+    **facts: Any,
+) -> CaseResult:
     from torchcoll.core.result import CaseResult, Verification
 
     result = CaseResult(
         sizing.case,
-        facts.pop("status", "ok"),
+        status,
         sizing.ranks,
+        reason=reason,
         count=sizing.count,
         nbytes=sizing.nbytes,
         nbytes_in=sizing.nbytes_in,
         nbytes_out=sizing.nbytes_out,
         **facts,
     )
-    if not any(any(s.get(kind) for kind in ("cold", "steady")) for s in gathered):
+    first = gathered[0]
+    if not first.get("cold"):
         return result
     result.cold_ns = [s["cold"] for s in gathered]
-    result.warmup_ns = [s["warmup"] for s in gathered] if samples["warmup"] else []
-    result.time_ns = {"host": [s["steady"] for s in gathered]} if samples["steady"] else {}
-    if "how" in samples:
-        result.communicator = samples["how"]
-        result.connect_ns = [s["ns"] for s in gathered]
-    if "checked" in samples:
+    result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
+    result.time_ns = {
+        clock: [s["time"][clock] for s in gathered]
+        for clock, durations in first["time"].items()
+        if durations
+    }
+    if first["connect"] is not None:
+        result.connect_ns = [s["connect"] for s in gathered]
+    if "checked" in first:
         wrong = [s["wrong"] for s in gathered]
         result.verification = Verification(
             checked=sum(s["checked"] for s in gathered),
@@ -249,7 +337,15 @@ def _result(
             )
     if result.settled is None:
         result.warnings.append(f"cold calls did not settle within {len(result.cold_ns[0])}")
+    if result.calls_per_sample > 1:
+        result.warnings.append(
+            f"each sample is the mean of {result.calls_per_sample} calls: events cost too much here"
+        )
     return result
+
+
+def _is_memory(text: str) -> bool:
+    return any(word in text.lower() for word in _OUT_OF_MEMORY)
 
 
 def _brief(error: BaseException) -> str:

@@ -11,11 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from torchcoll.core.case import CADENCES, ORDERS, Spec
+from torchcoll.core.case import ORDERS, Spec
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
 
+# Options that Spec takes as they are, under their own name.
+_PLAIN = (
+    "cadence",
+    "order",
+    "fresh_group",
+    "groups",
+    "init",
+    "buffers",
+    "asynchronous",
+    "rehearse",
+)
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 
@@ -65,13 +76,21 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     what.add_argument(
         "--splits", help="all_to_all_v: seed:N, weights 1,2,4 or a matrix file (seed:0)", **text
     )
-    what.add_argument("--backend", help="gloo, or fake (nothing is communicated)", **text)
-    what.add_argument("--device", help="cpu", **text)
+    what.add_argument(
+        "--backend",
+        help="nccl, xccl, ccl, gloo, fake, another that torch has; several with commas are "
+        "measured in turn (what the machine has)",
+        **text,
+    )
+    what.add_argument("--device", help="cpu, cuda or xpu (what the backend moves)", **text)
+    what.add_argument(
+        "--groups", help="sub-groups at once: mod:2, div:4, or 0,1;2,3 (one group)", **text
+    )
     how = p.add_argument_group("how to measure")
     how.add_argument(
         "--cadence",
-        help=f"{' or '.join(CADENCES)}: a barrier before every call, or back to back (isolated "
-        "on CPU)",
+        help="isolated: a barrier before every call; stream: back to back; graph: captured and "
+        "replayed (isolated on CPU, else stream)",
         **text,
     )
     how.add_argument("-n", "--iters", help="steady calls; 0: cold calls only (by rule)", **text)
@@ -81,6 +100,22 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument("--max-time", help="steady seconds a case (1)", **text)
     how.add_argument(
         "--fresh-group", action="store_true", help="a new communicator for every case", **text
+    )
+    how.add_argument("--init", help="lazy or eager: when to connect (lazy)", **text)
+    how.add_argument("--buffers", help="default, registered or symmetric (nccl)", **text)
+    how.add_argument(
+        "--async",
+        action="store_true",
+        dest="asynchronous",
+        help="async_op, as DDP",
+        **text,
+    )
+    how.add_argument("--coalesce", help="so many calls in one group (1)", **text)
+    how.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="several nccl ranks on one GPU",
+        **text,
     )
     how.add_argument("-c", "--check", help="verify the results, 0 or 1 (1)", **text)
     how.add_argument("--order", help=f"{' or '.join(ORDERS)} (size)", **text)
@@ -111,10 +146,10 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     for name in ("dtype", "op", "min_bytes", "max_bytes", "sizes", "splits", "backend", "device"):
         if name in given:
             fields[renamed.get(name, name)] = given.pop(name)
-    for name in ("cadence", "order", "fresh_group"):
+    for name in _PLAIN:
         if name in given:
             fields[name] = given.pop(name)
-    for name in ("iters", "warmup", "cold", "seed"):
+    for name in ("iters", "warmup", "cold", "seed", "coalesce"):
         if name in given:
             fields[name] = _number(given.pop(name), int)
     for name in ("factor", "precision", "max_time", "timeout"):

@@ -14,19 +14,21 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench import backends, environment
+from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import GRACE_S, Control, open_store
+from torchcoll.bench.device import REHEARSAL, Cpu, nothing, open_device, rehearse
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
-from torchcoll.bench.timing import nothing, time_isolated
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.case import Case, Sizing, Spec, fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.groups import partition
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
+    from torchcoll.bench.recorder import Recorder
     from torchcoll.core.result import CaseResult, Run
 
 OnCase = Callable[["CaseResult"], None]
@@ -62,56 +64,6 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     return session.run
 
 
-class Recorder:
-    """Rank 0's account of a launch: builds the Run and passes each record on (to the file)."""
-
-    def __init__(self, run: Run, emit: Callable[[str, dict[str, Any]], None]) -> None:
-        self.run = run
-        self._emit = emit
-
-    def header(self, data: dict[str, Any]) -> None:
-        from torchcoll.core.records import SCHEMA
-
-        self.run.header = {"schema": SCHEMA, **data}
-        self._emit("header", self.run.header)
-
-    def members(self, members: list[dict[str, Any]]) -> None:
-        self.run.members = members
-        self._emit("ranks", {"ranks": members})
-
-    def phase(self, name: str, ns: list[int]) -> None:
-        self.run.phases[name] = ns
-        self._emit("phase", {"name": name, "ns": ns})
-
-    def started(self, case: Case) -> None:
-        self.run.in_flight = case
-        self._emit("started", {"case": case.to_json()})
-
-    def case(self, result: CaseResult) -> None:
-        self.run.in_flight = None
-        self.run.results.append(result)
-        self._emit("case", result.to_json())
-
-    def event(self, kind: str, message: str) -> None:
-        event = {"kind": kind, "message": message, "utc": _utc()}
-        self.run.events.append(event)
-        self._emit("event", event)
-
-    def end(self, status: str, exit_code: int, wall_s: float, reason: str) -> None:
-        if self.run.end is None:
-            self.run.end = {
-                "status": status,
-                "exit_code": exit_code,
-                "wall_s": round(wall_s, 3),
-                "reason": reason,
-            }
-            self._emit("end", self.run.end)
-
-
-def _utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
 class Session:
     """The life of one launch on one rank. ``recorder`` and ``run`` exist on rank 0 alone.
 
@@ -145,51 +97,51 @@ class Session:
         self.argv = argv
         self.progress = Progress()
         self.watchdog: Watchdog | None = None
-        self.ordinals: Counter[Any] = Counter()  # calls that each communicator has made
-        self.group: Any = None  # None: the default group
+        self.communicators = Communicators(self)
         self._asked = asked or fingerprint(spec.to_json())
         self._earlier = earlier
         self._on_last_words = on_last_words
         self._began = time.monotonic()
-        self._made_group = False
         self._cost_known = False
         self.recorder: Recorder | None = None
         if self.rank == 0:
+            from torchcoll.bench.recorder import Recorder
             from torchcoll.core.result import Run
 
             self.recorder = Recorder(Run(), emit)
+
+    @property
+    def run(self) -> Run | None:
+        return self.recorder.run if self.recorder else None
 
     @property
     def _fake(self) -> bool:
         """A world of which this process is the only rank."""
         return self.spec.backend == "fake" and not self.found_group
 
-    @property
-    def run(self) -> Run | None:
-        return self.recorder.run if self.recorder else None
-
     def _launch(self) -> Launch:
         if not self.found_group:
             return detect()
-        return Launch("process group", self.dist.get_rank(), self.dist.get_world_size())
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        return Launch("process group", self.dist.get_rank(), self.dist.get_world_size(), local_rank)
 
     # -- set-up ------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Rendezvous, hello, header, process group, ranks and phases. Collective."""
+        """Rendezvous, hello, device, header, process groups, ranks and phases. Collective."""
         self._rendezvous()
         self._hello()
         self._on_rank_0(lambda recorder: self._read_earlier())
         self.spec = Spec.from_json(self.control.decide(self.spec.to_json()))
         self.control.timeout_s = self.spec.timeout_s
-        backend = self.spec.backend
-        if self.found_group and backend is None:
-            backend = self.dist.get_backend()
-        self.entry, self.device = backends.choose_backend(self.torch, backend, self.spec.device)
-        self.spec = replace(self.spec, backend=self.entry.name, device=self.device)
-        self.sizings = self.spec.sizings(self.ranks)
+        self._open_device()
+        names = ",".join(entry.name for entry in self.entries)
+        self.spec = replace(self.spec, backend=names, device=self.device.kind)
+        self.parts = partition(self.spec.groups or "div:1000000000", self.ranks)
+        self.part = next(part for part in self.parts if self.rank in part)
+        self.sizings = self.spec.sizings(max(map(len, self.parts)))
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
-        self._connect()
+        self.communicators.open(self._phase)
         self._exchange_members()
 
     def _read_earlier(self) -> None:
@@ -268,44 +220,71 @@ class Session:
                 "Start all ranks with the same arguments.",
             )
 
+    def _open_device(self) -> None:
+        """Backends and this rank's device; what any rank lacks, every rank raises."""
+        refusal, where = None, None
+        try:
+            names, kind = self.spec.backend, self.spec.device
+            if self.found_group and names is None:
+                names = self.dist.get_backend()
+            self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            if self.spec.rehearse:
+                rehearse(names or self.entries[0].name, kind, self.rank)
+            with self._phase("device"):
+                self.device = open_device(self.torch, kind, self.launch, self.spec.rehearse)
+            where = [environment.hostname(), environment.pci_id(self.torch, self.device)]
+        except TorchcollError as error:
+            refusal = error
+        told = refusal and [str(refusal), int(refusal.exit_code)]
+        words = self.control.all_gather([told, where])
+        for rank, (text, _) in enumerate(words):
+            if text:
+                if refusal is None:
+                    refusal = TorchcollError(f"{self.control.name(rank)}: {text[0]}")
+                    refusal.exit_code = ExitCode(text[1])
+                raise refusal
+        if self.device.kind != "cpu" and not self.spec.rehearse:
+            self._refuse_shared([place for _, place in words])
+
+    def _refuse_shared(self, places: list[Any]) -> None:
+        first: dict[tuple[str, str], int] = {}
+        for rank, (host, pci) in enumerate(places):
+            other = first.setdefault((host, pci), rank)
+            if pci and other != rank:
+                raise UnavailableError(
+                    "device",
+                    f"ranks {other} and {rank} on {pci} of {host}",
+                    "a device for each rank",
+                    "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+                )
+
     def _header(self) -> dict[str, Any]:
+        connects = self.entries[0].connects
+        if self.spec.init == "eager" and connects == "first call":
+            connects = "communicator"
         return {
             "run_id": uuid.uuid4().hex[:12],
-            "start_utc": _utc(),
+            "start_utc": environment.utc_now(),
             "spec": self.spec.to_json(),
             "argv": self.argv,
             "ranks": self.ranks,
             "launcher": self.launch.launcher,
             "job_id": self.launch.job_id,
-            "connects": "before" if self.found_group else self.entry.connects,
-            "environment": environment.environment(self.torch, self.entry.name),
+            "connects": "before" if self.found_group else connects,
+            "environment": environment.environment(self.torch, self.entries, self.device.name),
         }
 
-    def _connect(self) -> None:
-        if self.found_group:
-            backend = self.dist.get_backend()
-            if self.spec.backend in (None, backend):
-                return
-            self.group = self.dist.new_group(backend=self.entry.name)
-            self._made_group = True
-            return
-        with self._phase("device"):
-            self.torch.zeros(1, device=self.device)
-        with self._phase("init_process_group"):
-            self.dist.init_process_group(
-                self.entry.name,
-                store=backends.group_store(self.torch, self.entry.name, self.store),
-                rank=self.rank,
-                world_size=self.ranks,
-                # Ours comes first and can name the ranks; this one is the last resort.
-                timeout=timedelta(seconds=2 * self.spec.timeout_s + 30),
-            )
-        self._made_group = True
-
     def _exchange_members(self) -> None:
-        own = environment.member(self.launch, self.device)
+        own = environment.member(self.torch, self.launch, self.device)
         known = environment.variables()
-        gathered = self.control.gather({**own, "variables": known, "phases": self.phases})
+        made = {
+            entry.name: backends.implementation(
+                self.torch, self.communicators.whole(entry.name), self.device.name
+            )
+            for entry in self.entries
+        }
+        words = {**own, "implementation": made, "variables": known, "phases": self.phases}
+        gathered = self.control.gather(words)
         self.control.decide()
         if not self.recorder:
             return
@@ -319,6 +298,8 @@ class Session:
             self.recorder.phase(name, [phase.get(name, 0) for phase in phases])
         for host, text in environment.crowded(gathered):
             self.recorder.event("warning", f"{host}: {text}")
+        if self.spec.rehearse:
+            self.recorder.event("rehearsal", REHEARSAL)
 
     # -- the sweep ---------------------------------------------------------------------------
 
@@ -328,54 +309,57 @@ class Session:
             self._one_case(self.sizings[index])
 
     def _one_case(self, sizing: Sizing) -> None:
-        self.progress.step(sizing.case.describe())
+        case = sizing.case
+        self.progress.step(case.describe())
         verdict = self._agree_on_case(sizing)
-        self._on_rank_0(lambda recorder: recorder.started(sizing.case))
-        result = measure_case(self, sizing, verdict)
-        self._on_rank_0(lambda recorder: self._keep(recorder, result))
+        self._on_rank_0(lambda recorder: recorder.started(case))
+        results = measure_case(self, case, verdict)
+        self._on_rank_0(lambda recorder: self._keep(recorder, results))
         if not self._cost_known:
-            self._cost_of_measuring()
+            self._cost_of_measuring(case.backend)
 
-    def _keep(self, recorder: Recorder, result: CaseResult | None) -> None:
-        assert result is not None
-        recorder.case(result)
-        if self.on_case:
-            self.on_case(result)
+    def _keep(self, recorder: Recorder, results: list[CaseResult]) -> None:
+        for result in results:
+            recorder.case(result)
+            if self.on_case:
+                self.on_case(result)
 
     def _agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
         division = sizing.division
         splits = [division.sent, division.received] if division else []
         seen = fingerprint([sizing.case.to_json(), sizing.count, splits])
-        words = self.control.gather({"case": seen, "free": environment.free_nbytes()})
+        words = self.control.gather({"case": seen, **environment.free_memory(self.device)})
         verdict: list[str] | None = None
         if self.recorder:
             from torchcoll.bench.admission import admit
 
-            verdict = admit(sizing, words, self.control, self.spec.check)
+            verdict = admit(sizing, self.parts, words, self.control, self.spec.check)
         verdict = self.control.decide(verdict)
         if verdict and verdict[0] == "disagreement":
             raise UsageError(*verdict[1:])
         return verdict
 
-    def _cost_of_measuring(self) -> None:
+    def _cost_of_measuring(self, backend: str) -> None:
         """Recorded after the first case: a barrier before it would pay for its connecting."""
         self._cost_known = True
-        loop: list[int] = []
-        barrier: list[int] = []
-        time_isolated(nothing, nothing, loop, COST_CALLS)
-        if self.entry.communicates and self.ranks > 1:
-            time_isolated(self.align, nothing, barrier, COST_CALLS // 4)
-        costs = {"cost_timed_loop": loop, "cost_barrier": barrier}
+        costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
+        cpu = Cpu()
+        cpu.isolated(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})
+        if not self.alone:
+            align = self.communicators.align(backend)
+            cpu.isolated(align, nothing, COST_CALLS // 4, {"host": costs["cost_barrier"]})
+        costs["cost_event"] = self.device.event_costs(COST_CALLS)
         middles = {name: sorted(ns)[len(ns) // 2] for name, ns in costs.items() if ns}
         gathered = self.control.gather(middles)
         if self.recorder:
             for name in middles:
                 self.recorder.phase(name, [costs[name] for costs in gathered])
 
-    def align(self) -> None:
-        """A barrier on the data group."""
-        self.dist.barrier(self.group)
+    @property
+    def alone(self) -> bool:
+        """Nothing is communicated: one rank, or the fake backend."""
+        return self.ranks == 1 or not self.entries[0].communicates
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -392,17 +376,15 @@ class Session:
         try:
             if lost:
                 return
-            if self._made_group and self.group is not None:
-                self.dist.destroy_process_group(self.group)
-            elif self._made_group:
+            if self.communicators.owns_default:
                 # gloo aborts when a peer's process ends before this rank has left the group.
                 with contextlib.suppress(TorchcollError):
                     self.control.farewell()
-                self.dist.destroy_process_group()
             elif not self.found_group:
                 # Refused by all ranks alike: the others are to read that from rank 0's store.
                 with contextlib.suppress(TorchcollError):
                     self.control.gather(None, GRACE_S)
+            self.communicators.close()
         finally:
             self.watchdog.close()
             self.watchdog = None

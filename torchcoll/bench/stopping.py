@@ -68,9 +68,9 @@ class StoppingRule:
             return "precision"
         return "cap" if self.calls >= self.cap else ""
 
-    def add(self, durations_ns: list[int]) -> None:
-        """One batch, as measured on rank 0."""
-        self.calls += len(durations_ns)
+    def add(self, durations_ns: list[int], calls: int | None = None) -> None:
+        """One batch of ``calls`` calls as measured on rank 0; None: each duration is a call."""
+        self.calls += len(durations_ns) if calls is None else calls
         self._medians.append(median(durations_ns))
         self._slowest_ns = max(self._slowest_ns, sum(durations_ns) / len(durations_ns))
 

@@ -119,9 +119,9 @@ class Watchdog:
                 last, since = self.progress.done, now
             elif now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
-            elif now - since > _QUIET_S and self._alarmed():
-                self.trouble(_ECHO)
-            elif now - since > _QUIET_S and not self.parting and self._neighbour_ended():
+            elif (now - since > _QUIET_S and self._alarmed()) or (
+                now - since > _QUIET_S and not self.parting and self._neighbour_ended()
+            ):
                 self.trouble(_ECHO)
 
     def _neighbour_ended(self) -> bool:

@@ -20,13 +20,15 @@ from torchcoll.core.units import format_size, parse_size
 if TYPE_CHECKING:  # loaded for all_to_all_v alone: ranks pay for every module
     from torchcoll.core.splits import Division, Weights
 
-CADENCES = ("isolated", "stream")
-ORDERS = ("size", "shuffled")
+CADENCES = ("isolated", "stream", "graph")
+ORDERS = ("size", "shuffled", "interleaved")
+INITS = ("lazy", "eager")
+BUFFERS = ("default", "registered", "symmetric")
 # Fields of Spec that are numbers, their types and the least value.
 _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
     *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
     *(("precision", float, None), ("max_time_s", float, None), ("timeout_s", float, None)),
-    ("seed", int, 0),
+    *(("seed", int, 0), ("coalesce", int, 1)),
 )
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
@@ -41,6 +43,10 @@ class Case:
 
     ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
     are None where the collective has none. ``splits`` names the split rule of all_to_all_v.
+
+    group: the sub-group rule (``mod:2``), in results with the number of the sub-group
+    (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
+    calls in one group, timed together (nccl-tests' -m); nbytes is the size of one of them.
     """
 
     collective: str
@@ -53,6 +59,10 @@ class Case:
     backend: str
     device: str
     splits: str | None = None
+    group: str | None = None
+    buffers: str = "default"
+    asynchronous: bool = False
+    coalesce: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -65,14 +75,15 @@ class Case:
         """
         names = {f.name for f in dataclasses.fields(cls)}
         case = cls(**{k: v for k, v in data.items() if k in names})
-        texts = (case.collective, case.cadence, case.backend, case.device)
-        optional = (case.dtype, case.op, case.splits)
-        numbers = (case.nbytes, 0 if case.root is None else case.root)
+        texts = (case.collective, case.cadence, case.backend, case.device, case.buffers)
+        optional = (case.dtype, case.op, case.splits, case.group)
+        numbers = (case.nbytes, 0 if case.root is None else case.root, case.coalesce)
         if not (
             all(isinstance(text, str) for text in texts)
             and all(text is None or isinstance(text, str) for text in optional)
             and all(type(number) is int for number in numbers)
             and isinstance(case.in_place, bool)
+            and isinstance(case.asynchronous, bool)
         ):
             raise TypeError("a case has a field of another type")
         if case.collective not in COLLECTIVES:
@@ -177,12 +188,17 @@ class Spec:
     collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
     sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
     in_place: True, False, ``both``, or None for each collective's own default.
-    cadence: ``isolated`` or ``stream``; None: isolated on CPU, stream on accelerators.
+    cadence: ``isolated``, ``stream`` or ``graph``; None: isolated on CPU, stream on accelerators.
+    backend: a name, or several with commas: each case is measured on each of them.
+    init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
+    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py.
+    asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth without meaning.
     iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
     (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
     cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
     long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix file.
-    order: ``size`` or ``shuffled`` (by seed). Raises UsageError naming the field.
+    order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
+    backends A B B A; the default with several). Raises UsageError naming the field.
     """
 
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -209,6 +225,12 @@ class Spec:
     order: str = "size"
     seed: int = 0
     splits: str = "seed:0"
+    init: str = "lazy"
+    buffers: str = "default"
+    groups: str | None = None
+    asynchronous: bool = False
+    coalesce: int = 1
+    rehearse: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -265,6 +287,10 @@ class Spec:
         _choice(self.in_place, "in-place", (None, True, False, "both"))
         _choice(self.cadence, "cadence", (None, *CADENCES))
         _choice(self.order, "order", ORDERS)
+        _choice(self.init, "init", INITS)
+        _choice(self.buffers, "buffers", BUFFERS)
+        if self.asynchronous and self.coalesce > 1:
+            raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -324,8 +350,13 @@ class Spec:
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        return _names(self.backend or "gloo")
+
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
+        forth, back = self.backends, self.backends[::-1]
         cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
         for name in self.collectives:
             entry = COLLECTIVES[name]
@@ -339,19 +370,26 @@ class Spec:
                 for op in self.ops if entry.has_op else (None,):
                     for root in self.roots if entry.has_root else (None,):
                         for in_place in placements if entry.has_data else (False,):
-                            for nbytes in self.size_list() if entry.has_data else (0,):
-                                yield Case(
-                                    name,
-                                    nbytes,
-                                    dtype,
-                                    op,
-                                    root,
-                                    in_place,
-                                    cadence,
-                                    self.backend or "gloo",
-                                    device,
-                                    self.splits if name == "all_to_all_v" else None,
-                                )
+                            sizes = self.size_list() if entry.has_data else (0,)
+                            for place, nbytes in enumerate(sizes):
+                                # A B B A: what drifts with time favours neither.
+                                for backend in back if place % 2 else forth:
+                                    yield Case(
+                                        name,
+                                        nbytes,
+                                        dtype,
+                                        op,
+                                        root,
+                                        in_place,
+                                        cadence,
+                                        backend,
+                                        device,
+                                        self.splits if name == "all_to_all_v" else None,
+                                        self.groups,
+                                        self.buffers,
+                                        self.asynchronous,
+                                        self.coalesce,
+                                    )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -384,7 +422,8 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
 
 def _choice(value: Any, what: str, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
-        raise UsageError(what, value, f"one of {', '.join(str(a) for a in allowed)}")
+        named = ", ".join(str(a) for a in allowed if a is not None)
+        raise UsageError(what, value, f"one of {named}")
 
 
 def fingerprint(data: Any) -> str:

@@ -2,7 +2,8 @@
 
 An entry says what one rank holds, what its output must be (``segments``), and how torch is called
 (``prepare``, which receives ``torch`` and ``torch.distributed`` as arguments, so that this module
-stays importable without torch). Buffers are flat: one to send from and one to receive in.
+stays importable without torch; a ``functools.partial`` of one torch function, where it is one, so
+that it can be called with async_op too). Buffers are flat: one to send from and one to receive in.
 
 Sizes and bus factors follow nccl-tests (doc/PERFORMANCE.md and ``*GetBw``, ``*GetCollByteCount`` of
 each src/*.cu). One difference: nccl-tests rounds the count per rank down to 16 bytes, torchcoll
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torchcoll.core.errors import UsageError
@@ -129,27 +131,27 @@ def _root_block(x: Layout) -> int:
 def _all_reduce(
     torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
 ) -> Call:
-    return lambda: dist.all_reduce(recv, op, group)
+    return partial(dist.all_reduce, recv, op, group)
 
 
 def _all_gather(
     torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
 ) -> Call:
     call = _renamed(dist, "all_gather_single", "all_gather_into_tensor")
-    return lambda: call(recv, send, group=group)
+    return partial(call, recv, send, group=group)
 
 
 def _reduce_scatter(
     torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
 ) -> Call:
     call = _renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-    return lambda: call(recv, send, op=op, group=group)
+    return partial(call, recv, send, op=op, group=group)
 
 
 def _all_to_all(
     torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
 ) -> Call:
-    return lambda: dist.all_to_all_single(recv, send, group=group)
+    return partial(dist.all_to_all_single, recv, send, group=group)
 
 
 def _all_to_all_v(
@@ -157,7 +159,7 @@ def _all_to_all_v(
 ) -> Call:
     sent = list(x.splits[x.rank])
     received = [row[x.rank] for row in x.splits]
-    return lambda: dist.all_to_all_single(recv, send, received, sent, group=group)
+    return partial(dist.all_to_all_single, recv, send, received, sent, group=group)
 
 
 def _segments_v(x: Layout) -> list[Segment]:
@@ -171,25 +173,25 @@ def _segments_v(x: Layout) -> list[Segment]:
 
 def _broadcast(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
-    return lambda: dist.broadcast(recv, root, group)
+    return partial(dist.broadcast, recv, root, group)
 
 
 def _reduce(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     buffer = recv if x.rank == x.root else send
-    return lambda: dist.reduce(buffer, root, op, group)
+    return partial(dist.reduce, buffer, root, op, group)
 
 
 def _gather(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     blocks = list(recv.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
-    return lambda: dist.gather(send, blocks, root, group)
+    return partial(dist.gather, send, blocks, root, group)
 
 
 def _scatter(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     blocks = list(send.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
-    return lambda: dist.scatter(recv, blocks, root, group)
+    return partial(dist.scatter, recv, blocks, root, group)
 
 
 def _sendrecv(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
@@ -240,7 +242,9 @@ def _hypercube(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, 
 
 
 def _barrier(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    return lambda: dist.barrier(group)
+    # nccl would guess the device from the rank.
+    ids = {"device_ids": [recv.device.index]} if dist.get_backend(group) == "nccl" else {}
+    return partial(dist.barrier, group, **ids)
 
 
 COLLECTIVES: dict[str, Collective] = {

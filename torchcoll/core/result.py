@@ -39,6 +39,7 @@ class CaseResult:
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
+    members: ranks of the launch whose samples these are, in the order of the sub-group.
     ordinal: collective calls that the communicator had made before call 0 (0: it had to connect).
     settled: calls until the cold calls settled; None if they did not within their limit.
     stop: why the steady calls ended: count, precision, time or cap.
@@ -56,6 +57,8 @@ class CaseResult:
     warmup_ns: Matrix = field(default_factory=list)
     time_ns: dict[str, Matrix] = field(default_factory=dict)
     batches: list[int] = field(default_factory=list)
+    calls_per_sample: int = 1  # above 1 a sample is the mean of so many calls
+    members: list[int] = field(default_factory=list)  # ranks of the sub-group; [] is all
     ordinal: int = 0
     communicator: str = "shared"  # or how --fresh-group made its own
     connect_ns: list[int] = field(default_factory=list)  # [rank]: what making its own took

@@ -93,6 +93,10 @@ class Row:
     op: str | None
     root: int | None
     in_place: bool
+    group: str | None
+    buffers: str
+    asynchronous: bool
+    coalesce: int
     cadence: str
     clock: str | None
     nbytes_requested: int
@@ -148,7 +152,8 @@ def summarise(
     cold = over_ranks(result.cold_ns, how)
     middle = quantile(steady, 0.5) if steady else None
     case = result.case
-    bandwidth = (case.collective, result.nbytes, result.ranks, middle or 0)
+    # Coalesced calls are timed together: their bytes are too.
+    bandwidth = (case.collective, result.nbytes * case.coalesce, result.ranks, middle or 0)
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -159,6 +164,10 @@ def summarise(
         op=case.op,
         root=case.root,
         in_place=case.in_place,
+        group=case.group,
+        buffers=case.buffers,
+        asynchronous=case.asynchronous,
+        coalesce=case.coalesce,
         cadence=case.cadence,
         clock=clock,
         nbytes_requested=case.nbytes,
@@ -172,7 +181,7 @@ def summarise(
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
         p99_ns=quantile(steady, 0.99) if len(steady) >= P99_CALLS else None,
-        calls=len(steady),
+        calls=len(steady) * result.calls_per_sample,
         algbw_gbps=algbw_gbps(*bandwidth),
         busbw_gbps=busbw_gbps(*bandwidth),
         verified=verified(result),

@@ -23,7 +23,7 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "cadence", "clock"),
+    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "cadence", "clock"),
 )
 
 
@@ -100,6 +100,10 @@ COLUMNS: dict[str, Column] = {
         _text("op", "op"),
         _text("root", "root", left=False),
         Column("in_place", Head("in", "place", left=True), lambda e: _yes_no(e.row.in_place)),
+        _text("group", "group"),
+        _text("buffers", "buffers"),
+        Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
+        _text("coalesce", "calls in", "a group", left=False),
         _text("cadence", "cadence"),
         _text("clock", "clock"),
         _size("nbytes_requested", "size", "asked", drop=2),
@@ -145,7 +149,12 @@ def default_columns(
 
     ``resized``: some actual size is not the one that was asked for.
     """
-    keys = [name for name in DIMENSIONS if len(values_of(items, name)) > 1]
+    # Sub-groups are named by the results, not yet by the cases: a rule means several of them.
+    keys = [
+        name
+        for name in DIMENSIONS
+        if len(values := values_of(items, name)) > 1 or (name == "group" and values)
+    ]
     if resized:
         keys.append("nbytes_requested")
     for key in _ALWAYS:

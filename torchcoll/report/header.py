@@ -53,9 +53,20 @@ def _what(run: Run, items: Sequence[Any]) -> str:
         values = values_of(items, name)
         if len(values) == 1:
             words.append(_word(name, values[0]))
+    words += [f"sub-groups {rule}" for rule in _rules_of_groups(items)]
+    words += [f"{name} buffers" for name in values_of(items, "buffers") if name != "default"]
+    words += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
+    calls = [n for n in values_of(items, "coalesce") if n > 1]
+    words += [f"{n} calls in one group, timed together" for n in calls]
     splits = values_of(items, "splits")
     words += [f"splits {one_line(text)}" for text in splits]
     return f"{program_text(run)}: {', '.join(filter(None, words))}".rstrip()
+
+
+def _rules_of_groups(items: Sequence[Any]) -> list[str]:
+    """``mod:2`` of cases with that rule, and of results of its sub-group ``mod:2/0``."""
+    names = [one_line(name) for name in values_of(items, "group")]
+    return list(dict.fromkeys(name.split("/")[0] for name in names))
 
 
 def program_text(run: Run) -> str:

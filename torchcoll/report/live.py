@@ -229,7 +229,8 @@ class _Clock:
     """The clock that a case will be shown on, as a Row names it."""
 
     def __init__(self, case: Case) -> None:
-        self.clock = "host" if case.device == "cpu" else "device"
+        on_host = case.device == "cpu" or case.cadence == "isolated"
+        self.clock = "host" if on_host else "device"
 
 
 def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[int]]:
@@ -249,6 +250,8 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
         texts = [column.head.first, column.head.second]
         if column.key in DIMENSIONS:
             texts += [str(value) for value in values_of(cases, column.key)]
+            if column.key == "group":
+                texts.append(f"{texts[-1]}/{run.ranks}")
         elif column.key.startswith("nbytes"):
             texts += sizes
         elif column.key == "verified":

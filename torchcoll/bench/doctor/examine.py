@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torchcoll import __version__
@@ -64,8 +64,16 @@ def report(facts: Facts) -> dict[str, Any]:
 
 def findings(facts: Facts) -> list[Finding]:
     """All traps, the worst first."""
-    found = [finding for check in CHECKS for finding in check(facts)]
+    found = [_weighed(finding, facts) for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _weighed(finding: Finding, facts: Facts) -> Finding:
+    usable = {backend.name for backend in backends(facts) if backend.usable}
+    if not finding.backends or usable & set(finding.backends):
+        return finding
+    names = " and ".join(finding.backends)
+    return replace(finding, severity="note", why=f"{finding.why} (Not now: no {names} here.)")
 
 
 def versions(facts: Facts) -> dict[str, str | None]:

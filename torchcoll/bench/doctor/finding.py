@@ -10,7 +10,8 @@ SEVERITIES = ("error", "warning", "note")
 @dataclass(frozen=True)
 class Finding:
     """``name`` is stable, for scripts. ``severity``: error (a run fails or hangs), warning (numbers
-    are not what they seem), note (good to know).
+    are not what they seem), note (good to know). ``backends``: where only these are touched; it is
+    no more than a note where none of them can be used.
     """
 
     name: str
@@ -18,3 +19,4 @@ class Finding:
     what: str
     why: str
     action: str
+    backends: tuple[str, ...] = ()

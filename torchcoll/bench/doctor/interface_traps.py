@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from torchcoll.bench.doctor.facts import Facts
 from torchcoll.bench.doctor.finding import Finding
 
-# Name: who reads it. NCCL's list is of prefixes; the others name interfaces exactly, gloo and
-# TensorPipe several with commas (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
-_BY_PREFIX = {"NCCL_SOCKET_IFNAME": "NCCL", "NCCL_OOB_NET_IFNAME": "NCCL"}
+# Name: who reads it, and for which backends. NCCL's list is of prefixes; the others name interfaces exactly, gloo
+# several with commas (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
+_BY_PREFIX = {"NCCL_SOCKET_IFNAME": ("NCCL", _NCCL), "NCCL_OOB_NET_IFNAME": ("NCCL", _NCCL)}
 _EXACT = {
-    "GLOO_SOCKET_IFNAME": "gloo",
-    "TP_SOCKET_IFNAME": "TensorPipe",
-    "FI_TCP_IFACE": "libfabric",
-    "CCL_KVS_IFACE": "oneCCL",
+    "GLOO_SOCKET_IFNAME": ("gloo", ("gloo",)),
+    "FI_TCP_IFACE": ("libfabric", _ONECCL),
+    "CCL_KVS_IFACE": ("oneCCL", _ONECCL),
 }
 
 
@@ -57,17 +57,22 @@ def rdma_names(facts: Facts) -> Iterator[Finding]:
             f"NCCL_IB_HCA={value} matches no RDMA device",
             "NCCL falls back to sockets in silence, or fails.",
             f"Devices here: {there}. A prefix matches many, '=' exactly one.",
+            _NCCL,
         )
 
 
-def _finding(variable: str, value: str, reader: str, said: str, names: list[str]) -> Finding:
-    rule = " A prefix matches many, '=' exactly one, '^' excludes." if reader == "NCCL" else ""
+def _finding(
+    variable: str, value: str, reader: tuple[str, tuple[str, ...]], said: str, names: list[str]
+) -> Finding:
+    who, backends = reader
+    rule = " A prefix matches many, '=' exactly one, '^' excludes." if who == "NCCL" else ""
     return Finding(
         "interface_name",
         "error",
         f"{variable}={value} {said}",
-        f"{reader} ends with an error when it connects.",
+        f"{who} ends with an error when it connects.",
         f"Interfaces here: {', '.join(names)}.{rule}",
+        backends,
     )
 
 

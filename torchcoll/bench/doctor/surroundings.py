@@ -32,8 +32,13 @@ def _commands(facts: Facts) -> list[Usable]:
             what = "Slurm" if name == "srun" else "an MPI (any one of its kind will do)"
             found.append(no(name, "not on PATH", f"nothing where torchrun does; else load {what}"))
         elif command["error"]:
-            action = "run it where the cluster's configuration is" if name == "srun" else "see it"
-            found.append(no(name, f"{name} --version fails: {command['error']}", action))
+            action = (
+                "run it where the cluster's configuration is"
+                if name == "srun"
+                else "see what it says"
+            )
+            error = command["error"].removeprefix(f"{name}: error: ")
+            found.append(no(name, f"{name} --version fails: {error}", action))
         else:
             job = facts.launch.job_id
             where = "" if name != "srun" else f"; inside of job {job}" if job else "; in no job yet"

@@ -68,7 +68,10 @@ def _why_no_cuda(facts: Facts) -> tuple[str, str]:
         if amd.get("files"):
             action = "install a ROCm build of torch (pytorch.org's selector)"
             return f"this torch {version} has no ROCm, but the host has an AMD GPU", action
-        return f"this torch {version} has neither CUDA nor ROCm", "nothing: no such GPU was found"
+        return (
+            f"this torch {version} has neither CUDA nor ROCm",
+            "nothing, as no such GPU was found",
+        )
     hidden = hiding(facts)
     if hidden:
         return f"{hidden} hides all devices", f"unset {hidden.split('=')[0]}"
@@ -118,7 +121,7 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
                 f"{reason}, but the host has an Intel GPU",
                 f"pip install torch --index-url {_XPU_INDEX}",
             )
-        return reason, "nothing: no Intel GPU was found"
+        return reason, "nothing, as no Intel GPU was found"
     return _no_driver(facts, "Intel") or (
         torch.get("why", {}).get("xpu") or "torch finds no device",
         "see what xpu-smi discovery says; ZE_AFFINITY_MASK or ONEAPI_DEVICE_SELECTOR may hide all",

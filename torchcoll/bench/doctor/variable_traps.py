@@ -22,6 +22,9 @@ def _version(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
 
 
+_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
+
+
 # -- Intel -----------------------------------------------------------------------------------
 
 
@@ -38,6 +41,7 @@ def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
             f"{facts.launch.local_ranks} ranks",
             "oneCCL must see every device of the communicator in each process: it hangs or fails.",
             "Unset it; each rank takes its device by its local rank.",
+            _ONECCL,
         )
 
 
@@ -51,6 +55,7 @@ def ccl_atl_transport(facts: Facts) -> Iterator[Finding]:
             f"CCL_ATL_TRANSPORT=mpi, and the ranks were started by {launcher}",
             "oneCCL waits for an MPI that nobody started: the first collective hangs.",
             "Unset it, or set ofi; or start with mpirun.",
+            _ONECCL,
         )
 
 
@@ -185,15 +190,17 @@ _SLOW = {
 
 
 def forced(facts: Facts) -> Iterator[Finding]:
-    found = _set(facts, (*_FORCING, *oneccl.ALGORITHMS))
-    if found:
-        yield Finding(
-            "forced",
-            "warning",
-            f"{', '.join(found)} in the environment",
-            "The library does not choose by itself: this colours every number.",
-            "Unset it, unless it is what you measure.",
-        )
+    for names, backends in ((_FORCING, _NCCL), (oneccl.ALGORITHMS, _ONECCL)):
+        found = _set(facts, names)
+        if found:
+            yield Finding(
+                "forced",
+                "warning",
+                f"{', '.join(found)} in the environment",
+                "The library does not choose by itself: this colours every number.",
+                "Unset it, unless it is what you measure.",
+                backends,
+            )
 
 
 def switched_off(facts: Facts) -> Iterator[Finding]:
@@ -206,6 +213,7 @@ def switched_off(facts: Facts) -> Iterator[Finding]:
             f"{', '.join(found)} in the environment",
             "A transport that the machine may have is not used: bandwidth is not the machine's.",
             "Unset it; it is often left over from looking for a fault.",
+            _NCCL,
         )
 
 
@@ -219,6 +227,7 @@ def slowed(facts: Facts) -> Iterator[Finding]:
                 f"{name}={value} in the environment",
                 f"With it {effect}: times are longer than training's.",
                 "Unset it to measure.",
+                _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
             )
 
 

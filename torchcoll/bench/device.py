@@ -1,0 +1,235 @@
+"""One path for all vendors: the device that this rank measures on, and the clocks it offers.
+
+``torch.accelerator``, ``torch.Event`` and ``torch.get_device_module`` serve CUDA, ROCm and XPU
+alike; a vendor's name appears only in the table of backends.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torchcoll.bench.launcher import Launch
+from torchcoll.core.errors import UnavailableError
+
+Call = Callable[[], object]
+Clocks = dict[str, list[int]]
+
+# One event costs about 0.1 ms on XPU (0.006 on CUDA), so there an event stands only at both ends of
+# so many calls, and a sample is their mean. Source: torch-xpu-ops#3227, reference/oneccl.md 1.3.
+XPU_CALLS_PER_SAMPLE = 10
+
+
+class Cpu:
+    """Calls are complete when they return: one clock, the host's."""
+
+    kind = name = "cpu"
+    captures = False
+    index = None
+    calls_per_sample = 1
+
+    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now = now
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the host's back."""
+
+    def free_nbytes(self) -> None:
+        """Host memory: see environment.free_nbytes."""
+
+    def release(self) -> None:
+        """The host's allocator gives large blocks back by itself."""
+
+    def event_costs(self, calls: int) -> list[int]:
+        """No events here."""
+        return []
+
+    def graph(self, call: Call) -> Call:
+        raise AssertionError("captures is False")
+
+    def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
+        """Append the durations of ``calls`` calls to ``clocks["host"]``, ``align`` before each."""
+        now, append = self._now, clocks["host"].append
+        for _ in range(calls):
+            align()
+            start = now()
+            call()
+            append(now() - start)
+
+    def stream(self, call: Call, calls: int, clocks: Clocks) -> None:
+        """Back to back: each call ends where the next begins."""
+        now, append = self._now, clocks["host"].append
+        start = now()
+        for _ in range(calls):
+            call()
+            end = now()
+            append(end - start)
+            start = end
+
+    def clocks(self, cadence: str) -> Clocks:
+        """Empty samples of the clocks that this cadence reads; the first is the one shown."""
+        return {"host": []}
+
+
+class Accelerator:
+    """Calls are queued: the device's own clock, or the host's with a synchronise at both ends."""
+
+    def __init__(
+        self, torch: Any, kind: str, index: int, now: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.kind = kind
+        self.index = index
+        self.name = f"{kind}:{index}"
+        self._torch = torch
+        self._module = torch.get_device_module(kind)
+        self._now = now
+        self.captures = hasattr(self._module, "CUDAGraph")
+        self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
+
+    def open(self) -> None:
+        """Select the device and make its context: the first allocation does."""
+        self._module.set_device(self.index)
+        self._torch.zeros(1, device=self.name)
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        self._module.synchronize()
+
+    def free_nbytes(self) -> int | None:
+        """Free bytes of the device; None where torch cannot tell."""
+        ask = getattr(self._module, "mem_get_info", None)
+        return ask(self.index)[0] if ask else None
+
+    def release(self) -> None:
+        """Give what torch keeps for reuse back, so that free memory is seen as free."""
+        self._module.empty_cache()
+
+    def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
+        """Host and issue clock. The device is idle at both host stamps: synchronous calls of nccl,
+        xccl and ccl return once they are queued.
+        """
+        now, synchronize = self._now, self.synchronize
+        host, issue = clocks["host"].append, clocks["issue"].append
+        for _ in range(calls):
+            align()
+            synchronize()
+            start = now()
+            call()
+            issued = now()
+            synchronize()
+            end = now()
+            host(end - start)
+            issue(issued - start)
+
+    def stream(self, call: Call, calls: int, clocks: Clocks) -> None:
+        """Device and issue clock: an event between calls, one synchronise at the end."""
+        now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
+        counts = [each] * (calls // each) + ([calls % each] if calls % each else [])
+        events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(counts) + 1)]
+        events[0].record()
+        for count, event in zip(counts, events[1:], strict=True):
+            for _ in range(count):
+                start = now()
+                call()
+                issue(now() - start)
+            event.record()
+        self.synchronize()
+        clocks["device"] += [
+            round(begin.elapsed_time(end) * 1e6 / count)  # elapsed_time is in ms
+            for count, begin, end in zip(counts, events, events[1:], strict=False)
+        ]
+
+    def graph(self, call: Call) -> Call:
+        """``call`` captured once; the result replays it (where ``captures``)."""
+        self.synchronize()
+        graph = self._module.CUDAGraph()
+        with self._module.graph(graph):
+            call()
+        replay: Call = graph.replay
+        return replay
+
+    def event_costs(self, calls: int) -> list[int]:
+        """ns of the host for an event pair: what one ``device`` sample costs."""
+        durations = []
+        for _ in range(calls):
+            start = self._now()
+            for _ in range(2):
+                self._torch.Event(self.name, enable_timing=True).record()
+            durations.append(self._now() - start)
+        self.synchronize()
+        return durations
+
+    def clocks(self, cadence: str) -> Clocks:
+        return {"host": [], "issue": []} if cadence == "isolated" else {"device": [], "issue": []}
+
+
+Device = Cpu | Accelerator
+
+
+def nothing() -> None:
+    """The no-op whose timed loop is the cost of measuring; and no alignment."""
+
+
+# Each rank looks like a host of its own, so that NCCL accepts several on one GPU. P2P and shared
+# memory would be chosen on one host; few channels, because all ranks share the GPU's processors.
+# Source: reference/nccl.md section 5 (hostHash in NCCL's init.cc; recipes in public use).
+_REHEARSAL = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+}
+REHEARSAL = "rehearsal: several ranks share one GPU, so bandwidth and time mean nothing"
+
+
+def rehearse(backend: str, kind: str, rank: int) -> None:
+    """Set NCCL's variables for several ranks on one GPU, before its first call."""
+    if backend != "nccl" or kind != "cuda":
+        raise UnavailableError("rehearse", f"{backend} on {kind}", "nccl on cuda")
+    os.environ.update(_REHEARSAL, NCCL_HOSTID=f"torchcoll-rehearsal-{rank}")
+
+
+def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
+    """This rank's device. ``shared``: several ranks on one device are asked for (--rehearse).
+
+    Rank l of a host takes device l. A launcher that shows each rank one device only (srun
+    --gpus-per-task) leaves device 0. Raises UnavailableError with the numbers.
+    """
+    if kind == "cpu":
+        return Cpu()
+    module = torch.get_device_module(kind)
+    count = module.device_count() if module.is_available() else 0
+    if not count:
+        raise UnavailableError(
+            f"device {kind}",
+            f"none that torch {torch.__version__} can use",
+            "at least one",
+            "torchcoll doctor says why; --device cpu measures on the CPU.",
+        )
+    local = launch.local_rank
+    if local >= count and not shared and not (count == 1 and _masked()):
+        raise UnavailableError(
+            f"ranks on {os.uname().nodename}",
+            f"{launch.local_ranks} with {count} {kind} device{'s' if count > 1 else ''}",
+            f"at most {count}",
+            "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+        )
+    device = Accelerator(torch, kind, local % count)
+    device.open()
+    return device
+
+
+# How a launcher gives each rank a device of its own: by hiding the others.
+_MASKS = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("ZE_AFFINITY_MASK", "SLURM_STEP_GPUS"),
+)
+
+
+def _masked() -> bool:
+    return any(os.environ.get(name) for name in _MASKS)

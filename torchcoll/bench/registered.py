@@ -1,0 +1,34 @@
+"""Buffers that NCCL has registered: user-buffer registration and symmetric memory.
+
+Source: reference/nccl.md 6.9. The allocator wraps ncclMemAlloc; registering the pool lets NCCL use
+zero-copy and, with ``symm``, its symmetric kernels (NCCL 2.27 and newer).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchcoll.bench.buffers import Buffers, allocate
+from torchcoll.core.case import Sizing
+
+
+def allocate_registered(torch: Any, sizing: Sizing, rank: int, device: str, group: Any) -> Buffers:
+    """As ``allocate``, out of a pool that is registered with ``group``.
+
+    Raises RuntimeError with what this torch lacks.
+    """
+    backend = group._get_backend(torch.device(device))
+    if not (hasattr(torch.cuda, "MemPool") and hasattr(backend, "register_mem_pool")):
+        raise RuntimeError(f"torch {torch.__version__} cannot register buffers with NCCL")
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        buffers = allocate(torch, sizing, rank, device)
+    if sizing.case.buffers == "symmetric":
+        try:
+            backend.register_mem_pool(pool, symm=True)
+        except TypeError:
+            raise RuntimeError(f"torch {torch.__version__} has no symmetric registration") from None
+    else:
+        backend.register_mem_pool(pool)
+    buffers.pool = pool  # lives as long as the buffers
+    return buffers
