@@ -78,6 +78,8 @@ class Job:
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
+                # torch's store looks up the names of its clients: a lost answer costs 5 s.
+                "RES_OPTIONS": "timeout:1 attempts:1",
             }
             variables |= environment(rank) if callable(environment) else environment or {}
             pid = os.fork()

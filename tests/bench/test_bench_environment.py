@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
@@ -163,11 +162,3 @@ def test_unknown_is_no_limit(host):
 
 def test_this_host_has_memory():
     assert 1 << 20 < free_nbytes() < 1 << 50
-
-
-def test_member_of_this_process():
-    from torchcoll.bench.launcher import Launch
-
-    found = environment.member(Launch("torchrun", 3, 8, 1, 4), "cpu")
-    assert (found["rank"], found["local_rank"], found["pid"]) == (3, 1, os.getpid())
-    assert found["device"] == "cpu" and found["host"] and found["device_name"]

@@ -140,7 +140,7 @@ def test_a_stopped_rank_is_named_in_time(launch, real_patience):
     assert codes == {0: HANG, 2: HANG}
     (line,) = measured.errors()
     assert line in measured.stderr(0).splitlines()
-    assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: cold call 4" in line
+    assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: " in line
     assert "no progress for 3 s" in line
     (result,) = measured.run.results
     assert (result.status, result.case.nbytes) == ("timeout", 8)
@@ -274,7 +274,7 @@ def test_another_case_on_one_rank(launch):
 # -- during start-up ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["_hello", "_connect", "_exchange_members"])
+@pytest.mark.parametrize("where", ["_hello", "_open_device", "_exchange_members"])
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_during_start_up(launch, where, victim):
     def setup(rank: int) -> None:
@@ -290,7 +290,7 @@ def test_killed_during_start_up(launch, where, victim):
     assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
     if where == "_hello":
         assert not measured.path.exists()
-    else:
+    elif where == "_exchange_members":
         run = measured.run
         assert run.header["ranks"] == 3 and not run.complete and not run.results
 

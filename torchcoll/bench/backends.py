@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
 from typing import Any
@@ -172,6 +173,18 @@ def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
     if entry.name == "xccl":
         return f"oneCCL of torch {torch.__version__}"
     return f"{entry.name} of torch {torch.__version__}"
+
+
+def found_backend(torch: Any, kind: str | None) -> str | None:
+    """The backend of the process group that is there, on that device type (None: the first of
+    accelerator and CPU that it has). ``get_backend`` says "undefined" of torch's default form.
+    """
+    group = torch.distributed.distributed_c10d._get_default_group()
+    kinds = [kind] if kind else [k for k in ("cuda", "xpu") if present(torch, k)] + ["cpu"]
+    for device in kinds:
+        with contextlib.suppress(RuntimeError):
+            return str(group._get_backend(torch.device(device)).name())
+    return None
 
 
 def group_store(torch: Any, name: str, store: Any) -> Any:

@@ -76,10 +76,6 @@ class Pattern:
             if whole < len(chunk):
                 yield chunk[whole:], row[: len(chunk) - whole]
 
-    def fill(self, buffer: Any, shift: int) -> None:
-        for part, row in self.chunks(buffer, shift, max(1, len(buffer))):
-            part.copy_(row)
-
 
 def poison(torch: Any, buffer: Any) -> None:
     """Values that no right answer holds (floats: NaN) or few do (integers: near the end of the

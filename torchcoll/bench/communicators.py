@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.backends import BackendEntry, group_store
+from torchcoll.bench.backends import BackendEntry, found_backend, group_store
 from torchcoll.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class Communicator:
     """What one case's calls go through on this rank.
 
-    ``group`` None is the default group. ``ranks``: ranks of the launch in it. ``calls``: collective
-    calls it has made, barriers for alignment aside. ``how``: shared, or how a fresh one was made.
+    ``group`` None is the default group. ``ranks``: ranks of the launch in it. ``calls``: calls that
+    torchcoll has made on it, barriers for alignment aside; None: others had made some before.
+    ``how``: shared, or how a fresh one was made.
     """
 
     backend: BackendEntry
     group: Any
     ranks: tuple[int, ...]
-    calls: int = 0
+    calls: int | None = 0
     how: str = "shared"
     connect_ns: int | None = None
 
@@ -45,13 +46,15 @@ class Communicators:
 
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""
-        session = self._session
+        session, there = self._session, None
+        if session.found_group:
+            there = found_backend(session.torch, session.device.kind)
         for place, entry in enumerate(session.entries):
             if place == 0 and not session.found_group:
                 with phase("init_process_group"):
                     self._init(entry)
                 self._whole[entry.name] = None
-            elif session.found_group and session.dist.get_backend() == entry.name:
+            elif entry.name == there:
                 self._whole[entry.name] = None
             else:
                 with phase(f"new_group_{entry.name}"):
@@ -109,7 +112,8 @@ class Communicators:
         session = self._session
         if len(session.parts) == 1:
             group = self._new(entry, None) if how != "shared" else self._whole[entry.name]
-            return Communicator(entry, group, session.parts[0], how=how)
+            used = session.found_group and group is None
+            return Communicator(entry, group, session.parts[0], None if used else 0, how)
         own: Communicator | None = None
         for part in session.parts:  # every rank takes part in the making of every group
             group = self._new(entry, list(part))

@@ -42,7 +42,8 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
     return join(torch, launch, timeout_s)
 
 
-_KEEP_BYTES = 1 << 16  # samples are deleted from the store; small words are not worth the trips
+# Keys are deleted one by one, a trip each: samples always, small words only where ranks are few.
+_KEEP_BYTES, _TIDY_RANKS = 1 << 16, 64
 
 
 class Control:
@@ -59,6 +60,7 @@ class Control:
         self.timeout_s = timeout_s
         self.members: list[dict[str, Any]] = []  # filled by the hello; names ranks in messages
         self.steps = 0
+        self._decided: list[str] = []
 
     def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on rank 0; an empty list elsewhere."""
@@ -71,9 +73,11 @@ class Control:
         keys = [f"g{self.steps}/{rank}" for rank in range(1, self.ranks)]
         self._wait(keys, timeout_s)
         texts = _get_all(self.store, keys)
-        if sum(map(len, texts)) > _KEEP_BYTES:
-            for key in keys:
+        # Everyone has passed the decisions before this gather.
+        if self.ranks <= _TIDY_RANKS or sum(map(len, texts)) > _KEEP_BYTES:
+            for key in [*keys, *self._decided]:
                 self.store.delete_key(key)
+            self._decided.clear()
         return [value, *map(json.loads, texts)]
 
     def decide(self, value: Any = None, timeout_s: float | None = None) -> Any:
@@ -84,6 +88,7 @@ class Control:
         key = f"d{self.steps}"
         if self.rank == 0:
             self.store.set(key, json.dumps(value))
+            self._decided.append(key)
             return value
         self._wait([key], timeout_s)
         return json.loads(self.store.get(key))
@@ -134,6 +139,12 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]  # FileStore
 
 
+def alarm(store: Any, rank: int, progress: list[Any]) -> None:
+    """Say how far this rank is and what it met, and wake the watchdogs of the others."""
+    store.set(f"alive/{rank}", json.dumps(progress))
+    store.set("alarm", str(rank))
+
+
 def survey(
     store: Any, rank: int, ranks: int, members: list[dict[str, Any]], progress: list[Any]
 ) -> list[list[Any] | None]:
@@ -142,8 +153,7 @@ def survey(
     Called by the watchdog of every rank with its own client of the store. Ranks on this host whose
     process is gone are not waited for. Rank 0, which may serve the store, returns last.
     """
-    store.set(f"alive/{rank}", json.dumps(progress))
-    store.set("alarm", str(rank))
+    alarm(store, rank, progress)
     answers: list[list[Any] | None] = [None] * ranks
     deadline = time.monotonic() + GRACE_S
     gone = dead_ranks(members, rank)

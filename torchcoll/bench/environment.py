@@ -24,7 +24,7 @@ _PREFIXES = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"),
     *("MASTER_ADDR", "MASTER_PORT"),
 )
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASS")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "JWT", "COOKIE", "CRED", "AUTH")
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")  # of this launch: no information
 # Launchers number ranks in these: that they differ from rank to rank says nothing.
 _LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")

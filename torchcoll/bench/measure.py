@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Ranks that refuse a call do so at once; one that says nothing for so long after this rank was
 # refused is in trouble.
 REFUSAL_S = 10.0
-_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc")
+_OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
 def measure_case(session: Session, case: Case, verdict: list[str] | None) -> list[CaseResult]:
@@ -104,11 +104,11 @@ class _Measurement:
             communicator.group,
         )
         self.call = _called(session, case, self.once, communicator.group)
-        self.checker = Checker(session.torch, sizing, self.place, buffers)
+        self.checker = Checker(session.torch, sizing, self.place, buffers, session.progress.beat)
         self.align = nothing if session.alone else session.communicators.align(case.backend)
         self.cold: list[int] = []
         self.warmup: list[int] = []
-        self.steady = self.device.clocks(case.cadence)
+        self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
         self.settled: int | None = None
         self.stop = ""
@@ -116,9 +116,11 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
         ordinal = self.communicator.calls
-        samples: dict[str, Any] = {"cold": self.cold, "warmup": self.warmup, "time": self.steady}
+        samples: dict[str, Any] = {"cold": self.cold, "warmup": self.warmup}
         samples["connect"] = self.communicator.connect_ns
-        self.checker.refill()
+        session.progress.step(f"{name}: filling the buffers")
+        # Poison touches the receive buffer: else call 0 would pay for its page faults.
+        self.checker.prepare()
         refused = self._first_call(name)
         if refused:
             return _results(session, self.sizing, samples, status=refused[0], reason=refused[1])
@@ -126,18 +128,22 @@ class _Measurement:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
-            self._steady(name)
-            checked = self._check(samples, name)
+            self._measure_steady(name)
         except RuntimeError as error:
             assert session.watchdog is not None
             session.watchdog.trouble(_brief(error))
-        self.communicator.calls += (
-            len(self.cold) + len(self.warmup) + sum(self.batches) + checked
-        ) * self.sizing.case.coalesce
+        session.has_called = True
+        failed = self._check(samples, name)
+        calls = len(self.cold) + len(self.warmup) + sum(self.batches)
+        if self.communicator.calls is not None:
+            self.communicator.calls += calls * self.sizing.case.coalesce + ("checked" in samples)
         return _results(
             session,
             self.sizing,
             samples,
+            steady=self.gathered,
+            status=failed[0] if failed else "ok",
+            reason=failed[1] if failed else "",
             batches=self.batches,
             ordinal=ordinal,
             communicator=self.communicator.how,
@@ -148,7 +154,7 @@ class _Measurement:
 
     @property
     def _calls_per_sample(self) -> int:
-        return 1 if "host" in self.steady else self.device.calls_per_sample
+        return 1 if self.sizing.case.cadence == "isolated" else self.device.calls_per_sample
 
     def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
         """Calls one by one on the host clock, the device idle at both stamps."""
@@ -197,10 +203,11 @@ class _Measurement:
         if rule:
             self.settled = rule.settled
 
-    def _steady(self, name: str) -> None:
+    def _measure_steady(self, name: str) -> None:
+        """Batches until rank 0's stopping rule is content with the completions of the calls."""
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRule
+            from torchcoll.bench.stopping import StoppingRule, completions
 
             rule = StoppingRule(session.ranks, spec.iters, spec.precision, spec.max_time_s)
         cadence, call = self.sizing.case.cadence, self.call
@@ -220,26 +227,41 @@ class _Measurement:
             else:
                 self.align()
                 self.device.stream(call, size, clocks)
-            for clock, durations in clocks.items():
-                self.steady[clock] += durations
             self.batches.append(size)
+            everyone = session.control.gather(clocks)
             if rule:
-                rule.add(next(iter(clocks.values())), size)
+                rule.add(completions(everyone), size)
+                self.gathered.append(everyone)
         if rule:
             self.stop = rule.reason
 
-    def _check(self, samples: dict[str, Any], name: str) -> int:
-        """One more call on fresh data; the number of calls made."""
-        session = self.session
+    def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
+        """One more call on fresh data; [status, reason] where some rank could not check."""
+        session, failure = self.session, ""
         if not (self.spec.check and self.communicator.backend.communicates and self.sizing.nbytes):
-            return 0
+            return None
         session.progress.step(f"{name}: verification")
         self.checker.prepare()
-        self.align()
-        self.once()
-        self.device.synchronize()
-        samples["checked"], samples["wrong"] = self.checker.count_wrong()
-        return 1
+        try:
+            self.align()
+            self.once()
+            self.device.synchronize()
+        except RuntimeError as error:
+            assert session.watchdog is not None
+            session.watchdog.trouble(_brief(error))
+        try:
+            samples["checked"], samples["wrong"] = self.checker.count_wrong()
+        except (RuntimeError, MemoryError) as error:
+            failure = _brief(error)
+        failures = session.control.all_gather(failure)
+        if not any(failures):
+            return None
+        samples.pop("checked", None)
+        lacking = [rank for rank, text in enumerate(failures) if text]
+        names = ", ".join(session.control.name(rank) for rank in lacking[:16])
+        text = failures[lacking[0]]
+        status = "oom" if _is_memory(text) else "failed"
+        return [status, f"verification on {names}: {text}"]
 
 
 def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
@@ -271,13 +293,25 @@ def _refuse(reason: str) -> Call:
 
 
 def _results(
-    session: Session, sizing: Sizing, samples: dict[str, Any], **facts: Any
+    session: Session,
+    sizing: Sizing,
+    samples: dict[str, Any],
+    steady: Sequence[list[dict[str, list[int]]]] = (),
+    **facts: Any,
 ) -> list[CaseResult]:
-    """Gather every rank's samples; on rank 0 the CaseResult of each sub-group."""
+    """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
+
+    ``steady`` [batch][rank][clock] has been gathered already.
+    """
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)
     if session.rank:
         return []
+    for rank, words in enumerate(gathered):
+        words["time"] = {
+            clock: [ns for batch in steady for ns in batch[rank][clock]]
+            for clock in (steady[0][rank] if steady else ())
+        }
     if len(session.parts) == 1:
         return [_result(sizing, gathered, **facts)]
     results = []
@@ -349,7 +383,7 @@ def _is_memory(text: str) -> bool:
 
 
 def _brief(error: BaseException) -> str:
-    """The first sentence of an error, without the source path that C++ puts before it."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    text = re.sub(r"^\[[^\]]*\.\w+:\d+\]\s*", "", text)
-    return text.split(". ")[0][:160]
+    """The first sentence of an error, without what C++ puts before it; never empty."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)
+    return text.split(". ")[0][:160] or type(error).__name__

@@ -30,6 +30,10 @@ _PLAIN = (
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 
+# nccl-tests' ways of saying how many GPUs and threads.
+_OF_NCCL_TESTS = ("-g", "--ngpus", "-t", "--nthreads", "-p", "--parallel_init")
+
+
 @dataclass(frozen=True)
 class Options:
     """What one command line asks for beside the Spec."""
@@ -42,11 +46,15 @@ class Options:
     ranks: int | None = None
     format: str = "table"
     quiet: bool = False
+    rendezvous_file: str | None = None
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, action="--help lists the options.")
+        hint = "--help lists the options."
+        if message.startswith("unrecognized arguments: ") and message.split()[2] in _OF_NCCL_TESTS:
+            hint = "The launcher says how many ranks: torchrun --nproc-per-node N."
+        raise UsageError(message, action=hint)
 
 
 def _parser(program: str, several: bool) -> argparse.ArgumentParser:
@@ -123,6 +131,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "-T", "--timeout", help="seconds without progress that are a hang (300)", **text
     )
+    how.add_argument(
+        "--rendezvous-file",
+        metavar="PATH",
+        help="meet there, in a folder that all hosts share, not at MASTER_ADDR:MASTER_PORT",
+        **text,
+    )
     out = p.add_argument_group("output")
     out.add_argument("-J", "--output", help="result file (torchcoll-runs/...jsonl)", **text)
     out.add_argument("--no-output", action="store_true", help="no result file", **text)
@@ -182,6 +196,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
             "--dry-run or --backend fake beside it",
             "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
         )
+    if options.dry_run and options.resume:
+        raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
     return options

@@ -183,6 +183,6 @@ def _hashed(path: str, mtime_ns: int, nbytes: int) -> str:
     digest = hashlib.sha256(str(nbytes).encode())
     with open(path, "rb") as file:
         digest.update(file.read(_END_NBYTES))
-        file.seek(max(0, nbytes - _END_NBYTES))
+        file.seek(max(_END_NBYTES, nbytes - _END_NBYTES))
         digest.update(file.read())
     return digest.hexdigest()[:16]

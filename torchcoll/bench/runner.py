@@ -42,8 +42,9 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
 
     Uses the default process group when there is one (its backend, or ``spec.backend`` in a new
     group), else the launcher's variables, else one rank; leaves things as it found them.
-    ``on_case`` is called on rank 0 with each CaseResult as it is ready. A rank that hangs or is
-    lost ends all processes with exit code 5. Raises UsageError and UnavailableError.
+    ``on_case`` is called on rank 0 with each CaseResult as it is ready. A rank that hangs, is lost
+    or leaves by an error of its own (in ``on_case``, Ctrl-C) ends the processes of the others with
+    exit code 5. Raises UsageError and UnavailableError, on all ranks.
     """
     import torch
 
@@ -56,8 +57,10 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     except TorchcollError as error:
         lost = isinstance(error, HangError)
         raise
-    except BaseException:
+    except BaseException as error:
         lost = True
+        if session.watchdog:
+            session.watchdog.raise_alarm(f"{type(error).__name__}: {error}")
         raise
     finally:
         session.close(lost)
@@ -102,7 +105,9 @@ class Session:
         self._earlier = earlier
         self._on_last_words = on_last_words
         self._began = time.monotonic()
+        self.has_called = False  # some case has made its first call
         self._cost_known = False
+        self._weights = ""  # hash of the weights of all_to_all_v
         self.recorder: Recorder | None = None
         if self.rank == 0:
             from torchcoll.bench.recorder import Recorder
@@ -140,6 +145,11 @@ class Session:
         self.parts = partition(self.spec.groups or "div:1000000000", self.ranks)
         self.part = next(part for part in self.parts if self.rank in part)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
+        if "all_to_all_v" in self.spec.collectives:
+            from torchcoll.core.splits import split_weights
+
+            weights = split_weights(self.spec.splits, self.sizings[0].ranks)
+            self._weights = fingerprint([list(row) for row in weights.rows])
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
         self.communicators.open(self._phase)
         self._exchange_members()
@@ -148,7 +158,7 @@ class Session:
         if self._earlier:
             self.spec = self._earlier()
 
-    def _on_rank_0(self, action: Callable[[Recorder], None]) -> None:
+    def _on_rank_0(self, action: Callable[[Recorder], object]) -> None:
         """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
         failure = None
         if self.recorder:
@@ -226,7 +236,7 @@ class Session:
         try:
             names, kind = self.spec.backend, self.spec.device
             if self.found_group and names is None:
-                names = self.dist.get_backend()
+                names = backends.found_backend(self.torch, kind)
             self.entries, kind = backends.choose_backends(self.torch, names, kind)
             if self.spec.rehearse:
                 rehearse(names or self.entries[0].name, kind, self.rank)
@@ -285,21 +295,23 @@ class Session:
         }
         words = {**own, "implementation": made, "variables": known, "phases": self.phases}
         gathered = self.control.gather(words)
-        self.control.decide()
-        if not self.recorder:
-            return
+        self._on_rank_0(lambda recorder: self._keep_members(recorder, gathered, known))
+
+    def _keep_members(
+        self, recorder: Recorder, gathered: list[dict[str, Any]], known: dict[str, str]
+    ) -> None:
         phases = [member.pop("phases") for member in gathered]
         for member in gathered:
             differs = environment.differences(member.pop("variables"), known)
             if differs:
                 member["variables_that_differ"] = differs
-        self.recorder.members(gathered)
+        recorder.members(gathered)
         for name in phases[0]:
-            self.recorder.phase(name, [phase.get(name, 0) for phase in phases])
+            recorder.phase(name, [phase.get(name, 0) for phase in phases])
         for host, text in environment.crowded(gathered):
-            self.recorder.event("warning", f"{host}: {text}")
+            recorder.event("warning", f"{host}: {text}")
         if self.spec.rehearse:
-            self.recorder.event("rehearsal", REHEARSAL)
+            recorder.event("rehearsal", REHEARSAL)
 
     # -- the sweep ---------------------------------------------------------------------------
 
@@ -315,7 +327,7 @@ class Session:
         self._on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, case, verdict)
         self._on_rank_0(lambda recorder: self._keep(recorder, results))
-        if not self._cost_known:
+        if self.has_called and not self._cost_known:
             self._cost_of_measuring(case.backend)
 
     def _keep(self, recorder: Recorder, results: list[CaseResult]) -> None:
@@ -326,9 +338,7 @@ class Session:
 
     def _agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
-        division = sizing.division
-        splits = [division.sent, division.received] if division else []
-        seen = fingerprint([sizing.case.to_json(), sizing.count, splits])
+        seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
         words = self.control.gather({"case": seen, **environment.free_memory(self.device)})
         verdict: list[str] | None = None
         if self.recorder:
@@ -341,7 +351,7 @@ class Session:
         return verdict
 
     def _cost_of_measuring(self, backend: str) -> None:
-        """Recorded after the first case: a barrier before it would pay for its connecting."""
+        """Recorded after the first case that ran: a barrier before would pay for its connecting."""
         self._cost_known = True
         costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
         cpu = Cpu()
@@ -352,9 +362,12 @@ class Session:
         costs["cost_event"] = self.device.event_costs(COST_CALLS)
         middles = {name: sorted(ns)[len(ns) // 2] for name, ns in costs.items() if ns}
         gathered = self.control.gather(middles)
-        if self.recorder:
+
+        def keep(recorder: Recorder) -> None:
             for name in middles:
-                self.recorder.phase(name, [costs[name] for costs in gathered])
+                recorder.phase(name, [costs[name] for costs in gathered])
+
+        self._on_rank_0(keep)
 
     @property
     def alone(self) -> bool:

@@ -7,12 +7,15 @@ and a disagreement is a hang.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
-from torchcoll.core.summary import median, relative_half_width
+from torchcoll.core.summary import median, over_ranks, relative_half_width
 
 FIRST_BATCH = 5
 MIN_CALLS = 20
-PRECISION_BATCHES = 10  # precision looks at the medians of the last so many batches
+# Precision looks at the medians of the last so many batches; doubling reaches the cap of 1000 calls
+# with the 8th.
+PRECISION_BATCHES = 10
 # Calls are autocorrelated: the textbook interval of the median covers 5 to 60 %. Medians of
 # batches are nearly independent; fewer than four of them say nothing about their spread.
 MIN_PRECISION_BATCHES = 4
@@ -22,6 +25,11 @@ PATIENCE = 10  # slow calls end before MIN_CALLS when so many times the time lim
 def cap_calls(ranks: int) -> int:
     """The most steady calls of a case: 1024 ranks x 30 cases x 1000 calls would be 220 MB."""
     return min(1000, max(MIN_CALLS, 200_000 // ranks))
+
+
+def completions(everyone: list[dict[str, list[int]]]) -> list[float]:
+    """The completion of each call of a batch, [rank][clock]: the maximum over ranks."""
+    return over_ranks([next(iter(clocks.values())) for clocks in everyone])
 
 
 class StoppingRule:
@@ -68,8 +76,8 @@ class StoppingRule:
             return "precision"
         return "cap" if self.calls >= self.cap else ""
 
-    def add(self, durations_ns: list[int], calls: int | None = None) -> None:
-        """One batch of ``calls`` calls as measured on rank 0; None: each duration is a call."""
+    def add(self, durations_ns: Sequence[float], calls: int | None = None) -> None:
+        """One batch of ``calls`` calls, read over ranks; None: each duration is a call."""
         self.calls += len(durations_ns) if calls is None else calls
         self._medians.append(median(durations_ns))
         self._slowest_ns = max(self._slowest_ns, sum(durations_ns) / len(durations_ns))

@@ -1,13 +1,16 @@
 """Is the answer right? Patterns that every type holds exactly, and a count of what differs.
 
-Inputs repeat with a short period, so every expected output is a short row too, whatever the size.
-DESIGN section 4.4 gives the patterns; one is changed: moves count modulo a prime, not modulo 2**k,
-because a block that lands at the wrong multiple of a power of two is the likeliest fault of all and
-would not be seen.
+Every input repeats a short table, so every expected output is a short row too, whatever the size.
+DESIGN section 4.4 gave tables of period 3 for sums and 2**k for moves. Those cannot fail where the
+ranks are a multiple of 3 (all sums are 0) or where a block lands a multiple of the period away, the
+likeliest fault of all. The periods here are primes, and no sum over all ranks vanishes everywhere.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from torchcoll.bench.buffers import Buffers, Pattern, poison
@@ -15,33 +18,71 @@ from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES, Dtype
 
-# Primes for the moves pattern: the largest at most the `exact` of a type, so that 0 ... prime - 1
-# are held exactly. Beyond 65521 a longer row would show no more.
-_PRIMES = (65521, 32749, 2039, 251, 127, 13, 7)
-# min, max and the bit operations tabulate all ranks over one period: keep it short.
-_REDUCED_PRIME = 251
+_MOVES_PERIOD = 65521
+# Reductions are tabulated over all ranks for one period: keep it short.
+_REDUCED_PERIOD = 251
+_RANK_STEP = 31  # moves of rank r begin so many elements further: distinct for 65521 ranks
+_STEPS_WITHIN = 2  # running sums of the steps table stay within +- this
 _CHUNK_ELEMENTS = CHECK_CHUNK_NBYTES // CHECK_ELEMENT_NBYTES
-_RANK_STEP = 31
 
 
-def input_values(case: Case) -> list[float] | range:
-    """One period of the pattern; element i of rank r's input is ``values[(s + i) mod period]``
-    with s = ``input_shift(case, r)``.
+@cache
+def _steps() -> tuple[int, ...]:
+    """-1, 0, 1 in an order whose running sum stays within +-2 and ends at 1.
+
+    So a sum over any ranks in a row stays within +-4, and one that goes round the end within +-8:
+    exact in every type, in whatever order a backend adds. The 1 keeps sums over 251 ranks from
+    vanishing.
     """
+    draw, height = random.Random(1), 0
+    steps: list[int] = []
+    while len(steps) < _REDUCED_PERIOD or height != 1:
+        if len(steps) == _REDUCED_PERIOD:
+            steps, height = [], 0
+        step = draw.choice([s for s in (-1, 0, 1) if abs(height + s) <= _STEPS_WITHIN])
+        height += step
+        steps.append(step)
+    return tuple(steps)
+
+
+@cache
+def _table(most: int, period: int) -> tuple[int, ...]:
+    """``period`` numbers from 0 to ``most``: all different where they fit, else drawn by seed."""
+    if most >= period - 1:
+        return tuple(range(period))
+    draw = random.Random(2)
+    return tuple(draw.randrange(most + 1) for _ in range(period))
+
+
+def input_values(case: Case) -> tuple[float, ...]:
+    """One period; rank r's input is ``values[(input_shift(case, r) + i) mod period]`` at i."""
     dtype = DTYPES[case.dtype or "uint8"]
     if case.op in ("sum", "avg"):
-        # Three ranks in a row cancel out, so no sum leaves the exact range; unsigned types have no
-        # -1 and wrap round, which is exact too.
-        return [0, 1, 2] if dtype.kind == "uint" else [-1, 0, 1]
+        # Unsigned types have no -1; their sums wrap round, which is exact too.
+        low = 1 if dtype.kind == "uint" else 0
+        return tuple(step + low for step in _steps())
     if case.op == "prod":
+        if dtype.kind == "float":
+            return tuple(2.0**step for step in _steps())
         # Odd integers never multiply to 0 modulo a power of two, however many ranks there are.
-        return [0.5, 1.0, 2.0] if dtype.kind == "float" else [1, 3, 5]
-    return range(_prime(dtype, reduced=case.op is not None))
+        return tuple(2 * step + 3 for step in _steps())
+    # Integers leave the poison out, which is their type's largest but one.
+    most = dtype.exact if dtype.kind == "float" else dtype.exact - 2
+    if case.op is None:
+        return _table(most, _MOVES_PERIOD)
+    if case.op in ("band", "bor"):
+        return _sparse(dtype, ones=case.op == "bor")
+    return _table(most, _REDUCED_PERIOD)
 
 
-def _prime(dtype: Dtype, reduced: bool) -> int:
-    most = min(dtype.exact, _REDUCED_PRIME) if reduced else dtype.exact
-    return next(prime for prime in _PRIMES if prime <= most)
+def _sparse(dtype: Dtype, ones: bool) -> tuple[int, ...]:
+    """Few bits set (or clear), so that many ranks do not set (or clear) them all."""
+    bits = dtype.exact.bit_length()
+    draw = random.Random(3)
+    found = [
+        1 << draw.randrange(bits) if draw.random() < 0.25 else 0 for _ in range(_REDUCED_PERIOD)
+    ]
+    return tuple(found if ones else [dtype.exact ^ bit for bit in found])
 
 
 def input_shift(case: Case, rank: int) -> int:
@@ -88,20 +129,27 @@ def _reduce(op: str, column: list[Any]) -> Any:
 
 
 def tolerance_ulp(case: Case, ranks: int) -> int:
-    """0: equal to the bit. avg of floats: one ulp a rank, as a backend may divide before adding."""
+    """0: equal to the bit. avg of floats: one ulp a rank, for a backend may divide before adding,
+    and only a division by a power of two is exact.
+    """
     averaged = case.op == "avg" and DTYPES[case.dtype or "uint8"].kind == "float"
-    return ranks if averaged else 0
+    return ranks if averaged and ranks & (ranks - 1) else 0
 
 
 class Checker:
-    """The patterns of one case on one rank."""
+    """The patterns of one case on one rank. ``pulse`` is called now and then: long fills and
+    comparisons are work, not a hang.
+    """
 
-    def __init__(self, torch: Any, sizing: Sizing, rank: int, buffers: Buffers) -> None:
+    def __init__(
+        self, torch: Any, sizing: Sizing, rank: int, buffers: Buffers, pulse: Callable[[], object]
+    ) -> None:
         self._torch = torch
         self._sizing = sizing
         self._case = sizing.case
         self._rank = rank
         self._buffers = buffers
+        self._pulse = pulse
         self._input = self._pattern(input_values(self._case))
 
     def _pattern(self, values: Any) -> Pattern:
@@ -110,17 +158,23 @@ class Checker:
 
     def refill(self) -> None:
         """Fresh input. In place 200 sums of ones are infinite, so every batch begins with this."""
-        self._input.fill(self._buffers.send, input_shift(self._case, self._rank))
+        shift = input_shift(self._case, self._rank)
+        for part, row in self._input.chunks(self._buffers.send, shift, _CHUNK_ELEMENTS):
+            part.copy_(row)
+            self._pulse()
 
     def prepare(self) -> None:
         """Fresh input, and poison wherever the output is not the input."""
-        poison(self._torch, self._buffers.recv)
+        recv = self._buffers.recv
+        for start in range(0, len(recv), _CHUNK_ELEMENTS):
+            poison(self._torch, recv[start : start + _CHUNK_ELEMENTS])
+            self._pulse()
         self.refill()
 
     def count_wrong(self) -> tuple[int, int]:
         """(elements checked, elements wrong) of this rank's output."""
         case, torch = self._case, self._torch
-        ulp = tolerance_ulp(case, self._sizing.ranks)
+        allowed = self._allowed()
         reduced: Pattern | None = None
         checked = wrong = 0
         layout = self._sizing.layout(self._rank)
@@ -135,16 +189,29 @@ class Checker:
             part = self._buffers.recv.narrow(0, segment.offset, segment.length)
             for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
                 # Not sum(): it would make an int64 of every comparison.
-                wrong += int(torch.count_nonzero(_differs(torch, got, expected, ulp)))
+                wrong += int(torch.count_nonzero(_differs(torch, got, expected, allowed)))
+                self._pulse()
             checked += segment.length
         return checked, wrong
 
+    def _allowed(self) -> float:
+        """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average.
 
-def _differs(torch: Any, got: Any, expected: Any, ulp: int) -> Any:
-    if ulp:
-        # No average of the pattern exceeds 1 / ranks, so `ranks` ulp of it are one eps.
+        Partial sums stay within 2 x _STEPS_WITHIN and one more for every 251 ranks.
+        """
+        ranks = self._sizing.ranks
+        ulp = tolerance_ulp(self._case, ranks)
+        if not ulp:
+            return 0.0
+        largest = 2 * _STEPS_WITHIN + ranks / _REDUCED_PERIOD
+        eps: float = self._torch.finfo(self._buffers.recv.dtype).eps
+        return ulp * eps * largest / ranks
+
+
+def _differs(torch: Any, got: Any, expected: Any, allowed: float) -> Any:
+    if allowed:
         # Not `>`: NaN must count as wrong.
-        return ~((got.double() - expected.double()).abs() <= torch.finfo(got.dtype).eps)
+        return ~((got.double() - expected.double()).abs() <= allowed)
     if got.dtype.is_floating_point and got.element_size() == 1:
         return got.view(torch.uint8) != expected.view(torch.uint8)  # float8 has no comparison
     return got != expected

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import GRACE_S, Control, dead_ranks, survey
+from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, survey
 from torchcoll.core.errors import ExitCode
 
 _POLL_S = 0.25
@@ -40,6 +40,10 @@ class Progress:
     doing: str = "start-up"
     steps: int = 0
     samples: Sized = field(default_factory=list)
+    beats: int = 0  # signs of life within a step, which differ from rank to rank
+
+    def beat(self) -> None:
+        self.beats += 1
 
     def step(self, doing: str, samples: Sized = ()) -> None:
         self.doing = doing
@@ -107,7 +111,7 @@ class Watchdog:
         os.close(self._write)
 
     def _watch(self) -> None:
-        last, since = self.progress.done, time.monotonic()
+        last, since = self._signs(), time.monotonic()
         while not self._closed:
             if select.select([self._read], [], [], _POLL_S)[0]:
                 for number in os.read(self._read, 16):
@@ -115,14 +119,17 @@ class Watchdog:
                         self._on_signal(number)
                 continue
             now = time.monotonic()
-            if self.progress.done != last:
-                last, since = self.progress.done, now
+            if self._signs() != last:
+                last, since = self._signs(), now
             elif now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
-            elif (now - since > _QUIET_S and self._alarmed()) or (
-                now - since > _QUIET_S and not self.parting and self._neighbour_ended()
+            elif now - since > _QUIET_S and (
+                self._alarmed() or (not self.parting and self._neighbour_ended())
             ):
                 self.trouble(_ECHO)
+
+    def _signs(self) -> tuple[int, int]:
+        return self.progress.done, self.progress.beats
 
     def _neighbour_ended(self) -> bool:
         """Whether the next rank of this host is gone: one look each, and the alarm tells the rest.
@@ -225,6 +232,13 @@ class Watchdog:
             at = answers[behind[0]]
             return f"{symptom} in {doing}; behind: {names}, in {at and at[1]}"
         return f"{symptom} in {doing}{'' if causes else '; all ranks wait at the same place'}"
+
+    def raise_alarm(self, cause: str) -> None:
+        """This rank goes alone: tell the others, whose watchdogs then leave at once."""
+        if self.control.ranks > 1:
+            told = [*self.progress.told(), cause]
+            with contextlib.suppress(RuntimeError):
+                self._ask(lambda: alarm(self._store, self.control.rank, told), GRACE_S)
 
     def leave(
         self, code: int, status: str, kind: str, text: str, speaks: bool, linger_s: float = 0.0

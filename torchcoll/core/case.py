@@ -259,6 +259,8 @@ class Spec:
             roots = (roots,)
         put("roots", _unique(_number(root, "root", int, 0) for root in roots))
         put("labels", dict(self.labels))
+        if isinstance(self.backend, str):
+            put("backend", ",".join(_names(self.backend.lower())))
         for name in ("collectives", "dtypes", "ops", "roots"):
             if not getattr(self, name):
                 raise UsageError(name, "none", "at least one")
@@ -291,6 +293,8 @@ class Spec:
         _choice(self.buffers, "buffers", BUFFERS)
         if self.asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
+        if self.precision >= 1:
+            raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

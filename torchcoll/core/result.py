@@ -40,7 +40,8 @@ class CaseResult:
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
     members: ranks of the launch whose samples these are, in the order of the sub-group.
-    ordinal: collective calls that the communicator had made before call 0 (0: it had to connect).
+    ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
+    aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
     stop: why the steady calls ended: count, precision, time or cap.
     """
@@ -59,7 +60,7 @@ class CaseResult:
     batches: list[int] = field(default_factory=list)
     calls_per_sample: int = 1  # above 1 a sample is the mean of so many calls
     members: list[int] = field(default_factory=list)  # ranks of the sub-group; [] is all
-    ordinal: int = 0
+    ordinal: int | None = 0
     communicator: str = "shared"  # or how --fresh-group made its own
     connect_ns: list[int] = field(default_factory=list)  # [rank]: what making its own took
     settled: int | None = None

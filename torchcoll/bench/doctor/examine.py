@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from torchcoll import __version__
-from torchcoll.bench.doctor import host_traps, interface_traps, variable_traps
+from torchcoll.bench.doctor import host_traps, name_traps, setting_traps, variable_traps
 from torchcoll.bench.doctor.facts import Facts, gather, launch_facts
 from torchcoll.bench.doctor.finding import SEVERITIES, Finding
 from torchcoll.bench.doctor.frameworks import BINDINGS, IPEX
 from torchcoll.bench.doctor.surroundings import interfaces, launchers
-from torchcoll.bench.doctor.usable import backends, devices
+from torchcoll.bench.doctor.usable import backends, devices, nccl_version
 from torchcoll.bench.launcher import likely_rank
 
 SCHEMA = "torchcoll-doctor/1"
@@ -21,7 +21,8 @@ Check = Callable[[Facts], Iterable[Finding]]
 CHECKS: tuple[Check, ...] = (
     *host_traps.CHECKS,
     *variable_traps.CHECKS,
-    *interface_traps.CHECKS,
+    *setting_traps.CHECKS,
+    *name_traps.CHECKS,
 )
 
 
@@ -72,7 +73,7 @@ def _weighed(finding: Finding, facts: Facts) -> Finding:
     usable = {backend.name for backend in backends(facts) if backend.usable}
     if not finding.backends or usable & set(finding.backends):
         return finding
-    names = " and ".join(finding.backends)
+    names = " or ".join(finding.backends)
     return replace(finding, severity="note", why=f"{finding.why} (Not now: no {names} here.)")
 
 
@@ -87,7 +88,7 @@ def versions(facts: Facts) -> dict[str, str | None]:
         "CUDA of torch": torch.get("cuda"),
         "ROCm of torch": torch.get("hip"),
         "XPU of torch": torch.get("xpu"),
-        "RCCL" if torch.get("hip") else "NCCL": mapped.get("libnccl") or torch.get("nccl"),
+        "RCCL" if torch.get("hip") else "NCCL": nccl_version(facts) or None,
         "oneCCL": mapped.get("libccl"),
         IPEX: facts.modules.get(IPEX, {}).get("version"),
         BINDINGS: facts.modules.get(BINDINGS, {}).get("version"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torchcoll.bench.doctor.facts import Facts
 from torchcoll.bench.doctor.finding import Finding
 from torchcoll.bench.doctor.frameworks import IPEX, own_device
+from torchcoll.bench.doctor.usable import MASKS
 from torchcoll.core.units import format_bytes
 
 _GIB = 1 << 30
@@ -63,13 +64,16 @@ def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
 
 
 def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
-    # NCCL: 'Duplicate GPU detected' (reference/nccl.md 5); a masked process sees its own alone.
+    # NCCL: 'Duplicate GPU detected' (reference/nccl.md 5).
     count, ranks = len(facts.devices("cuda")), facts.launch.local_ranks
     shared = {"NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"} & set(facts.environ)
     if not 0 < count < ranks or shared:
         return
-    if count == 1 and facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks:
-        return  # each rank has been given one of them
+    # torchrun shows every rank the same devices; others may have given each rank its own.
+    masked = any(facts.environ.get(name) for name in (*MASKS, "SLURM_STEP_GPUS"))
+    several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
+    if count == 1 and several and facts.launch.launcher != "torchrun":
+        return
     yield Finding(
         "more_ranks_than_devices",
         "error",

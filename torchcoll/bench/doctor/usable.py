@@ -98,14 +98,14 @@ def _no_driver(facts: Facts, vendor: str) -> tuple[str, str] | None:
     return f"no {vendor} GPU on this host", "nothing, or ask the scheduler for one (--gpus, gres)"
 
 
-_MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def hiding(facts: Facts) -> str | None:
     """``CUDA_VISIBLE_DEVICES=''``: the variable that hides every GPU. CUDA stops reading the list
     at the first index that does not exist, so -1 hides all.
     """
-    for name in _MASKS[: 3 if facts.torch.get("hip") else 1]:
+    for name in MASKS[: 3 if facts.torch.get("hip") else 1]:
         value = facts.environ.get(name)
         if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):
             return f"{name}={value!r}"
@@ -156,9 +156,13 @@ def _nccl(facts: Facts) -> Usable:
         return no("nccl", f"this torch was built without {library}", action)
     if not device.usable:
         return no("nccl", f"no device: {device.reason}", device.action)
-    mapped = [m["version"] for m in facts.mapped if m["name"].startswith(("libnccl.", "librccl."))]
-    version = next(filter(None, mapped), None) or facts.torch.get("nccl") or ""
-    return Usable("nccl", True, f"cuda; {library} {version}".rstrip())
+    return Usable("nccl", True, f"cuda; {library} {nccl_version(facts)}".rstrip())
+
+
+def nccl_version(facts: Facts) -> str:
+    """Of the library in this process; where none is, of the one that torch asks."""
+    libraries = [m for m in facts.mapped if m["name"].startswith(("libnccl.", "librccl."))]
+    return next((m["version"] for m in libraries if m["version"]), facts.torch.get("nccl") or "")
 
 
 def _xccl(facts: Facts) -> Usable:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torchcoll.bench.doctor.facts import Facts
 from torchcoll.bench.doctor.finding import Finding
 from torchcoll.bench.doctor.usable import ccl_on_cpu, hiding
-from torchcoll.libraries.nccl import variables as nccl
-from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.libraries.variables import unknown_variables
-
-
-def _set(facts: Facts, names: Iterable[str]) -> list[str]:
-    """``NAME=value`` of those that are set."""
-    return [f"{n}={facts.environ[n]}" for n in names if facts.environ.get(n)]
 
 
 def _version(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
 
 
-_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
+_ONECCL = ("xccl", "ccl")
 
 
 # -- Intel -----------------------------------------------------------------------------------
@@ -164,107 +156,7 @@ def preloaded(facts: Facts) -> Iterator[Finding]:
             )
 
 
-# -- variables that colour every number ------------------------------------------------------
-
-_FORCING = (
-    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
-    *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
-    *("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_LAUNCH_MODE"),
-)
-_OFF = (
-    *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
-    *("NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"),
-)
-# Name: values that matter, what they do.
-_SLOW = {
-    "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
-    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
-    "TORCH_NCCL_BLOCKING_WAIT": (r"[^0].*", "every wait blocks the host"),
-    "TORCH_NCCL_NAN_CHECK": (r"[^0].*", "every input is searched for NaN"),
-    "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
-    "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
-    "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
-    # DLcomm's docs/fixes/05: with it calls return when they are done, without it when enqueued.
-    "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
-}
-
-
-def forced(facts: Facts) -> Iterator[Finding]:
-    for names, backends in ((_FORCING, _NCCL), (oneccl.ALGORITHMS, _ONECCL)):
-        found = _set(facts, names)
-        if found:
-            yield Finding(
-                "forced",
-                "warning",
-                f"{', '.join(found)} in the environment",
-                "The library does not choose by itself: this colours every number.",
-                "Unset it, unless it is what you measure.",
-                backends,
-            )
-
-
-def switched_off(facts: Facts) -> Iterator[Finding]:
-    found = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
-    found += [t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"]
-    if found:
-        yield Finding(
-            "switched_off",
-            "warning",
-            f"{', '.join(found)} in the environment",
-            "A transport that the machine may have is not used: bandwidth is not the machine's.",
-            "Unset it; it is often left over from looking for a fault.",
-            _NCCL,
-        )
-
-
-def slowed(facts: Facts) -> Iterator[Finding]:
-    for name, (values, effect) in _SLOW.items():
-        value = facts.environ.get(name, "")
-        if re.fullmatch(values, value):
-            yield Finding(
-                "slowed",
-                "warning",
-                f"{name}={value} in the environment",
-                f"With it {effect}: times are longer than training's.",
-                "Unset it to measure.",
-                _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
-            )
-
-
-# -- names -----------------------------------------------------------------------------------
-
-
-def unknown_names(facts: Facts) -> Iterator[Finding]:
-    for name, near in unknown_variables(facts.environ):
-        library = "oneCCL" if name.upper().startswith("CCL_") else "NCCL"
-        versions = oneccl.VERSIONS if library == "oneCCL" else nccl.VERSIONS
-        yield Finding(
-            "unknown_variable",
-            "note",
-            f"{name} is no variable of {library} that torchcoll knows",
-            f"A name that is not read has no effect (looked for in {', '.join(versions)}).",
-            f"Check the spelling: did you mean {near}?" if near else "Check the spelling.",
-        )
-
-
-def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
-    version = facts.torch.get("nccl")
-    if not version or facts.torch.get("hip"):  # RCCL's numbers are NCCL's, its names not all
-        return
-    for name in sorted(facts.environ):
-        if name.startswith("NCCL_") and nccl.reads(name, version) is False:
-            instead = nccl.REMOVED.get(name)
-            yield Finding(
-                "variable_of_another_version",
-                "note",
-                f"{name} is set, and NCCL {version} does not read it",
-                "It has no effect.",
-                f"{instead[:1].upper()}{instead[1:]}." if instead else "Unset it.",
-            )
-
-
 CHECKS = (
     *(ze_affinity_mask, ccl_atl_transport, ccl_worker_offload, nccl_debug_subsys),
-    *(hidden_devices, nccl_implementation, omp_num_threads, preloaded, forced, switched_off),
-    *(slowed, unknown_names, names_of_other_versions),
+    *(hidden_devices, nccl_implementation, omp_num_threads, preloaded),
 )

@@ -1,0 +1,236 @@
+"""One launch on real ranks: phases, cold calls, reasons to stop, memory, one rank, fake."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchcoll.bench import environment, measure
+
+
+def test_set_up_phases(launch):
+    run = launch("all_reduce", "--sizes 8 -n 2", 3).ended(0).run
+    start_up = ("import_torch", "rendezvous", "device", "init_process_group")
+    assert set(start_up) <= set(run.phases)
+    for ns in run.phases.values():
+        assert len(ns) == 3 and all(0 < each < 60_000_000_000 for each in ns)
+    # gloo connects in init_process_group: there is no phase of its own.
+    assert "communicator" not in run.phases
+
+
+def test_cold_calls(launch):
+    """At least three, in order and for every rank; --cold asks for more."""
+    run = launch("all_reduce", "--sizes 8,16 -n 1", 2).ended(0).run
+    for result in run.results:
+        assert len(result.cold_ns) == 2
+        assert 3 <= len(result.cold_ns[0]) == len(result.cold_ns[1]) <= 20
+        assert result.settled is None or 2 <= result.settled <= len(result.cold_ns[0])
+    more = launch("all_reduce", "--sizes 8 -n 1 --cold 25", 2).ended(0).only()
+    assert [len(row) for row in more.cold_ns] == [25, 25]
+
+
+def test_cold_calls_follow_rank_0s_rule(launch):
+    """What is recorded of rank 0 is what the rule was fed: its last calls have settled."""
+    for result in launch("all_reduce", "--sizes 8,1K,4K -n 1", 2).ended(0).run.results:
+        durations = result.cold_ns[0]
+        if result.settled is not None:
+            pair = durations[result.settled - 2 : result.settled]
+            assert max(pair) <= 1.5 * min(durations)
+        else:
+            assert len(durations) == 20
+            assert "did not settle within 20" in result.warnings[0]
+
+
+def test_fresh_group(launch):
+    """A new communicator for every case: call 0 is the first of its life, and making it is timed."""
+    options = "--collectives all_reduce,broadcast --sizes 8,16 -n 2 --fresh-group -r 1"
+    run = launch(None, options, 3).ended(0).run
+    assert [r.status for r in run.results] == ["ok"] * 4
+    for result in run.results:
+        assert (result.ordinal, result.communicator) == (0, "new_group")
+        assert len(result.connect_ns) == 3 and min(result.connect_ns) > 0
+        assert result.verification.wrong == 0
+
+
+def test_a_shared_communicator(launch):
+    first, second = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0).run.results
+    assert (first.communicator, first.connect_ns) == ("shared", [])
+    calls = len(first.cold_ns[0]) + 2 + 1  # the last one is verified
+    assert (first.ordinal, second.ordinal) == (0, calls)
+
+
+def test_warm_up_is_stored(launch):
+    result = launch("all_reduce", "--sizes 8 -n 2 -w 4", 2).ended(0).only()
+    assert [len(row) for row in result.warmup_ns] == [4, 4]
+    assert min(map(min, result.warmup_ns)) > 0
+    assert launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).only().warmup_ns == []
+
+
+@pytest.mark.parametrize(("iters", "batches"), [(1, [1]), (7, [5, 2]), (40, [5, 10, 20, 5])])
+def test_so_many_calls(launch, iters, batches):
+    result = launch("all_reduce", f"--sizes 8 -n {iters}", 2).ended(0).only()
+    assert [len(row) for row in result.time_ns["host"]] == [iters, iters]
+    assert (result.batches, result.stop) == (batches, "count")
+
+
+def test_cold_calls_only(launch):
+    result = launch("all_reduce", "--sizes 8 -n 0", 2).ended(0).only()
+    assert (result.status, result.time_ns, result.batches) == ("ok", {}, [])
+    assert len(result.cold_ns[0]) >= 3
+    assert result.verification.checked == 4, "also a case without steady calls is verified"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "calls"),
+    [
+        ("--precision 1e9", "precision", 75),  # 5 + 10 + 20 + 40: four batches
+        ("--precision 1e-9 --max-time 60", "cap", 1000),
+        ("--precision 1e-9 --max-time 0.000001", "time", None),
+    ],
+)
+def test_reasons_to_stop(launch, options, reason, calls):
+    result = launch("all_reduce", f"--sizes 8 {options}", 2).ended(0).only()
+    assert result.stop == reason
+    assert sum(result.batches) == len(result.time_ns["host"][0]) == len(result.time_ns["host"][1])
+    if calls:
+        assert sum(result.batches) == calls
+    else:
+        assert 1 <= sum(result.batches) <= 20
+
+
+def test_stream_cadence(launch):
+    result = launch("all_reduce", "--sizes 1K -n 30 --cadence stream", 2).ended(0).only()
+    assert (result.case.cadence, result.status) == ("stream", "ok")
+    assert [len(row) for row in result.time_ns["host"]] == [30, 30]
+    assert result.verification.wrong == 0
+
+
+def test_order(launch):
+    sizes = [8, 16, 32, 64, 128, 256]
+    text = ",".join(map(str, sizes))
+    plain = launch("broadcast", f"--sizes {text} -n 1", 2).ended(0).run
+    assert [r.case.nbytes for r in plain.results] == sizes
+    shuffled = launch("broadcast", f"--sizes {text} -n 1 --order shuffled --seed 3", 2).ended(0).run
+    got = [r.case.nbytes for r in shuffled.results]
+    assert got != sizes and sorted(got) == sizes
+    assert shuffled.header["spec"]["seed"] == 3
+
+
+def test_several_roots(launch):
+    run = launch("broadcast", "--sizes 8 -n 1 -r 0,2", 3).ended(0).run
+    assert [r.case.root for r in run.results] == [0, 2]
+    assert all(r.verification.wrong == 0 for r in run.results)
+
+
+def test_splits_from_a_file(launch, tmp_path):
+    (tmp_path / "matrix").write_text("0 2\n1 1\n")
+    options = f"--sizes 48 -n 1 --splits {tmp_path}/matrix"
+    result = launch("all_to_all_v", options, 2).ended(0).only()
+    # Columns weigh 1 and 3, rows 2 and 2: 12 elements * 2 // 3 = 8, and 4 for a weight of 1.
+    assert (result.count, result.nbytes) == (8, 48)
+    assert (result.nbytes_in, result.nbytes_out) == (32, 48)
+    assert result.verification.checked == 4 + 12 and result.verification.wrong == 0
+
+
+# -- memory --------------------------------------------------------------------------------------------
+
+
+def test_too_large_is_skipped(launch):
+    """4 MiB on each of 2 ranks, and what verification takes, against 80 % of 1 MB."""
+
+    def setup(rank: int) -> None:
+        original = environment.free_memory
+
+        def little(*args):
+            return {name: 10**6 for name in original(*args)}
+
+        environment.free_memory = little
+
+    measured = launch("all_gather", "--sizes 1K,4M,2K -n 2", 2, setup=setup).ended(0)
+    small, large, after = measured.run.results
+    assert (small.status, large.status, after.status) == ("ok", "skipped", "ok")
+    assert "1000000 bytes" in large.reason, "the free bytes"
+    # 2 ranks: 2 MiB to send, 4 MiB to receive, 24 bytes for each of 2^20 elements to verify.
+    needed = 2 * ((6 << 20) + 24 * (1 << 20))
+    assert f"({needed} bytes" in large.reason, large.reason
+    assert "80 %" in large.reason
+    assert not large.cold_ns and not large.time_ns
+
+
+def test_without_verification_less_is_needed(launch):
+    def setup(rank: int) -> None:
+        original = environment.free_memory
+        environment.free_memory = lambda *args: {name: 20 << 20 for name in original(*args)}
+
+    checked = launch("all_reduce", "--sizes 1M -n 1", 2, setup=setup).ended(0).only()
+    assert checked.status == "ok"
+    run = launch("all_reduce", "--sizes 4M -n 1 -c 0", 2, setup=setup).ended(0)
+    assert run.only().status == "ok"
+    run = launch("all_reduce", "--sizes 4M -n 1", 2, setup=setup).ended(0)
+    assert run.only().status == "skipped"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError])
+def test_an_allocation_that_fails_on_one_rank(launch, error):
+    """All ranks give the case up together, and the sweep goes on."""
+
+    def setup(rank: int) -> None:
+        original = measure.allocate
+
+        def allocate(torch, sizing, place, *rest):
+            if rank == 2 and sizing.case.nbytes == 64:
+                raise error("[enforce fail at alloc.cpp:1] DefaultCPUAllocator: no room left")
+            return original(torch, sizing, place, *rest)
+
+        measure.allocate = allocate
+
+    measured = launch("all_reduce", "--sizes 8,64,512 -n 2", 3, setup=setup).ended(1)
+    before, failed, after = measured.run.results
+    assert (before.status, failed.status, after.status) == ("ok", "oom", "ok")
+    assert failed.reason.startswith("no memory on rank 2 (")
+    assert "no room left" in failed.reason
+    (line,) = measured.errors()
+    assert line.startswith("torchcoll: error: 1 oom of 3 cases. First: all_reduce 64 float32")
+    assert (measured.run.end["status"], measured.run.end["exit_code"]) == ("complete", 1)
+
+
+# -- one rank, and none --------------------------------------------------------------------------------
+
+
+NO_LAUNCHER = dict.fromkeys(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
+
+
+def test_one_rank_without_a_launcher(launch):
+    measured = launch("all_reduce", "--sizes 8 -n 3", 1, environment=NO_LAUNCHER).ended(0)
+    run = measured.run
+    assert (run.ranks, run.header["launcher"]) == (1, "none")
+    assert (measured.only().status, measured.only().verification.wrong) == ("ok", 0)
+    assert "no communication" in measured.stdout(0)
+
+
+def test_fake_worlds(launch):
+    """One process plays rank 0 of 64: plans, tests, the cost of measuring."""
+    options = "--backend fake --ranks 64 --sizes 4K --in-place both -n 5"
+    measured = launch(None, options, 1, environment=NO_LAUNCHER).ended(0)
+    run = measured.run
+    assert run.ranks == 64 and run.complete
+    assert len(run.members) == 1
+    assert {r.status for r in run.results} == {"ok"}
+    assert {r.ranks for r in run.results} == {64}
+    for result in run.results:
+        assert len(result.time_ns["host"]) == 1 and len(result.time_ns["host"][0]) == 5
+        assert result.verification is None, "nothing was communicated"
+
+
+def test_a_fake_root_elsewhere(launch):
+    options = "--backend fake --ranks 8 -r 7 --sizes 64 -n 1"
+    measured = launch("gather", options, 1, environment=NO_LAUNCHER).ended(0)
+    assert measured.only().case.root == 7
+
+
+def test_quiet_and_formats(launch):
+    for format in ("json", "csv", "markdown", "nccl-tests"):
+        measured = launch("broadcast", f"--sizes 8 -n 1 --quiet --format {format}", 2).ended(0)
+        assert measured.stdout(0).strip(), format
+        assert measured.stdout(1) == measured.stderr(1) == "", format

@@ -1,0 +1,93 @@
+"""torchrun end to end: a measurement, an error, and what is imported on the ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchcoll import load
+
+BARE = """
+import sys, torch, torch.distributed
+print(" ".join(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+# Runs as the module does, and tells at exit what rank 1 has loaded.
+SPY = """
+import atexit, os, runpy, sys
+def tell():
+    if os.environ["RANK"] == "1":
+        with open("modules", "w") as file:
+            file.write(" ".join(sys.modules))
+atexit.register(tell)
+sys.argv = ["allreduce", *sys.argv[1:]]
+runpy.run_module("torchcoll.allreduce", run_name="__main__", alter_sys=True)
+"""
+
+
+def torchrun(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torchrun")
+    (folder / "spy.py").write_text(SPY)
+    words = ["spy.py", "--sizes", "8,1K", "-n", "20", "-J", "run.jsonl", "--label", "by=torchrun"]
+    return folder, torchrun(folder, *words)
+
+
+def test_a_measurement(measured):
+    folder, done = measured
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("torchcoll ")
+    assert sum(line.split()[:1] in (["8"], ["1K"]) and "correct" in line for line in lines) == 2
+    assert done.stderr == "result file: run.jsonl\n"
+    run = load(folder / "run.jsonl")
+    assert run.complete and run.ranks == 2 and run.labels == {"by": "torchrun"}
+    assert run.header["launcher"] == "torchrun"
+    assert run.header["argv"][0] == "--sizes"
+
+
+def test_imports_of_a_rank(measured):
+    """At thousands of ranks every import is paid on a shared file system."""
+    folder, _ = measured
+    loaded = (folder / "modules").read_text().split()
+    ours = [name for name in loaded if name.partition(".")[0] == "torchcoll"]
+    assert len(ours) <= 20, ours
+    assert "torchcoll.bench.runner" in ours
+    bare = subprocess.run(
+        [sys.executable, "-c", BARE], capture_output=True, text=True, check=True, cwd=folder
+    )
+    packages = {name.partition(".")[0] for name in loaded} - {"torchcoll", "__main__"}
+    foreign = packages - set(bare.stdout.split()) - set(sys.stdlib_module_names)
+    assert not foreign
+
+
+def test_an_error_is_the_last_line(tmp_path):
+    """torchrun buries what a rank prints under its own report, and repeats the error file last."""
+    done = torchrun(tmp_path, "-m", "torchcoll.allreduce", "--sizes", "1KB")
+    line = (
+        "torchcoll: error: sizes: got 1KB, expected a number of bytes with an optional K, M, G or "
+        "T (binary), such as 8, 1K, 25M or 1.5G. Write 1K (1 x 1024 bytes) or 1000 (decimal)."
+    )
+    assert done.returncode == 1  # torchrun's for whatever a rank returns
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines.count(line) == 1, "rank 0 says it once"
+    repeated = [text for text in lines if text.strip(" -=")]
+    assert repeated[-1].strip().removeprefix("msg").strip(' ":').endswith(line), repeated[-3:]
+    assert "Traceback" not in done.stderr.partition(line)[0]
+    assert list(tmp_path.iterdir()) == []
