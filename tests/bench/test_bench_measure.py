@@ -82,7 +82,7 @@ def test_cold_calls_only(launch):
 @pytest.mark.parametrize(
     ("options", "reason", "calls"),
     [
-        ("--precision 1e9", "precision", 75),  # 5 + 10 + 20 + 40: four batches
+        ("--precision 0.99", "precision", 75),  # 5 + 10 + 20 + 40: four batches
         ("--precision 1e-9 --max-time 60", "cap", 1000),
         ("--precision 1e-9 --max-time 0.000001", "time", None),
     ],

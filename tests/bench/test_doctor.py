@@ -274,6 +274,7 @@ OFF = [
     host(1, {}, torch=torch_of(), gpus=gpus_of("Intel", 1, "i915", files=False)),
     plain({"OMP_NUM_THREADS": "64"}, ranks=8, torch=torch_of("2.8.0", threads=64)),
     plain(launch=Launch("none"), torch=torch_of("2.8.0", threads=64)),
+    host(4, {}, torch=torch_of("2.15.0", ("gloo", "nccl"), cuda="13.2")),  # no GPU, no NCCL
     nvidia(limits={"shm_nbytes": GIB, "memlock_nbytes": 8 << 20}),  # no RDMA, nothing is pinned
     nvidia(limits={"shm_nbytes": GIB, "memlock_nbytes": 64 * GIB}, rdma=RDMA),
     nvidia({"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0,eth1"}),
@@ -283,7 +284,7 @@ OFF = [
     nvidia({"NCCL_IB_HCA": "=mlx5_0:1"}, rdma=RDMA),
     # Each rank of Slurm's sees the one GPU that it was given.
     nvidia(torch=ONE_GPU, launch=Launch("srun", 0, 8, 0, 8)),
-    nvidia({"CUDA_VISIBLE_DEVICES": "0"}, torch=ONE_GPU, launch=Launch("srun", 0, 99, 0, 99)),
+    nvidia({"CUDA_VISIBLE_DEVICES": "0"}, torch=ONE_GPU, launch=Launch("srun", 0, 32, 0, 32)),
     nvidia(
         {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}, ranks=16, torch={**nvidia().torch, "nccl": "2.30.7"}
     ),

@@ -242,6 +242,16 @@ def test_ranks_meet_in_a_file(tmp_path):
         f"rendezvous-file: got {path}, left over from an earlier launch or used by another, "
         "expected a file that does not exist. Remove it, or name another."
     )
+    assert str(late) == f"rendezvous-file: got {path}, which is no store, expected a new file's path"
+
+
+def test_the_store_of_a_launch_that_crashed(tmp_path):
+    path = tmp_path / "meet"
+    store = torch.distributed.FileStore(str(path), -1)
+    torch.distributed.PrefixStore("torchcoll", store).set("g1/1", "1")
+    launches = [Launch(BY_HAND, r, 2, r, 2, rendezvous_file=str(path)) for r in (1, 0)]
+    late, first = meet(launches, 0.5)
+    assert "left over from an earlier launch" in str(first)
     assert isinstance(late, HangError)
 
 

@@ -5,7 +5,7 @@ Patterns repeat, so they are made as one short row and copied over the buffer at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,14 @@ class Pattern:
                 yield chunk[:whole].view(-1, self.length), row
             if whole < len(chunk):
                 yield chunk[whole:], row[: len(chunk) - whole]
+
+    def fill(
+        self, buffer: Any, shift: int, most: int = 1 << 22, pulse: Callable[[], object] = list
+    ) -> None:
+        """Fill the buffer, ``pulse`` after every ``most`` elements."""
+        for part, row in self.chunks(buffer, shift, most):
+            part.copy_(row)
+            pulse()
 
 
 def poison(torch: Any, buffer: Any) -> None:

@@ -270,6 +270,10 @@ def _numbers(text: str, whole: str, what: str) -> list[str]:
 # -- a file instead of a port --------------------------------------------------------------------
 
 
+# How torch's FileStore begins. Of any other file it reads nonsense as lengths, and never returns.
+_FILE_HEAD = b"\t\0\0\0refcount/"
+
+
 def _join_file(torch: Any, launch: Launch, path: str, timeout_s: float) -> Any:
     """A FileStore. A file left over from an earlier launch would be read as this one's.
 
@@ -319,3 +323,6 @@ def _wait_for_file(path: str, timeout_s: float) -> None:
         # the folder makes it look again.
         if os.path.isdir(folder):
             os.listdir(folder)
+    with open(path, "rb") as file:
+        if not _FILE_HEAD.startswith(file.read(len(_FILE_HEAD))):
+            raise UsageError("rendezvous-file", f"{path}, which is no store", "a new file's path")

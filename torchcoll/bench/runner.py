@@ -35,6 +35,8 @@ OnCase = Callable[["CaseResult"], None]
 COST_CALLS = 200  # calls of the no-op and the barrier whose median is the cost of measuring
 
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
+# Kept for the next `run`: a rank that comes back early would find the port of the last one.
+_stores: dict[Launch, Any] = {}
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -187,8 +189,11 @@ class Session:
                 store = self.dist.HashStore()
             elif self.found_group:
                 store = self.dist.distributed_c10d._get_default_store()
+            elif self.launch in _stores:
+                store = _stores[self.launch]
             else:
                 store = open_store(self.torch, self.launch, self.spec.timeout_s)
+                _stores[self.launch] = store
         # A fake world has one participant, which agrees with itself.
         participants = 1 if self._fake else self.ranks
         store = self.dist.PrefixStore(f"sweep{_runs}", store)

@@ -142,7 +142,12 @@ class Checker:
     """
 
     def __init__(
-        self, torch: Any, sizing: Sizing, rank: int, buffers: Buffers, pulse: Callable[[], object]
+        self,
+        torch: Any,
+        sizing: Sizing,
+        rank: int,
+        buffers: Buffers,
+        pulse: Callable[[], object] = list,
     ) -> None:
         self._torch = torch
         self._sizing = sizing
@@ -159,9 +164,7 @@ class Checker:
     def refill(self) -> None:
         """Fresh input. In place 200 sums of ones are infinite, so every batch begins with this."""
         shift = input_shift(self._case, self._rank)
-        for part, row in self._input.chunks(self._buffers.send, shift, _CHUNK_ELEMENTS):
-            part.copy_(row)
-            self._pulse()
+        self._input.fill(self._buffers.send, shift, pulse=self._pulse)
 
     def prepare(self) -> None:
         """Fresh input, and poison wherever the output is not the input."""

@@ -118,7 +118,7 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
     # torch/distributed/distributed_c10d.py of 2.14 and 2.15 (reference/nccl.md 6.1).
     value = facts.environ.get("TORCH_DIST_USE_NCCL2")
     version = _version(facts.torch.get("version"))
-    if not facts.built("nccl") or (version < (2, 14) and value is None):
+    if not facts.devices("cuda") or (version < (2, 14) and value is None):
         return
     new = value != "0" if version >= (2, 15) else value == "1"
     told = f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
@@ -134,7 +134,8 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:
     # torchrun sets 1 for this reason; other launchers set nothing.
     ranks, threads = facts.launch.local_ranks, facts.torch.get("threads") or 1
-    if ranks > 1 and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > facts.cores:
+    several = ranks > 1 and threads > 1  # a launcher that binds to one core leaves one thread
+    if several and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > facts.cores:
         yield Finding(
             "omp_num_threads",
             "warning",
