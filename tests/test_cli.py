@@ -82,8 +82,8 @@ def test_version_and_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("", 2, "command: got none, expected one of show. See torchcoll --help."),
-        ("shwo", 2, "command: got shwo, expected one of show. See torchcoll --help."),
+        ("", 2, "command: got none, expected one of show, doctor. See torchcoll --help."),
+        ("shwo", 2, "command: got shwo, expected one of show, doctor. See torchcoll --help."),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
         ("show", 2, "the following arguments are required: FILE. See torchcoll show --help."),
         ("show FILE --form csv", 2, "unrecognized arguments: --form csv. See torchcoll --help."),

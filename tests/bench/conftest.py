@@ -9,6 +9,7 @@ import pytest
 from ranks import Job, command
 
 from torchcoll import load
+from torchcoll.bench import main
 from torchcoll.core.result import CaseResult, Run
 
 
@@ -56,6 +57,11 @@ class Measured:
 
 
 Launch = Callable[..., Measured]
+
+
+@pytest.fixture(autouse=True)
+def no_torchrun_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "_AFTER_RANK_0_S", 0.0)
 
 
 @pytest.fixture

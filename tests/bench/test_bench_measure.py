@@ -82,7 +82,7 @@ def test_cold_calls_only(launch):
 @pytest.mark.parametrize(
     ("options", "reason", "calls"),
     [
-        ("--precision 0.99", "precision", 75),  # 5 + 10 + 20 + 40: four batches
+        ("--precision 0.99 --max-time 60", "precision", None),
         ("--precision 1e-9 --max-time 60", "cap", 1000),
         ("--precision 1e-9 --max-time 0.000001", "time", None),
     ],
@@ -93,7 +93,9 @@ def test_reasons_to_stop(launch, options, reason, calls):
     assert sum(result.batches) == len(result.time_ns["host"][0]) == len(result.time_ns["host"][1])
     if calls:
         assert sum(result.batches) == calls
-    else:
+    if reason == "precision":
+        assert result.batches[:4] == [5, 10, 20, 40], "four batches are the least"
+    if reason == "time":
         assert 1 <= sum(result.batches) <= 20
 
 

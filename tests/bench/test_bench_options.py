@@ -170,7 +170,9 @@ def test_a_bad_value(line, message):
 
 
 def test_the_cadence_names_what_there_is():
-    with pytest.raises(UsageError, match=r"^cadence: got busy, expected .*isolated, stream, graph$"):
+    with pytest.raises(
+        UsageError, match=r"^cadence: got busy, expected .*isolated, stream, graph$"
+    ):
         parse(["--cadence", "busy"], None, "x")
 
 

@@ -7,11 +7,14 @@ import itertools
 import pytest
 import torch
 
-from torchcoll.bench.buffers import Buffers, Pattern, allocate, poison
 from torchcoll.bench.verify import (
+    Buffers,
     Checker,
+    Pattern,
+    allocate,
     input_shift,
     input_values,
+    poison,
     reduced_values,
     tolerance_ulp,
 )

@@ -1,4 +1,4 @@
-"""Launchers inside launchers, sets with a hole, and what real ones set beside what the table reads."""
+"""Launchers inside launchers, sets with a hole, and what real ones set beside what we read."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ranks_of_a_launcher_that_srun_started(started):
 def test_srun_of_many_under_a_stale_rank():
     """Eight runs of one rank each, had RANK won in silence."""
     many = {**SRUN, "SLURM_STEP_NUM_TASKS": "8"}
-    with pytest.raises(UsageError, match="rank 0 of 1 from torchrun.*rank 1 of 8 from srun"):
+    with pytest.raises(UsageError, match=r"rank 0 of 1 from torchrun.*rank 1 of 8 from srun"):
         detect({**many, "RANK": "0", "WORLD_SIZE": "1"})
 
 

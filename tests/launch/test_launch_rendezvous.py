@@ -51,7 +51,7 @@ def test_slurm_lists(text, hosts):
 
 @pytest.mark.parametrize("text", ["", "n[", "n[1", "n]1", "n[2-1]", "n[a]", "n[]", "a,,b", ",a"])
 def test_what_is_no_slurm_list(text):
-    with pytest.raises(UsageError, match="SLURM_X.*expected a Slurm list"):
+    with pytest.raises(UsageError, match=r"SLURM_X.*expected a Slurm list"):
         expand_hosts(text, "SLURM_X")
 
 
@@ -182,7 +182,11 @@ def test_ranks_below_one_launcher_process(monkeypatch):
         ),
         (SRUN, {**STEP, "SLURM_HET_SIZE": "2"}, "of one component of a heterogeneous job"),
         (APART, {"MASTER_ADDR": "a", "MASTER_PORT": "http"}, "MASTER_PORT: got http, expected a p"),
-        (APART, {"MASTER_PORT": "65536"}, "MASTER_PORT: got 65536, expected a port from 1 to 65535"),
+        (
+            APART,
+            {"MASTER_PORT": "65536"},
+            "MASTER_PORT: got 65536, expected a port from 1 to 65535",
+        ),
         (APART, {"MASTER_PORT": "-1"}, "MASTER_PORT: got -1, expected a port from 1 to 65535"),
     ],
 )
@@ -194,7 +198,9 @@ def test_nothing_says_where(launch, environ, line):
 
 def test_a_node_file_that_only_rank_0_has():
     environ = {"PBS_NODEFILE": "/nowhere/nodes", **OMPI}
-    with pytest.raises(HangError, match=r"no MASTER_ADDR, and PBS_NODEFILE /nowhere/nodes: No such"):
+    with pytest.raises(
+        HangError, match=r"no MASTER_ADDR, and PBS_NODEFILE /nowhere/nodes: No such"
+    ):
         find_master(APART, environ)
     with pytest.raises(UsageError, match="PBS_NODEFILE /nowhere/nodes"):
         find_master(Launch("Open MPI", 0, 8, 0, 2), environ)
@@ -242,7 +248,9 @@ def test_ranks_meet_in_a_file(tmp_path):
         f"rendezvous-file: got {path}, left over from an earlier launch or used by another, "
         "expected a file that does not exist. Remove it, or name another."
     )
-    assert str(late) == f"rendezvous-file: got {path}, which is no store, expected a new file's path"
+    assert (
+        str(late) == f"rendezvous-file: got {path}, which is no store, expected a new file's path"
+    )
 
 
 def test_the_store_of_a_launch_that_crashed(tmp_path):
@@ -292,7 +300,9 @@ def unreachable(monkeypatch, host, port, timeout_s):
 def test_nobody_listens(monkeypatch):
     port = free_port()
     text = unreachable(monkeypatch, "127.0.0.1", port, 0.4)
-    assert text.startswith(f"rendezvous: got no store at 127.0.0.1:{port} within 0.4 s (Connection ")
+    assert text.startswith(
+        f"rendezvous: got no store at 127.0.0.1:{port} within 0.4 s (Connection "
+    )
     assert text.endswith("Check MASTER_ADDR, MASTER_PORT and that rank 0 was started.")
 
 

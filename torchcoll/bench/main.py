@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torchcoll.bench.output import Output
     from torchcoll.bench.runner import Session
 
+# torchrun ends rank 0 within 0.1 s when another rank has failed: rank 0 is to have its say first.
+_AFTER_RANK_0_S = 0.5
+
 
 def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
     """Measure and exit with the designed code; ``collective`` None is the suite."""
@@ -38,6 +41,8 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
         _complain(error.line(), rank, speaks=rank == 0 or isinstance(error, HangError))
         code = int(error.exit_code)
     sys.stdout.flush()
+    if rank and code:
+        time.sleep(_AFTER_RANK_0_S)
     sys.exit(code)
 
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.buffers import Buffers, allocate
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
-from torchcoll.bench.verify import Checker, tolerance_ulp
+from torchcoll.bench.verify import Buffers, Checker, allocate, tolerance_ulp
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError

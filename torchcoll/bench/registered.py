@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchcoll.bench.buffers import Buffers, allocate
+from torchcoll.bench.verify import Buffers, allocate
 from torchcoll.core.case import Sizing
 
 

@@ -100,9 +100,10 @@ def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
             reason = f"{error.strerror or error}"
             if unknown:
                 reason = f"the name does not resolve on {socket.gethostname()}: {reason}"
-            if waited >= timeout_s or (unknown and waited >= _NAME_S):
-                raise _unreachable(host, port, round(waited, 1), reason) from None
-        time.sleep(max(0.0, min(pause, timeout_s - waited)))
+            limit_s = min(timeout_s, _NAME_S) if unknown else timeout_s
+            if waited >= limit_s:
+                raise _unreachable(host, port, limit_s, reason) from None
+        time.sleep(min(pause, limit_s - waited))
         pause = min(1.0, 1.5 * pause)
 
 

@@ -25,7 +25,6 @@ from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.case import Case, Sizing, Spec, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError, UsageError
-from torchcoll.core.groups import partition
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
     from torchcoll.bench.recorder import Recorder
@@ -144,7 +143,11 @@ class Session:
         self._open_device()
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(self.spec, backend=names, device=self.device.kind)
-        self.parts = partition(self.spec.groups or "div:1000000000", self.ranks)
+        self.parts: tuple[tuple[int, ...], ...] = (tuple(range(self.ranks)),)
+        if self.spec.groups:
+            from torchcoll.core.groups import partition
+
+            self.parts = partition(self.spec.groups, self.ranks)
         self.part = next(part for part in self.parts if self.rank in part)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
         if "all_to_all_v" in self.spec.collectives:

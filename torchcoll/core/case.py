@@ -293,12 +293,12 @@ class Spec:
         _choice(self.buffers, "buffers", BUFFERS)
         if self.asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
-        if self.precision >= 1:
-            raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise UsageError(_flag(name), value, "above 0")
+        if self.precision >= 1:
+            raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
     def size_list(self) -> tuple[int, ...]:
         """The requested sizes. For a whole factor and for a step the list is nccl-tests' own.

@@ -1,0 +1,165 @@
+"""launch/slurm.sbatch on a real Slurm of two nodes: two slurmd on this machine, each with its own
+host name, and munge with a key of its own. Nothing outside the test's folder is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from launching import PATH, ROOT, free_port, need, need_root, run
+
+import torchcoll
+from torchcoll.core.collectives import COLLECTIVES
+
+pytestmark = pytest.mark.slurm
+
+CONF = """
+ClusterName=torchcoll
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=2000
+NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=2000
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+# The names of the nodes resolve as they do on a cluster, and a node knows its own.
+NODE = "mount --bind {folder}/hosts /etc/hosts && hostname {name} && exec slurmd -D -N {name}"
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self.daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        folder = self.folder
+        for name in ("state", "n1", "n2"):
+            (folder / name).mkdir()
+        key = folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(os.urandom(1024))
+        (folder / "hosts").write_text("127.0.0.1 localhost n1 n2\n")
+        ports = [free_port() for _ in range(3)]
+        (folder / "slurm.conf").write_text(CONF.format(folder=folder, ports=ports))
+        options = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log"}
+        options["seed-file"] = "seed"
+        files = [f"--{option}={folder}/munge.{name}" for option, name in options.items()]
+        self._start("munged", "--foreground", "--force", *files)
+        deadline = time.monotonic() + 10
+        while not (folder / "munge.socket").exists():
+            assert time.monotonic() < deadline, "munged did not start"
+            time.sleep(0.02)
+        self._start("slurmctld", "-c", "-D")
+        for name in ("n1", "n2"):
+            node = NODE.format(folder=folder, name=name)
+            self._start("unshare", "--mount", "--uts", "sh", "-c", node)
+        deadline = time.monotonic() + 30
+        while run(["sinfo", "-h", "-o", "%D%T"], env=self.env).stdout.split() != ["2idle"]:
+            assert time.monotonic() < deadline, (folder / "slurmctld.log").read_text()
+            time.sleep(0.2)
+
+    def _start(self, *command: str) -> None:
+        with (self.folder / "daemons.log").open("ab") as log:
+            daemon = subprocess.Popen(
+                command,
+                env={**os.environ, **self.env, "PATH": PATH},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self.daemons.append(daemon)
+
+    def stop(self) -> None:
+        if len(self.daemons) > 1:
+            run(["scancel", "--user=root", "--signal=KILL"], env=self.env)
+        for daemon in reversed(self.daemons):  # munged last: the others speak through it
+            daemon.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(5)
+            daemon.kill()
+            daemon.wait()
+
+    def batch(self, folder: Path, *options: str, **env: str) -> tuple[int, str]:
+        """Exit code and output of slurm.sbatch."""
+        done = run(
+            [
+                *("sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0"),
+                *("--output=out", *options, ROOT / "launch/slurm.sbatch"),
+            ],
+            env={**self.env, **env},
+            cwd=folder,
+        )
+        out = folder / "out"
+        return done.returncode, out.read_text() if out.exists() else done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    need_root()
+    need("munged", "slurmctld", "slurmd", "sbatch", "srun", "sinfo", "unshare", "hostname")
+    if run(["unshare", "--mount", "--uts", "hostname", "n1"]).returncode:
+        pytest.skip("this machine gives no namespaces")
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def test_two_ranks_on_two_nodes(cluster, tmp_path):
+    code, out = cluster.batch(
+        tmp_path,
+        **{"MIN_BYTES": "1K", "MAX_BYTES": "4K", "LAUNCHES": "1", "ARGS": "-n 5"},
+        **{"VARIANT": "loopback", "LABELS": "driver=none firmware=2"},
+    )
+    assert code == 0, out
+    files = list((tmp_path / "torchcoll-runs").iterdir())
+    assert len(files) == 1
+    run = torchcoll.load(files[0])
+    assert run.complete and not run.problems
+    assert [member["host"] for member in run.members] == ["n1", "n2"]
+    job = run.header["job_id"]
+    assert files[0].name == f"slurm-{job}-1.jsonl"
+    assert run.header["launcher"] == "srun"
+    assert "MASTER_ADDR" not in run.environment["variables"]  # derived from the list of nodes
+    labels = {"variant": "loopback", "driver": "none", "firmware": "2", "launch": "1"}
+    assert run.spec.labels == {**labels, "kernel": os.uname().release}
+    ten = [name for name in COLLECTIVES if name not in ("barrier", "all_to_all_v")]
+    assert len(ten) == 10
+    assert sorted((r.case.collective, r.status) for r in run.results) == sorted(
+        (name, "ok") for name in ten for _ in ("1K", "4K")
+    )
+    assert out.startswith("+ srun --kill-on-bad-exit=1 ")
+
+
+def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):
+    """srun passes the exit code on, and nine more of the same would say no more."""
+    code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", LAUNCHES="10")
+    assert code == 2
+    assert out.count("+ srun") == 1
