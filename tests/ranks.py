@@ -150,7 +150,7 @@ def _become(
             file = os.open(folder / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, descriptor)
             os.close(file)
-        sys.stdout, sys.stderr = (open(fd, "w", closefd=False) for fd in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
         sys.argv = ["torchcoll"]
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

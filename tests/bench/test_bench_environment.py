@@ -72,7 +72,7 @@ def test_more_ranks_than_cores():
     assert crowded([member("a", "")] * 9) == []  # not Linux: unknown
 
 
-# -- free memory -----------------------------------------------------------------------------------
+# -- free memory ----------------------------------------------------------------------------------
 
 
 @pytest.fixture

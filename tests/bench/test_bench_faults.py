@@ -100,7 +100,7 @@ def event_of(measured) -> dict:
     return measured.run.events[-1]
 
 
-# -- ranks that are lost -------------------------------------------------------------------------
+# -- ranks that are lost --------------------------------------------------------------------------
 
 
 def test_a_killed_rank_is_named(launch):
@@ -214,7 +214,7 @@ def test_a_call_that_one_rank_refuses_at_once(launch):
     assert measured.run.end["reason"] == line.removeprefix("torchcoll: error: ")
 
 
-# -- ranks that disagree ---------------------------------------------------------------------------
+# -- ranks that disagree --------------------------------------------------------------------------
 
 
 def test_different_arguments_are_named(jobs, tmp_path):
@@ -271,7 +271,7 @@ def test_another_case_on_one_rank(launch):
     assert (run.end["status"], run.end["exit_code"]) == ("failed", 2)
 
 
-# -- during start-up ---------------------------------------------------------------------------------
+# -- during start-up ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("where", ["_hello", "_open_device", "_exchange_members"])
@@ -308,7 +308,7 @@ def test_a_fault_of_ours_in_start_up(launch):
     assert "Traceback" in measured.stderr(1)
 
 
-# -- signals -----------------------------------------------------------------------------------------
+# -- signals --------------------------------------------------------------------------------------
 
 
 def running(measured, cases: int):
@@ -382,7 +382,7 @@ def test_other_signals_keep_their_handlers(launch):
     assert (measured.job.folder / "came").exists()
 
 
-# -- kill -9 at any moment ---------------------------------------------------------------------------
+# -- kill -9 at any moment ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -139,7 +139,7 @@ def test_a_disk_that_fills_up(launch):
     assert [r.case.nbytes for r in measured.run.results] == [8]
 
 
-# -- --resume ---------------------------------------------------------------------------------------
+# -- --resume -------------------------------------------------------------------------------------
 
 
 def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="all_reduce"):

@@ -124,7 +124,8 @@ def test_a_contradiction_names_both(environ, names):
         ),
         (
             {"RANK": "2", "WORLD_SIZE": "2"},
-            "launcher variables: got RANK=2 with WORLD_SIZE=2, expected a rank below the number of ranks",
+            "launcher variables: got RANK=2 with WORLD_SIZE=2, "
+            "expected a rank below the number of ranks",
         ),
         (
             {"RANK": "one", "WORLD_SIZE": "2"},
@@ -136,7 +137,8 @@ def test_a_contradiction_names_both(environ, names):
         ),
         (
             {"RANK": "0", "WORLD_SIZE": "0"},
-            "launcher variables: got RANK=0 with WORLD_SIZE=0, expected a rank below the number of ranks",
+            "launcher variables: got RANK=0 with WORLD_SIZE=0, "
+            "expected a rank below the number of ranks",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_cold_calls_follow_rank_0s_rule(launch):
 
 
 def test_fresh_group(launch):
-    """A new communicator for every case: call 0 is the first of its life, and making it is timed."""
+    """A new communicator for every case: call 0 is its first, and making it is timed."""
     options = "--collectives all_reduce,broadcast --sizes 8,16 -n 2 --fresh-group -r 1"
     run = launch(None, options, 3).ended(0).run
     assert [r.status for r in run.results] == ["ok"] * 4
@@ -133,7 +133,7 @@ def test_splits_from_a_file(launch, tmp_path):
     assert result.verification.checked == 4 + 12 and result.verification.wrong == 0
 
 
-# -- memory --------------------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------
 
 
 def test_too_large_is_skipped(launch):
@@ -195,7 +195,7 @@ def test_an_allocation_that_fails_on_one_rank(launch, error):
     assert (measured.run.end["status"], measured.run.end["exit_code"]) == ("complete", 1)
 
 
-# -- one rank, and none --------------------------------------------------------------------------------
+# -- one rank, and none ---------------------------------------------------------------------------
 
 
 NO_LAUNCHER = dict.fromkeys(

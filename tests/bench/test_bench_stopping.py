@@ -12,10 +12,9 @@ from torchcoll.core import plan
 
 def settle(least: int, durations: list[int]) -> tuple[int, int | None]:
     """(calls made, settled) of a rule that is fed these durations until it is done."""
-    rule, calls = SettlingRule(least), 0
-    for duration in durations:
+    rule = SettlingRule(least)
+    for calls, duration in enumerate(durations, 1):
         rule.add(duration)
-        calls += 1
         if rule.done:
             return calls, rule.settled
     raise AssertionError("not done")

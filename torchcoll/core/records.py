@@ -6,19 +6,30 @@ reader reports what it cannot use as ``problems`` and never throws on a broken l
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from torchcoll.core.case import Case
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import (
+    CaseResult,
+    Run,
+    case_from_json,
+    check_lists,
+    check_texts,
+    check_whole,
+)
 
 SCHEMA = "torchcoll/1"
+_GZIP = b"\x1f\x8b"
+_MOST_RANKS = 1 << 20
+_ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
 class Writer:
@@ -88,13 +99,26 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
-    """Write ``run`` to a new file. Raises UsageError when it exists or cannot be written."""
-    writer = Writer(Path(path))
-    try:
-        for record, data in records_of(run):
-            writer.write(record, data)
-    finally:
-        writer.close()
+    """Write ``run`` to a new file, its continuations to FILE.2, ... beside it.
+
+    Raises UsageError when one exists or cannot be written.
+    """
+    path = Path(path)
+    for number, (launch, results) in enumerate(run.launches(), 1):
+        part = dataclasses.replace(launch, results=results)
+        if part.continuations:  # the rest of a merged run is that of its last launch
+            part.events = [e for e in run.events if not _is_of(e, run.continuations)]
+            part.end = part.in_flight = None
+        writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
+        try:
+            for record, data in records_of(part):
+                writer.write(record, data)
+        finally:
+            writer.close()
+
+
+def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
+    return any(event is own for run in runs for own in run.events)
 
 
 def load(path: str | os.PathLike[str]) -> Run:
@@ -106,7 +130,7 @@ def load(path: str | os.PathLike[str]) -> Run:
     path = Path(path)
     run = _read_file(path)
     number = 2
-    while os.path.isfile(further := path.with_name(f"{path.name}.{number}")):
+    while further := _continuation(path, number):
         try:
             _merge(run, _read_file(further))
         except UnreadableError as error:  # killed before its header was written
@@ -116,12 +140,45 @@ def load(path: str | os.PathLike[str]) -> Run:
     return run
 
 
+def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Run]:
+    """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
+
+    What was left out is a problem of the run that has it.
+    """
+    runs: dict[str, Run] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        if real in runs:
+            runs[real].problems.append(f"{path} was named twice: it is shown once")
+        else:
+            runs[real] = load(path)
+    for run in list(runs.values()):
+        for part in run.continuations:
+            assert part.path is not None
+            if runs.pop(os.path.realpath(part.path), None):
+                run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
+    return list(runs.values())
+
+
+def _continuation(path: Path, number: int) -> Path | None:
+    """FILE.2; of a packed FILE.gz, which --resume does not pack again, FILE.gz.2 or FILE.2.gz."""
+    stem = path.name.removesuffix(".gz")
+    for name in (f"{path.name}.{number}", f"{stem}.{number}.gz", f"{stem}.{number}"):
+        if os.path.isfile(path.with_name(name)):
+            return path.with_name(name)
+    return None
+
+
 def _merge(run: Run, further: Run) -> None:
     repeated = {result.case for result in further.results}
     run.results = [r for r in run.results if r.case not in repeated] + further.results
+    for event in run.events:
+        if event.get("kind") in _ENDINGS:
+            event["resumed"] = True
     run.events += further.events
     run.problems += further.problems
     run.end, run.in_flight = further.end, further.in_flight
+    run.continuations.append(further)
 
 
 def _judge(run: Run) -> None:
@@ -134,8 +191,9 @@ def _judge(run: Run) -> None:
 
 def _read_file(path: Path) -> Run:
     try:
-        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as lines:
-            return read_lines(lines, path)
+        with open(path, "rb") as file:
+            packed = file.peek(2).startswith(_GZIP)
+            return read_lines(gzip.GzipFile(fileobj=file) if packed else file, path)
     except FileNotFoundError:
         raise UnreadableError("result file", path, "a file that exists") from None
     except IsADirectoryError:
@@ -150,16 +208,16 @@ def read_lines(lines: Iterable[bytes], path: Path) -> Run:
     run = Run(path=path)
     for number, line in enumerate(_until_cut(lines, run), 1):
         if number == 1:
-            run.header = _header(line, path)
+            run.header = _header(line, path, run.problems)
             continue
         if not line.strip():
             continue
         try:
-            data = json.loads(line)
+            data = _parsed(line)
             handler = _HANDLERS.get(data.pop("record"))
             if handler:
                 handler(run, data)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _UNUSABLE as error:
             cut = "" if line.endswith(b"\n") else " (cut off)"
             run.problems.append(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     if not run.header:
@@ -179,16 +237,47 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:120]
 
 
-def _header(line: bytes, path: Path) -> dict[str, Any]:
+_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+
+
+def _parsed(line: bytes) -> Any:
+    return _DECODER.decode(line.decode("utf-8", "surrogatepass"))
+
+
+# What reports read of a header, beside texts: field of the spec -> its types.
+_SPEC_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("factor", "precision", "max_time_s"), (int, float)),
+    **dict.fromkeys(("iters", "warmup", "cold", "seed", "step_bytes"), (int,)),
+    **dict.fromkeys(("check", "fresh_group"), (bool,)),
+    **dict.fromkeys(("order", "splits"), (str,)),
+    "labels": (dict,),
+}
+
+
+def _header(line: bytes, path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        header = json.loads(line)
+        header = _parsed(line)
         schema = header["schema"] if header["record"] == "header" else None
         if not isinstance(schema, str) or not schema.startswith("torchcoll/"):
             raise KeyError
         if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
             raise TypeError
-        int(header.get("ranks") or 0)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        check_whole(header.get("ranks") or 0)
+        if not 0 <= (header.get("ranks") or 0) <= _MOST_RANKS:
+            raise ValueError
+    except _UNUSABLE:
         raise UnreadableError(
             "result file",
             path,
@@ -199,19 +288,53 @@ def _header(line: bytes, path: Path) -> dict[str, Any]:
             f"schema of {path}", schema, SCHEMA, "Install the torchcoll version that wrote it."
         )
     header.pop("record")
+    for name in _unusable_fields(header):
+        problems.append(f"{path}:1: unusable field {name}")
     return dict(header)
 
 
+def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
+    """Removes what no report can read, and names it; the cases are worth more than a field."""
+    spec, environment = header.get("spec") or {}, header.get("environment") or {}
+    for name in ("run_id", "start_utc", "torchcoll", "connects"):
+        yield from _remove(header, name, (str,))
+    for name, types in _SPEC_TYPES.items():
+        yield from _remove(spec, name, types)
+    for name in list(environment):
+        own = (dict,) if name in ("libraries", "variables") else (str, int, float)
+        yield from _remove(environment, name, own)
+    for texts in (spec.get("labels"), environment.get("libraries"), environment.get("variables")):
+        for name in list(texts or ()):
+            yield from _remove(texts, name, (str,))
+
+
+def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
+    value = fields.get(name)
+    try:
+        if value is not None and type(value) not in types:
+            raise TypeError
+        if type(value) is int:
+            check_whole(value)
+    except TypeError:
+        del fields[name]
+        yield name
+
+
 def _ranks(run: Run, data: dict[str, Any]) -> None:
-    run.members = [dict(member) for member in data["ranks"]]
+    members = [dict(member) for member in data["ranks"]]
+    for member in members:
+        check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
+        check_whole(*(member.get(name) or 0 for name in ("rank", "pid")))
+    run.members = members
 
 
 def _phase(run: Run, data: dict[str, Any]) -> None:
-    run.phases[str(data["name"])] = [int(ns) for ns in data["ns"]]
+    check_lists(data["ns"])
+    run.phases[str(data["name"])] = data["ns"]
 
 
 def _started(run: Run, data: dict[str, Any]) -> None:
-    run.in_flight = Case.from_json(data["case"])
+    run.in_flight = case_from_json(data["case"])
 
 
 def _case(run: Run, data: dict[str, Any]) -> None:
@@ -220,10 +343,12 @@ def _case(run: Run, data: dict[str, Any]) -> None:
 
 
 def _event(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("kind"), data.get("message"), data.get("utc"))
     run.events.append(data)
 
 
 def _end(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("status"), data.get("reason"))
     run.end = data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,38 @@ STATUSES = ("ok", "wrong", "oom", "timeout", "unsupported", "skipped", "failed")
 EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
 Matrix = list[list[int]]  # [rank][call], nanoseconds
+_BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
+
+
+def check_whole(*numbers: object) -> None:
+    """Raises TypeError unless all are whole numbers of 63 bits."""
+    for number in numbers:
+        if type(number) is not int or not -_BOUND < number < _BOUND:
+            raise TypeError("not a whole number of 63 bits")
+
+
+def check_texts(*texts: object) -> None:
+    """Raises TypeError unless all are texts, or None."""
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise TypeError("not a text")
+
+
+def check_lists(*lists: object) -> None:
+    """Raises TypeError unless all are lists of whole numbers of 63 bits."""
+    for numbers in lists:
+        if not isinstance(numbers, list) or not {int}.issuperset(map(type, numbers)):
+            raise TypeError("not a list of whole numbers")
+        if numbers:  # samples are many: the extremes tell, and are found at C speed
+            check_whole(min(numbers), max(numbers))
+
+
+def case_from_json(data: Mapping[str, Any]) -> Case:
+    """``Case.from_json``, for files: its numbers are bounded too."""
+    case = Case.from_json(data)
+    check_whole(case.nbytes, case.root or 0, case.coalesce)
+    if case.nbytes < 0 or case.coalesce < 1:
+        raise ValueError("a case of negative size")
+    return case
 
 
 @dataclass(frozen=True)
@@ -85,22 +118,33 @@ class CaseResult:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         names = {f.name for f in dataclasses.fields(cls)}
         values = {k: v for k, v in data.items() if k in names}
-        values["case"] = Case.from_json(data["case"])
+        values["case"] = case_from_json(data["case"])
         if values.get("verification"):
             known = {f.name for f in dataclasses.fields(Verification)}
             found = {k: v for k, v in data["verification"].items() if k in known}
             found["wrong_ranks"] = tuple(found.get("wrong_ranks", ()))
             values["verification"] = Verification(**found)
         result = cls(**values)
-        for matrix in (result.cold_ns, result.warmup_ns, *result.time_ns.values()):
-            if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
-                raise TypeError("samples are not lists by rank")
-            if not all({int}.issuperset(map(type, row)) for row in matrix):
-                raise TypeError("samples are not whole nanoseconds")
-        sizes = (result.ranks, result.count, result.nbytes, result.nbytes_in, result.nbytes_out)
-        if not {int}.issuperset(map(type, sizes)) or not isinstance(result.status, str):
-            raise TypeError("a case record has a field of another type")
+        result._check_types()
         return result
+
+    def _check_types(self) -> None:
+        """A file may hold anything: what is no CaseResult is refused here, not met by a report."""
+        for matrix in (self.cold_ns, self.warmup_ns, *self.time_ns.values()):
+            if not isinstance(matrix, list):
+                raise TypeError("samples are not lists by rank")
+            check_lists(*matrix)
+        check_lists(self.batches, self.members, self.connect_ns)
+        check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
+        check_whole(self.ordinal, self.calls_per_sample, self.settled or 0)
+        check_texts(self.reason, self.stop, *self.warnings)
+        if not isinstance(self.status, str) or not isinstance(self.communicator, str):
+            raise TypeError("status and communicator are texts")
+        if self.nbytes < 0 or self.calls_per_sample < 1:
+            raise ValueError("a result of negative size")
+        if self.verification:
+            check = self.verification
+            check_whole(check.checked, check.wrong, check.tolerance_ulp, *check.wrong_ranks)
 
 
 @dataclass
@@ -110,7 +154,8 @@ class Run:
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
     phases: set-up phase -> ns per rank. events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
-    problems: one line for each thing that reading found wrong.
+    problems: one line for each thing that reading found wrong. continuations: the launches of
+    --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -122,6 +167,7 @@ class Run:
     in_flight: Case | None = None
     problems: list[str] = field(default_factory=list)
     path: Path | None = None
+    continuations: list[Run] = field(default_factory=list)
 
     @property
     def spec(self) -> Spec:
@@ -144,12 +190,33 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """How a run ended that did not end well, as one line; an event may have said why."""
+        """How a run ended that did not end well, as one line."""
         if self.end is None or self.complete:
             return ""
-        reason = self.end.get("reason") or "no reason given"
-        told = any(event.get("message") == reason for event in self.events)
-        return f"{self.end.get('status')}: {'see the event' if told else reason}"
+        status, reason = self.end.get("status"), self.end.get("reason")
+        if status == "interrupted" and reason:
+            return f"interrupted by {reason}"
+        return f"{status}: {reason or 'no reason given'}"
+
+    @property
+    def way_on(self) -> str:
+        """What runs the missing cases of a file, as one line; '' where nothing is to be done."""
+        if self.path is None or self.complete:
+            return ""
+        base = self.path.with_suffix("")  # FILE.2 is resumed as FILE
+        path = base if self.path.suffix[1:].isdecimal() and base.is_file() else self.path
+        name = shlex.quote(str(path))
+        return f"to run the rest: torchrun ... -m torchcoll.suite --resume {name}"
+
+    def launches(self) -> list[tuple[Run, list[CaseResult]]]:
+        """This launch and its continuations, each with those of ``results`` that it measured."""
+        owners = {id(result): run for run in self.continuations for result in run.results}
+        found: dict[int, tuple[Run, list[CaseResult]]] = {
+            id(run): (run, []) for run in (self, *self.continuations)
+        }
+        for result in self.results:
+            found[id(owners.get(id(result), self))][1].append(result)
+        return list(found.values())
 
     @property
     def labels(self) -> dict[str, str]:
