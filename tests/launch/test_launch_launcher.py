@@ -59,6 +59,15 @@ def test_ranks_of_a_launcher_that_srun_started(started):
     assert (detect({**started, **outer}).rank, detect({**started, **outer}).ranks) == (1, 2)
 
 
+@pytest.mark.parametrize("started", [OPEN_MPI, MPICH])
+def test_both_ranks_on_one_of_two_nodes(started):
+    """salloc -N2, mpirun -n 2: as many daemons as ranks, numbered otherwise."""
+    daemon = {**SRUN, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    assert detect({**started, **daemon}).rank == 1
+    with pytest.raises(UsageError):  # two tasks a node are no daemons
+        detect({**started, **daemon, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"})
+
+
 def test_srun_of_many_under_a_stale_rank():
     """Eight runs of one rank each, had RANK won in silence."""
     many = {**SRUN, "SLURM_STEP_NUM_TASKS": "8"}

@@ -76,35 +76,38 @@ def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dic
     }
 
 
-def pci_id(torch: Any, device: Device) -> str | None:
-    """``0000:18:00``: where the device sits; None where torch does not tell, and on the CPU."""
-    if device.kind == "cpu":
-        return None
-    facts = torch.get_device_module(device.kind).get_device_properties(device.index)
-    if not hasattr(facts, "pci_bus_id"):  # torch 2.6, and XPU
-        return str(getattr(facts, "uuid", "")) or None
-    return f"{facts.pci_domain_id:04x}:{facts.pci_bus_id:02x}:{facts.pci_device_id:02x}"
-
-
 def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
-    """This rank's line of the ``ranks`` record."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    """This rank's line of the ``ranks`` record.
+
+    Mapped libraries, NUMA nodes, PCI id and NICs come with an accelerator, and from the first rank
+    of each host: on CPUs the others need not load what finds them.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    facts: dict[str, Any] = {}
+    if device.kind != "cpu" or launch.local_rank == 0:
+        from torchcoll.bench.provenance import rank_facts
+
+        facts = rank_facts(torch, device.name, thorough=launch.local_rank == 0, cpus=cores)
     return {
         "rank": launch.rank,
         "host": hostname(),
         "pid": os.getpid(),
         "local_rank": launch.local_rank,
         "device": device.name,
-        "device_name": _device_name(torch, device),
-        "pci_id": pci_id(torch, device),
+        "device_name": _cpu_model() if device.kind == "cpu" else None,
         "affinity": format_ranges(cores),
+        **facts,
     }
 
 
-def _device_name(torch: Any, device: Device) -> str:
+def device_place(torch: Any, device: Device) -> str | None:
+    """What tells one device of a host from another: PCI id or UUID; None on the CPU."""
     if device.kind == "cpu":
-        return _cpu_model()
-    return str(torch.get_device_module(device.kind).get_device_name(device.index))
+        return None
+    from torchcoll.bench.placement import device_facts
+
+    facts = device_facts(torch, device.name)
+    return facts.get("pci_id") or facts.get("uuid")
 
 
 def _cpu_model() -> str:

@@ -86,8 +86,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
         return started["torchrun"]
     srun = started["srun"]
     inner = [launch for launch in found if launch is not srun]
-    if srun and inner and srun.ranks < max(launch.ranks for launch in inner):
-        found = inner  # srun started fewer processes than there are ranks: the launcher, not these
+    if srun and inner and _is_outer(srun, inner):
+        found = inner
     for other in found[1:]:
         if (other.rank, other.ranks) != (found[0].rank, found[0].ranks):
             raise UsageError(
@@ -120,6 +120,19 @@ def likely_rank() -> int:
     names = [name for variables in (*rest, first) for name in variables[0]]
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdigit()), 0)
+
+
+def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
+    """Whether srun started what started this rank: a torchrun a node, a shell, an mpirun's daemons.
+
+    Then its processes are fewer than the ranks; or one a node, and as many by chance.
+    """
+    if srun.ranks < max(launch.ranks for launch in inner):
+        return True
+    by_mpi = [launch for launch in inner if launch.launcher in ("Open MPI", "MPI")]
+    return srun.local_ranks == 1 and any(
+        (launch.rank, launch.ranks) != (srun.rank, srun.ranks) for launch in by_mpi
+    )
 
 
 def _told(launch: Launch) -> str:

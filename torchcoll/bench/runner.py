@@ -250,7 +250,7 @@ class Session:
                 rehearse(names or self.entries[0].name, kind, self.rank)
             with self._phase("device"):
                 self.device = open_device(self.torch, kind, self.launch, self.spec.rehearse)
-            where = [environment.hostname(), environment.pci_id(self.torch, self.device)]
+            where = [environment.hostname(), environment.device_place(self.torch, self.device)]
         except TorchcollError as error:
             refusal = error
         told = refusal and [str(refusal), int(refusal.exit_code)]

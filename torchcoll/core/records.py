@@ -304,7 +304,8 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
         own = (dict,) if name in ("libraries", "variables") else (str, int, float)
         yield from _remove(environment, name, own)
     for texts in (spec.get("labels"), environment.get("libraries"), environment.get("variables")):
-        for name in list(texts or ()):
+        texts = texts or {}
+        for name in list(texts):
             yield from _remove(texts, name, (str,))
 
 

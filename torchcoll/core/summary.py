@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
 from torchcoll.core.errors import UsageError
@@ -97,6 +96,8 @@ class Row:
     buffers: str
     asynchronous: bool
     coalesce: int
+    splits: str | None
+    communicator: str | None  # shared, or how --fresh-group made one of its own
     cadence: str
     clock: str | None
     nbytes_requested: int
@@ -111,6 +112,7 @@ class Row:
     high_ns: float | None
     p99_ns: float | None
     calls: int
+    stop: str  # why the steady calls ended: count, precision, time, cap
     algbw_gbps: float | None
     busbw_gbps: float | None
     verified: str  # correct, wrong, unchecked
@@ -152,8 +154,9 @@ def summarise(
     cold = over_ranks(result.cold_ns, how)
     middle = quantile(steady, 0.5) if steady else None
     case = result.case
-    # Coalesced calls are timed together: their bytes are too.
-    bandwidth = (case.collective, result.nbytes * case.coalesce, result.ranks, middle or 0)
+    # Coalesced calls are timed together: their bytes are too. The fake backend moves none.
+    nbytes = 0 if case.backend == "fake" else result.nbytes * case.coalesce
+    bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -168,6 +171,8 @@ def summarise(
         buffers=case.buffers,
         asynchronous=case.asynchronous,
         coalesce=case.coalesce,
+        splits=case.splits,
+        communicator=result.communicator if result.cold_ns or result.time_ns else None,
         cadence=case.cadence,
         clock=clock,
         nbytes_requested=case.nbytes,
@@ -182,6 +187,7 @@ def summarise(
         high_ns=quantile(steady, HIGH) if steady else None,
         p99_ns=quantile(steady, 0.99) if len(steady) >= P99_CALLS else None,
         calls=len(steady) * result.calls_per_sample,
+        stop=result.stop,
         algbw_gbps=algbw_gbps(*bandwidth),
         busbw_gbps=busbw_gbps(*bandwidth),
         verified=verified(result),
@@ -192,7 +198,14 @@ def summarise(
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
     """The rows of all cases of a run."""
-    libraries: dict[str, Any] = run.environment.get("libraries", {})
-    return [
-        summarise(result, how, clock, libraries.get(result.case.backend)) for result in run.results
-    ]
+    libraries = libraries_of(run)
+    return [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
+
+
+def libraries_of(run: Run) -> dict[int, str | None]:
+    """id of each result -> the communication library that its own launch had."""
+    return {
+        id(result): (launch.environment.get("libraries") or {}).get(result.case.backend)
+        for launch, results in run.launches()
+        for result in results
+    }

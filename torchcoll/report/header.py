@@ -6,9 +6,12 @@ Every fact may be missing: files can be truncated or imported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import over_ranks
 from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.columns import values_of
 from torchcoll.report.output import one_line
@@ -24,29 +27,49 @@ _READINGS = {
     "min": "time = min over ranks, not the completion",
     "rank0": "time = rank 0 alone, not the completion",
 }
-_CONNECTS = {
-    "init_process_group": "which connects",
-    "first call": "connects in the first call",
-    "before": "the process group was there",
-}
+NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is not the completion"
 _FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names them all
 
 
 def header_lines(
-    run: Run, items: Sequence[Any], how: str = "max", clocks: Iterable[str] = ()
+    run: Run, items: Sequence[Any], how: str | None = "max", clocks: Iterable[str] = ()
 ) -> list[str]:
-    """The lines known before the first case has run. ``items`` are the Cases or Rows shown."""
-    lines = [_what(run, items), f"{_backends(run, items)}; {ranks_text(run)}"]
-    clock = ", ".join(clocks)
-    cadences = [_CADENCES.get(name, name) for name in values_of(items, "cadence")]
+    """The lines known before the first case has run. ``items`` are the Cases or Rows shown.
+
+    ``how``: the reading over ranks; None where each rank is shown.
+    """
+    what = f"{program_text(run)}: {what_text(items)}".rstrip()
+    lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
+    clock = ", ".join(map(one_line, clocks))
+    cadences = [_CADENCES.get(name, one_line(name)) for name in values_of(items, "cadence")]
     words = [f"clock: {clock}" if clock else "", *(f"cadence: {name}" for name in cadences)]
     lines.append("; ".join(filter(None, words)))
-    lines.append(f"{_READINGS[how]}; low, high = p5, p95 within this launch")
-    lines += [_rules(run.header.get("spec") or {}), _labels(run), _start_up(run)]
+    lines.append(reading(items, how) if how else "")
+    lines += [_rules(run.header.get("spec") or {}), _labels(run), _start_up(run, items)]
     return [line for line in lines if line]
 
 
-def _what(run: Run, items: Sequence[Any]) -> str:
+def asked_cases(run: Run) -> Sequence[Case]:
+    """A case for each thing that was asked, of one size: for a file that holds no result."""
+    try:
+        # A matrix of splits is a file of another machine, perhaps.
+        spec = replace(run.spec, sizes=(8,), splits="seed:0")
+        cases = spec.cases(max(run.ranks, 1))
+    except (TypeError, ValueError, AttributeError):  # of another version, or damaged
+        return ()
+    splits = (run.header.get("spec") or {}).get("splits")
+    return [replace(case, splits=splits if case.splits else None) for case in cases]
+
+
+def reading(items: Sequence[Any], how: str) -> str:
+    """What one duration a call means."""
+    if how == "max" and not set(values_of(items, "cadence")) <= {"isolated"}:
+        return f"time = max over ranks; {NOT_ALIGNED}"
+    return _READINGS[how]
+
+
+def what_text(items: Sequence[Any]) -> str:
+    """What all of these have in common, ranks and backends aside."""
     collectives = values_of(items, "collective")
     words = [", ".join(collectives) if len(collectives) < 3 else f"{len(collectives)} collectives"]
     for name in ("dtype", "op", "root", "in_place"):
@@ -59,8 +82,8 @@ def _what(run: Run, items: Sequence[Any]) -> str:
     calls = [n for n in values_of(items, "coalesce") if n > 1]
     words += [f"{n} calls in one group, timed together" for n in calls]
     splits = values_of(items, "splits")
-    words += [f"splits {one_line(text)}" for text in splits]
-    return f"{program_text(run)}: {', '.join(filter(None, words))}".rstrip()
+    words += [f"splits {' and '.join(map(one_line, splits))}"] if splits else []
+    return ", ".join(filter(None, words))
 
 
 def _rules_of_groups(items: Sequence[Any]) -> list[str]:
@@ -78,14 +101,14 @@ def program_text(run: Run) -> str:
 def _word(name: str, value: Any) -> str:
     if name == "in_place":
         return "in place" if value else "out of place"
-    return f"root {value}" if name == "root" else str(value)
+    return f"root {value}" if name == "root" else one_line(value)
 
 
 def _backends(run: Run, items: Sequence[Any]) -> str:
     libraries = run.environment.get("libraries") or {}
     texts = []
     for name in values_of(items, "backend"):
-        library = one_line(libraries.get(name) or name)
+        name, library = one_line(name), one_line(libraries.get(name) or name)
         text = library if library.startswith(name) else f"{name} ({library})"
         texts.append(f"{text} (nothing is communicated)" if name == "fake" else text)
     return f"backend{'s' if len(texts) > 1 else ''}: {', '.join(texts) or 'unknown'}"
@@ -96,7 +119,8 @@ def _devices(members: Sequence[dict[str, Any]]) -> str:
     found: dict[str, list[int]] = {}
     for member in members:
         kind, _, index = str(member.get("device") or "").partition(":")
-        found.setdefault(one_line(kind), []).extend([int(index)] if index.isdigit() else [])
+        known = index.isascii() and index.isdigit() and len(index) < 6
+        found.setdefault(one_line(kind), []).extend([int(index)] if known else [])
     return ", ".join(f"{k}:{format_ranges(set(v))}" if v else k for k, v in found.items() if k)
 
 
@@ -144,7 +168,7 @@ def _rules(spec: dict[str, Any]) -> str:
     if "check" in spec:
         words.append(f"verification {'on' if spec['check'] else 'off'}")
     if spec.get("order", "size") != "size":
-        words.append(f"order {spec['order']} (seed {spec.get('seed', 0)})")
+        words.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
     if spec.get("fresh_group"):
         words.append("a new communicator for every case")
     return "; ".join(words)
@@ -160,45 +184,60 @@ def _brief(ns: float) -> str:
     return format_time(ns, 3).strip()
 
 
-def _phase(run: Run, name: str) -> int | None:
-    """A set-up phase as the slowest rank saw it."""
-    return max(run.phases.get(name) or [], default=None)
+def _phase(run: Run, name: str, how: str = "max") -> float | None:
+    """A set-up phase, as the slowest rank saw it if not read otherwise."""
+    return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
 
 
-def _start_up(run: Run) -> str:
-    if not run.phases:
-        return ""
+def _connects(run: Run, items: Sequence[Any]) -> str | None:
+    """When the backend connects; None where there is nothing to connect to."""
+    alone = run.ranks == 1 or values_of(items, "backend") == ["fake"]
+    return None if alone else run.header.get("connects")
+
+
+def _start_up(run: Run, items: Sequence[Any]) -> str:
+    connects = _connects(run, items)
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
     words = [f"{text} {_brief(ns)}" for text, key in names if (ns := _phase(run, key)) is not None]
-    connects = _CONNECTS.get(run.header.get("connects") or "")
-    return f"start up: {', '.join([*words, connects] if connects else words)}"
+    if connects == "init_process_group":
+        words = [f"{w} including connecting" if w.startswith("init ") else w for w in words]
+    elif connects == "first call":
+        words.append("connects in the first call")
+    elif connects == "before":
+        words.append("the process group was there")
+    return f"start up: {', '.join(words)}" if run.phases else ""
 
 
-def first_lines(run: Run) -> list[str]:
+def first_lines(run: Run, how: str = "max") -> list[str]:
     """What the first call of the launch cost, and what measuring costs; known after a case.
 
     Time to first result adds the slowest rank's connect to the slowest rank's first call: the
     ranks meet between the two, so the maxima follow each other. A backend that connects within
-    ``init_process_group`` cannot tell the two apart, so all of it counts.
+    ``init_process_group`` cannot tell the two apart, so all of it counts. Other readings over
+    ranks are added up in the same way. Sub-groups make their first call together: all count.
     """
     lines = []
-    result = first_result(run.results)
-    if result is not None:
-        first = max(row[0] for row in result.cold_ns if row)
+    launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
+    firsts = first_results(results)
+    if firsts:
+        first = over_ranks(_by_rank(firsts), how)[0]
         # With --fresh-group the case made a communicator of its own.
-        connect = max(result.connect_ns, default=0)
+        own = [[ns] for result in firsts for ns in result.connect_ns]
+        connect = next(iter(over_ranks(own, how)), 0)
         words = [f"connect {_brief(connect)}"] if connect else []
         words.append(f"first call {_brief(first)}")
-        if result.settled is not None:
-            words.append(f"settled after {result.settled} calls")
-        elif result.status in ("ok", "wrong"):
-            words.append(f"not settled after {max(map(len, result.cold_ns))} calls")
-        if run.header.get("connects") == "init_process_group":
-            connect = connect or _phase(run, "init_process_group") or 0
-        connect = connect or _phase(run, "communicator") or 0
+        calls = max(len(row) for result in firsts for row in result.cold_ns)
+        settled = [result.settled for result in firsts if result.settled is not None]
+        if len(settled) == len(firsts):
+            words.append(f"settled after {max(settled)} calls")
+        elif any(result.status in ("ok", "wrong") for result in firsts):
+            words.append(f"not settled after {calls} calls")
+        if _connects(launch, [result.case for result in firsts]) == "init_process_group":
+            connect = connect or _phase(launch, "init_process_group", how) or 0
+        connect = connect or _phase(launch, "communicator", how) or 0
         words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
@@ -208,6 +247,18 @@ def first_lines(run: Run) -> list[str]:
     return lines
 
 
-def first_result(results: Sequence[CaseResult]) -> CaseResult | None:
-    """The case that made the first call of the launch."""
-    return next((r for r in results if any(r.cold_ns) and r.ordinal == 0), None)
+def first_results(results: Sequence[CaseResult]) -> list[CaseResult]:
+    """The case that made the first call of the launch, in all of its sub-groups."""
+    ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
+    return [r for r in ran if replace(r.case, group=None) == replace(ran[0].case, group=None)]
+
+
+def _by_rank(results: Sequence[CaseResult]) -> list[list[int]]:
+    """The cold calls of all ranks, in the order of the ranks of the launch."""
+    rows = [
+        (members[place] if place < len(members) else place, row)
+        for result in results
+        for members in [result.members]
+        for place, row in enumerate(result.cold_ns)
+    ]
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]

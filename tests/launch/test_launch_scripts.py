@@ -1,0 +1,322 @@
+"""launch/pbs.sh, slurm.sbatch and kubernetes.yaml over stand-ins for what is not here."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from launching import PATH, ROOT, need, run
+
+import torchcoll
+
+LAUNCH = ROOT / "launch"
+SCRIPTS = ("local.sh", "install.sh", "mpi.sh", "pbs.sh", "slurm.sbatch")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_shellcheck(name):
+    need("shellcheck")
+    done = run(["shellcheck", "-x", f"launch/{name}"], cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "kubernetes.yaml", "README.md"])
+def test_no_path_of_a_site(name):
+    text = (LAUNCH / name).read_text()
+    allowed = ("/usr/bin/env", "/dev/null", "/dev/shm", "/results", "/torchcoll")
+    paths = re.findall(r"(?<![\w.:$})*/>])/(?!/)[a-z][\w./-]*", text)
+    assert [path for path in paths if not path.startswith((*allowed, "/path/to/"))] == []
+
+
+def program(folder, name, text):
+    """A stand-in on PATH; returns the environment that finds it."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{PATH}"}
+
+
+# -- PBS -----------------------------------------------------------------------------------------
+
+# What PALS' mpiexec is documented to take and to set, no more: it has never been here.
+PALS = f"""#!{sys.executable}
+import os, subprocess, sys
+words, env, options = sys.argv[1:], dict(os.environ), {{}}
+while words[0].startswith("-"):
+    name, value = words.pop(0), words.pop(0)
+    if name == "--env":
+        key, _, value = value.partition("=")
+        env[key] = value
+    else:
+        options[name.lstrip("-")] = value
+for name in ("PBS_NODEFILE", "PBS_JOBID"):
+    del env[name]
+ranks = []
+for rank in range(int(options["np"])):
+    local = str(rank % int(options["ppn"]))
+    own = dict(PALS_RANKID=str(rank), PALS_LOCAL_RANKID=local, PALS_APID="ab-1")
+    own["PMIX_RANK"] = str(rank)
+    ranks.append(subprocess.Popen(words, env={{**env, **own}}))
+with open("options", "a") as file:
+    print(options, file=file)
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def test_pbs_and_pals(tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("localhost\nlocalhost\n")
+    env = {
+        **program(tmp_path / "bin", "mpiexec", PALS),
+        **{"PBS_JOBID": "8987483.server-1", "PBS_NODEFILE": str(nodes)},
+        **{"PBS_O_WORKDIR": str(tmp_path), "RANKS_PER_NODE": "2", "BACKEND": "gloo"},
+        **{"ARGS": "-n 2 --quiet", "LABELS": "iter=4", "MAX_BYTES": "8"},
+    }
+    done = run(["bash", LAUNCH / "pbs.sh"], env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.startswith("NUM_OF_NODES 1 TOTAL_NUM_RANKS 2 RANKS_PER_NODE 2\n+ mpiexec ")
+    bind = "list:1-2:9-10:17-18:25-26:33-34:41-42:52-53:60-61:68-69:76-77:84-85:92-93"
+    options = [{"np": "2", "ppn": "2", "cpu-bind": bind}] * 2
+    assert (tmp_path / "options").read_text().splitlines() == list(map(str, options))
+    files = sorted((tmp_path / "torchcoll-runs").iterdir())
+    assert [f.name for f in files] == [f"pbs-8987483-2ranks-{n}.jsonl" for n in (1, 2)]
+    for number, file in enumerate(files, 1):
+        found = torchcoll.load(file)
+        assert found.complete
+        assert found.header["launcher"] == "PALS"
+        assert found.spec.labels == {"launch": str(number), "iter": "4"}
+        assert [r.case.nbytes for r in found.results] == [4, 8]
+        assert all(len(r.cold_ns[0]) >= 3 for r in found.results)
+        known = found.environment["variables"]
+        assert known["FI_CXI_RX_MATCH_MODE"] == "software"
+        assert known["MPIR_CVAR_CH4_MT_MODEL"] == "lockless"
+        assert known["MASTER_PORT"] == str(20000 + (8987483 * 10 + number) % 10000)
+
+
+def test_pbs_of_many_nodes(tmp_path):
+    """12 ranks on each node that the job was given, a line a node or a line a core."""
+    nodes = tmp_path / "nodes"
+    nodes.write_text("".join(f"x{n}.site\n" * 2 for n in (3, 1, 2, 4)))
+    env = {
+        **program(tmp_path / "bin", "mpiexec", "#!/bin/sh\nexit 4\n"),
+        **{"PBS_JOBID": "17[3].s", "PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": str(tmp_path)},
+        **{"BACKEND": "ccl", "ONECCL": "", "MASTER_SUFFIX": ".fast"},
+    }
+    done = run(["bash", LAUNCH / "pbs.sh"], env=env)
+    assert done.returncode == 4
+    first, command = done.stdout.splitlines()  # what cannot start is not started again
+    assert first == "NUM_OF_NODES 4 TOTAL_NUM_RANKS 48 RANKS_PER_NODE 12"
+    for words in (
+        "mpiexec --np 48 -ppn 12 --cpu-bind list:1-2:",
+        "--env MASTER_ADDR=x3.site.fast --env MASTER_PORT=20171 --env WORLD_SIZE=48",
+        "-m torchcoll.allreduce --backend ccl -b 4 -e 2K -f 2 --label launch=1",
+    ):
+        assert words in command
+    assert "CCL_" not in command
+
+
+def test_one_pbs_job_for_each_number_of_nodes(tmp_path):
+    env = program(tmp_path / "bin", "qsub", '#!/bin/sh\necho "submitted $*"\n')
+    script = LAUNCH / "pbs.sh"
+    done = run(["bash", script, "-A", "me"], env={**env, "NODES": "1 64"})
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if line.startswith("submitted")] == [
+        f"submitted -V -l select={nodes} -A me {script}" for nodes in (1, 64)
+    ]
+
+
+# -- Slurm, where there is none ------------------------------------------------------------------
+
+
+def test_one_slurm_job_for_each_variant(tmp_path):
+    env = program(tmp_path / "bin", "sbatch", '#!/bin/sh\necho "$VARIANT: $*"\n')
+    script = LAUNCH / "slurm.sbatch"
+    env["VARIANTS"] = "generic:--nodelist=a nvidia:--constraint=x:--reservation=y"
+    done = run(["bash", script, "-p", "gpu"], env=env)
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if not line.startswith("+")] == [
+        f"generic: --nodelist=a -p gpu {script}",
+        f"nvidia: --constraint=x --reservation=y -p gpu {script}",
+    ]
+
+
+def test_the_slurm_script_repeats_the_report(tmp_path):
+    """Eight ranks, ten programs, 1M to 16G by 4, ten launches; exit code 1 is no reason to stop."""
+    env = program(tmp_path / "bin", "srun", "#!/bin/sh\nexit 1\n")
+    env |= {"SLURM_JOB_ID": "5", "WRAP": "apptainer exec --nv i.sif", "SRUN_ARGS": "--label"}
+    done = run(["bash", LAUNCH / "slurm.sbatch"], env=env, cwd=tmp_path)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10
+    start = f"+ srun --kill-on-bad-exit=1 --label apptainer exec --nv i.sif {sys.executable} -m"
+    assert lines[0].startswith(f"{start} torchcoll.suite --collectives sendrecv,reduce,")
+    assert " -b 1M -e 16G -f 4 --label kernel=" in lines[0]
+    assert lines[9].endswith("--label launch=10 -J torchcoll-runs/slurm-5-10.jsonl")
+    assert "#SBATCH --ntasks-per-node=8\n" in (LAUNCH / "slurm.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "line"),
+    [
+        (
+            "slurm.sbatch",
+            {},
+            "slurm.sbatch: got no Slurm job, expected one. Start it with: sbatch ",
+        ),
+        ("slurm.sbatch", {"VARIANTS": "a"}, "VARIANTS: got 'a', expected NAME:OPTION[:OPTION...]"),
+        ("pbs.sh", {}, "pbs.sh: got no PBS job, expected one. Start it with: qsub "),
+    ],
+)
+def test_outside_a_job(script, env, line):
+    done = run(["bash", LAUNCH / script], env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"torchcoll: error: {line}")
+
+
+# -- Kubernetes ----------------------------------------------------------------------------------
+
+
+def exactly(required, **optional):
+    """An object of these fields and no others, as the API server's strict validation has it."""
+    return {
+        "type": "object",
+        "properties": {**required, **optional},
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+TEXT = {"type": "string"}
+NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+LABELS = {"type": "object", "additionalProperties": TEXT}
+NUMBER = {"type": "integer", "minimum": 0}
+
+
+def many(item):
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+# The part of Kubernetes 1.37's own schema that the file uses. The whole (22 MB, the package
+# kubernetes-validate) is used by the next test where it is installed.
+SERVICE = exactly(
+    {
+        "apiVersion": {"const": "v1"},
+        "kind": {"const": "Service"},
+        "metadata": exactly({"name": NAME}),
+        "spec": exactly(
+            {
+                "clusterIP": {"const": "None"},
+                "publishNotReadyAddresses": {"const": True},
+                "selector": LABELS,
+                "ports": many(exactly({"name": NAME, "port": NUMBER})),
+            }
+        ),
+    }
+)
+AFFINITY = exactly(
+    {
+        "podAntiAffinity": exactly(
+            {
+                "requiredDuringSchedulingIgnoredDuringExecution": many(
+                    exactly(
+                        {"topologyKey": TEXT, "labelSelector": exactly({"matchLabels": LABELS})}
+                    )
+                )
+            }
+        )
+    }
+)
+CONTAINER = exactly(
+    {
+        "name": NAME,
+        "image": TEXT,
+        "command": many(TEXT),
+        "env": many(exactly({"name": TEXT, "value": TEXT})),  # a number unquoted is refused
+        "resources": exactly({"limits": LABELS | {"additionalProperties": {"type": "integer"}}}),
+        "volumeMounts": many(exactly({"name": NAME, "mountPath": TEXT})),
+    }
+)
+EMPTY = exactly({}, medium={"enum": ["", "Memory"]}, sizeLimit={"pattern": "^[0-9]+[KMGT]i$"})
+POD = exactly(
+    {
+        "subdomain": NAME,
+        "restartPolicy": {"enum": ["Never", "OnFailure"]},
+        "affinity": AFFINITY,
+        "containers": many(CONTAINER),
+        "volumes": many(exactly({"name": NAME, "emptyDir": EMPTY})),
+    }
+)
+JOB = exactly(
+    {
+        "apiVersion": {"const": "batch/v1"},
+        "kind": {"const": "Job"},
+        "metadata": exactly({"name": NAME}),
+        "spec": exactly(
+            {
+                "completionMode": {"const": "Indexed"},
+                "completions": NUMBER,
+                "parallelism": NUMBER,
+                "backoffLimit": {"const": 0},
+                "template": exactly({"metadata": exactly({"labels": LABELS}), "spec": POD}),
+            }
+        ),
+    }
+)
+
+
+@pytest.fixture
+def manifests():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    return list(yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text()))
+
+
+def test_the_schema(manifests):
+    jsonschema = pytest.importorskip("jsonschema")
+    for manifest, schema in zip(manifests, (SERVICE, JOB), strict=True):
+        jsonschema.validate(manifest, schema)
+
+
+def test_the_schema_of_kubernetes_itself(manifests):
+    validate = pytest.importorskip("kubernetes_validate", reason="22 MB, for those who have it")
+    for manifest in manifests:
+        validate.validate(manifest, validate.latest_version(), strict=True)
+
+
+def test_what_holds_the_pods_together(manifests):
+    service, job = manifests
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    env = {item["name"]: item["value"] for item in container["env"]}
+    assert spec["completions"] == spec["parallelism"] == int(env["NNODES"])
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": int(env["GPUS"])}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["medium"] == "Memory"
+    assert pod["restartPolicy"] == "Never"
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    term = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]
+    assert term["labelSelector"]["matchLabels"] == labels
+    assert "privileged" not in str(manifests)
+
+
+@pytest.mark.parametrize(("index", "code"), [("0", 0), ("1", 0), ("0", 3)])
+def test_what_a_pod_runs(manifests, tmp_path, index, code):
+    job = manifests[1]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    env = {item["name"]: item["value"] for item in container["env"]}
+    (tmp_path / "run.jsonl").write_text('{"record": "header"}\n')
+    stand_in = f'#!/bin/sh\necho "torchrun $*"\nexit {code}\n'
+    env |= program(tmp_path / "bin", "torchrun", stand_in) | {"JOB_COMPLETION_INDEX": index}
+    command = [word.replace("cat /results", f"cat {tmp_path}") for word in container["command"]]
+    done = run(command, env=env)
+    assert done.returncode == code
+    line, *rest = done.stdout.splitlines()
+    name = job["metadata"]["name"]
+    assert line.startswith(
+        f"torchrun --nnodes 2 --node-rank {index} --nproc-per-node 8 "
+        f"--master-addr {name}-0.{name} --master-port 29500 -m torchcoll.suite --collectives all_"
+    )
+    assert rest == (['{"record": "header"}'] if index == "0" else [])
