@@ -67,6 +67,7 @@ echo "NUM_OF_NODES $nodes TOTAL_NUM_RANKS $ranks RANKS_PER_NODE $RANKS_PER_NODE"
 
 status=0
 for ((launch = 1; launch <= LAUNCHES; launch++)); do
+    file=$RESULTS/pbs-${PBS_JOBID%%.*}-${ranks}ranks-$launch.jsonl
     # PMIx gives the ranks no number of ranks: WORLD_SIZE does.
     settings=("MASTER_ADDR=$MASTER_ADDR" "MASTER_PORT=$((20000 + (10#${job:-0} * 10 + launch) % 10000))"
         "WORLD_SIZE=$ranks" "OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}")
@@ -78,14 +79,19 @@ for ((launch = 1; launch <= LAUNCHES; launch++)); do
     # shellcheck disable=SC2206  # ARGS holds several words
     this+=("$PYTHON" -m "torchcoll.$MODULE" --backend "$BACKEND"
         -b "$MIN_BYTES" -e "$MAX_BYTES" -f "$FACTOR" $ARGS --label "launch=$launch"
-        -J "$RESULTS/pbs-${PBS_JOBID%%.*}-${ranks}ranks-$launch.jsonl")
+        -J "$file")
     for label in $LABELS; do
         this+=(--label "$label")
     done
     echo "+ ${this[*]}"
     code=0
     "${this[@]}" || code=$?
+    # A launcher that ends the other ranks gives their exit code; the file has torchcoll's own. Where
+    # it is complete a case may have failed, which says nothing of the next launch.
+    ended=$(sed -n '$s/^{"record":"end","status":"complete","exit_code":\([0-9]*\).*/\1/p' "$file" 2>/dev/null) || true
+    code=${ended:-$code}
     [ "$code" -le "$status" ] || status=$code
-    [ "$code" -le 1 ] || break
+    [ -n "$ended" ] || break
 done
+[ -n "${ended:-}" ] || [ "$status" -ne 0 ] || status=1
 exit "$status"

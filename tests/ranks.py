@@ -6,6 +6,7 @@ runs in a child before its target: what it patches dies with the child.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -21,7 +22,9 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+from torchcoll import load
 from torchcoll.bench.main import main
+from torchcoll.core.result import CaseResult, Run
 
 Target = Callable[[], object]
 
@@ -178,3 +181,58 @@ def command(collective: str | None, arguments: str | Sequence[str]) -> Target:
     """``torchrun -m torchcoll.<collective> ARGUMENTS``; None is the suite."""
     argv = arguments.split() if isinstance(arguments, str) else list(arguments)
     return lambda: main(collective, argv)
+
+
+class Measured:
+    """A job of the command and the result file that it writes.
+
+    ``output``: name the file FOLDER.jsonl; else the arguments do, or nothing does.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        collective: str | None,
+        arguments: str,
+        ranks: int = 2,
+        output: bool = True,
+        **options: Any,
+    ) -> None:
+        self.path = folder.with_name(f"{folder.name}.jsonl")
+        words = f"{arguments} --output {self.path}" if output else arguments
+        self.job = Job(folder, command(collective, words), ranks, **options)
+
+    @property
+    def run(self) -> Run:
+        return load(self.path)
+
+    def ended(self, codes: int | list[int], timeout_s: float = 60) -> Measured:
+        """After the job, whose ranks all left with this exit code (or these)."""
+        ended = self.job.wait(timeout_s)
+        expected = [codes] * len(ended) if isinstance(codes, int) else codes
+        told = "\n".join(e.stderr for e in ended.values())
+        assert [e.code for e in ended.values()] == expected, told
+        return self
+
+    def stderr(self, rank: int = 0) -> str:
+        return self.job.text(rank)
+
+    def stdout(self, rank: int = 0) -> str:
+        return self.job.text(rank, "stdout")
+
+    def errors(self) -> list[str]:
+        """The error lines of all ranks."""
+        texts = [self.job.text(rank) for rank in self.job.pids]
+        return [line for text in texts for line in text.splitlines() if "torchcoll: error" in line]
+
+    def error_file(self, rank: int) -> dict[str, Any]:
+        """What torchrun is told, where TORCHELASTIC_ERROR_FILE is error<RANK>.json."""
+        data: dict[str, Any] = json.loads((self.job.folder / f"error{rank}.json").read_text())
+        return data
+
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def only(self) -> CaseResult:
+        (result,) = self.run.results
+        return result

@@ -53,16 +53,11 @@ def tcp_store(rank: int, ranks: int, port: int) -> Any:
     return dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
 
 
-def ratio(ours: Sequence[float], base: Sequence[float]) -> str:
-    """Median of ``ours`` over median of ``base``, with a bootstrap interval (1000, seed 0)."""
-    rng = random.Random(0)
-    drawn = sorted(
-        statistics.median(rng.choices(ours, k=len(ours)))
-        / statistics.median(rng.choices(base, k=len(base)))
-        for _ in range(1000)
-    )
-    value = statistics.median(ours) / statistics.median(base)
-    return f"{value:.3f} (95 % {drawn[25]:.3f} to {drawn[974]:.3f})"
+def paired_ratio(pairs: Sequence[tuple[float, float]]) -> str:
+    """Median over the pairs of ours / base, with a bootstrap interval over pairs (1000, seed 0)."""
+    ratios, rng = [ours / base for ours, base in pairs], random.Random(0)
+    drawn = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return f"{statistics.median(ratios):.3f} (95 % {drawn[25]:.3f} to {drawn[974]:.3f})"
 
 
 def title(what: str) -> None:

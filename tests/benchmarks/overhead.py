@@ -1,22 +1,25 @@
-"""Does measuring change what is measured? torchcoll's timed call against a bare loop.
+"""Does measuring change what is measured? torchcoll's timed calls against a bare loop.
 
-Both align by a barrier before every call. 300 pairs of blocks in one process pair, each pair in
-random order; the A/A row compares the bare loop with itself and shows what noise alone does.
+Both align by a barrier before every call, on the group of a torchcoll Session whose watchdog runs.
+300 pairs of blocks in one process pair, each pair in random order; the A/A row compares the bare
+loop with itself and shows what noise alone does. Ratios are of the pairs.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import fork_ranks, free_port, ratio, tcp_store, title
+from common import fork_ranks, free_port, paired_ratio, title
 
-from torchcoll.bench.device import Cpu
+from torchcoll.bench.device import Cpu, nothing
+from torchcoll.bench.launcher import Launch
+from torchcoll.bench.runner import Session
 from torchcoll.core.case import Spec, size_case
 from torchcoll.core.collectives import COLLECTIVES
 
@@ -39,23 +42,26 @@ def product_call(tensor: Any, rank: int, ranks: int) -> Any:
     return entry.prepare(torch, dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
 
 
-def compare(rank: int, port: int, nbytes: int, same: bool) -> tuple[list[float], list[float]]:
-    dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
+def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, float]]:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    session = Session(torch, Spec(), launch=Launch("benchmark", rank, 2, rank, 2))
+    session.open()
     tensor = torch.zeros(nbytes // 4)
-    call, barrier = product_call(tensor, rank, 2), partial(dist.barrier, None)
-    medians: tuple[list[float], list[float]] = ([], [])
+    call, align = product_call(tensor, rank, 2), session.communicators.align("gloo")
+    pairs = []
     rng = random.Random(1)
     for _ in range(PAIRS):
+        medians = [0.0, 0.0]
         for arm in rng.sample((0, 1), 2):
             samples: list[int] = []
             if arm or same:
                 bare_block(tensor, samples, CALLS)
             else:
-                Cpu().isolated(call, barrier, CALLS, {"host": samples})
-            medians[arm].append(statistics.median(samples))
-    dist.barrier()
-    dist.destroy_process_group()
-    return medians
+                session.device.isolated(call, align, CALLS, {"host": samples})
+            medians[arm] = statistics.median(samples)
+        pairs.append((medians[0], medians[1]))
+    session.close()
+    return pairs
 
 
 def added_on_fake() -> float:
@@ -71,7 +77,7 @@ def added_on_fake() -> float:
             call()
         bare = time.perf_counter_ns() - start
         start = time.perf_counter_ns()
-        Cpu().isolated(call, lambda: None, calls, {"host": []})
+        Cpu().isolated(call, nothing, calls, {"host": []})
         added.append((time.perf_counter_ns() - start - bare) / calls)
     dist.destroy_process_group()
     return statistics.median(added)
@@ -83,5 +89,5 @@ if __name__ == "__main__":
     for name, nbytes in SIZES.items():
         ours = fork_ranks(2, compare, free_port(), nbytes, False)[0]
         noise = fork_ranks(2, compare, free_port(), nbytes, True)[0]
-        print(f"{name:>5}  {ratio(*ours):32}  {ratio(*noise)}", flush=True)
+        print(f"{name:>5}  {paired_ratio(ours):32}  {paired_ratio(noise)}", flush=True)
     print(f"fake backend: the timed loop adds {added_on_fake():.0f} ns a call (limit 500 ns)")

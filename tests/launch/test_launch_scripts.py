@@ -142,8 +142,10 @@ def test_one_slurm_job_for_each_variant(tmp_path):
 
 
 def test_the_slurm_script_repeats_the_report(tmp_path):
-    """Eight ranks, ten programs, 1M to 16G by 4, ten launches; exit code 1 is no reason to stop."""
-    env = program(tmp_path / "bin", "srun", "#!/bin/sh\nexit 1\n")
+    """Eight ranks, ten programs, 1M to 16G by 4, ten launches; a case that fails stops none."""
+    end = '{"record":"end","status":"complete","exit_code":1,"wall_s":2}'
+    stand_in = f"#!/bin/sh\nfor file; do :; done\necho '{end}' >$file\nexit 143\n"
+    env = program(tmp_path / "bin", "srun", stand_in)
     env |= {"SLURM_JOB_ID": "5", "WRAP": "apptainer exec --nv i.sif", "SRUN_ARGS": "--label"}
     done = run(["bash", LAUNCH / "slurm.sbatch"], env=env, cwd=tmp_path)
     assert done.returncode == 1
@@ -154,6 +156,13 @@ def test_the_slurm_script_repeats_the_report(tmp_path):
     assert " -b 1M -e 16G -f 4 --label kernel=" in lines[0]
     assert lines[9].endswith("--label launch=10 -J torchcoll-runs/slurm-5-10.jsonl")
     assert "#SBATCH --ntasks-per-node=8\n" in (LAUNCH / "slurm.sbatch").read_text()
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 1), (5, 5), (143, 143)])
+def test_a_launch_without_an_end_is_the_last(tmp_path, code, expected):
+    env = program(tmp_path / "bin", "srun", f"#!/bin/sh\nexit {code}\n") | {"SLURM_JOB_ID": "5"}
+    done = run(["bash", LAUNCH / "slurm.sbatch"], env=env, cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("+ srun")) == (expected, 1)
 
 
 @pytest.mark.parametrize(

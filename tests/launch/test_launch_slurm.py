@@ -159,7 +159,8 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
 
 
 def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):
-    """srun passes the exit code on, and nine more of the same would say no more."""
+    """Nine more of the same would say no more. srun gives the exit code of the rank that it ended."""
     code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", LAUNCHES="10")
-    assert code == 2
+    assert code in (2, 128 + 15)
     assert out.count("+ srun") == 1
+    assert out.count("torchcoll: error: ") == 1

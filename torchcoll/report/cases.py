@@ -1,13 +1,14 @@
-"""Two views of the samples of each case: who is late (``--per-rank``), and every call in order."""
+"""Two views of the samples of each case: its ranks (``--per-rank``), and every call in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import SLOW_FIRST, Row, median, over_ranks
 from torchcoll.core.units import format_time
-from torchcoll.report.columns import values_of
+from torchcoll.report.columns import DIMENSIONS, Entry, values_of
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
@@ -15,81 +16,161 @@ from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
 
+# A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
+WAITING = (
+    "each rank's own time: waiting for the others as well as working; the rank that arrives last "
+    "has the shortest"
+)
+# What names a case in the rows of csv and json.
+_CASE_FIELDS = (*DIMENSIONS[:-1], "nbytes_requested", "nbytes")
+RANK_FIELDS = (
+    *(*_CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
+    *("longer_than_fastest_ns", "longest_share"),
+)
+CALL_FIELDS = (*_CASE_FIELDS, "status", "rank", "clock", "kind", "call", "calls_per_sample", "ns")
+
+
 def per_rank_grids(run: Run, view: View) -> list[Grid]:
-    """One table a case: each rank's median, how late it is, how often it was the last."""
+    """One table a case: each rank's median, and how its times lie among those of the others."""
     entries = view.entries(run)
-    grids = [
-        _per_rank(run, entry.result, entry.row, entry.result.time_ns.get(entry.row.clock or "", []))
-        for entry in entries
-    ]
-    return _framed(run, view, [entry.row for entry in entries], grids)
+    grids = [_per_rank(run, entry) for entry in entries]
+    return _framed(run, [entry.row for entry in entries], grids, None, [WAITING])
 
 
-def _framed(run: Run, view: View, rows: Sequence[Row], grids: list[Grid]) -> list[Grid]:
+def _framed(
+    run: Run, rows: Sequence[Row], grids: list[Grid], how: str | None, notes: Sequence[str] = ()
+) -> list[Grid]:
     """Header lines before the first table, lines about the run after the last."""
-    above = header_lines(run, rows, view.over_ranks, values_of(rows, "clock"))
+    above = [
+        *header_lines(run, rows, how, values_of(rows, "clock")),
+        *first_lines(run, how or "max"),
+    ]
     below = run_lines(run, rows, first_calls=False)
-    return [Grid([], [], above=above + first_lines(run)), *grids, Grid([], [], below=below)]
+    return [Grid([], [], above=[*above, *notes]), *grids, Grid([], [], below=below)]
 
 
 def _case_line(result: CaseResult, row: Row) -> str:
-    words = [result.case.describe(), "in place" if row.in_place else "out of place"]
-    words += [f"{row.clock} clock"] if row.clock else []
+    words = [one_line(result.case.describe()), "in place" if row.in_place else "out of place"]
+    words += [f"splits {one_line(row.splits)}"] if row.splits else []
+    words += [f"sub-group {one_line(row.group)}"] if row.group else []
+    words += [f"{one_line(row.clock)} clock"] if row.clock else []
     return ", ".join(words)
 
 
 def _status_lines(result: CaseResult) -> list[str]:
     notes = Notes()
     marks = notes.marks(result)
-    return [f"{result.status} {marks}".rstrip()] * (result.status != "ok") + notes.lines()
+    words = [f"{one_line(result.status)} {marks}".rstrip()] * (result.status != "ok")
+    return words + notes.lines()
 
 
-def _per_rank(run: Run, result: CaseResult, row: Row, samples: Matrix) -> Grid:
+def rank_objects(run: Run, view: View) -> list[dict[str, Any]]:
+    """One dictionary for each rank of each case, ``RANK_FIELDS``."""
+    return [
+        _case_fields(entry) | values
+        for entry in view.entries(run)
+        for values in _rank_values(run, entry)
+    ]
+
+
+def _case_fields(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry.row, name) for name in (*_CASE_FIELDS, "status")}
+
+
+def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
+    result, clock = entry.result, entry.row.clock
     # strict=False: a rank that was lost in mid-batch has fewer calls.
-    calls = list(zip(*samples, strict=False))
+    calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
+    fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
+    for place, own in enumerate(zip(*calls, strict=True)):
+        rank = rank_of(result, place)
+        member = run.members[rank] if rank < len(run.members) else {}
+        yield {
+            "rank": rank,
+            "host": member.get("host"),
+            "rank_device": member.get("device"),
+            "clock": clock,
+            "calls": len(calls) * result.calls_per_sample,
+            "median_ns": median(own),
+            "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
+            "longest_share": sum(map(int.__eq__, own, slowest)) / len(calls),
+        }
+
+
+def rank_of(result: CaseResult, place: int) -> int:
+    """The rank of the launch, of a place in the samples: sub-groups have some ranks only."""
+    return result.members[place] if place < len(result.members) else place
+
+
+def _per_rank(run: Run, entry: Entry) -> Grid:
+    result, row = entry.result, entry.row
     heads = [
-        Head("rank"),
+        Head("rank", repeat=True),
         Head("host", left=True),
         Head("device", left=True),
         Head("median"),
-        Head("behind", "fastest"),
+        Head("longer than", "fastest"),
         Head("longest", "% of calls"),
     ]
-    rows = []
-    for rank in range(len(samples) if calls else 0):
-        member = run.members[rank] if rank < len(run.members) else {}
-        behind = median([call[rank] - min(call) for call in calls])
-        longest = sum(call[rank] == max(call) for call in calls) / len(calls)
-        rows.append(
-            [
-                str(rank),
-                one_line(member.get("host") or "-"),
-                one_line(member.get("device") or "-"),
-                format_time(median([call[rank] for call in calls])),
-                format_time(behind),
-                f"{100 * longest:.0f}",
-            ]
-        )
+    rows = [
+        [
+            str(values["rank"]),
+            one_line(values["host"] or "-"),
+            one_line(values["rank_device"] or "-"),
+            format_time(values["median_ns"]),
+            format_time(values["longer_than_fastest_ns"]),
+            f"{100 * values['longest_share']:.0f}",
+        ]
+        for values in _rank_values(run, entry)
+    ]
     below = _status_lines(result)
-    if rows and result.case.cadence != "isolated":
-        below.append("not aligned: a rank's long time can be its waiting for a late one")
-    elif not rows and result.status == "ok":
-        below.append(f"no calls on the {row.clock} clock")
+    if not rows and result.status == "ok":
+        below.append(f"no calls on the {one_line(row.clock)} clock")
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)
+
+
+def call_objects(run: Run, view: View) -> list[dict[str, Any]]:
+    """One dictionary for each call of each rank of each case on each clock, ``CALL_FIELDS``."""
+    return [
+        _case_fields(entry) | values
+        for entry in view.entries(run)
+        for values in _call_values(entry.result, view.clock)
+    ]
+
+
+def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
+    before = max(map(len, result.cold_ns), default=0), max(map(len, result.warmup_ns), default=0)
+    parts: list[tuple[str, str, int, Matrix]] = [
+        ("host", "cold", 0, result.cold_ns),
+        ("host", "warmup", before[0], result.warmup_ns),
+        *((name, "steady", sum(before), samples) for name, samples in result.time_ns.items()),
+    ]
+    for name, kind, first, samples in parts:
+        for place, durations in enumerate(samples if clock in (None, name) else []):
+            for number, ns in enumerate(durations, first):
+                yield {
+                    "rank": rank_of(result, place),
+                    "clock": name,
+                    "kind": kind,
+                    "call": number,
+                    "calls_per_sample": result.calls_per_sample if kind == "steady" else 1,
+                    "ns": ns,
+                }
 
 
 def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
     grids = [_calls(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return _framed(run, view, [entry.row for entry in entries], grids)
+    return _framed(run, [entry.row for entry in entries], grids, view.over_ranks)
 
 
 def _calls(result: CaseResult, row: Row, how: str) -> Grid:
+    completes = how == "max" and result.case.cadence == "isolated"
     heads = [
-        Head("call"),
+        Head("call", repeat=True),
         Head("kind", left=True),
-        Head("completion " if how == "max" else f"{how} "),
+        Head("completion " if completes else f"{how} "),
         Head("fastest"),
         Head("rank"),
         Head("slowest"),
@@ -114,9 +195,9 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
                     kind,
                     format_time(time) + ("*" if mark else " "),
                     format_time(low),
-                    str(call.index(low)),
+                    str(rank_of(result, call.index(low))),
                     format_time(high),
-                    str(call.index(high)),
+                    str(rank_of(result, call.index(high))),
                 ]
             )
     below = _status_lines(result)
@@ -128,5 +209,6 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         took = format_time(max(result.connect_ns), 3).strip()
         below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
-        below.append(f"cold and warm-up calls: host clock; steady calls: {row.clock} clock")
+        clock = one_line(row.clock)
+        below.append(f"cold and warm-up calls: host clock; steady calls: {clock} clock")
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)

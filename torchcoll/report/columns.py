@@ -23,8 +23,10 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "cadence", "clock"),
+    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "splits"),
+    *("communicator", "cadence", "clock"),
 )
+_SPREAD = "low, high = p5, p95 within this launch"
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     return Column(key, Head(first, second, left), cell)
 
 
-def _time(key: str, first: str, second: str = "", drop: int = 0) -> Column:
-    head = Head(first, second, drop=drop, width=8)
+def _time(key: str, first: str, second: str = "", drop: int = 0, legend: str = "") -> Column:
+    head = Head(first, second, drop=drop, width=8, legend=legend)
     return Column(key, head, lambda entry: format_time(getattr(entry.row, key)))
 
 
@@ -72,7 +74,7 @@ def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
         nbytes = getattr(entry.row, key) or entry.row.nbytes_requested
         return format_size(nbytes) if entry.has_data else "-"
 
-    return Column(key, Head(first, second, drop=drop), cell)
+    return Column(key, Head(first, second, drop=drop, repeat=key == "nbytes"), cell)
 
 
 def _first_call(entry: Entry) -> str:
@@ -82,7 +84,7 @@ def _first_call(entry: Entry) -> str:
 
 def _verified(entry: Entry) -> str:
     row, found = entry.row, entry.result.verification
-    word = row.verified if row.status == "ok" else row.status
+    word = row.verified if row.status == "ok" else one_line(row.status)
     if found is not None and found.wrong:
         word = f"wrong ({found.wrong} of {found.checked})"
     return f"{word} {entry.marks}".rstrip()
@@ -104,6 +106,8 @@ COLUMNS: dict[str, Column] = {
         _text("buffers", "buffers"),
         Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
         _text("coalesce", "calls in", "a group", left=False),
+        _text("splits", "splits"),
+        _text("communicator", "communicator"),
         _text("cadence", "cadence"),
         _text("clock", "clock"),
         _size("nbytes_requested", "size", "asked", drop=2),
@@ -114,10 +118,11 @@ COLUMNS: dict[str, Column] = {
         Column("first_call_ns", Head("first", "call ", drop=1, width=9), _first_call),
         _time("second_call_ns", "second", "call"),
         _time("median_ns", "median"),
-        _time("low_ns", "low", "p5", drop=5),
-        _time("high_ns", "high", "p95", drop=5),
+        _time("low_ns", "low", "p5", drop=5, legend=_SPREAD),
+        _time("high_ns", "high", "p95", drop=5, legend=_SPREAD),
         _time("p99_ns", "p99", drop=6),
         Column("calls", Head("calls", drop=3, width=5), lambda e: str(e.row.calls)),
+        _text("stop", "stopped", "by"),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
         Column("verified", Head("verified", left=True), _verified),

@@ -5,22 +5,40 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from torchcoll.core.result import Run
-from torchcoll.report.json import row_objects
+from torchcoll.report.cases import CALL_FIELDS, RANK_FIELDS, call_objects, rank_objects
+from torchcoll.report.json import Objects, row_names, row_objects
+from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
 
-def csv_text(runs: Sequence[Run], view: View) -> str:
-    """One heading for all runs; with more than one, the first column names the file."""
+def csv_text(runs: Sequence[Run], view: View, objects: Objects = row_objects) -> str:
+    """One heading for all runs; with more than one, the first column names the file.
+
+    Where no columns are chosen, the last ones name the reading, the launch and its labels.
+    """
+    fields = {rank_objects: [*RANK_FIELDS], call_objects: [*CALL_FIELDS]}.get(objects)
+    names = fields or row_names(view)
+    names = ["file", *names] if len(runs) > 1 else names
+    if not view.columns:
+        labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)
+        names += ["over_ranks", "run_id", "start_utc", *labels]
     out = io.StringIO()
-    writer = None
+    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
     for run in runs:
-        for values in row_objects(run, view):
-            if len(runs) > 1:
-                values = {"file": str(run.path or run.header.get("run_id") or ""), **values}
-            if writer is None:
-                writer = csv.DictWriter(out, list(values), lineterminator="\n")
-                writer.writeheader()
-            writer.writerow(values)
+        common = {"file": str(run.path or run.header.get("run_id") or "")}
+        common["over_ranks"] = view.over_ranks
+        common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
+        for launch, results in run.launches():
+            own = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
+            part = Run(header=launch.header, members=launch.members, results=results)
+            for values in objects(part, view):
+                writer.writerow({k: _cell(v) for k, v in (common | own | values).items()})
     return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return one_line(value) if isinstance(value, str) else value

@@ -2,12 +2,13 @@
 
 Views fill a Grid; it is drawn with rich on a terminal, as aligned ASCII elsewhere, and as markdown
 by report/markdown.py. Nothing is ever cut: where the terminal is too narrow, whole columns are left
-out, the least important first, and a line below the table names them.
+out, the least important first, and a line below the table names them. What may not be left out goes
+into further tables below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,8 @@ class Head:
 
     ``second`` is the line below ``first`` (a unit). ``drop``: 0 is never left out; of the others
     the largest go first, and equal ones go together. ``width`` is the least width where rows are
-    printed before all are known.
+    printed before all are known. ``repeat``: stands in each of several tables. ``legend``: a line
+    above the table where the column is shown.
     """
 
     first: str
@@ -28,6 +30,8 @@ class Head:
     left: bool = False
     drop: int = 0
     width: int = 0
+    repeat: bool = False
+    legend: str = ""
 
     @property
     def text(self) -> str:
@@ -53,12 +57,11 @@ class Grid:
             for i, head in enumerate(self.heads)
         ]
 
-    def without(self, columns: set[int]) -> Grid:
-        keep = [i for i in range(len(self.heads)) if i not in columns]
+    def only(self, columns: Sequence[int]) -> Grid:
         return replace(
             self,
-            heads=[self.heads[i] for i in keep],
-            rows=[[row[i] for i in keep] for row in self.rows],
+            heads=[self.heads[i] for i in columns],
+            rows=[[row[i] for i in columns] for row in self.rows],
         )
 
 
@@ -79,6 +82,30 @@ def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tupl
         if worst == 0:
             return dropped, 1
         dropped |= {i for i in kept if heads[i].drop == worst}
+
+
+def parts(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> list[list[int]]:
+    """The columns of each of the tables that fit into ``width`` beside the repeated columns.
+
+    One where all fit; a column that is too wide for any has its own.
+    """
+    dropped, gap = fit(heads, widths, width)
+    kept = [i for i in range(len(heads)) if i not in dropped]
+    if width is None or sum(widths[i] + gap for i in kept) - gap <= width:
+        return [kept]
+    repeated = [i for i in kept if heads[i].repeat]
+    tables: list[list[int]] = [[]]
+    for i in kept:
+        if i in repeated:
+            continue
+        if tables[-1] and sum(widths[j] + gap for j in [*repeated, *tables[-1], i]) - gap > width:
+            tables.append([])
+        tables[-1].append(i)
+    return [[*repeated, *table] for table in tables]
+
+
+def legends(heads: Iterable[Head]) -> list[str]:
+    return list(dict.fromkeys(head.legend for head in heads if head.legend))
 
 
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
@@ -112,39 +139,43 @@ def plain_lines(grid: Grid, gap: int = 2) -> Iterator[str]:
 
 
 def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) -> Any:
-    """The same as a rich Table. Cells are Text, so that '[1]' is not taken for markup."""
+    """The same as a rich Table. Cells are Text, so that '[1]' is not taken for markup.
+
+    They are aligned here: rich strips the blank that keeps the place of a mark in other rows.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     # One character of the gap is the box's own divider, which is a blank here.
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    for i, head in enumerate(grid.heads):
-        title = "\n".join(filter(None, (head.first, head.second)))
-        table.add_column(
-            Text(title),
-            justify="left" if head.left else "right",
-            no_wrap=True,
-            min_width=widths[i] if widths else None,
-        )
+    widths = widths or grid.widths()
+    for head, width in zip(grid.heads, widths, strict=True):
+        titles = [aligned(text, head, width) for text in (head.first, head.second) if text]
+        table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
     styles = grid.styles or [""] * len(grid.rows)
     for row, style in zip(grid.rows, styles, strict=True):
-        table.add_row(*(Text(cell) for cell in row), style=style)
+        cells = zip(row, grid.heads, widths, strict=True)
+        table.add_row(*(Text(aligned(*cell)) for cell in cells), style=style)
     return table
 
 
 def print_grid(grid: Grid, out: Output) -> None:
     """Print ``above``, the table and ``below``, in the form that ``out`` can show."""
-    out.lines(grid.above)
-    if grid.above and grid.rows:
-        out.write("\n")
+    widths = grid.widths()
+    dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
     below = list(grid.below)
-    if grid.rows:
-        dropped, gap = fit(grid.heads, grid.widths(), out.width)
-        if dropped and out.width:
-            below.insert(0, hidden_note(grid.heads, dropped, out.width))
-        shown = grid.without(dropped)
-        console = out.console()
+    if dropped and out.width:
+        below.insert(0, hidden_note(grid.heads, dropped, out.width))
+    kept = [head for i, head in enumerate(grid.heads) if i not in dropped]
+    above = [*grid.above, *(legends(kept) if grid.rows else [])]
+    out.lines(above)
+    tables = parts(grid.heads, widths, out.width) if grid.rows else []
+    console = out.console()
+    for number, columns in enumerate(tables):
+        if number or above:
+            out.write("\n")
+        shown = grid.only(columns)
         if console:
             needed = sum(shown.widths()) + gap * len(shown.heads)
             # rich cuts what does not fit; a line that the terminal wraps is still all there.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
@@ -13,9 +13,18 @@ from torchcoll.report.view import View
 
 SCHEMA = "torchcoll-rows/1"
 
+# What makes the dictionaries of one run: a row for each case, or those of report/cases.py.
+Objects = Callable[[Run, View], list[dict[str, Any]]]
+
+
+def row_names(view: View) -> list[str]:
+    """The chosen columns (default all), then the chosen percentiles."""
+    names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
+    return [*names, *map(percentile_key, view.percentiles)]
+
 
 def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
-    """One dictionary a row: the chosen columns (default all), then the chosen percentiles."""
+    """One dictionary a row."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
     return [
         {name: getattr(entry.row, name) for name in names}
@@ -24,27 +33,39 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     ]
 
 
-def run_object(run: Run, view: View) -> dict[str, Any]:
+def run_object(run: Run, view: View, objects: Objects = row_objects) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
     return {
         "schema": SCHEMA,
         "run": {
-            "path": None if run.path is None else str(run.path),
-            "run_id": run.header.get("run_id"),
-            "start_utc": run.header.get("start_utc"),
+            **_names(run),
             "torchcoll": run.header.get("torchcoll") or run.environment.get("torchcoll"),
             "ranks": run.ranks,
             "labels": run.labels,
             "status": run.end.get("status") if run.end else "truncated",
             "over_ranks": view.over_ranks,
-            "events": run.events,
+            "continuations": [
+                {**_names(launch), "cases": len(results)} for launch, results in run.launches()[1:]
+            ],
+            "events": [_plain(event) for event in run.events],
             "problems": problems_of(run),
         },
-        "rows": row_objects(run, view),
+        "rows": objects(run, view),
     }
 
 
-def json_text(runs: Sequence[Run], view: View) -> str:
+def _names(run: Run) -> dict[str, Any]:
+    path = None if run.path is None else str(run.path)
+    known = {name: run.header.get(name) for name in ("run_id", "start_utc")}
+    return {"path": path, **known}
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """Without what later versions, or other hands, may have put there."""
+    return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
+
+
+def json_text(runs: Sequence[Run], view: View, objects: Objects = row_objects) -> str:
     """An object for one run, an array of them for several."""
-    objects = [run_object(run, view) for run in runs]
-    return json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n"
+    found = [run_object(run, view, objects) for run in runs]
+    return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"

@@ -8,9 +8,11 @@ interpreter lock from rank 0's timed calls. The screen changes only when a case 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +29,8 @@ from torchcoll.report.grid import (
     fit,
     head_lines,
     hidden_note,
+    legends,
+    parts,
     print_grid,
     rich_table,
     row_line,
@@ -37,6 +41,8 @@ from torchcoll.report.output import Output
 from torchcoll.report.progress import Progress, ProgressLine
 from torchcoll.report.text import row_style, show, table_grid
 from torchcoll.report.view import FORMATS, View, choice
+
+_PATIENCE_S = 2.0
 
 
 def reporter(format: str = "table", quiet: bool = False) -> Reporter:
@@ -60,7 +66,8 @@ def reporter(format: str = "table", quiet: bool = False) -> Reporter:
 class Reporter:
     """Receives what happens on rank 0 in this order: begin, (started, done)..., end.
 
-    A reader that goes away (``| head``) ends the printing and never the run.
+    A reader that goes away (``| head``) ends the printing and never the run. ``end`` may come from
+    the thread that ends an interrupted run: what the other one says after it is dropped.
     """
 
     def __init__(self, out: Output, format: str, quiet: bool) -> None:
@@ -72,7 +79,8 @@ class Reporter:
         self.progress = Progress(0)
         # stderr may be a terminal while the table goes into a pipe.
         self.line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
-        self._lost = False
+        self._over = False
+        self._lock = threading.Lock()
 
     def begin(self, run: Run, cases: Sequence[Case]) -> None:
         """After set-up, before the first case. ``run`` has its header, members and phases."""
@@ -90,18 +98,29 @@ class Reporter:
     def end(self, run: Run) -> None:
         """After the last case, also of an interrupted run."""
         self.run = run
-        self._guarded(self._end)
+        self._guarded(self._last)
+
+    def _last(self) -> None:
+        try:
+            self._end()
+        finally:
+            self._over = True
 
     def _guarded(self, action: Callable[..., None], *args: Any) -> None:
-        if self._lost:
+        # A terminal that blocks (Ctrl-S) keeps the lock for ever: then the last table is missing.
+        if not self._lock.acquire(timeout=_PATIENCE_S):
             return
         try:
-            action(*args)
-            self.out.flush()
-        except OSError:
-            self._lost = True
-            # Python flushes stdout at exit and would complain there: give it somewhere to write.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.file.fileno())
+            if not self._over:
+                action(*args)
+                self.out.flush()
+        except (OSError, ValueError):  # ValueError: the file was closed
+            self._over = True
+            with contextlib.suppress(OSError, ValueError):
+                # Python flushes stdout at exit and would complain there: give it somewhere to go.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.file.fileno())
+        finally:
+            self._lock.release()
 
     def _begin(self) -> None:
         pass
@@ -147,15 +166,17 @@ class _Rows(Reporter):
         self.notes = Notes()
         self.view = View()
         clocks = values_of([_Clock(case) for case in self.cases], "clock")
-        self.above = header_lines(self.run, self.cases, clocks=clocks)
+        self.libraries = self.run.environment.get("libraries") or {}
         self.columns, self.widths = stream_columns(self.run, self.cases)
         heads = [column.head for column in self.columns]
         self.dropped, self.gap = fit(heads, self.widths, self.out.width)
         self.hidden = hidden_note(heads, self.dropped, self.out.width or 0) if self.dropped else ""
+        # Rows that come one by one are in one table, however long.
         kept = [i for i in range(len(heads)) if i not in self.dropped]
         self.columns = [self.columns[i] for i in kept]
         self.widths = [self.widths[i] for i in kept]
         self.heads = [column.head for column in self.columns]
+        self.above = header_lines(self.run, self.cases, clocks=clocks) + legends(self.heads)
         self._open()
 
     def _open(self) -> None:
@@ -166,8 +187,11 @@ class _Rows(Reporter):
     def _cells(self, entry: Entry) -> list[str]:
         return [column.cell(entry) for column in self.columns]
 
+    def _entry(self, result: CaseResult) -> Entry:
+        return self.view.entry(result, self.libraries.get(result.case.backend), self.notes)
+
     def _done(self, result: CaseResult) -> None:
-        entry = self.view.entry(self.run, result, self.notes)
+        entry = self._entry(result)
         self.line.clear()
         self.out.lines_unwrapped([row_line(self._cells(entry), self.heads, self.widths, self.gap)])
 
@@ -202,17 +226,20 @@ class _Live(_Rows):
         # Headings, the rule below them and the progress line stay on the screen.
         room = max(1, self.console.height - 5)
         shown = Grid(self.heads, self.rows[-room:], styles=self.styles[-room:])
-        parts: list[Any] = [rich_table(shown, self.gap, self.widths)]
+        # rich would cut what does not fit: the columns of further tables come at the end.
+        columns = parts(self.heads, self.widths, self.out.width)[0]
+        widths = [self.widths[i] for i in columns]
+        lines: list[Any] = [rich_table(shown.only(columns), self.gap, widths)]
         if not self.quiet:
             text = self.progress.text(case.describe() if case else "")
-            parts.append(Text(text, style="dim", no_wrap=True, overflow="crop"))
-        self.display.update(Group(*parts), refresh=True)
+            lines.append(Text(text, style="dim", no_wrap=True, overflow="crop"))
+        self.display.update(Group(*lines), refresh=True)
 
     def _started(self, case: Case) -> None:
         self._draw(case)
 
     def _done(self, result: CaseResult) -> None:
-        entry = self.view.entry(self.run, result, self.notes)
+        entry = self._entry(result)
         self.rows.append(self._cells(entry))
         self.styles.append(row_style(entry))
         self._draw()

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchcoll.report.grid import Grid
+from torchcoll.report.grid import Grid, legends
 
 
 def _escaped(text: str) -> str:
-    # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag.
+    # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
+    # of a file that comes from elsewhere is to be no code and no link either.
     text = text.strip().replace("\\", "\\\\")
-    for character in "|*<":
+    for character in "|*<`":
         text = text.replace(character, f"\\{character}")
-    return text
+    return text.replace("](", "]\\(")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -21,7 +22,8 @@ def _row(cells: Sequence[str]) -> str:
 
 def markdown_text(grid: Grid) -> str:
     """Header lines and footnotes become lists, so that markdown keeps their line ends."""
-    text = "".join(f"- {_escaped(line)}\n" for line in grid.above)
+    above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
+    text = "".join(f"- {_escaped(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""
         text += _row([_escaped(head.text) for head in grid.heads])

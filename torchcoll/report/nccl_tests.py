@@ -6,6 +6,11 @@ has in one placement only fills both blocks with that one measurement. nccl-test
 for a missing out-of-place block (32 blanks), but its readers do not: microsoft/superbenchmark
 counts fields from the right and would read the element count as the time, NVIDIA/cloudai drops
 every row that has not 13 fields. For the same reason redop is 'none', never blank.
+
+The counts of the heading are the least that any case runs, for they are printed before the cases;
+what ran stands below the rows. As with nccl-tests' own ``-c 0``, 'OK' means that nothing was found
+wrong; where nothing was checked a comment says so. A case that failed counts as out of bounds, and
+a run that did not reach its end has no footer, like an nccl-tests that was killed.
 """
 
 from __future__ import annotations
@@ -18,10 +23,12 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
-from torchcoll.report.header import program_text
-from torchcoll.report.notes import problems_of
+from torchcoll.report.header import NOT_ALIGNED, program_text
+from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
+
+_LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
 
 # torch's names -> ncclDataType names where they differ (nccl-tests src/common.cu).
 _TYPES = {
@@ -51,8 +58,10 @@ def float_text(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"
 
 
-def block_start(run: Run, cases: Sequence[Case], how: str = "max") -> list[str]:
-    """The lines before the first row of one collective on one backend."""
+def block_start(
+    run: Run, cases: Sequence[Case], how: str = "max", members: Sequence[int] = ()
+) -> list[str]:
+    """The lines before the first row of one collective on one backend, in one sub-group."""
     first = cases[0]
     sizes = [case.nbytes for case in cases]
     spec = run.header.get("spec") or {}
@@ -60,23 +69,30 @@ def block_start(run: Run, cases: Sequence[Case], how: str = "max") -> list[str]:
         step = f"{spec['step_bytes']}(bytes)"
     else:
         step = f"{spec.get('factor', 0):g}(factor)"
-    # Warm-up is what runs before the timed calls; iters is the least where a rule decides.
+    # Warm-up is what runs before the timed calls.
     warmup = (spec.get("cold") or 0) + (spec.get("warmup") or 0)
-    iters = 20 if spec.get("iters") is None else spec["iters"]
+    iters = spec.get("iters") if "iters" in spec else 0
+    iters = _LEAST_ITERS if iters is None else iters
+    group = f", sub-group {one_line(first.group)}" if first.group else ""
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",
         f"# Collective test starting: {program(first.collective)}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
-        f"iters: {warmup} iters: {iters} agg iters: 1 validation: {int(spec.get('check', False))} "
-        "graph: 0",
-        f"# torchcoll: torch.distributed {first.collective} on {first.backend}, cadence "
-        f"{first.cadence}",
+        f"iters: {warmup} iters: {iters} agg iters: {first.coalesce} validation: "
+        f"{int(spec.get('check') or False)} graph: {int(first.cadence == 'graph')}",
+        "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
+        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, cadence "
+        f"{one_line(first.cadence)}{group}",
         f"# torchcoll: time is the median over calls of {_READINGS.get(how, how)}",
     ]
+    if how == "max" and first.cadence != "isolated":
+        lines.append(f"# torchcoll: {NOT_ALIGNED}")
     if run.ranks == 1:
         lines.append("# torchcoll: one rank, no communication")
     if first.backend == "fake":
         lines.append("# torchcoll: fake backend: nothing was communicated")
+    if first.collective == "all_to_all_v":
+        lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
     for in_place in (True, False):
         if all(case.in_place == in_place for case in cases):
             names = ("out-of-place", "in-place")
@@ -84,13 +100,15 @@ def block_start(run: Run, cases: Sequence[Case], how: str = "max") -> list[str]:
                 f"# torchcoll: measured {names[in_place]} only, "
                 f"the {names[not in_place]} columns repeat it"
             )
-    lines += ["#", "# Using devices", *map(_device_line, _members(run)), "#"]
+    lines += ["#", "# Using devices", *map(_device_line, _members(run, members)), "#"]
     return lines + _heading()
 
 
-def _members(run: Run) -> list[dict[str, Any]]:
+def _members(run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
     """Readers count ranks by these lines, so there is one even where nothing else is known."""
-    return run.members or [{"rank": rank} for rank in range(run.ranks)]
+    known = run.members or [{"rank": rank} for rank in range(run.ranks)]
+    own = [known[rank] for rank in ranks if 0 <= rank < len(known)] or known
+    return [{**member, "rank": place} for place, member in enumerate(own)]
 
 
 def _device_line(member: dict[str, Any]) -> str:
@@ -100,7 +118,7 @@ def _device_line(member: dict[str, Any]) -> str:
     return (
         f"#  Rank {member.get('rank', 0):2} Group  0 Pid {member.get('pid') or 0:6} "
         f"on {one_line(member.get('host') or 'unknown'):>10} "
-        f"device {int(index) if index.isdigit() else 0:2} [0x00] {name}"
+        f"device {index if index.isascii() and index.isdigit() else 0:>2} [0x00] {name}"
     )
 
 
@@ -119,9 +137,11 @@ def _heading() -> list[str]:
 
 def _block(row: Row, result: CaseResult) -> str:
     check = result.verification
-    wrong = "    N/A" if check is None else f"  {check.wrong:6g}"
+    wrong = "    N/A" if row.verified == "unchecked" or not check else f"  {check.wrong:6g}"
+    # Calls in one group are timed together, and nccl-tests divides too (-m).
+    time_us = (row.median_ns or 0) / 1000 / row.coalesce
     return (
-        f"  {float_text((row.median_ns or 0) / 1000, 7)}  {float_text(row.algbw_gbps or 0, 6)}"
+        f"  {float_text(time_us, 7)}  {float_text(row.algbw_gbps or 0, 6)}"
         f"  {float_text(row.busbw_gbps or 0, 6)}{wrong}"
     )
 
@@ -134,18 +154,34 @@ def row_text(out_of_place: Pair | None, in_place: Pair | None) -> str:
     first, second = out_of_place or in_place, in_place or out_of_place
     assert first and second
     row = first[0]
-    kind = _TYPES.get(row.dtype or "none", row.dtype or "none")
+    kind, op = one_line(row.dtype or "none"), one_line(row.op or "none")
     root = -1 if row.root is None else row.root
-    start = f"{row.nbytes:12}  {row.count:12}  {kind:>8}  {row.op or 'none':>6}  {root:6}"
+    start = f"{row.nbytes:12}  {row.count:12}  {_TYPES.get(kind, kind):>8}  {op:>6}  {root:6}"
     return start + _block(*first) + _block(*second)
 
 
-def block_end(name: str, pairs: Sequence[Pair]) -> list[str]:
-    """The last lines; the average is nccl-tests', over all sizes and placements."""
+def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
+    """The last lines; the average is nccl-tests', over all sizes and placements.
+
+    ``failed``: cases that have no row; one that is wrong has its elements.
+    """
     wrong = sum(r.verification.wrong for _, r in pairs if r.verification)
-    bandwidths = [row.busbw_gbps or 0.0 for row, _ in pairs]
+    rows = [row for row, _ in pairs]
+    failed += sum(row.status == "wrong" and row.verified != "wrong" for row in rows)
+    bandwidths = [row.busbw_gbps or 0.0 for row in rows]
     average = sum(bandwidths) / len(bandwidths) if bandwidths else 0.0
+    comments = [_calls_line(pairs)] if pairs else []
+    comments += stop_lines(rows)
+    if failed:
+        comments.append(f"failed cases: {failed}, each counted as out of bounds")
+    unchecked = sum(row.verified == "unchecked" for row in rows)
+    if not wrong + failed and (unchecked or not rows):
+        # nccl-tests says OK too where it was not to check (-c 0), and readers expect it.
+        count = f"{unchecked} of {len(rows)} rows were not verified" if rows else "no rows"
+        comments.append(f"{count}: OK only says that nothing was found wrong")
+    wrong += failed
     return [
+        *(f"# torchcoll: {text}" for text in comments),
         f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         f"# Avg bus bandwidth    : {average:g} ",
         "#",
@@ -155,27 +191,49 @@ def block_end(name: str, pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
+def _calls_line(pairs: Sequence[Pair]) -> str:
+    """What the heading could not know."""
+    steady = [row.calls for row, _ in pairs]
+    before = [sum(len(m[0]) for m in (r.cold_ns, r.warmup_ns) if m) for _, r in pairs]
+    return f"calls a case: warmup {_span(before)}, timed {_span(steady)}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+Group = tuple[str, str, str]  # collective, backend, sub-group
+
+
 class NcclTests:
-    """Lines as results come: a block for each collective on each backend.
+    """Lines as results come: a block for each collective on each backend, in each sub-group.
 
     Where a size is measured in both placements its row waits for the second. Where the cases of
-    the collectives are mixed (``--order shuffled``) everything waits for the end, because a block
-    that has concluded cannot be resumed.
+    the collectives are mixed (``--order shuffled``, sub-groups) everything waits for the end,
+    because a block that has concluded cannot be resumed.
     """
 
     def __init__(self, run: Run, cases: Sequence[Case], view: View | None = None) -> None:
         self._run = run
         self._view = view or View()
-        self._cases: dict[tuple[str, str], list[Case]] = {}
+        self._cases: dict[Group, list[Case]] = {}
+        self._take(cases)
+        changes = sum(_group(a) != _group(b) for a, b in itertools.pairwise(cases))
+        # Of sub-groups only the results have the names.
+        mixed = changes >= max(1, len(self._cases)) or any(case.group for case in cases)
+        self._live = not mixed
+        self._waiting: list[CaseResult] = []
+        self._open: Group | None = None
+        self._pairs: list[Pair] = []
+        self._failed = 0
+        self._half: dict[Case, Pair] = {}
+
+    def _take(self, cases: Sequence[Case]) -> None:
+        self._asked = set(cases)
+        self._cases = {}
         for case in cases:
             self._cases.setdefault(_group(case), []).append(case)
-        changes = sum(_group(a) != _group(b) for a, b in itertools.pairwise(cases))
-        self._live = changes < max(1, len(self._cases))
-        self._asked = set(cases)
-        self._waiting: list[CaseResult] = []
-        self._open: tuple[str, str] | None = None
-        self._pairs: list[Pair] = []
-        self._half: dict[Case, Pair] = {}
 
     def done(self, result: CaseResult) -> Iterator[str]:
         if self._live:
@@ -184,23 +242,27 @@ class NcclTests:
             self._waiting.append(result)
 
     def end(self) -> Iterator[str]:
-        order = list(self._cases)
-        for result in sorted(self._waiting, key=lambda r: order.index(_group(r.case))):
+        if self._waiting:
+            self._take([result.case for result in self._waiting])
+        order = {group: place for place, group in enumerate(self._cases)}
+        for result in sorted(self._waiting, key=lambda r: order[_group(r.case)]):
             yield from self._add(result)
         self._waiting = []
-        yield from self._close()
-        yield from (f"# torchcoll: {line}" for line in problems_of(self._run))
+        yield from self._close(concluded=self._run.complete)
+        yield from (f"# torchcoll: {line}" for line in launch_lines(self._run))
 
     def _add(self, result: CaseResult) -> Iterator[str]:
         group = _group(result.case)
         if group != self._open:
             yield from self._close()
             self._open = group
-            yield from block_start(self._run, self._cases[group], self._view.over_ranks)
-        row = self._view.entry(self._run, result).row
+            how = self._view.over_ranks
+            yield from block_start(self._run, self._cases[group], how, result.members)
+        row = self._view.entry(result).row
         if result.status not in ("ok", "wrong") or row.median_ns is None:
+            self._failed += not result.expected
             reason = f": {one_line(result.reason)}" if result.reason else ""
-            yield f"# {result.status}: {result.case.describe()}{reason}"
+            yield f"# {one_line(result.status)}: {one_line(result.case.describe())}{reason}"
             return
         self._pairs.append((row, result))
         key = dataclasses.replace(result.case, in_place=False)
@@ -210,17 +272,18 @@ class NcclTests:
         else:
             yield _both((row, result), self._half.pop(key, None))
 
-    def _close(self) -> Iterator[str]:
+    def _close(self, concluded: bool = True) -> Iterator[str]:
         if self._open is None:
             return
         for pair in self._half.values():
             yield _both(pair, None)
-        yield from block_end(program(self._open[0]), self._pairs)
-        self._open, self._pairs, self._half = None, [], {}
+        if concluded:
+            yield from block_end(program(self._open[0]), self._pairs, self._failed)
+        self._open, self._pairs, self._half, self._failed = None, [], {}, 0
 
 
-def _group(case: Case) -> tuple[str, str]:
-    return case.collective, case.backend
+def _group(case: Case) -> Group:
+    return case.collective, case.backend, case.group or ""
 
 
 def _both(pair: Pair, other: Pair | None) -> str:

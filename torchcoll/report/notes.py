@@ -5,7 +5,8 @@ A warning is data on its result, so the table shows it; a log line would be forg
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
@@ -14,7 +15,13 @@ from torchcoll.report.output import one_line
 
 SLOW_FIRST_LINE = "* first call over 3 times the median"
 ONE_RANK_LINE = "one rank, no communication: times, but no bandwidth"
-FAKE_LINE = "fake backend: nothing was communicated"
+FAKE_LINE = "fake backend, nothing was communicated: times, but no bandwidth"
+SPLITS_LINE = (
+    "all_to_all_v: size is the largest sum that a rank sends or receives; "
+    "bytes that a rank sends to itself count"
+)
+# Variables that differ from job to job and say nothing about what was measured.
+_OF_THE_JOB = ("MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 class Notes:
@@ -47,21 +54,69 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     yield from (one_line(text) for text in result.warnings)
 
 
-def run_lines(run: Run, rows: Iterable[Row], first_calls: bool = True) -> list[str]:
-    """Lines about the run as a whole. ``first_calls``: the table has a first call column."""
-    rows = list(rows)
-    lines = []
-    if first_calls and any(row.slow_first for row in rows):
-        lines.append(SLOW_FIRST_LINE)
+def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:
+    """Lines about all rows and about the launch. ``first_calls``: there is such a column."""
+    return row_lines(rows, first_calls) + launch_lines(run)
+
+
+def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
+    """What is true of some rows and needs no mark there."""
+    lines = [SLOW_FIRST_LINE] if first_calls and any(row.slow_first for row in rows) else []
+    lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK_LINE)
     if any(row.backend == "fake" for row in rows):
         lines.append(FAKE_LINE)
-    lines += [
-        f"{event.get('kind', 'event')}: {one_line(event.get('message', ''))}"
-        for event in run.events
+    if any(row.collective == "all_to_all_v" for row in rows):
+        lines.append(SPLITS_LINE)
+    return lines
+
+
+def stop_lines(rows: Iterable[Row]) -> list[str]:
+    """How many cases each rule ended: what was asked for may not have been reached."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        text = f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
+        counts[text] = counts.get(text, 0) + bool(row.stop)
+    if not set(counts) - {"count", ""}:  # a number of calls that was asked for
+        return []
+    return [f"stopped by: {', '.join(f'{text} {n}' for text, n in counts.items() if n)}"]
+
+
+def launch_lines(run: Run) -> list[str]:
+    """What happened beside the cases, the launches of --resume, and how it all ended."""
+    reason = (run.end or {}).get("reason")
+    told = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
+    lines = [*dict.fromkeys(map(_event_text, told)), *_continuation_lines(run)]
+    lines += problems_of(run)
+    return [*lines, one_line(run.way_on)] if run.way_on else lines
+
+
+def _event_text(event: dict[str, Any]) -> str:
+    kind, message = event.get("kind") or "event", one_line(event.get("message") or "")
+    if kind == "signal":
+        text = f"interrupted by {message}"
+    elif kind == "lost_rank" and message.startswith("lost "):
+        text = message
+    else:
+        text = f"{one_line(kind).replace('_', ' ')}: {message}"
+    return f"an earlier launch ended and was resumed: {text}" if event.get("resumed") else text
+
+
+def _continuation_lines(run: Run) -> list[str]:
+    """Which rows come from which launch, and what the launches do not share."""
+    launches = [(launch, results) for launch, results in run.launches() if results]
+    if len(launches) < 2:
+        return []
+    words = [
+        f"{one_line(launch.path.name if launch.path else '?')} from "
+        f"{one_line(results[0].case.describe())} on"
+        for launch, results in launches[1:]
     ]
-    return lines + problems_of(run)
+    lines = [f"rows of {len(launches)} launches (--resume): the first, {', '.join(words)}"]
+    facts = [{"ranks": str(launch.ranks), **facts_of(launch)} for launch, _ in launches]
+    differ = differences(facts)
+    return [*lines, f"differs between the launches: {differ}" if differ else "same environment"]
 
 
 def problems_of(run: Run) -> list[str]:
@@ -70,3 +125,24 @@ def problems_of(run: Run) -> list[str]:
     ending = one_line(run.ending)
     # load() says it, a run that has just ended does not.
     return problems if not ending or ending in problems else [*problems, ending]
+
+
+def facts_of(run: Run) -> dict[str, str]:
+    """What a number may depend on: versions, hosts, libraries, variables."""
+    environment = run.environment or {}
+    facts = {k: str(v) for k, v in environment.items() if not isinstance(v, dict)}
+    facts |= environment.get("libraries") or {}
+    variables = environment.get("variables") or {}
+    facts |= {k: v for k, v in variables.items() if not k.startswith(_OF_THE_JOB)}
+    hosts = dict.fromkeys(str(member.get("host")) for member in run.members)
+    return {**facts, "hosts": " ".join(hosts)} if len(hosts) > 1 else facts
+
+
+def differences(facts: Sequence[dict[str, str]]) -> str:
+    """``torch (2.12.0, 2.13.0); NCCL_ALGO (Ring, unset)``; '' where all agree."""
+    words = []
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        values = list(dict.fromkeys(one_line(fact.get(name, "unset")) for fact in facts))
+        if len(values) > 1:
+            words.append(f"{one_line(name)} ({', '.join(values)})")
+    return "; ".join(words)

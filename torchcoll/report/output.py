@@ -18,7 +18,8 @@ class Output:
     """
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
-        self.file = sys.stdout if file is None else file
+        # Python has no stdout where it was closed before the start (`>&-`).
+        self.file = file or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
         self.terminal = self.file.isatty() and os.environ.get("TERM") != "dumb"
         if width is None and self.terminal:
             width = shutil.get_terminal_size().columns  # honours COLUMNS
@@ -56,9 +57,11 @@ class Output:
         """A rich console on a terminal; None elsewhere, and where rich is not installed.
 
         rich is imported here and not above: ranks must run with torch alone, and a pipe needs no
-        rich. Width and colour are rich's own reading of COLUMNS and NO_COLOR.
+        rich. Width and colour are rich's own reading of COLUMNS and NO_COLOR. It fails at a
+        character that the terminal's encoding lacks, so it is left out there too.
         """
-        if not self.terminal:
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
+        if not self.terminal or not encoding.lower().startswith("utf"):
             return None
         try:
             from rich.console import Console

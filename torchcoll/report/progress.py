@@ -40,8 +40,8 @@ class Progress:
 class ProgressLine:
     """A progress text that stays on the last line of a terminal. Elsewhere it writes nothing."""
 
-    def __init__(self, file: TextIO, width: int) -> None:
-        self._file = file if file.isatty() else None
+    def __init__(self, file: TextIO | None, width: int) -> None:
+        self._file = file if file and file.isatty() else None
         self._width = width
 
     def show(self, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import OVER_RANKS, summarise
+from torchcoll.core.summary import OVER_RANKS, libraries_of, summarise
 from torchcoll.report.columns import Column, Entry, named_columns, percentile_column
 from torchcoll.report.notes import Notes
 
@@ -43,7 +43,7 @@ class View:
         if self.clock is not None:
             choice(self.clock, "clock", CLOCKS)
         named_columns(self.columns)
-        numbers = []
+        numbers: list[float] = []
         for value in self.percentiles:
             try:
                 number = float(value)
@@ -54,14 +54,15 @@ class View:
             numbers.append(number)
         object.__setattr__(self, "percentiles", tuple(numbers))
 
-    def entry(self, run: Run, result: CaseResult, notes: Notes | None = None) -> Entry:
-        libraries = run.environment.get("libraries") or {}
-        library = libraries.get(result.case.backend)
+    def entry(
+        self, result: CaseResult, library: str | None = None, notes: Notes | None = None
+    ) -> Entry:
         row = summarise(result, self.over_ranks, self.clock, library)
         return Entry(row, result, notes.marks(result) if notes else "", self.over_ranks)
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        return [self.entry(run, result, notes) for result in run.results]
+        libraries = libraries_of(run)
+        return [self.entry(result, libraries[id(result)], notes) for result in run.results]
 
     def extra_columns(self) -> list[Column]:
         return [percentile_column(p) for p in self.percentiles]
