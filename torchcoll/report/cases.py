@@ -13,8 +13,7 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import one_line
-from torchcoll.report.view import View
-
+from torchcoll.report.view import Records, View
 
 # A duration says nothing of when a rank arrived: only that the last one to arrive waits least.
 WAITING = (
@@ -64,13 +63,9 @@ def _status_lines(result: CaseResult) -> list[str]:
     return words + notes.lines()
 
 
-def rank_objects(run: Run, view: View) -> list[dict[str, Any]]:
-    """One dictionary for each rank of each case, ``RANK_FIELDS``."""
-    return [
-        _case_fields(entry) | values
-        for entry in view.entries(run)
-        for values in _rank_values(run, entry)
-    ]
+def _rank_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
+    for entry in view.entries(run):
+        yield from (_case_fields(entry) | values for values in _rank_values(run, entry))
 
 
 def _case_fields(entry: Entry) -> dict[str, Any]:
@@ -93,7 +88,7 @@ def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
             "calls": len(calls) * result.calls_per_sample,
             "median_ns": median(own),
             "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
-            "longest_share": sum(map(int.__eq__, own, slowest)) / len(calls),
+            "longest_share": sum(a == b for a, b in zip(own, slowest, strict=True)) / len(calls),
         }
 
 
@@ -129,13 +124,10 @@ def _per_rank(run: Run, entry: Entry) -> Grid:
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)
 
 
-def call_objects(run: Run, view: View) -> list[dict[str, Any]]:
-    """One dictionary for each call of each rank of each case on each clock, ``CALL_FIELDS``."""
-    return [
-        _case_fields(entry) | values
-        for entry in view.entries(run)
-        for values in _call_values(entry.result, view.clock)
-    ]
+def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
+    for entry in view.entries(run):
+        fields = _case_fields(entry)
+        yield from (fields | values for values in _call_values(entry.result, view.clock))
 
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
@@ -212,3 +204,8 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         clock = one_line(row.clock)
         below.append(f"cold and warm-up calls: host clock; steady calls: {clock} clock")
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)
+
+
+# The same for csv and json: a row for each case and rank, or for each case, rank, clock and call.
+RANKS = Records(lambda view: RANK_FIELDS, _rank_records)
+CALLS = Records(lambda view: CALL_FIELDS, _call_records)

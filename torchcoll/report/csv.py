@@ -8,20 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
-from torchcoll.report.cases import CALL_FIELDS, RANK_FIELDS, call_objects, rank_objects
-from torchcoll.report.json import Objects, row_names, row_objects
+from torchcoll.report.json import ROWS
 from torchcoll.report.output import one_line
-from torchcoll.report.view import View
+from torchcoll.report.view import Records, View
 
 
-def csv_text(runs: Sequence[Run], view: View, objects: Objects = row_objects) -> str:
+def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
     """One heading for all runs; with more than one, the first column names the file.
 
     Where no columns are chosen, the last ones name the reading, the launch and its labels.
     """
-    fields = {rank_objects: [*RANK_FIELDS], call_objects: [*CALL_FIELDS]}.get(objects)
-    names = fields or row_names(view)
-    names = ["file", *names] if len(runs) > 1 else names
+    names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
     if not view.columns:
         labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)
         names += ["over_ranks", "run_id", "start_utc", *labels]
@@ -35,7 +32,7 @@ def csv_text(runs: Sequence[Run], view: View, objects: Objects = row_objects) ->
         for launch, results in run.launches():
             own = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
             part = Run(header=launch.header, members=launch.members, results=results)
-            for values in objects(part, view):
+            for values in records.of(part, view):
                 writer.writerow({k: _cell(v) for k, v in (common | own | values).items()})
     return out.getvalue()
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
 from torchcoll.report.columns import ROW_FIELDS, percentile_key, percentile_ns
 from torchcoll.report.notes import problems_of
-from torchcoll.report.view import View
+from torchcoll.report.view import Records, View
 
 SCHEMA = "torchcoll-rows/1"
-
-# What makes the dictionaries of one run: a row for each case, or those of report/cases.py.
-Objects = Callable[[Run, View], list[dict[str, Any]]]
 
 
 def row_names(view: View) -> list[str]:
@@ -33,7 +30,10 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     ]
 
 
-def run_object(run: Run, view: View, objects: Objects = row_objects) -> dict[str, Any]:
+ROWS = Records(row_names, row_objects)
+
+
+def run_object(run: Run, view: View, records: Records = ROWS) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
     return {
         "schema": SCHEMA,
@@ -50,7 +50,7 @@ def run_object(run: Run, view: View, objects: Objects = row_objects) -> dict[str
             "events": [_plain(event) for event in run.events],
             "problems": problems_of(run),
         },
-        "rows": objects(run, view),
+        "rows": list(records.of(run, view)),
     }
 
 
@@ -65,7 +65,7 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
-def json_text(runs: Sequence[Run], view: View, objects: Objects = row_objects) -> str:
+def json_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
     """An object for one run, an array of them for several."""
-    found = [run_object(run, view, objects) for run in runs]
+    found = [run_object(run, view, records) for run in runs]
     return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"

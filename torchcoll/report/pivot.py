@@ -19,8 +19,8 @@ from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import header_lines
-from torchcoll.report.notes import problems_of, run_lines
+from torchcoll.report.header import NOT_ALIGNED, header_lines, what_text
+from torchcoll.report.notes import differences, facts_of, launch_lines, problems_of, row_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
@@ -30,8 +30,6 @@ _METRICS = {
     "algbw": ("algbw_gbps", "algbw in GB/s"),
     "busbw": ("busbw_gbps", "busbw in GB/s"),
 }
-# Variables that differ from job to job and say nothing about what was measured.
-_OF_THE_JOB = ("MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,42 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
         for run in runs
         for row in (entry.row for entry in view.entries(run))
     ]
+    points, silent = _with_figures(points, metric)
     hidden = [name for name in DIMENSIONS if name != key and _varies(points, name)]
     grids = []
     for group in _groups(points, hidden):
         within = [p for p in points if all(_same(p.row, n, v) for n, v in group.items())]
         grids.append(_grid(within, key, metric, group))
     above = [*_what_ran(runs, points), *_read_as(points, view)]
-    below = [*dict.fromkeys(_run_lines(runs, points)), *_differences(runs)]
+    below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
+    below += dict.fromkeys(_launch_lines(runs))
+    differ = differences([facts_of(run) for run in runs])
+    below += [f"differs between the files: {differ}"] if differ else []
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
+
+
+def _with_figures(points: Sequence[_Point], metric: str) -> tuple[list[_Point], list[str]]:
+    """Without what has no bandwidth by nature, and the line that says so."""
+    kept = [p for p in points if metric == "time" or COLLECTIVES[p.row.collective].has_data]
+    left = len(points) - len(kept)
+    return kept, ["barrier has no bandwidth and is left out (--metric time)"] if left else []
+
+
+def _between(points: Sequence[_Point], key: str, hidden: Sequence[str]) -> list[str]:
+    """What differs from column to column beside the key: they may not be alike otherwise."""
+    words = []
+    for name in DIMENSIONS:
+        values = values_of(_rows(points), name)
+        if name not in (key, *hidden) and len(values) > 1:
+            words.append(f"{name} ({', '.join(_text(name, value) for value in values)})")
+    return [f"differs between the columns: {'; '.join(words)}"] if words else []
+
+
+def _text(name: str, value: Any) -> str:
+    """A value of a dimension for people."""
+    if name == "in_place":
+        return "in place" if value else "out of place"
+    return one_line(value)
 
 
 def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
@@ -68,15 +94,15 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
         for name in ("backend", "device", "ranks")
         if (values := values_of(rows, name))
     ]
-    return [f"{len(runs)} launches; {'; '.join(words)}"]
+    return [f"{len(runs)} launches: {what_text(rows)}", "; ".join(words)]
 
 
-def _run_lines(runs: Sequence[Run], points: Sequence[_Point]) -> Iterator[str]:
-    """Lines about the runs; what went wrong in one of several names its file."""
+def _launch_lines(runs: Sequence[Run]) -> Iterator[str]:
+    """Lines about the launches; what went wrong in one of several names its file."""
     for run in runs:
         problems = problems_of(run)
-        for line in run_lines(run, _rows(points), first_calls=False):
-            yield f"{run.path}: {line}" if line in problems and len(runs) > 1 else line
+        for line in launch_lines(run):
+            yield f"{one_line(run.path)}: {line}" if line in problems and len(runs) > 1 else line
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -102,11 +128,9 @@ def _column(run: Run, row: Row, key: str) -> str:
             return one_line(labels.get(label, "-"))
         return ", ".join(f"{one_line(k)}={one_line(v)}" for k, v in labels.items()) or "-"
     if key == "file":
-        return str(run.path.name if run.path else run.header.get("run_id") or "-")
-    if key == "in_place":
-        return "in place" if row.in_place else "out of place"
+        return one_line(run.path.name if run.path else run.header.get("run_id") or "-")
     value = getattr(row, key)
-    return "-" if value is None else str(value)
+    return "-" if value is None else _text(key, value)
 
 
 def _varies(points: Sequence[_Point], name: str) -> bool:
@@ -136,7 +160,7 @@ def _same(row: Row, name: str, value: Any) -> bool:
 def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]) -> Grid:
     field, title = _METRICS[metric]
     columns = list(dict.fromkeys(point.column for point in points))
-    if key == "ranks":
+    if all(column.isascii() and column.isdigit() for column in columns):
         columns.sort(key=int)
     cells: dict[tuple[int, str], list[Row]] = {}
     for point in points:
@@ -151,7 +175,7 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
     ]
     words = [f"{title} by {key}"]
     for name, value in group.items():
-        words.append(f"{name} {value}" if name != "in_place" else _placement(value))
+        words.append(_text(name, value) if name == "in_place" else f"{name} {one_line(value)}")
     launches = {len(found) for found in cells.values()}
     if launches != {1}:
         words.append(f"median of {_span(launches)} results")
@@ -159,12 +183,8 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
     data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.nbytes]
     if any(row.nbytes != row.nbytes_requested for row in data):
         below.append("size is what was asked for; some actual sizes differ")
-    heads = [Head("size"), *(Head(column) for column in columns)]
+    heads = [Head("size", repeat=True), *(Head(column) for column in columns)]
     return Grid(heads, rows, above=[", ".join(words)], below=below)
-
-
-def _placement(value: bool) -> str:
-    return "in place" if value else "out of place"
 
 
 def _span(numbers: set[int]) -> str:
@@ -179,34 +199,14 @@ def _cell(rows: Sequence[Row], field: str) -> str:
         middle = median(values)
         return format_time(middle) if field == "median_ns" else format_bandwidth(middle)
     bad = [row.status for row in rows if row.status != "ok"]
-    return bad[0] if bad else "-"
+    return one_line(bad[0]) if bad else "-"
 
 
 def _read_as(points: Sequence[_Point], view: View) -> list[str]:
-    clocks = ", ".join(values_of(_rows(points), "clock"))
-    cadences = ", ".join(values_of(_rows(points), "cadence"))
-    reading = f"median over calls, {view.over_ranks} over ranks"
-    return [f"{reading}; clock: {clocks}; cadence: {cadences}"]
-
-
-def _differences(runs: Sequence[Run]) -> list[str]:
-    """What the environments of the files do not share: ``torch (2.12.0, 2.13.0)``."""
-    facts = [_facts(run) for run in runs]
-    words = []
-    for name in dict.fromkeys(name for fact in facts for name in fact):
-        values = list(dict.fromkeys(one_line(fact.get(name, "unset")) for fact in facts))
-        if len(values) > 1:
-            words.append(f"{name} ({', '.join(values)})")
-    return [f"differs between the files: {'; '.join(words)}"] if words else []
-
-
-def _facts(run: Run) -> dict[str, Any]:
-    environment = run.environment or {}
-    plain = {k: v for k, v in environment.items() if not isinstance(v, dict)}
-    libraries = environment.get("libraries") or {}
-    variables = {
-        k: v
-        for k, v in (environment.get("variables") or {}).items()
-        if not k.startswith(_OF_THE_JOB)
-    }
-    return plain | dict(libraries) | variables
+    cadences = values_of(_rows(points), "cadence")
+    words = [f"median over calls, {view.over_ranks} over ranks"]
+    for name, values in (("clock", values_of(_rows(points), "clock")), ("cadence", cadences)):
+        words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
+    if view.over_ranks == "max" and set(cadences) - {"isolated"}:
+        words.append(NOT_ALIGNED)
+    return ["; ".join(words)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,15 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, libraries_of, summarise
 from torchcoll.report.columns import Column, Entry, named_columns, percentile_column
 from torchcoll.report.notes import Notes
+
+
+@dataclass(frozen=True)
+class Records:
+    """One kind of rows for csv and json: their names, and the dictionaries of a run."""
+
+    names: Callable[[View], Sequence[str]]
+    of: Callable[[Run, View], Iterable[dict[str, Any]]]
+
 
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 CLOCKS = ("host", "device", "issue")
