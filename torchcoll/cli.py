@@ -16,6 +16,7 @@ from torchcoll import __version__
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
 
 _INTERRUPTED = 128 + 2  # SIGINT
+_TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
 
 
@@ -39,21 +40,23 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="sizes down, a column for each collective, backend, ranks, label=KEY, file, ...",
     )
-    add("--metric", default="busbw", help="of --pivot: time, algbw or busbw")
-    add("--per-rank", action="store_true", help="each rank of each case: who is late, by how much")
+    add("--metric", help="of --pivot: busbw (the default), algbw or time")
+    add("--per-rank", action="store_true", help="each rank's own times in each case")
     add("--calls", action="store_true", help="every call of each case in order")
 
 
 def _show(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.records import load
+    from torchcoll.core.records import load_all
+    from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    runs = [load(path) for path in options.files]
+    runs = load_all(options.files)
     choices = {k: v for k, v in vars(options).items() if k not in ("files", "run")}
     show(*runs, **choices)
-    for run in runs:
+    for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
-            print(f"torchcoll: warning: {run.path}: {problem}", file=sys.stderr)
+            where = "" if str(run.path) in problem else f"{run.path}: "
+            print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
     return ExitCode.OK
 
 
@@ -90,7 +93,8 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
-        description="What a collective costs, measured through torch.distributed.",
+        description="What a collective costs, measured through torch.distributed. "
+        f"{_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
@@ -104,7 +108,7 @@ def _parser() -> _Parser:
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     if not argv or (argv[0] not in COMMANDS and not argv[0].startswith("-")):
         got = argv[0] if argv else "none"
-        raise UsageError("command", got, f"one of {', '.join(COMMANDS)}", "See torchcoll --help.")
+        raise UsageError("command", got, f"one of {', '.join(COMMANDS)}", f"{_TO_MEASURE}.")
     return _parser().parse_args(argv)
 
 
@@ -114,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parsed(sys.argv[1:] if argv is None else argv)
         del options.command
         code = options.run(options)
-        sys.stdout.flush()
+        if sys.stdout:  # None where it was closed before the start (`>&-`)
+            sys.stdout.flush()
         return int(code)
     except TorchcollError as error:
         print(error.line(), file=sys.stderr)

@@ -88,9 +88,10 @@ def test_cold_calls_only(launch):
     ],
 )
 def test_reasons_to_stop(launch, options, reason, calls):
-    result = launch("all_reduce", f"--sizes 8 {options}", 2).ended(0).only()
+    # One rank, whose calls take nearly the same; of two that share cores with other work they do not.
+    result = launch("all_reduce", f"--sizes 8 {options}", 1).ended(0).only()
     assert result.stop == reason
-    assert sum(result.batches) == len(result.time_ns["host"][0]) == len(result.time_ns["host"][1])
+    assert sum(result.batches) == len(result.time_ns["host"][0])
     if calls:
         assert sum(result.batches) == calls
     if reason == "precision":

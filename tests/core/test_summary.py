@@ -106,6 +106,7 @@ def test_row_by_hand():
         cold_ns=[[5000, 900, 100], [6000, 800, 200]],
         warmup_ns=[[9, 9], [9, 9]],
         time_ns={"host": [[100, 210, 300], [110, 190, 320]]},
+        stop="time",
         verification=Verification(checked=500, wrong=0),
     )
     # Completions 110, 210, 320: median 210; 5 % at place 0.1, 95 % at place 1.9. 1000 B in 210 ns;
@@ -124,6 +125,8 @@ def test_row_by_hand():
         buffers="default",
         asynchronous=False,
         coalesce=1,
+        splits=None,
+        communicator="shared",
         cadence="isolated",
         clock="host",
         nbytes_requested=1000,
@@ -138,6 +141,7 @@ def test_row_by_hand():
         high_ns=pytest.approx(309),
         p99_ns=None,
         calls=3,
+        stop="time",
         algbw_gbps=pytest.approx(1000 / 210),
         busbw_gbps=pytest.approx(1000 / 210),
         verified="correct",
@@ -152,9 +156,9 @@ def test_row_by_hand():
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
         "collective backend library device ranks dtype op root in_place "
-        "group buffers asynchronous coalesce cadence clock "
+        "group buffers asynchronous coalesce splits communicator cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
-        "median_ns low_ns high_ns p99_ns calls algbw_gbps busbw_gbps verified status reason"
+        "median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps verified status reason"
     )
 
 
@@ -183,6 +187,21 @@ def test_cold_calls_alone():
 def test_one_rank_has_times_and_no_bandwidth():
     row = summarise(result(ranks=1, time_ns={"host": [[100, 200, 300]]}))
     assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
+
+
+def test_fake_has_times_and_no_bandwidth():
+    """Nothing was communicated, whatever the number of ranks."""
+    case = dataclasses.replace(CASE, backend="fake")
+    row = summarise(result(case=case, ranks=8, time_ns={"host": [[100, 200, 300]]}))
+    assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (200, None, None)
+
+
+def test_splits_communicator_and_stop_are_the_results():
+    case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
+    row = summarise(result(case=case, cold_ns=[[1]], communicator="new_group", stop="cap"))
+    assert (row.splits, row.communicator, row.stop) == ("1,3", "new_group", "cap")
+    # What never ran used no communicator: it is no other kind of row.
+    assert summarise(result(status="skipped", communicator="shared")).communicator is None
 
 
 def test_barrier_has_no_bandwidth():
@@ -243,3 +262,14 @@ def test_rows_of_a_run_name_the_library():
     assert [row.library for row in rows] == ["gloo of torch 2.13.0", None]
     assert [row.median_ns for row in rows] == [100, None]
     assert summarise_run(Run()) == []
+
+
+def test_rows_of_a_continuation_have_the_library_of_their_launch():
+    def launch(library, nbytes):
+        done = result(case=dataclasses.replace(CASE, nbytes=nbytes), time_ns={"host": [[1], [2]]})
+        return Run(header={"environment": {"libraries": {"gloo": library}}}, results=[done])
+
+    run, further = launch("gloo 1", 8), launch("gloo 2", 16)
+    run.results += further.results
+    run.continuations = [further]
+    assert [row.library for row in summarise_run(run)] == ["gloo 1", "gloo 2"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from handmade import case, result, run
 
+from torchcoll.core.case import Spec
 from torchcoll.core.units import format_ranges
 from torchcoll.report.header import first_lines, header_lines, ranks_text
+from torchcoll.report.text import table_grid
 
 
 def members(hosts: int, each: int, device: str = "cuda", name: str = "NVIDIA H200"):
@@ -133,5 +138,70 @@ def test_what_connects_within_init_counts_into_the_time_to_first_result():
         header={"connects": "init_process_group"},
         phases={"init_process_group": [24_000_000] * 8},
     )
-    assert header_lines(launch, [])[-1] == "start up: init 24.0 ms, which connects"
+    assert header_lines(launch, [])[-1] == "start up: init 24.0 ms including connecting"
     assert first_lines(launch)[0].endswith("time to first result 25.0 ms")
+
+
+@pytest.mark.parametrize(("backend", "ranks"), [("gloo", 1), ("fake", 8)])
+def test_nothing_connects_where_nothing_is_communicated(backend, ranks):
+    launch = run(
+        result(ranks, (1_000_000,), case=case(backend=backend)),
+        ranks=ranks,
+        header={"connects": "init_process_group"},
+        phases={"init_process_group": [24_000_000] * ranks},
+    )
+    assert header_lines(launch, [case(backend=backend)])[-1] == "start up: init 24.0 ms"
+    assert first_lines(launch)[0].endswith("time to first result 1.00 ms")
+
+
+def test_a_file_cut_during_start_up_names_no_phase_that_it_has_not():
+    launch = run(
+        header={"connects": "init_process_group"}, phases={"import_torch": [1_200_000_000]}
+    )
+    assert header_lines(launch, [])[-1] == "start up: import torch 1.20 s"
+
+
+def test_a_file_without_a_case_names_what_was_asked():
+    spec = Spec(collectives="all_gather,all_to_all_v", splits="1,3", dtypes="bfloat16")
+    spec = replace(spec, backend="gloo", device="cpu")
+    launch = run(ranks=2, header={"spec": json.loads(json.dumps(spec.to_json()))}, end=None)
+    assert table_grid(launch).above[:3] == [
+        "torchcoll 0.1.0: all_gather, all_to_all_v, bfloat16, out of place, splits 1,3",
+        "backend: gloo of torch 2.13.0; 2 ranks on vm, cpu",
+        "cadence: isolated (a barrier before every call, outside the stamps)",
+    ]
+    launch.header["spec"] = {"collectives": ["of a later version"]}
+    assert table_grid(launch).above[0] == "torchcoll 0.1.0:"
+
+
+def test_the_first_call_is_read_as_the_table_is():
+    launch = run(result(2, cold_ns=[[4_000_000], [8_000_000]], settled=None), ranks=2)
+    assert first_lines(launch)[0].startswith("first call 8.00 ms, ")
+    line = first_lines(launch, "mean")[0]
+    assert line == "first call 6.00 ms, not settled after 1 calls, time to first result 6.00 ms"
+    assert first_lines(launch, "rank0")[0].startswith("first call 4.00 ms, ")
+
+
+def test_the_first_call_of_sub_groups_is_that_of_all_of_them():
+    def part(number, members, ns, nbytes=8, ordinal=0):
+        asked = case(nbytes=nbytes, group=f"1,3;0,2/{number}")
+        return result(2, cold_ns=[[n] for n in ns], case=asked, members=members, ordinal=ordinal)
+
+    launch = run(
+        part(0, [1, 3], (1_000_000, 2_000_000)),
+        part(1, [0, 2], (7_000_000, 3_000_000)),
+        part(0, [1, 3], (90_000_000, 90_000_000), nbytes=32, ordinal=9),
+        ranks=4,
+    )
+    assert first_lines(launch)[0].startswith("first call 7.00 ms, ")
+    assert first_lines(launch, "min")[0].startswith("first call 1.00 ms, ")
+    assert first_lines(launch, "rank0")[0].startswith("first call 7.00 ms, ")
+
+
+def test_a_stream_is_no_completion():
+    asked = case(cadence="stream")
+    assert (
+        "time = max over ranks; ranks are not aligned: the maximum over ranks is not the completion"
+    ) in header_lines(run(), [asked])
+    assert "completion = max over ranks" in header_lines(run(), [case()])
+    assert "time = mean over ranks, not the completion" in header_lines(run(), [asked], "mean")

@@ -49,9 +49,10 @@ HEAD = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; cadence: isolated (a barrier before every call, outside the stamps)
-completion = max over ranks; low, high = p5, p95 within this launch
+completion = max over ranks
 each case until 5 % precision or 1 s; verification on
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
+low, high = p5, p95 within this launch
 
 """
 HEADINGS = """\
@@ -98,10 +99,11 @@ def test_an_interrupted_run_says_so(monkeypatch):
     out = Pipe()
     ended = {"status": "interrupted", "reason": "SIGTERM"}
     report(monkeypatch, out, [result()], run(end=ended))
-    assert "\ninterrupted: SIGTERM\n" in out.getvalue()
+    assert "\ninterrupted by SIGTERM\n" in out.getvalue()
     out = Pipe()
     report(monkeypatch, out, [result()], run(end=ended), format="nccl-tests")
-    assert out.getvalue().endswith("\n# torchcoll: interrupted: SIGTERM\n")
+    assert out.getvalue().endswith("\n# torchcoll: interrupted by SIGTERM\n")
+    assert "concluded" not in out.getvalue()  # to a gate it is a run that was killed
 
 
 def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):

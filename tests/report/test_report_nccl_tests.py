@@ -7,8 +7,9 @@ import re
 import pytest
 from handmade import case, not_run, result, run
 
+from torchcoll.bench.stopping import FIRST_BATCH
 from torchcoll.core.result import Verification
-from torchcoll.report.nccl_tests import NcclTests, float_text
+from torchcoll.report.nccl_tests import _LEAST_ITERS, NcclTests, float_text
 
 NUMBER = r"(\d[\d.e+]*)"
 ROW = re.compile(
@@ -29,7 +30,8 @@ def test_the_whole_text(shown):
         "# torchcoll 0.1.0 in the text format of nccl-tests\n"
         "# Collective test starting: all_reduce_perf\n"
         "# nThread 1 nGpus 1 minBytes 67108864 maxBytes 67108864 step: 4(factor) warmup iters: 3 "
-        "iters: 20 agg iters: 1 validation: 1 graph: 0\n"
+        "iters: 5 agg iters: 1 validation: 1 graph: 0\n"
+        "# torchcoll: warmup iters and iters are the least of any case; below is what ran\n"
         "# torchcoll: torch.distributed all_reduce on gloo, cadence isolated\n"
         "# torchcoll: time is the median over calls of the slowest rank\n"
         "# torchcoll: measured in-place only, the out-of-place columns repeat it\n"
@@ -46,6 +48,7 @@ def test_the_whole_text(shown):
         "     (us)  (GB/s)  (GB/s)         \n"
         "    67108864      16777216     float     sum      -1  1000.00   67.11   67.11       0"
         "  1000.00   67.11   67.11       0\n"
+        "# torchcoll: calls a case: warmup 2, timed 21\n"
         "# Out of bounds values : 0 OK\n"
         "# Avg bus bandwidth    : 67.1089 \n"
         "#\n"
@@ -97,13 +100,13 @@ def test_what_did_not_run_is_a_comment_and_each_collective_a_block(shown):
         end=None,
         problems=["truncated: the file has no end record"],
     )
+    # The last block may lack rows: it has no end, as in the text of a run that was killed.
     text = shown(launch, format="nccl-tests")
     assert "\n# unsupported: all_reduce 64M float32 sum on gloo: no avg\n" in text
     assert re.findall("# Collective test (.*)", text) == [
         "starting: all_reduce_perf",
         "concluded: all_reduce_perf",
         "starting: alltoall_perf",
-        "concluded: alltoall_perf",
     ]
     assert text.endswith("# torchcoll: truncated: the file has no end record\n")
 
@@ -123,6 +126,85 @@ def test_mixed_collectives_wait_for_the_end():
         "# Collective test starting: all_reduce_perf",
         "# Collective test starting: reduce_perf",
     ]
+
+
+def heading(text):
+    return re.search(r"warmup iters: (\d+) iters: (\d+) agg iters: (\d+)", text).groups()
+
+
+def test_the_heading_states_the_least_and_the_end_what_ran(shown):
+    assert _LEAST_ITERS == FIRST_BATCH
+    assert set(heading(shown(run(result(2), ranks=2), format="nccl-tests"))) >= {"3", "5"}
+    asked = run(
+        result(2, (9, 8, 7), stop="time"),
+        result(2, (9, 8, 7, 6), case=case(nbytes=8), warmup_ns=[[1]] * 2, stop="time"),
+        ranks=2,
+    )
+    asked.header["spec"] |= {"iters": 50, "warmup": 1, "cold": 2}
+    text = shown(asked, format="nccl-tests")
+    assert heading(text) == ("3", "50", "1")
+    assert "# torchcoll: calls a case: warmup 3 to 5, timed 21\n" in text
+    assert "# torchcoll: stopped by: time 2\n" in text
+    asked.header["spec"] = {}
+    assert heading(shown(asked, format="nccl-tests")) == ("0", "0", "1")
+
+
+@pytest.mark.parametrize("status", ["timeout", "oom", "failed"])
+def test_a_failed_case_fails_its_block(shown, status):
+    failed = not_run(status, "so it was", ranks=2, nbytes=8)
+    other = result(2, case=case(collective="broadcast", op=None, root=0))
+    text = shown(run(result(2), failed, other, ranks=2), format="nccl-tests")
+    assert re.findall("# Out of bounds values : (.*)", text) == ["1 FAILED", "0 OK"]
+    assert "\n# torchcoll: failed cases: 1, each counted as out of bounds\n" in text
+    alone = shown(run(failed, ranks=2), format="nccl-tests")
+    assert "# Out of bounds values : 1 FAILED\n" in alone
+    assert "OK only says" not in alone
+
+
+def test_a_barrier_has_a_time_and_nothing_that_was_verified(shown):
+    barrier = case(collective="barrier", nbytes=0, dtype=None, op=None, in_place=False)
+    unchecked = Verification(checked=0, wrong=0)
+    text = shown(run(result(2, case=barrier, verification=unchecked), ranks=2), format="nccl-tests")
+    assert rows(text) == [("0", "0", "none", "none", "-1") + ("1000.00", "0.00", "0.00", "N/A") * 2]
+    # As nccl-tests ends with -c 0; a reader of the whole text is told what it is worth.
+    assert (
+        "\n# torchcoll: 1 of 1 rows were not verified: OK only says that nothing was found wrong\n"
+        "# Out of bounds values : 0 OK\n"
+    ) in text
+
+
+def test_nothing_but_unsupported_cases(shown):
+    text = shown(run(not_run("unsupported", ranks=2), ranks=2), format="nccl-tests")
+    assert "\n# torchcoll: no rows: OK only says that nothing was found wrong\n" in text
+
+
+def test_coalesced_calls_are_aggregated_iterations(shown):
+    asked = case(coalesce=4, nbytes=1000)
+    launch = run(result(2, case=asked, time_ns={"host": [[8_000]] * 2}), ranks=2)
+    text = shown(launch, format="nccl-tests")
+    assert heading(text)[2] == "4"
+    assert rows(text)[0][5:8] == ("2.00", "0.50", "0.50")  # us and GB/s of one call
+
+
+def test_each_sub_group_is_a_block_with_its_own_ranks(shown):
+    def part(number, members):
+        asked = case(group=f"mod:2/{number}", nbytes=1000)
+        return result(2, case=asked, members=members)
+
+    text = shown(run(part(0, [0, 2]), part(1, [1, 3]), ranks=4), format="nccl-tests")
+    assert len(re.findall("Collective test concluded", text)) == 2
+    # Readers take the largest rank for the number of ranks: they are counted in the sub-group.
+    assert re.findall(r"#  Rank +(\d+) .* Pid +(\d+)", text) == [
+        *(("0", "100"), ("1", "102"), ("0", "101"), ("1", "103")),
+    ]
+    assert "cadence isolated, sub-group mod:2/1\n" in text
+
+
+def test_splits_and_a_stream_are_explained(shown):
+    asked = case(collective="all_to_all_v", op=None, in_place=False, splits="1,3", cadence="stream")
+    text = shown(run(result(2, case=asked), ranks=2), format="nccl-tests")
+    assert "\n# torchcoll: splits 1,3; all_to_all_v: size is the largest sum that a rank " in text
+    assert "\n# torchcoll: ranks are not aligned: the maximum over ranks is not the " in text
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.errors import UnavailableError, UsageError
@@ -16,8 +16,9 @@ class BackendEntry:
 
     devices: device types that it moves, the preferred first.
     communicates: False for ``fake``.
-    connects: where ranks connect: ``init_process_group``, or ``first call`` (lazy; --init eager
-    connects before, as the phase ``communicator``).
+    connects: where ranks connect: ``init_process_group``, or ``first call`` (lazy).
+    eager: whether --init eager can connect before, as the phase ``communicator``. Every backend of
+    torch has the method, and NCCL alone does something in it.
     module: what must be imported before torch knows the backend.
     library: the shared library that communicates, as its file name begins (bench/provenance.py).
     absent: what to do where this torch lacks it.
@@ -27,6 +28,7 @@ class BackendEntry:
     devices: tuple[str, ...]
     communicates: bool = True
     connects: str = "first call"
+    eager: bool = False
     module: str | None = None
     library: str = "libtorch_cpu"
     absent: str = "Install a torch that was built with it."
@@ -38,6 +40,7 @@ BACKENDS: dict[str, BackendEntry] = {
         BackendEntry(
             "nccl",
             ("cuda",),
+            eager=True,
             library="libnccl",
             absent="It needs a CUDA (or ROCm) build of torch: see pytorch.org.",
         ),
@@ -70,12 +73,18 @@ def choose_backends(
     Without names: what the machine has. A name that is not in the table is passed on to torch.
     Raises UnavailableError with what to do.
     """
-    kind = device.split(":")[0] if device else None
+    if not torch.distributed.is_available():
+        raise UnavailableError("torch", f"{torch.__version__} without torch.distributed", "with it")
+    kind = device
+    if kind and ":" in kind:
+        raise UsageError("device", device, "cpu, cuda or xpu", "Rank l of a host takes device l.")
     if names is None:
         names = _default(torch, kind)
     entries = tuple(_entry(torch, name.strip().lower()) for name in names.split(","))
     if len({entry.name for entry in entries}) < len(entries):
         raise UsageError("backend", names, "each backend once")
+    if len(entries) > 1 and not all(entry.communicates for entry in entries):
+        raise UsageError("backend", names, "fake alone", "It communicates with no other rank.")
     common = [d for d in entries[0].devices if all(d in entry.devices for entry in entries)]
     if kind is None:
         usable = [d for d in common if d == "cpu" or present(torch, d)]
@@ -88,6 +97,15 @@ def choose_backends(
             f"{' or '.join(common)} for {names}" if common else "backends with a device in common",
         )
     return entries, kind
+
+
+_KINDS = ("cpu", "cuda", "xpu")
+_NAME = re.compile(r"(?!undefined$)[a-z_][\w-]*")  # "undefined" is torch's word for its default
+
+
+def is_nccl(name: str) -> bool:
+    """One of torch's NCCL backends: 2.15 has nccl, nccl2, nccl-lazy and nccl-legacy."""
+    return name in ("nccl", "nccl2") or name.startswith("nccl-")
 
 
 def _default(torch: Any, kind: str | None) -> str:
@@ -117,8 +135,13 @@ def present(torch: Any, kind: str) -> bool:
 def _entry(torch: Any, name: str) -> BackendEntry:
     entry = BACKENDS.get(name)
     if entry is None:
-        if name.isidentifier() and torch.distributed.is_backend_available(name):
-            return BackendEntry(name, ("cpu", "cuda", "xpu"))
+        if _NAME.fullmatch(name) and torch.distributed.is_backend_available(name):
+            # torch knows what a backend moves, and a plug-in says so when it registers.
+            can = torch.distributed.Backend.backend_capability.get(name) or _KINDS
+            devices = tuple(kind for kind in can if kind in _KINDS)
+            if is_nccl(name):
+                return replace(BACKENDS["nccl"], name=name, devices=devices)
+            return BackendEntry(name, devices)
         usable = ", ".join(n for n in BACKENDS if _built(torch, n))
         raise UnavailableError("backend", name, f"one that this torch has: {usable}")
     if entry.module:
@@ -164,7 +187,7 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
 
 def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
     """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``."""
-    if entry.name == "nccl":
+    if is_nccl(entry.name):
         version = ".".join(map(str, torch.cuda.nccl.version()))
         return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"
     if entry.module:
@@ -177,14 +200,13 @@ def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
 
 def found_backend(torch: Any, kind: str | None) -> str | None:
     """The backend of the process group that is there, on that device type (None: the first of
-    accelerator and CPU that it has). ``get_backend`` says "undefined" of torch's default form.
+    accelerator and CPU that it has). ``get_backend`` says "undefined" of torch's default form, and
+    the backend's own ``name`` is another than it was asked for by (nccl is nccl2 in torch 2.15).
     """
-    group = torch.distributed.distributed_c10d._get_default_group()
+    config = torch.distributed.get_backend_config()  # cpu:gloo,cuda:nccl
+    there = dict(pair.split(":", 1) for pair in config.split(",") if ":" in pair)
     kinds = [kind] if kind else [k for k in ("cuda", "xpu") if present(torch, k)] + ["cpu"]
-    for device in kinds:
-        with contextlib.suppress(RuntimeError):
-            return str(group._get_backend(torch.device(device)).name())
-    return None
+    return next((there[device] for device in kinds if device in there), None)
 
 
 def group_store(torch: Any, name: str, store: Any) -> Any:

@@ -100,7 +100,10 @@ class Accelerator:
     def free_nbytes(self) -> int | None:
         """Free bytes of the device; None where torch cannot tell."""
         ask = getattr(self._module, "mem_get_info", None)
-        return ask(self.index)[0] if ask else None
+        try:
+            return int(ask(self.index)[0]) if ask else None
+        except RuntimeError:  # some Intel GPUs do not tell
+            return None
 
     def release(self) -> None:
         """Give what torch keeps for reuse back, so that free memory is seen as free."""
@@ -142,10 +145,14 @@ class Accelerator:
         ]
 
     def graph(self, call: Call) -> Call:
-        """``call`` captured once; the result replays it (where ``captures``)."""
+        """``call`` captured once; the result replays it (where ``captures``).
+
+        Only what this thread does may not be captured: NCCL's proxies and torch's watchdogs ask
+        for memory and events in threads of their own.
+        """
         self.synchronize()
         graph = self._module.CUDAGraph()
-        with self._module.graph(graph):
+        with self._module.graph(graph, capture_error_mode="thread_local"):
             call()
         replay: Call = graph.replay
         return replay
@@ -215,19 +222,29 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     if local >= count and not shared and not (count == 1 and _masked()):
         raise UnavailableError(
             f"ranks on {os.uname().nodename}",
-            f"{launch.local_ranks} with {count} {kind} device{'s' if count > 1 else ''}",
+            f"{max(launch.local_ranks, local + 1)} with {count} {kind} device"
+            f"{'s' if count > 1 else ''}",
             f"at most {count}",
             "Start fewer ranks, or rehearse with several on one device: --rehearse.",
         )
     device = Accelerator(torch, kind, local % count)
-    device.open()
+    try:
+        device.open()
+    except (RuntimeError, AssertionError) as error:  # taken by others, out of memory, no driver
+        text = (str(error).splitlines() or [""])[0]
+        raise UnavailableError(
+            f"device {device.name}",
+            text or type(error).__name__,
+            "one that this process can use",
+            "torchcoll doctor says why.",
+        ) from None
     return device
 
 
 # How a launcher gives each rank a device of its own: by hiding the others.
 _MASKS = (
     *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-    *("ZE_AFFINITY_MASK", "SLURM_STEP_GPUS"),
+    *("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "SLURM_STEP_GPUS"),
 )
 
 

@@ -72,6 +72,8 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
     phases = {"import_torch": time.perf_counter_ns() - start}
     from torchcoll.bench.runner import Session
 
+    if options.rendezvous_file:
+        launch = replace(launch, rendezvous_file=options.rendezvous_file)
     if options.spec.backend == "fake" and options.ranks:
         launch = replace(launch, ranks=options.ranks)
     output = None

@@ -13,12 +13,13 @@ from torchcoll.core.case import Sizing
 
 
 def allocate_registered(torch: Any, sizing: Sizing, rank: int, device: str, group: Any) -> Buffers:
-    """As ``allocate``, out of a pool that is registered with ``group``.
+    """As ``allocate``, out of a pool that is registered with ``group``, which has connected.
 
     Raises RuntimeError with what this torch lacks.
     """
     backend = group._get_backend(torch.device(device))
-    if not (hasattr(torch.cuda, "MemPool") and hasattr(backend, "register_mem_pool")):
+    needed = ("mem_allocator", "register_mem_pool")  # torch 2.6 has the second alone
+    if not (hasattr(torch.cuda, "MemPool") and all(hasattr(backend, name) for name in needed)):
         raise RuntimeError(f"torch {torch.__version__} cannot register buffers with NCCL")
     pool = torch.cuda.MemPool(backend.mem_allocator)
     with torch.cuda.use_mem_pool(pool):

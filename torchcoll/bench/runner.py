@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every impor
 OnCase = Callable[["CaseResult"], None]
 COST_CALLS = 200  # calls of the no-op and the barrier whose median is the cost of measuring
 
+_INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
 # Kept for the next `run`: a rank that comes back early would find the port of the last one.
 _stores: dict[Launch, Any] = {}
@@ -246,6 +248,10 @@ class Session:
             if self.found_group and names is None:
                 names = backends.found_backend(self.torch, kind)
             self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            if not _INTERFACES.isdisjoint(os.environ):
+                from torchcoll.bench.interfaces import check_interfaces
+
+                check_interfaces(entry.name for entry in self.entries)
             if self.spec.rehearse:
                 rehearse(names or self.entries[0].name, kind, self.rank)
             with self._phase("device"):

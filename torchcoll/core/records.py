@@ -140,22 +140,24 @@ def load(path: str | os.PathLike[str]) -> Run:
     return run
 
 
-def load_all(paths: Iterable[str | os.PathLike[str]]) -> list[Run]:
+def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
     """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
 
-    What was left out is a problem of the run that has it.
+    What was left out is a problem of the run that has it. A Run stays as it is.
     """
-    runs: dict[str, Run] = {}
-    for path in paths:
-        real = os.path.realpath(path)
+    runs: dict[str | int, Run] = {}
+    for number, source in enumerate(sources):
+        if isinstance(source, Run):
+            runs[number] = source
+            continue
+        real = os.path.realpath(source)
         if real in runs:
-            runs[real].problems.append(f"{path} was named twice: it is shown once")
+            runs[real].problems.append(f"{source} was named twice: it is shown once")
         else:
-            runs[real] = load(path)
+            runs[real] = load(source)
     for run in list(runs.values()):
         for part in run.continuations:
-            assert part.path is not None
-            if runs.pop(os.path.realpath(part.path), None):
+            if part.path and runs.pop(os.path.realpath(part.path), None):
                 run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
     return list(runs.values())
 

@@ -5,6 +5,7 @@ A warning is data on its result, so the table shows it; a log line would be forg
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,13 +75,13 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
 
 def stop_lines(rows: Iterable[Row]) -> list[str]:
     """How many cases each rule ended: what was asked for may not have been reached."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        text = f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop)
-        counts[text] = counts.get(text, 0) + bool(row.stop)
-    if not set(counts) - {"count", ""}:  # a number of calls that was asked for
+    texts = [
+        f"cap of {row.calls} calls" if row.stop == "cap" else one_line(row.stop) for row in rows
+    ]
+    counts = Counter(text for text in texts if text)
+    if not set(counts) - {"count"}:  # a number of calls that was asked for
         return []
-    return [f"stopped by: {', '.join(f'{text} {n}' for text, n in counts.items() if n)}"]
+    return [f"stopped by: {', '.join(f'{text} {n}' for text, n in counts.most_common())}"]
 
 
 def launch_lines(run: Run) -> list[str]:
@@ -116,7 +117,8 @@ def _continuation_lines(run: Run) -> list[str]:
     lines = [f"rows of {len(launches)} launches (--resume): the first, {', '.join(words)}"]
     facts = [{"ranks": str(launch.ranks), **facts_of(launch)} for launch, _ in launches]
     differ = differences(facts)
-    return [*lines, f"differs between the launches: {differ}" if differ else "same environment"]
+    alike = "the launches had the same environment"
+    return [*lines, f"differs between the launches: {differ}" if differ else alike]
 
 
 def problems_of(run: Run) -> list[str]:

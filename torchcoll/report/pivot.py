@@ -46,13 +46,13 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
         for run in runs
         for row in (entry.row for entry in view.entries(run))
     ]
+    above = [*_what_ran(runs, points), *_read_as(points, view)]
     points, silent = _with_figures(points, metric)
     hidden = [name for name in DIMENSIONS if name != key and _varies(points, name)]
     grids = []
     for group in _groups(points, hidden):
         within = [p for p in points if all(_same(p.row, n, v) for n, v in group.items())]
         grids.append(_grid(within, key, metric, group))
-    above = [*_what_ran(runs, points), *_read_as(points, view)]
     below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
     below += dict.fromkeys(_launch_lines(runs))
     differ = differences([facts_of(run) for run in runs])

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import load
+from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.grid import Grid, print_grid
-from torchcoll.report.header import first_lines, header_lines
+from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.report.output import Output
+from torchcoll.report.output import Output, one_line
 from torchcoll.report.view import FORMATS, METRICS, View, choice, texts_of
 
 Source = Run | str | os.PathLike[str]
@@ -29,10 +28,12 @@ def table_grid(run: Run, view: View | None = None) -> Grid:
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
     columns = with_percentiles(columns, view.extra_columns())
+    how, clocks = view.over_ranks, values_of(rows, "clock")
+    above = header_lines(run, rows or asked_cases(run), how, clocks)
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
-        above=header_lines(run, rows, view.over_ranks, values_of(rows, "clock")) + first_lines(run),
+        above=above + first_lines(run, how),
         below=(notes.lines() if "verified" in keys else [])
         + ([] if rows else ["no case has ended"])
         + run_lines(run, rows, "first_call_ns" in keys)
@@ -66,7 +67,7 @@ def show(
     over_ranks: str = "max",
     clock: str | None = None,
     pivot: str | None = None,
-    metric: str = "busbw",
+    metric: str | None = None,
     per_rank: bool = False,
     calls: bool = False,
     file: TextIO | None = None,
@@ -77,37 +78,61 @@ def show(
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
-    (time, algbw, busbw). per_rank: who is late and by how much. calls: every call in order.
-    Raises UsageError for a choice that does not exist, UnreadableError for a file.
+    (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
+    tables in csv and json. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     choice(format, "format", FORMATS)
-    choice(metric, "metric", METRICS)
+    if metric is not None:
+        choice(metric, "metric", METRICS)
     view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock)
     chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
-    if chosen and format not in ("table", "markdown"):
-        raise UsageError("format", format, f"table or markdown with --{chosen[0]}")
+    _check_together(view, format, chosen[0] if chosen else "", metric)
     if not sources:
         raise UsageError("show", "no file", "at least one result file")
-    runs = [source if isinstance(source, Run) else load(source) for source in sources]
+    runs = load_all(sources)
     out = Output(file)
     if format in ("table", "markdown"):
-        _print_grids(_titled_grids(runs, view, pivot, metric, per_rank, calls), format, out)
-    elif format == "csv":
-        from torchcoll.report.csv import csv_text
-
-        out.write(csv_text(runs, view))
-    elif format == "json":
-        from torchcoll.report.json import json_text
-
-        out.write(json_text(runs, view))
+        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls)
+        _print_grids(titled, format, out)
+    elif format in ("csv", "json"):
+        out.write(_machine_text(runs, view, format, per_rank, calls))
     else:
         from torchcoll.report.nccl_tests import run_text
 
         for run in runs:
             out.write(run_text(run, view))
     out.flush()
+
+
+def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:
+    """Refuses what would have no effect."""
+    # --per-rank and --calls are long tables for machines too.
+    formats = {"": FORMATS, "pivot": FORMATS[:2]}.get(chosen, FORMATS[:4])
+    if format not in formats:
+        raise UsageError("format", format, f"one of {', '.join(formats)} with --{chosen}")
+    if metric and chosen != "pivot":
+        raise UsageError("metric", metric, "--pivot beside it", "A table has --columns.")
+    where = f"--{chosen}" if chosen else "--format nccl-tests" if format == "nccl-tests" else ""
+    if where and view.columns:
+        raise UsageError("columns", ",".join(view.columns), f"none with {where}")
+    if where and view.percentiles:
+        percentiles = ",".join(f"{p:g}" for p in view.percentiles)
+        raise UsageError("percentiles", percentiles, f"none with {where}")
+    each = chosen == "per-rank" or (chosen == "calls" and format in ("csv", "json"))
+    if each and view.over_ranks != "max":
+        raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
+
+
+def _machine_text(runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool) -> str:
+    from torchcoll.report.cases import CALLS, RANKS
+    from torchcoll.report.csv import csv_text
+    from torchcoll.report.json import ROWS, json_text
+
+    records = RANKS if per_rank else CALLS if calls else ROWS
+    return (csv_text if format == "csv" else json_text)(runs, view, records)
 
 
 def _titled_grids(
@@ -130,7 +155,7 @@ def _titled_grids(
 
 
 def _title(run: Run) -> str:
-    return str(run.path or Path(str(run.header.get("run_id") or "run")))
+    return one_line(run.path or run.header.get("run_id") or "run")
 
 
 def _print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
