@@ -94,8 +94,9 @@ class Job:
         os.kill(self.pids[rank], number)
 
     def text(self, rank: int, stream: str = "stderr") -> str:
-        """What the rank has written so far."""
-        return (self.folder / f"{rank}.{stream}").read_text()
+        """What the rank has written so far, but for what torch's store says of the name server."""
+        lines = (self.folder / f"{rank}.{stream}").read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if "hostname of the client socket" not in line)
 
     def running(self) -> list[int]:
         for rank, pid in self.pids.items():

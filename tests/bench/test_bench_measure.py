@@ -88,7 +88,7 @@ def test_cold_calls_only(launch):
     ],
 )
 def test_reasons_to_stop(launch, options, reason, calls):
-    # One rank, whose calls take nearly the same; of two that share cores with other work they do not.
+    # One rank, whose calls take nearly the same; two that share cores with other work vary.
     result = launch("all_reduce", f"--sizes 8 {options}", 1).ended(0).only()
     assert result.stop == reason
     assert sum(result.batches) == len(result.time_ns["host"][0])

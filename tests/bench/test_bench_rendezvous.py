@@ -8,10 +8,12 @@ NO_MASTER = {"MASTER_ADDR": None, "MASTER_PORT": None}
 def test_a_rendezvous_file_instead_of_a_master(launch, tmp_path):
     meeting = tmp_path / "meeting"
     options = f"--sizes 8 -n 1 --rendezvous-file {meeting}"
-    for _ in range(2):  # it is removed at a clean end, so that the next launch can have it
-        run = launch("all_reduce", options, 2, environment=NO_MASTER).ended(0).run
-        assert [result.status for result in run.results] == ["ok"]
-        assert not meeting.exists()
+    run = launch("all_reduce", options, 2, environment=NO_MASTER).ended(0).run
+    assert [result.status for result in run.results] == ["ok"]
+    # Processes that end by os._exit leave it: the next launch must not meet the dead.
+    meeting.touch()
+    refused = launch("all_reduce", f"{options} -T 3", 2, environment=NO_MASTER).job.wait()
+    assert refused[0].code != 0 and str(meeting) in refused[0].stderr
 
 
 def test_an_interface_that_is_not_there(launch):

@@ -16,11 +16,12 @@ HEADER = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; cadence: isolated (a barrier before every call, outside the stamps)
-completion = max over ranks; low, high = p5, p95 within this launch
+completion = max over ranks
 each case until 5 % precision or 1 s; verification on
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
 cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
+low, high = p5, p95 within this launch
 """
 
 
@@ -141,7 +142,8 @@ def test_one_rank_has_times_and_no_bandwidth(shown):
 def test_fake_backend_says_that_nothing_was_communicated(shown):
     text = shown(run(result(cold=(1_000_000,), case=case(backend="fake"))))
     assert "backend: fake (nothing is communicated); 8 ranks on vm, cpu\n" in text
-    assert text.endswith("\nfake backend: nothing was communicated\n")
+    assert text.endswith("\nfake backend, nothing was communicated: times, but no bandwidth\n")
+    assert body(text).splitlines()[2].split()[-3:] == ["-", "-", "correct"]
 
 
 def test_a_barrier_has_no_size_and_no_bandwidth(shown):
@@ -156,9 +158,83 @@ def test_a_barrier_has_no_size_and_no_bandwidth(shown):
 
 def test_interrupted_says_why_once(shown):
     ended = {"status": "interrupted", "reason": "SIGTERM", "exit_code": 143}
-    text = shown(run(result(), end=ended, problems=["interrupted: SIGTERM"]))
-    assert text.count("interrupted: SIGTERM") == 1
-    assert "interrupted: SIGTERM" in shown(run(result(), end=ended))
+    text = shown(run(result(), end=ended, problems=["interrupted by SIGTERM"]))
+    assert text.count("interrupted by SIGTERM") == 1
+    signal = [{"kind": "signal", "message": "SIGTERM"}]
+    text = shown(run(result(), end=ended, events=signal))
+    assert text.count("interrupted by SIGTERM") == 1
+    assert "--resume" not in text  # there is no file
+
+
+def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_path):
+    lost = "lost rank 1 (vm) in all_reduce 8 float32 sum on gloo: first call"
+    ended = {"status": "failed", "reason": lost, "exit_code": 5}
+    events = [{"kind": "lost_rank", "message": lost}, {"kind": "rehearsal", "message": "one GPU"}]
+    launch = run(result(cold=(1_000_000,)), end=ended, events=events)
+    launch.path = tmp_path / "a run.jsonl"
+    assert body(shown(launch)).splitlines()[4:] == [
+        "rehearsal: one GPU",
+        f"failed: {lost}",
+        f"to run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
+    ]
+    # FILE.2 alone: what is resumed is FILE.
+    launch.path.touch()
+    launch.path = tmp_path / "a run.jsonl.2"
+    assert f" --resume '{tmp_path / 'a run.jsonl'}'\n" in shown(launch)
+    launch.end = {"status": "complete"}
+    assert "--resume" not in shown(launch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "line"),
+    [
+        ("signal", "SIGINT in x", "interrupted by SIGINT in x"),
+        ("lost_rank", "lost rank 1", "lost rank 1"),
+        ("lost_rank", "the store is gone", "lost rank: the store is gone"),
+        ("hang", "no progress for 5 s", "hang: no progress for 5 s"),
+        ("warning", "2 ranks\nshare 1 core", "warning: 2 ranks share 1 core"),
+    ],
+)
+def test_events_are_words(shown, kind, message, line):
+    launch = run(result(), events=[{"kind": kind, "message": message}])
+    assert shown(launch).endswith(f"\n{line}\n")
+    launch.events[0]["resumed"] = True
+    assert f"\nan earlier launch ended and was resumed: {line}\n" in shown(launch)
+
+
+def test_how_the_rows_ended(shown):
+    stops = ["time", "cap", "time", "precision"]
+    launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
+    assert shown(launch).endswith("\nstopped by: time 2, cap of 21 calls 1, precision 1\n")
+    asked = run(result(stop="count"), not_run("unsupported"))
+    assert "stopped by" not in shown(asked)
+
+
+def test_splits_are_in_the_header_or_a_column(shown):
+    one, other = (
+        result(case=case(collective="all_to_all_v", op=None, in_place=False, splits=splits))
+        for splits in ("1,3", "seed:7")
+    )
+    text = shown(run(one))
+    assert text.startswith("torchcoll 0.1.0: all_to_all_v, float32, out of place, splits 1,3\n")
+    assert text.endswith(
+        "\nall_to_all_v: size is the largest sum that a rank sends or receives; "
+        "bytes that a rank sends to itself count\n"
+    )
+    text = shown(run(one, other))
+    assert text.startswith(
+        "torchcoll 0.1.0: all_to_all_v, float32, out of place, splits 1,3 and seed:7\n"
+    )
+    assert [line.split()[0] for line in body(text).splitlines()[2:4]] == ["1,3", "seed:7"]
+
+
+def test_a_new_communicator_for_each_case_is_no_shared_one(shown):
+    fresh = result(communicator="new_group")
+    assert "communicator" not in body(shown(run(result(), not_run("oom"))))
+    rows = body(shown(run(fresh, result()))).splitlines()
+    assert [line.split()[0] for line in rows[:4]] == [
+        *("communicator", "call", "new_group", "shared"),
+    ]
 
 
 def test_a_run_without_any_facts_has_a_table(shown):
@@ -167,10 +243,7 @@ def test_a_run_without_any_facts_has_a_table(shown):
         "torchcoll: all_reduce, float32, sum, in place\nbackend: gloo; 2 ranks\n"
     )
     assert shown(Run()) == (
-        "torchcoll:\n"
-        "backend: unknown; 0 ranks\n"
-        "completion = max over ranks; low, high = p5, p95 within this launch\n"
-        "no case has ended\n"
+        "torchcoll:\nbackend: unknown; 0 ranks\ncompletion = max over ranks\nno case has ended\n"
     )
 
 
@@ -184,7 +257,7 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
     rule = "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 80
     assert body(text) == (
         "         first               low     high                 algbw   busbw\n"
-        "size      call   median       p5      p95      p99 calls   GB/s    GB/s verified\n"
+        "size     call    median       p5      p95      p99 calls   GB/s    GB/s verified\n"
         f"{rule}\n"
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
         "\n"
@@ -199,7 +272,7 @@ def test_what_does_not_fit_is_named(on_terminal):
     lines = body(text).splitlines()
     assert lines[3:] == [
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms   101 67.109 117.441 correct",
-        " 64M         -        -        -        -     0      -       - unsupported [1]",
+        " 64M        -         -        -        -     0      -       - unsupported [1]",
         "",
         "not shown in 80 columns: p99 (use a wider terminal or --columns)",
         "[1] no avg",
@@ -207,6 +280,7 @@ def test_what_does_not_fit_is_named(on_terminal):
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)
+    assert "low, high =" not in narrow  # a legend stands where its columns do
     assert "\nnot shown in 60 columns: low p5, high p95, p99 (use a" in narrow
     narrow = on_terminal(rows, columns=59)
     assert "\nnot shown in 59 columns: low p5, high p95, p99, algbw GB/s" in narrow
@@ -223,15 +297,48 @@ def test_200_columns_show_everything(on_terminal):
 
 def test_numbers_stay_whole_even_where_nothing_fits(on_terminal):
     text = on_terminal(run(result(case=case(nbytes=1 << 62))), columns=20)
-    # 2**62 B / 1 ms x 1.75; the row is longer than the terminal and is not cut.
-    assert "4194304T 1.000 ms 8070450532247.929 correct\n" in text
+    # 2**62 B / 1 ms x 1.75. Tables below each other; what is too wide for any is not cut.
+    assert "4194304T 1.000 ms\n" in text
+    assert "4194304T 8070450532247.929\n" in text
+    assert "4194304T correct\n" in text
 
 
 def test_columns_chosen_by_name_are_never_hidden(on_terminal):
-    names = "nbytes,nbytes_in,nbytes_out,count,median_ns,low_ns,high_ns,p99_ns,status,reason"
+    names = "median_ns,nbytes,nbytes_in,nbytes_out,count,low_ns,high_ns,p99_ns,status"
     text = on_terminal(run(result()), columns=30, names=names)
-    assert " 64M   64M   64M 16777216 1.000 ms 910.0 us 1.090 ms   - ok" in text
+    assert max(map(len, body(text).splitlines())) <= 30
+    assert [line for line in body(text).splitlines() if line.startswith(" 64M")] == [
+        " 64M 1.000 ms   64M   64M",
+        " 64M 16777216 910.0 us",
+        " 64M 1.090 ms   - ok",
+    ]
     assert "not shown" not in text
+
+
+def test_all_columns_on_80_and_in_a_pipe(on_terminal, shown):
+    everything = run(result(2, case=case(splits="1,2"), reason="because"), ranks=2)
+    text = on_terminal(everything, columns=80, names="all")
+    assert max(map(len, body(text).splitlines())) <= 80
+    assert text.count("\n 64M ") == 4
+    assert "not shown" not in text
+    assert len(body(shown(everything, columns="all")).splitlines()) == 6
+
+
+def test_digits_line_up_with_and_without_a_mark_on_a_terminal(on_terminal):
+    rows = run(result(), result(cold=(1_000_000,)), result(cold=(1_000,)))
+    text = body(on_terminal(rows, columns=80)).splitlines()[3:6]
+    assert [line[4:17] for line in text] == ["  5.000 ms*  ", "  1.000 ms   ", "  1.000 us   "]
+
+
+def test_a_terminal_that_is_no_unicode_has_a_plain_table(monkeypatch):
+    class Latin(Terminal):
+        encoding = "ascii"
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = Latin()
+    show(run(not_run("failed", "Ger\N{LATIN SMALL LETTER A WITH DIAERESIS}t")), file=out)
+    assert out.getvalue().isascii()
+    assert "[1] Ger\\xe4t\n" in out.getvalue()
 
 
 def test_no_color_is_honoured(monkeypatch):
@@ -275,7 +382,7 @@ def test_a_pipe_in_an_ascii_locale_gets_escapes_and_no_error():
 def test_over_ranks_clock_and_percentiles(shown):
     asked = run(result(cold=(1_000_000,)))
     text = shown(asked, over_ranks="min", percentiles="0,100")
-    assert "time = min over ranks, not the completion; low, high = p5, p95" in text
+    assert "\ntime = min over ranks, not the completion\n" in text
     assert body(text).splitlines()[2].split() == [
         *("64M", "1.000", "ms", "500.0", "us", "500.0", "us", "500.0", "us"),
         *("500.0", "us", "500.0", "us", "21", "134.218", "234.881", "correct"),
@@ -289,9 +396,11 @@ def test_over_ranks_clock_and_percentiles(shown):
 
 
 def test_chosen_columns_are_the_fields_of_a_row(shown):
-    assert body(shown(run(result()), columns="count,median_ns,algbw_gbps")) == (
+    text = shown(run(result()), columns="count,median_ns,algbw_gbps")
+    assert body(text) == (
         "   count    median   algbw\n                      GB/s\n16777216  1.000 ms  67.109\n"
     )
+    assert "low, high =" not in text
     assert len(body(shown(run(result()), columns="all")).splitlines()) == 5
 
 
@@ -319,12 +428,42 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
         ),
         (
             {"pivot": "ranks", "format": "csv"},
-            "format: got csv, expected table or markdown with --pivot",
+            "format: got csv, expected one of table, markdown with --pivot",
+        ),
+        (
+            {"calls": True, "format": "nccl-tests"},
+            "format: got nccl-tests, expected one of table, markdown, csv, json with --calls",
+        ),
+        (
+            {"metric": "time"},
+            "metric: got time, expected --pivot beside it. A table has --columns.",
+        ),
+        (
+            {"metric": "time", "format": "csv"},
+            "metric: got time, expected --pivot beside it. A table has --columns.",
+        ),
+        (
+            {"columns": "nbytes,calls", "format": "nccl-tests"},
+            "columns: got nbytes,calls, expected none with --format nccl-tests",
+        ),
+        ({"columns": "all", "pivot": "ranks"}, "columns: got all, expected none with --pivot"),
+        (
+            {"percentiles": "50,99.9", "calls": True},
+            "percentiles: got 50,99.9, expected none with --calls",
+        ),
+        (
+            {"over_ranks": "mean", "per_rank": True},
+            "over-ranks: got mean, expected none with --per-rank: ranks stay apart",
+        ),
+        (
+            {"over_ranks": "mean", "calls": True, "format": "json"},
+            "over-ranks: got mean, expected none with --calls: ranks stay apart",
         ),
         (
             {"pivot": "size"},
             "pivot: got size, expected one of collective, backend, device, ranks, dtype, op, root, "
-            "in_place, cadence, clock, label, label=KEY, file",
+            "in_place, group, buffers, asynchronous, coalesce, splits, communicator, cadence, "
+            "clock, label, label=KEY, file",
         ),
         ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
     ],

@@ -8,6 +8,8 @@ import json
 
 from handmade import case, not_run, result, run
 
+from torchcoll.core.records import save
+
 # The names of DESIGN section 8, in its order.
 VALUES = {
     "collective": "all_reduce",
@@ -23,6 +25,8 @@ VALUES = {
     "buffers": "default",
     "asynchronous": False,
     "coalesce": 1,
+    "splits": None,
+    "communicator": "shared",
     "cadence": "isolated",
     "clock": "host",
     "nbytes_requested": 67108864,
@@ -37,6 +41,7 @@ VALUES = {
     "high_ns": 1090000,
     "p99_ns": None,
     "calls": 21,
+    "stop": "time",
     "algbw_gbps": 67.108864,
     "busbw_gbps": 117.440512,
     "verified": "correct",
@@ -47,7 +52,7 @@ NAMES = list(VALUES)
 
 
 def test_json_has_the_names_of_the_design_and_base_units(shown):
-    document = json.loads(shown(run(result()), format="json"))
+    document = json.loads(shown(run(result(stop="time")), format="json"))
     assert list(document) == ["schema", "run", "rows"]
     assert document["schema"] == "torchcoll-rows/1"
     assert document["run"]["status"] == "complete"
@@ -75,11 +80,26 @@ def test_json_of_chosen_columns_and_percentiles(shown):
 
 
 def test_csv_has_every_field_and_nothing_for_unknown(shown):
-    (row,) = csv.DictReader(io.StringIO(shown(run(result()), format="csv")))
-    assert list(row) == NAMES
+    launch = run(result(stop="time"), header={"start_utc": "2026-11-20T12:31:04+00:00"})
+    launch.header["spec"]["labels"] = {"driver": "550"}
+    (row,) = csv.DictReader(io.StringIO(shown(launch, format="csv", over_ranks="max")))
+    assert list(row) == [*NAMES, "over_ranks", "run_id", "start_utc", "label_driver"]
     numbers = {"median_ns": "1000000.0", "low_ns": "910000.0", "high_ns": "1090000.0"}
     expected = {k: "" if v is None else str(v) for k, v in VALUES.items()} | numbers
-    assert row == expected
+    expected |= {"over_ranks": "max", "run_id": "r1", "label_driver": "550"}
+    assert row == expected | {"start_utc": "2026-11-20T12:31:04+00:00"}
+
+
+def test_csv_of_files_with_different_labels_and_of_none_that_ran(shown):
+    one, two = run(result()), run(result())
+    one.header["spec"]["labels"] = {"net": "ib"}
+    two.header["spec"]["labels"] = {"driver": "550"}
+    rows = list(csv.DictReader(io.StringIO(shown(one, two, format="csv", over_ranks="min"))))
+    assert [(r["label_net"], r["label_driver"], r["over_ranks"]) for r in rows] == [
+        *(("ib", "", "min"), ("", "550", "min")),
+    ]
+    text = shown(run(), format="csv")
+    assert text == ",".join([*NAMES, "over_ranks", "run_id", "start_utc"]) + "\n"
 
 
 def test_csv_of_several_files_names_them(shown):
@@ -105,25 +125,92 @@ def test_markdown(shown):
     )
 
 
-def test_per_rank_says_who_is_late(shown):
-    # Rank 1 is 100 us behind in all calls but the last, in which ranks 0 and 2 are the longest.
-    times = [[50_000] * 3 + [90_000], [150_000] * 3 + [60_000], [60_000] * 3 + [90_000]]
-    launch = run(result(3, time_ns={"host": times}), ranks=3)
-    assert shown(launch, per_rank=True).split("\n\n", 1)[1] == (
+# Rank 1 is 100 us longer in all calls but the last, in which ranks 0 and 2 are the longest.
+THREE = [[50_000] * 3 + [90_000], [150_000] * 3 + [60_000], [60_000] * 3 + [90_000]]
+
+
+def test_per_rank_shows_each_rank_and_what_a_duration_is(shown):
+    launch = run(result(3, time_ns={"host": THREE}), ranks=3)
+    above, tables = shown(launch, per_rank=True).split("\n\n", 1)
+    assert above.endswith(
+        "\neach rank's own time: waiting for the others as well as working; "
+        "the rank that arrives last has the shortest"
+    )
+    assert "over ranks" not in above
+    assert tables == (
         "all_reduce 64M float32 sum on gloo, in place, host clock\n"
         "\n"
-        "rank  host  device    median    behind     longest\n"
-        "                               fastest  % of calls\n"
-        "   0  vm    cpu     50.00 us      0 ns          25\n"
-        "   1  vm    cpu     150.0 us  100.0 us          75\n"
-        "   2  vm    cpu     60.00 us  10.00 us          25\n"
+        "rank  host  device    median  longer than     longest\n"
+        "                                  fastest  % of calls\n"
+        "   0  vm    cpu     50.00 us         0 ns          25\n"
+        "   1  vm    cpu     150.0 us     100.0 us          75\n"
+        "   2  vm    cpu     60.00 us     10.00 us          25\n"
     )
 
 
-def test_per_rank_of_a_stream_warns_and_of_a_missing_clock_says_so(shown):
+def test_per_rank_and_calls_of_a_sub_group_name_the_ranks_of_the_launch(shown):
+    part = result(2, time_ns={"host": THREE[:2]}, members=[1, 3], case=case(group="mod:2/1"))
+    launch = run(part, ranks=4)
+    launch.members[3]["host"] = "other"
+    text = shown(launch, per_rank=True)
+    assert "\nall_reduce 64M float32 sum on gloo, in place, sub-group mod:2/1, host clock\n" in text
+    assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["1", "vm"], ["3", "other"]]
+    (_, first, *_) = (li for li in shown(launch, calls=True).splitlines() if "steady" in li)
+    assert first.split()[-4:] == ["1", "150.0", "us", "3"]
+
+
+def long_rows(text, **cells):
+    """Of a csv text: the columns of ``cells``, for the rows that are like them."""
+    found = [r for r in csv.DictReader(io.StringIO(text))]
+    return [r for r in found if all(r[k] == v for k, v in cells.items())]
+
+
+def test_per_rank_for_machines(shown):
+    launch = run(result(3, time_ns={"host": THREE}), not_run("oom", ranks=3), ranks=3)
+    rows = long_rows(shown(launch, per_rank=True, format="csv"))
+    assert [r["rank"] for r in rows] == ["0", "1", "2"]
+    one = rows[1]
+    assert (one["collective"], one["host"], one["rank_device"]) == ("all_reduce", "vm", "cpu")
+    assert (one["calls"], one["median_ns"], one["longer_than_fastest_ns"]) == (
+        *("4", "150000.0", "100000.0"),
+    )
+    assert (one["longest_share"], one["run_id"]) == ("0.75", "r1")
+    document = json.loads(shown(launch, per_rank=True, format="json"))
+    assert document["rows"][1]["median_ns"] == 150_000
+    assert document["schema"] == "torchcoll-rows/1"
+
+
+def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
+    launch = run(
+        result(
+            2,
+            cold_ns=[[50, 40], [51, 41]],
+            warmup_ns=[[30], [31]],
+            time_ns={"device": [[9, 8], [7, 6]], "issue": [[1, 2], [3, 4]]},
+            calls_per_sample=10,
+        ),
+        ranks=2,
+    )
+    text = shown(launch, calls=True, format="csv")
+    names = ("clock", "kind", "call", "calls_per_sample", "ns")
+    assert [tuple(r[n] for n in names) for r in long_rows(text, rank="1")] == [
+        ("host", "cold", "0", "1", "51"),
+        ("host", "cold", "1", "1", "41"),
+        ("host", "warmup", "2", "1", "31"),
+        ("device", "steady", "3", "10", "7"),
+        ("device", "steady", "4", "10", "6"),
+        ("issue", "steady", "3", "10", "3"),
+        ("issue", "steady", "4", "10", "4"),
+    ]
+    text = shown(launch, calls=True, format="csv", clock="issue")
+    assert {r["clock"] for r in long_rows(text)} == {"issue"}
+    rows = json.loads(shown(launch, calls=True, format="json"))["rows"]
+    assert [r["ns"] for r in rows if r["kind"] == "cold"] == [50, 40, 51, 41]
+
+
+def test_per_rank_of_a_case_that_failed_and_of_a_missing_clock_says_so(shown):
     launch = run(result(2, case=case(cadence="stream")), not_run("oom", ranks=2), ranks=2)
     text = shown(launch, per_rank=True)
-    assert "\nnot aligned: a rank's long time can be its waiting for a late one\n" in text
     assert "\nall_reduce 64M float32 sum on gloo, in place\noom\n" in text
     assert "\nno calls on the device clock\n" in shown(
         run(result(2), ranks=2), per_rank=True, clock="device"
@@ -159,6 +246,12 @@ def test_calls_in_order(shown):
     assert shown(launch, calls=True).endswith(line)
 
 
+def test_calls_of_a_stream_are_no_completions(shown):
+    text = shown(run(result(2, case=case(cadence="stream")), ranks=2), calls=True)
+    assert "completion " not in text.replace("not the completion", "")
+    assert "\ncall  kind         max    fastest  rank   slowest  rank\n" in text
+
+
 def timed(ns, ranks=2, **changed):
     return result(ranks, (ns,), case=case(**changed), time_ns={"host": [[ns]] * ranks})
 
@@ -182,6 +275,8 @@ def test_pivot_by_collective(shown):
         "size  all_reduce  all_gather\n"
         "1000       1.000       0.500\n"
         "  1M    1048.576     skipped\n"
+        "\n"
+        "differs between the columns: in_place (in place, out of place)\n"
     )
 
 
@@ -204,7 +299,8 @@ def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(sh
         metric="time",
     )
     assert text == (
-        "3 launches; backend: gloo; device: cpu; ranks: 2\n"
+        "3 launches: all_reduce, float32, sum, in place\n"
+        "backend: gloo; device: cpu; ranks: 2\n"
         "median over calls, max over ranks; clock: host; cadence: isolated\n"
         "\n"
         "median time by label=driver, median of 1 to 2 results\n"
@@ -236,3 +332,111 @@ def test_pivot_names_the_file_of_a_problem(shown, tmp_path):
     cut.problems = ["truncated: the file has no end record"]
     text = shown(whole, cut, pivot="ranks")
     assert text.endswith(f"\n{cut.path}: truncated: the file has no end record\n")
+
+
+def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
+    def launch(name, splits, communicator="shared"):
+        asked = {"collective": "all_to_all_v", "op": None, "in_place": False, "splits": splits}
+        made = run(timed(1_000, nbytes=1000, **asked), ranks=2)
+        made.results[0].communicator = communicator
+        made.path = tmp_path / name
+        return made
+
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="collective")
+    for splits in ("1,3", "1,1"):
+        assert f"\nbusbw in GB/s by collective, splits {splits}\n" in text
+    fresh = launch("c", "1,3", "new_group")
+    text = shown(launch("a", "1,3"), fresh, pivot="ranks")
+    assert "\nbusbw in GB/s by ranks, communicator shared\n" in text
+    assert "\nbusbw in GB/s by ranks, communicator new_group\n" in text
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="file")
+    assert "\ndiffers between the columns: splits (1,3, 1,1)\n" in text
+    text = shown(launch("a", "1,3"), launch("b", "1,1"), pivot="splits")
+    assert "\nsize    1,3    1,1\n" in text
+
+
+def test_pivot_by_ranks_is_in_ascending_order(shown):
+    launch = run(*(timed(1_000, ranks=n, nbytes=1000) for n in (16, 2, 8)), ranks=16)
+    assert "\nsize      2      8     16\n" in shown(launch, pivot="ranks")
+
+
+def test_pivot_leaves_out_what_has_no_bandwidth(shown):
+    barrier = {"collective": "barrier", "nbytes": 0, "dtype": None, "op": None, "in_place": False}
+    launch = run(timed(1_000, nbytes=1000), timed(2_000, **barrier), ranks=2)
+    assert shown(launch, pivot="collective").split("\n\n", 1)[1] == (
+        "busbw in GB/s by collective\n"
+        "\n"
+        "size  all_reduce\n"
+        "1000       1.000\n"
+        "\n"
+        "barrier has no bandwidth and is left out (--metric time)\n"
+    )
+    assert "\n   -           -  2.000 us\n" in shown(launch, pivot="collective", metric="time")
+    alone = shown(run(timed(2_000, **barrier), ranks=2), pivot="collective")
+    assert alone.endswith("\n\nbarrier has no bandwidth and is left out (--metric time)\n")
+
+
+def test_pivot_of_a_stream_is_no_completion(shown):
+    text = shown(run(timed(1_000, cadence="stream"), ranks=2), pivot="ranks")
+    assert "; cadence: stream; ranks are not aligned: the maximum over ranks is not the " in text
+
+
+def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, on_terminal):
+    names = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "sendrecv")
+    launch = run(*(timed(1_000, nbytes=1000, collective=name) for name in names), ranks=2)
+    text = on_terminal(launch, columns=40, pivot="collective")
+    tables = text.split("\n\n", 2)[2]
+    assert max(map(len, tables.splitlines())) <= 40
+    assert [line.split() for line in tables.splitlines() if line.startswith("size")] == [
+        *(["size", *names[:2]], ["size", *names[2:5]], ["size", names[5]]),
+    ]
+    assert tables.count("\n1000 ") == 3
+    assert (
+        "size  all_reduce  reduce_scatter  all_gather  all_to_all  broadcast  sendrecv\n"
+        in shown(launch, pivot="collective")
+    )
+
+
+def resumed(tmp_path):
+    first = run(timed(1_000, nbytes=8), ranks=2, end={"status": "interrupted", "reason": "SIGINT"})
+    first.events = [{"kind": "signal", "message": "SIGINT"}]
+    further = run(timed(2_000, nbytes=32), ranks=2)
+    further.header |= {"run_id": "r2", "environment": {**first.environment, "torch": "2.14.0"}}
+    further.members[1]["host"] = "vm2"
+    save(first, tmp_path / "a.jsonl")
+    save(further, tmp_path / "a.jsonl.2")
+    return tmp_path / "a.jsonl"
+
+
+def test_rows_of_several_launches_say_so_and_what_differs(shown, tmp_path):
+    path = resumed(tmp_path)
+    end = (
+        "\nan earlier launch ended and was resumed: interrupted by SIGINT\n"
+        "rows of 2 launches (--resume): the first, a.jsonl.2 from all_reduce 32 float32 sum on "
+        "gloo on\n"
+        "differs between the launches: torch (2.13.0, 2.14.0); hosts (vm, vm vm2)\n"
+    )
+    assert shown(path).endswith(end)
+    comments = end.strip().replace("\n", "\n# torchcoll: ")
+    assert shown(path, format="nccl-tests").endswith(f"\n# torchcoll: {comments}\n")
+    rows = list(csv.DictReader(io.StringIO(shown(path, format="csv"))))
+    assert [row["run_id"] for row in rows] == ["r1", "r2"]
+    document = json.loads(shown(path, format="json"))["run"]
+    assert document["continuations"] == [
+        {"path": f"{path}.2", "run_id": "r2", "start_utc": None, "cases": 1}
+    ]
+    assert document["status"] == "complete"
+
+
+def test_a_part_that_is_named_too_is_not_counted_twice(shown, tmp_path):
+    path = resumed(tmp_path)
+    text = shown(path, f"{path}.2", pivot="ranks", metric="time")
+    assert "median of" not in text
+    assert f"\n{path}.2 is a part of {path}: it is shown once\n" in text
+    assert text == shown(f"{path}.2", path, pivot="ranks", metric="time")
+    assert f"\n{path} was named twice: it is shown once\n" in shown(path, path)
+
+
+def test_markdown_of_foreign_text_is_no_markup(shown):
+    text = shown(run(not_run("failed", "[x](http://y) `a` <b>")), format="markdown")
+    assert "- [1] [x]\\(http://y) \\`a\\` \\<b>\n" in text

@@ -74,7 +74,9 @@ def choose_backends(
     Raises UnavailableError with what to do.
     """
     if not torch.distributed.is_available():
-        raise UnavailableError("torch", f"{torch.__version__} without torch.distributed", "with it")
+        raise UnavailableError(
+            "torch", f"{torch.__version__} without torch.distributed", "a build that has it"
+        )
     kind = device
     if kind and ":" in kind:
         raise UsageError("device", device, "cpu, cuda or xpu", "Rank l of a host takes device l.")
@@ -221,6 +223,7 @@ def group_store(torch: Any, name: str, store: Any) -> Any:
 def implementation(torch: Any, group: Any, device: str) -> str:
     """The class behind a group: torch 2.15 has two NCCL implementations under one name."""
     try:
-        return type(group._get_backend(torch.device(device))).__name__
+        backend = group._get_backend(torch.device(device))
     except RuntimeError:
         return type(group).__name__
+    return type(getattr(backend, "wrapped_pg", backend)).__name__  # TORCH_DISTRIBUTED_DEBUG=DETAIL

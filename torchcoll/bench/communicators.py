@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.backends import BackendEntry, found_backend, group_store
+from torchcoll.bench.backends import BackendEntry, found_backend, group_store, is_nccl
 from torchcoll.core.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class Communicator:
 
     ``group`` None is the default group. ``ranks``: ranks of the launch in it. ``calls``: calls that
     torchcoll has made on it, barriers for alignment aside; None: others had made some before.
-    ``how``: shared, or how a fresh one was made.
+    ``how``: shared, or how a fresh one was made: by new_group, or split off its parent by torch.
     """
 
     backend: BackendEntry
@@ -47,6 +48,8 @@ class Communicators:
     def open(self, phase: Callable[[str], Any]) -> None:
         """Make the groups; ``phase`` times each step."""
         session, there = self._session, None
+        for size in {len(part) for part in session.parts} - {session.sizings[0].ranks}:
+            session.spec.sizings(size)  # refuses a root or splits that a sub-group cannot have
         if session.found_group:
             there = found_backend(session.torch, session.device.kind)
         for place, entry in enumerate(session.entries):
@@ -59,68 +62,121 @@ class Communicators:
             else:
                 with phase(f"new_group_{entry.name}"):
                     self._whole[entry.name] = self._new(entry, None)
-        if session.spec.init == "eager":
-            with phase("communicator"):
-                for entry in session.entries:
-                    self._connect(entry)
-        for entry in session.entries:
-            self._shared[entry.name] = self._over_parts(entry, "shared")
+        with phase("communicator") if self._eager else contextlib.nullcontext():
+            for entry in session.entries:
+                self._connect(entry, self._whole[entry.name])
+                self._shared[entry.name] = self._over_parts(entry, fresh=False)
+
+    @property
+    def _eager(self) -> bool:
+        """Registering buffers needs a communicator that has connected."""
+        spec = self._session.spec
+        return spec.init == "eager" or spec.buffers != "default"
+
+    @property
+    def _timeout(self) -> timedelta:
+        # Ours comes first and can name the ranks; this one is the last resort.
+        return timedelta(seconds=2 * self._session.spec.timeout_s + 30)
 
     def _init(self, entry: BackendEntry) -> None:
         session = self._session
-        self._dist.init_process_group(
-            entry.name,
-            store=group_store(session.torch, entry.name, session.store),
-            rank=session.rank,
-            world_size=session.ranks,
-            # Ours comes first and can name the ranks; this one is the last resort.
-            timeout=timedelta(seconds=2 * session.spec.timeout_s + 30),
-            **self._lazy_options(entry),
-        )
+        with self._device_told():
+            self._dist.init_process_group(
+                entry.name,
+                store=group_store(session.torch, entry.name, session.store),
+                rank=session.rank,
+                world_size=session.ranks,
+                timeout=self._timeout,
+                pg_options=self._lazy_options(entry),
+            )
         self._made.append(None)
 
-    def _lazy_options(self, entry: BackendEntry) -> dict[str, Any]:
-        """torch 2.15's NCCL connects eagerly unless told otherwise; no device_id before it."""
-        options = getattr(self._dist, "ProcessGroupNCCL", None) if entry.name == "nccl" else None
-        if options is None or not hasattr(options.Options(), "lazy_init"):
-            return {}
-        lazy = options.Options()
-        lazy.lazy_init = self._session.spec.init == "lazy"
-        return {"pg_options": lazy}
+    @contextlib.contextmanager
+    def _device_told(self) -> Iterator[None]:
+        """torch 2.15's NCCL binds device LOCAL_RANK, or the rank modulo the devices: Slurm sets no
+        such variable, and may deal ranks out over the hosts otherwise. A device_id would tell it
+        too, and makes older ones connect.
+        """
+        index, before = self._session.device.index, os.environ.get("LOCAL_RANK")
+        if index is not None:
+            os.environ["LOCAL_RANK"] = str(index)
+        try:
+            yield
+        finally:
+            if before is not None:
+                os.environ["LOCAL_RANK"] = before
+            elif index is not None:
+                del os.environ["LOCAL_RANK"]
 
-    def _connect(self, entry: BackendEntry) -> None:
-        """Connect now what would connect in the first call."""
-        if entry.connects != "first call":
-            return
+    def _lazy_options(self, entry: BackendEntry) -> Any:
+        """torch 2.15's NCCL connects, or splits its parent, as it is made unless told otherwise.
+
+        It is always told: ``_connect`` connects then, and what that takes is known by itself.
+        """
+        options = getattr(self._dist, "ProcessGroupNCCL", None) if is_nccl(entry.name) else None
+        if options is None or not hasattr(options.Options(), "lazy_init"):
+            return None
+        lazy = options.Options()
+        lazy.lazy_init = True
+        return lazy
+
+    def _connect(self, entry: BackendEntry, group: Any) -> None:
+        """With --init eager: connect now what would connect in the first call."""
         session = self._session
-        device = session.torch.device(session.device.name)
-        backend = self.whole(entry.name)._get_backend(device)
-        if not hasattr(backend, "eager_connect_single_device"):
+        if not self._eager or entry.connects != "first call":
+            return
+        if not entry.eager:
+            if session.spec.init == "lazy":
+                return  # asked for buffers that it does not have: its rows say so
             raise UnavailableError(
                 "init", f"eager with {entry.name}", "lazy", f"{entry.name} has no eager connect."
             )
+        device = session.torch.device(session.device.name)
+        backend = self._object(group)._get_backend(device)
+        backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        options: Any = getattr(backend, "options", None)
+        if hasattr(options, "lazy_init"):
+            options.lazy_init = False  # else the call below does nothing
         backend.eager_connect_single_device(device)
 
     def _new(self, entry: BackendEntry, ranks: list[int] | None) -> Any:
-        group = self._dist.new_group(ranks, backend=entry.name)
+        with self._device_told():
+            group = self._dist.new_group(
+                ranks,
+                timeout=self._timeout,
+                backend=entry.name,
+                pg_options=self._lazy_options(entry),
+            )
         if ranks is None or self._session.rank in ranks:
             self._made.append(group)
         return group
 
-    def _over_parts(self, entry: BackendEntry, how: str) -> Communicator:
+    def _over_parts(self, entry: BackendEntry, fresh: bool) -> Communicator:
         """The communicator of this rank: all ranks, or its sub-group of ``--groups``."""
         session = self._session
-        if len(session.parts) == 1:
-            group = self._new(entry, None) if how != "shared" else self._whole[entry.name]
+        whole = len(session.parts) == 1
+        if whole and not fresh:
+            group = self._whole[entry.name]
             used = session.found_group and group is None
-            return Communicator(entry, group, session.parts[0], None if used else 0, how)
+            return Communicator(entry, group, session.parts[0], None if used else 0)
+        how = "shared"
+        if fresh:
+            how = "split" if self._splits(entry) else "new_group"
         own: Communicator | None = None
         for part in session.parts:  # every rank takes part in the making of every group
-            group = self._new(entry, list(part))
+            group = self._new(entry, None if whole else list(part))
             if session.rank in part:
                 own = Communicator(entry, group, part, how=how)
         assert own is not None
+        self._connect(entry, own.group)
         return own
+
+    def _splits(self, entry: BackendEntry) -> bool:
+        """Whether torch splits a new group off the default one: where that is bound to a device,
+        as the user's own may be, and nothing tells it to be lazy.
+        """
+        bound = getattr(self._object(None), "bound_device_id", None)
+        return bool(bound) and is_nccl(entry.name) and self._lazy_options(entry) is None
 
     @contextlib.contextmanager
     def of(self, backend: str) -> Iterator[Communicator]:
@@ -129,7 +185,7 @@ class Communicators:
             yield self._shared[backend]
             return
         made, start = len(self._made), time.perf_counter_ns()
-        fresh = self._over_parts(self._shared[backend].backend, "new_group")
+        fresh = self._over_parts(self._shared[backend].backend, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
             yield fresh
@@ -140,7 +196,10 @@ class Communicators:
 
     def whole(self, backend: str) -> Any:
         """The group of all ranks; torch's object for the default one too."""
-        return self._whole[backend] or self._dist.distributed_c10d._get_default_group()
+        return self._object(self._whole[backend])
+
+    def _object(self, group: Any) -> Any:
+        return group or self._dist.distributed_c10d._get_default_group()
 
     def align(self, backend: str) -> Callable[[], object]:
         """A barrier over all ranks; it completes before it returns, on the device too."""
@@ -156,7 +215,7 @@ class Communicators:
         return align
 
     def barrier(self, group: Any, backend: str) -> Callable[[], object]:
-        if backend == "nccl":  # which would guess the device from the rank
+        if is_nccl(backend):  # which would guess the device from the rank
             return partial(self._dist.barrier, group, device_ids=[self._session.device.index])
         return partial(self._dist.barrier, group)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.bench.backends import is_nccl
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
 from torchcoll.bench.verify import Buffers, Checker, allocate, tolerance_ulp
@@ -36,11 +37,21 @@ def measure_case(session: Session, case: Case, verdict: list[str] | None) -> lis
     verdict = verdict or _unsupported(session, case)
     if verdict:
         return _results(session, sizing, {}, status=verdict[0], reason=verdict[1])
-    with _buffers(session, sizing) as buffers:
+    try:
+        return _measured(session, sizing)
+    finally:
+        session.device.release()  # when nothing holds the buffers any more
+
+
+def _measured(session: Session, sizing: Sizing) -> list[CaseResult]:
+    # The communicator first: buffers are registered with it.
+    with (
+        session.communicators.of(sizing.case.backend) as communicator,
+        _buffers(session, sizing, communicator.group) as buffers,
+    ):
         if isinstance(buffers, list):
             return _results(session, sizing, {}, status=buffers[0], reason=buffers[1])
-        with session.communicators.of(case.backend) as communicator:
-            return _Measurement(session, sizing, buffers, communicator).measure()
+        return _Measurement(session, sizing, buffers, communicator).measure()
 
 
 def _unsupported(session: Session, case: Case) -> list[str] | None:
@@ -48,24 +59,27 @@ def _unsupported(session: Session, case: Case) -> list[str] | None:
     reason = ""
     if case.cadence == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
-    elif case.buffers != "default" and case.backend != "nccl":
+    elif case.cadence == "graph" and case.collective == "barrier":
+        reason = "a barrier waits on the host, which no graph can capture"
+    elif case.buffers != "default" and not is_nccl(case.backend):
         reason = f"{case.backend} has no {case.buffers} buffers"
     return ["unsupported", reason] if reason else None
 
 
 @contextlib.contextmanager
-def _buffers(session: Session, sizing: Sizing) -> Iterator[Buffers | list[str]]:
+def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers | list[str]]:
     """The buffers, or [status, reason] where some rank has none: then no rank goes on."""
+    torch, device = session.torch, session.device.name
     buffers, failure = None, ""
     place = session.part.index(session.rank)
+    group = group or session.communicators.whole(sizing.case.backend)
     try:
         if sizing.case.buffers == "default":
-            buffers = allocate(session.torch, sizing, place, session.device.name)
+            buffers = allocate(torch, sizing, place, device)
         else:
             from torchcoll.bench.registered import allocate_registered
 
-            group = session.communicators.whole(sizing.case.backend)
-            buffers = allocate_registered(session.torch, sizing, place, session.device.name, group)
+            buffers = allocate_registered(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
         failure = _brief(error)
     failures = session.control.all_gather(failure)
@@ -77,8 +91,10 @@ def _buffers(session: Session, sizing: Sizing) -> Iterator[Buffers | list[str]]:
         yield ["oom", f"no memory on {names}: {text}"] if plain else ["unsupported", text]
     else:
         yield buffers
-    del buffers
-    session.device.release()
+    if buffers is not None and buffers.pool is not None:
+        from torchcoll.bench.registered import deregister
+
+        deregister(torch, buffers, device, group)
 
 
 class _Measurement:
@@ -127,12 +143,12 @@ class _Measurement:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
-            self._measure_steady(name)
+            refused = self._measure_steady(name)
         except RuntimeError as error:
             assert session.watchdog is not None
             session.watchdog.trouble(_brief(error))
         session.has_called = True
-        failed = self._check(samples, name)
+        failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
         if self.communicator.calls is not None:
             self.communicator.calls += calls * self.sizing.case.coalesce + ("checked" in samples)
@@ -202,8 +218,21 @@ class _Measurement:
         if rule:
             self.settled = rule.settled
 
-    def _measure_steady(self, name: str) -> None:
-        """Batches until rank 0's stopping rule is content with the completions of the calls."""
+    def _captured(self, name: str) -> tuple[Call, list[str] | None]:
+        """The replay of the captured call, or [status, reason] where some rank has none."""
+        replay, failure = self.call, ""
+        self.session.progress.step(f"{name}: graph capture")
+        try:
+            replay = self.device.graph(self.call)
+        except RuntimeError as error:
+            failure = _brief(error)
+        failures = [text for text in self.session.control.all_gather(failure) if text]
+        return replay, ["unsupported", f"graph capture: {failures[0]}"] if failures else None
+
+    def _measure_steady(self, name: str) -> list[str] | None:
+        """Batches until rank 0's stopping rule is content with the completions of the calls;
+        [status, reason] where no rank began.
+        """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
             from torchcoll.bench.stopping import StoppingRule, completions
@@ -211,8 +240,9 @@ class _Measurement:
             rule = StoppingRule(session.ranks, spec.iters, spec.precision, spec.max_time_s)
         cadence, call = self.sizing.case.cadence, self.call
         if cadence == "graph":
-            session.progress.step(f"{name}: graph capture")
-            call = self.device.graph(self.call)
+            call, refused = self._captured(name)
+            if refused:
+                return refused
         began = time.perf_counter_ns()
         while size := session.control.decide(
             rule and rule.next_batch(time.perf_counter_ns() - began)
@@ -233,6 +263,7 @@ class _Measurement:
                 self.gathered.append(everyone)
         if rule:
             self.stop = rule.reason
+        return None
 
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
         """One more call on fresh data; [status, reason] where some rank could not check."""
@@ -270,18 +301,33 @@ def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
             return _refuse(f"{case.collective} is several calls, which wait for each other")
         issue = partial(once, async_op=True)
         return lambda: issue().wait()
-    if case.coalesce > 1:
-        calls = range(case.coalesce)
-        device = session.torch.device(session.device.name)
-        manage = partial(session.dist._coalescing_manager, group, device)
+    return _coalesced(session, case, once, group) if case.coalesce > 1 else once
 
-        def coalesced() -> None:
-            with manage():
+
+def _coalesced(session: Session, case: Case, once: Call, group: Any) -> Call:
+    if case.collective == "barrier":
+        return _refuse("a barrier waits on the host, so several are no group")
+    if not isinstance(once, partial):
+        return _refuse(f"{case.collective} is a group of calls itself")
+    device = session.torch.device(session.device.name)
+    manage = session.dist._coalescing_manager
+    calls = range(case.coalesce)
+
+    def coalesced() -> None:
+        try:
+            with manage(group, device):
                 for _ in calls:
                     once()
+        except BaseException:
+            # torch leaves the group open: it would keep all calls to come, and make none of them.
+            world = session.dist.distributed_c10d
+            whole = group or world._get_default_group()
+            world._world.pg_coalesce_state.pop(whole, None)
+            with contextlib.suppress(RuntimeError):
+                whole._end_coalescing(device)
+            raise
 
-        return coalesced
-    return once
+    return coalesced
 
 
 def _refuse(reason: str) -> Call:
@@ -372,7 +418,8 @@ def _result(
         result.warnings.append(f"cold calls did not settle within {len(result.cold_ns[0])}")
     if result.calls_per_sample > 1:
         result.warnings.append(
-            f"each sample is the mean of {result.calls_per_sample} calls: events cost too much here"
+            f"each sample is the mean of up to {result.calls_per_sample} calls: "
+            "events cost too much here"
         )
     return result
 

@@ -24,7 +24,7 @@ def allocate_registered(torch: Any, sizing: Sizing, rank: int, device: str, grou
     pool = torch.cuda.MemPool(backend.mem_allocator)
     with torch.cuda.use_mem_pool(pool):
         buffers = allocate(torch, sizing, rank, device)
-    if sizing.case.buffers == "symmetric":
+    if sizing.case.buffers == "symmetric":  # collective
         try:
             backend.register_mem_pool(pool, symm=True)
         except TypeError:
@@ -33,3 +33,8 @@ def allocate_registered(torch: Any, sizing: Sizing, rank: int, device: str, grou
         backend.register_mem_pool(pool)
     buffers.pool = pool  # lives as long as the buffers
     return buffers
+
+
+def deregister(torch: Any, buffers: Buffers, device: str, group: Any) -> None:
+    """Before the buffers and the communicator go. Collective."""
+    group._get_backend(torch.device(device)).deregister_mem_pool(buffers.pool)

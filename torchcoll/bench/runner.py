@@ -198,7 +198,8 @@ class Session:
                 store = _stores[self.launch]
             else:
                 store = open_store(self.torch, self.launch, self.spec.timeout_s)
-                _stores[self.launch] = store
+                if self.launch.rendezvous_file is None:  # a file goes away with its store
+                    _stores[self.launch] = store
         # A fake world has one participant, which agrees with itself.
         participants = 1 if self._fake else self.ranks
         store = self.dist.PrefixStore(f"sweep{_runs}", store)

@@ -1,7 +1,8 @@
 """Sub-groups that run the collective at the same time, as in data- and tensor-parallel meshes.
 
 ``mod:2``: ranks with the same r mod 2 (NCCL_TESTS_SPLIT's "mod"). ``div:4``: ranks with the same
-r div 4. ``0,1;2,3``: a list, which holds every rank once.
+r div 4. ``0,1;2,3``: a list, which holds every rank once. In a sub-group ranks stand in ascending
+order, as in torch's groups.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def partition(groups: str, ranks: int) -> tuple[tuple[int, ...], ...]:
             for colour in sorted(set(colours))
         )
     try:
-        parts = tuple(tuple(int(r) for r in part.split(",")) for part in groups.split(";"))
+        parts = tuple(tuple(sorted(map(int, part.split(",")))) for part in groups.split(";"))
     except ValueError:
         raise UsageError("groups", groups, _EXPECTED) from None
     if sorted(rank for part in parts for rank in part) != list(range(ranks)):

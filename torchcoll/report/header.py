@@ -51,13 +51,15 @@ def header_lines(
 
 def asked_cases(run: Run) -> Sequence[Case]:
     """A case for each thing that was asked, of one size: for a file that holds no result."""
+    if not run.header.get("spec"):
+        return ()
     try:
         # A matrix of splits is a file of another machine, perhaps.
         spec = replace(run.spec, sizes=(8,), splits="seed:0")
         cases = spec.cases(max(run.ranks, 1))
     except (TypeError, ValueError, AttributeError):  # of another version, or damaged
         return ()
-    splits = (run.header.get("spec") or {}).get("splits")
+    splits = run.header["spec"].get("splits")
     return [replace(case, splits=splits if case.splits else None) for case in cases]
 
 
