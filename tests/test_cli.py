@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from torchcoll import __version__
-from torchcoll.cli import main
+from torchcoll.cli import COMMANDS, main
 from torchcoll.core.case import Case
 from torchcoll.core.records import save
 from torchcoll.core.result import CaseResult, Run
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 
@@ -67,23 +69,57 @@ def test_a_truncated_file_is_shown_and_said_to_be(tmp_path, capsys):
     save(Run(header={"ranks": 2}, results=[result()]), cut)
     assert main(["show", str(cut)]) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("\ntruncated: the file has no end record\n")
-    assert err == f"torchcoll: warning: {cut}: truncated: the file has no end record\n"
+    assert out.endswith(
+        "\ntruncated: the file has no end record\n"
+        f"to run the rest: torchrun ... -m torchcoll.suite --resume {cut}\n"
+    )
+    assert err == ""  # once is enough
+    # What a machine reads may say it nowhere.
+    assert main(["show", str(cut), "--format", "csv"]) == 0
+    assert capsys.readouterr().err == (
+        f"torchcoll: warning: {cut}: truncated: the file has no end record\n"
+    )
+    with open(cut, "a") as file:
+        file.write("{")
+    assert main(["show", str(cut), "--format", "csv"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.count(str(cut)) for line in lines] == [1, 1]
+
+
+def test_what_could_be_shown_is_success(tmp_path):
+    """Whatever the file tells of failures."""
+    bad = tmp_path / "bad.jsonl"
+    failed = CaseResult(CASE, "failed", 2, "broken")
+    ended = {"status": "failed", "exit_code": 5, "reason": "lost rank 1"}
+    save(Run(header={"ranks": 2}, results=[failed], end=ended), bad)
+    assert main(["show", str(bad)]) == 0
+    save(Run(header={"ranks": 2}), tmp_path / "cut.jsonl")
+    assert main(["show", str(tmp_path / "cut.jsonl")]) == 0
+
+
+def test_a_part_is_not_counted_beside_its_whole(path, capsys):
+    save(Run(header={"ranks": 2}, results=[], end=COMPLETE), f"{path}.2")
+    assert main(["show", str(path), f"{path}.2", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["run"]["path"] == str(path)  # one run, no array
+    assert err == f"torchcoll: warning: {path}.2 is a part of {path}: it is shown once\n"
 
 
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"torchcoll {__version__}\n"
     assert main(["--help"]) == 0
-    assert "show" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce" in text
+    assert "show" in text
     assert main(["show", "--help"]) == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("", 2, "command: got none, expected one of show, doctor. See torchcoll --help."),
-        ("shwo", 2, "command: got shwo, expected one of show, doctor. See torchcoll --help."),
+        ("", 2, f"command: got none, expected one of {', '.join(COMMANDS)}. {MEASURE}"),
+        ("reduce", 2, f"command: got reduce, expected one of {', '.join(COMMANDS)}. {MEASURE}"),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
         ("show", 2, "the following arguments are required: FILE. See torchcoll show --help."),
         ("show FILE --form csv", 2, "unrecognized arguments: --form csv. See torchcoll --help."),
@@ -148,6 +184,12 @@ def test_a_full_disk_is_one_line(path):
         )
     assert done.returncode == 1
     assert done.stderr == "torchcoll: error: cannot write to stdout (No space left on device)\n"
+
+
+def test_a_closed_stdout_is_no_error(path):
+    program = f"exec {sys.executable} -m torchcoll show {path} >&-"
+    done = subprocess.run(["sh", "-c", program], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_python_m_and_an_ascii_locale(path, tmp_path):

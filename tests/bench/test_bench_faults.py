@@ -342,7 +342,7 @@ def running(measured, cases: int):
             return False
         lines = measured.path.read_text().splitlines()
         done = sum(1 for line in lines if line.startswith('{"record":"case"'))
-        return done >= cases and lines[-1].startswith('{"record":"started"')
+        return bool(lines) and done >= cases and lines[-1].startswith('{"record":"started"')
 
     measured.job.until(ready)
 

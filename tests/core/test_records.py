@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.case import Spec
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import SCHEMA, Writer, load, records_of, save
+from torchcoll.core.records import SCHEMA, Writer, load, load_all, records_of, save
 from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.core.summary import summarise_run
 
@@ -261,6 +261,27 @@ def changed(**fields):
         changed(verification={"checked": 3}),
         changed(verification={"checked": 3, "wrong": 0, "wrong_ranks": 4}),
         changed(ranks="2"),
+        changed(ranks=1 << 63),
+        changed(nbytes=-1),
+        changed(calls_per_sample=0),
+        changed(settled="3"),
+        changed(stop=3),
+        changed(communicator=None),
+        changed(warnings="ab", reason=1),
+        changed(warnings=[1]),
+        changed(members=["0"]),
+        changed(connect_ns=[None]),
+        changed(time_ns={"host": [[10**400]]}),
+        changed(verification={"checked": 3, "wrong": "0"}),
+        changed(case={**CASES[0].to_json(), "nbytes": 10**30}),
+        changed(case={**CASES[0].to_json(), "coalesce": 0}),
+        '{"record": "event", "kind": []}',
+        record("event", message={"a": 1}),
+        record("end", status=3),
+        record("ranks", ranks=[{"host": 3}]),
+        record("ranks", ranks=[{"pid": "3"}]),
+        record("phase", name="device", ns=[1e308]),
+        '{"record": "event", "value": 1e999}',
         changed(nbytes=None),
         changed(status=None),
     ],
@@ -310,9 +331,12 @@ def test_any_bytes_are_refused_or_loaded(tmp_path_factory, garbage):
 def test_the_end_is_judged(tmp_path):
     run = load_lines(tmp_path, changed())
     assert run.problems == ["truncated: the file has no end record"]
-    run = load_lines(tmp_path, record("end", status="interrupted", reason="signal 15"))
-    assert run.problems == ["interrupted: signal 15"]
+    run = load_lines(tmp_path, record("end", status="interrupted", reason="SIGTERM in x"))
+    assert run.problems == ["interrupted by SIGTERM in x"]
     assert not run.complete
+    assert load_lines(tmp_path, record("end", status="interrupted")).problems == [
+        "interrupted: no reason given"
+    ]
     assert load_lines(tmp_path, record("end", status="failed")).problems == [
         "failed: no reason given"
     ]
@@ -398,12 +422,24 @@ def test_not_permitted(tmp_path):
     )
 
 
-def test_no_gzip_under_that_name(tmp_path):
-    path = tmp_path / "run.jsonl.gz"
-    path.write_text(text_of(a_run()))
-    assert refusal(path).startswith(
-        f"result file: got {path}, expected a readable file (Not a gzipped file"
-    )
+@pytest.mark.parametrize(("name", "packed"), [("run.jsonl.gz", False), ("run.jsonl", True)])
+def test_what_is_packed_is_seen_and_not_believed(tmp_path, name, packed):
+    text = text_of(a_run()).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if packed else text)
+    assert load(tmp_path / name).results == a_run().results
+
+
+@pytest.mark.parametrize("further", ["run.jsonl.gz.2", "run.jsonl.2.gz", "run.jsonl.2"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_packed_file_has_continuations_too(tmp_path, further, packed):
+    first, second = a_run(), a_run()
+    first.results, second.results = a_run().results[:1], a_run().results[1:]
+    (tmp_path / "run.jsonl.gz").write_bytes(gzip.compress(text_of(first).encode()))
+    text = text_of(second).encode()
+    (tmp_path / further).write_bytes(gzip.compress(text) if packed else text)
+    run = load(tmp_path / "run.jsonl.gz")
+    assert run.results == a_run().results
+    assert [c.path for c in run.continuations] == [tmp_path / further]
 
 
 @pytest.mark.parametrize("schema", ["torchcoll/2", "torchcoll/2.1", "torchcoll/10", "torchcoll/"])
@@ -450,6 +486,41 @@ def test_file_2_and_3_are_merged(tmp_path):
     assert run.events == [{"name": "one"}, {"name": "three"}]
     assert run.complete
     assert (run.problems, run.in_flight) == ([], None)
+    assert [c.path.name for c in run.continuations] == ["run.jsonl.2", "run.jsonl.3"]
+    assert [[r.case for r in own] for _, own in run.launches()] == [[c] for c in CASES]
+    # ... and saved again they are three files again
+    save(run, tmp_path / "again.jsonl")
+    again = load(tmp_path / "again.jsonl")
+    assert (again.results, again.events, again.end) == (run.results, run.events, run.end)
+    assert [len(own) for _, own in again.launches()] == [1, 1, 1]
+
+
+def test_an_event_that_was_overcome_is_marked(tmp_path):
+    path = tmp_path / "run.jsonl"
+    first, second = a_run(), a_run()
+    first.events = [{"kind": "signal", "message": "SIGINT"}, {"kind": "warning", "message": "w"}]
+    first.end = {"status": "interrupted", "reason": "SIGINT"}
+    second.events, second.results = [], []
+    save(first, path)
+    assert load(path).events == first.events
+    save(second, tmp_path / "run.jsonl.2")
+    assert load(path).events == [{**first.events[0], "resumed": True}, first.events[1]]
+    assert load(path).problems == []
+
+
+def test_no_file_is_loaded_twice(tmp_path, monkeypatch):
+    path, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
+    for name in (path, tmp_path / "run.jsonl.2", other):
+        save(a_run(), name)
+    monkeypatch.chdir(tmp_path)
+    runs = load_all(["run.jsonl.2", path, "other.jsonl", "./run.jsonl"])
+    assert [str(run.path) for run in runs] == [str(path), "other.jsonl"]
+    assert runs[0].problems == [
+        "./run.jsonl was named twice: it is shown once",
+        f"{path}.2 is a part of {path}: it is shown once",
+    ]
+    assert [str(run.path) for run in load_all(["run.jsonl.2"])] == ["run.jsonl.2"]
+    assert load_all([runs[0], runs[0]]) == [runs[0], runs[0]]  # a Run is what it is
 
 
 def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):

@@ -143,40 +143,95 @@ def test_unknown_format_before_anything_is_measured():
         reporter("xml")
 
 
-def test_terminal_shows_the_last_rows_that_fit_and_then_all(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "12")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out = Terminal()
-    results = [result(case=case(nbytes=8 << i)) for i in range(10)]
-    report(monkeypatch, out, results, run())
-    text = out.text()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "[#...........] 1/10" in text
-    assert "all_reduce 16 float32 sum on gloo" in text
-    # Nothing is drawn but when a case starts or ends: 20 times, and the final table.
-    assert text.count("verified") == 21 + 1  # Live draws once more when it stops
-    final = text[text.rindex("verified") :].splitlines()
-    assert [line.split()[0] for line in final[2:12]] == [
-        *("8", "16", "32", "64", "128", "256", "512", "1K", "2K", "4K"),
-    ]
-    assert final[-1].startswith("cost of measuring")
+HIDDEN = "not shown in 80 columns: p99 (use a wider terminal or --columns)"
 
 
-def test_terminal_without_rich_prints_rows(monkeypatch):
-    for name in [n for n in sys.modules if n.split(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setenv("COLUMNS", "80")
+def terminals(monkeypatch, columns):
+    """stdout and stderr of a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm-256color")
     out, err = Terminal(), Terminal()
     monkeypatch.setattr(sys, "stderr", err)
+    return out, err
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_a_terminal_gets_rows_that_stay_and_a_line_of_progress(monkeypatch, rich):
+    if not rich:
+        for name in [n for n in sys.modules if n.split(".")[0] == "rich"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "rich", None)
+    out, err = terminals(monkeypatch, 80)
     report(monkeypatch, out, two(), run())
-    assert (
-        " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms    21   67.109  117.441 correct\n" in out.text()
+    end = END.replace("\nfirst call", f"\n{HIDDEN}\nfirst call")
+    assert out.text().split("\n\n", 1)[1] == (
+        "size     first   median      low     high calls    algbw    busbw verified\n"
+        "         call                 p5      p95           GB/s     GB/s\n"
+        " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms    21   67.109  117.441 correct\n"
+        "   8        -         -        -        -     0        -        - unsupported\n"
+        f"  [1]\n{end}"
     )
-    assert "not shown in 80 columns: p99 (use a wider terminal or --columns)" in out.text()
     assert "[######......] 1/2  elapsed 0:00  left 0:00  all_reduce 8" in err.text()
+    # Nothing is taken back but the line of progress: what else writes here destroys no table.
+    assert "\x1b[1A" not in out.getvalue() + err.getvalue()
+    assert ("\x1b[2m" in out.getvalue()) == rich  # 'unsupported' is dim
+
+
+def test_a_narrow_terminal_gets_its_columns_in_turn(monkeypatch):
+    out, _ = terminals(monkeypatch, 40)
+    gather = case(collective="all_gather", op=None, in_place=False, nbytes=8)
+    results = [result(case=case(nbytes=32)), result(case=gather, nbytes=32)]
+    report(monkeypatch, out, results, run())
+    rows = [line for line in out.text().splitlines() if line.startswith(("size", "  32"))]
+    assert rows == [
+        "size collective in      median    busbw",
+        "  32 all_reduce yes   1.000 ms   <0.001",
+        "  32 all_gather no    1.000 ms   <0.001",
+        "size  verified",
+        "  32  correct",
+        "  32  correct",
+    ]
+
+
+def test_only_stdout_is_a_terminal(monkeypatch):
+    out, _ = terminals(monkeypatch, 80)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    report(monkeypatch, out, two(), run())
+    assert "[######......] 1/2" in out.text()
+
+
+def test_nothing_is_printed_after_the_end(monkeypatch):
+    """The thread that ends an interrupted run prints the last lines; the other may go on."""
+    out = Pipe()
+    monkeypatch.setattr(sys, "stdout", out)
+    launch = run()
+    reports = reporter()
+    reports.begin(launch, [case()])
+    launch.end = {"status": "interrupted", "reason": "SIGINT"}
+    reports.end(launch)
+    text = out.getvalue()
+    costs = END.splitlines()[-1]
+    assert text.endswith(f"\nno case has ended\ninterrupted by SIGINT\n{costs}\n")
+    reports.done(result())
+    reports.end(launch)
+    assert out.getvalue() == text
+
+
+def test_a_closed_stdout_ends_the_printing_and_not_the_run(monkeypatch):
+    out = Pipe()
+    monkeypatch.setattr(sys, "stdout", out)
+    reports = reporter()
+    reports.begin(run(), [case()])
+    out.close()
+    reports.done(result())
+    reports.end(run())
+    monkeypatch.setattr(sys, "stdout", None)  # it was closed before the start
+    monkeypatch.setattr(sys, "stderr", None)
+    reports = reporter()
+    reports.begin(run(), [case()])
+    reports.started(0, case())
+    reports.done(result())
+    reports.end(run())
 
 
 def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():

@@ -119,7 +119,7 @@ class CaseResult:
         names = {f.name for f in dataclasses.fields(cls)}
         values = {k: v for k, v in data.items() if k in names}
         values["case"] = case_from_json(data["case"])
-        if values.get("verification"):
+        if values.get("verification") is not None:
             known = {f.name for f in dataclasses.fields(Verification)}
             found = {k: v for k, v in data["verification"].items() if k in known}
             found["wrong_ranks"] = tuple(found.get("wrong_ranks", ()))

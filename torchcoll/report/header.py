@@ -79,7 +79,9 @@ def what_text(items: Sequence[Any]) -> str:
         if len(values) == 1:
             words.append(_word(name, values[0]))
     words += [f"sub-groups {rule}" for rule in _rules_of_groups(items)]
-    words += [f"{name} buffers" for name in values_of(items, "buffers") if name != "default"]
+    words += [
+        f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
+    ]
     words += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
     calls = [n for n in values_of(items, "coalesce") if n > 1]
     words += [f"{n} calls in one group, timed together" for n in calls]

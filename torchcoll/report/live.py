@@ -1,9 +1,9 @@
 """What rank 0 prints while a run goes on.
 
-``reporter`` picks one of four ways: rows that appear in a live table (a terminal with rich), rows
-printed one by one (a pipe, or no rich), nccl-tests' text, or nothing until the end (csv, json,
-markdown). Nothing here runs beside the measurement: no refresh thread, which would take the
-interpreter lock from rank 0's timed calls. The screen changes only when a case starts or ends.
+``reporter`` picks one of three ways: rows printed one by one, nccl-tests' text, or nothing until
+the end (csv, json, markdown); on a terminal with a line of progress below. Nothing here runs beside
+the measurement: no refresh thread, which would take the interpreter lock from rank 0's timed calls.
+The screen changes only when a case starts or ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.case import Case, size_case
@@ -23,7 +22,7 @@ from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import P99_CALLS
 from torchcoll.core.units import format_size
-from torchcoll.report.columns import DIMENSIONS, Column, Entry, default_columns, values_of
+from torchcoll.report.columns import DIMENSIONS, Column, default_columns, values_of
 from torchcoll.report.grid import (
     Grid,
     fit,
@@ -32,14 +31,13 @@ from torchcoll.report.grid import (
     legends,
     parts,
     print_grid,
-    rich_table,
     row_line,
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output
 from torchcoll.report.progress import Progress, ProgressLine
-from torchcoll.report.text import row_style, show, table_grid
+from torchcoll.report.text import row_style, show
 from torchcoll.report.view import FORMATS, View, choice
 
 _PATIENCE_S = 2.0
@@ -56,8 +54,6 @@ def reporter(format: str = "table", quiet: bool = False) -> Reporter:
         kind: type[Reporter] = _NcclTests
     elif format != "table":
         kind = _AtEnd
-    elif out.console() is not None:
-        kind = _Live
     else:
         kind = _Rows
     return kind(out, format, quiet)
@@ -77,8 +73,10 @@ class Reporter:
         self.run = Run()
         self.cases: Sequence[Case] = ()
         self.progress = Progress(0)
-        # stderr may be a terminal while the table goes into a pipe.
-        self.line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+        # stderr may be a terminal while the table goes into a pipe, or the other way round.
+        terminals = [file for file in (sys.stderr, self.out.file) if file and file.isatty()]
+        width = shutil.get_terminal_size().columns
+        self.line = ProgressLine(terminals[0] if terminals else None, width)
         self._over = False
         self._lock = threading.Lock()
 
@@ -160,7 +158,11 @@ class _NcclTests(Reporter):
 
 
 class _Rows(Reporter):
-    """Header lines, headings, then a row as each case ends, in columns of fixed width."""
+    """Header lines, headings, then a row as each case ends, in columns of fixed width.
+
+    On a terminal too: what has been printed stays. A table that is drawn again and again (rich's
+    Live) left half of itself behind when torchrun wrote its own lines below it at a Ctrl-C.
+    """
 
     def _begin(self) -> None:
         self.notes = Notes()
@@ -168,88 +170,43 @@ class _Rows(Reporter):
         clocks = values_of([_Clock(case) for case in self.cases], "clock")
         self.libraries = self.run.environment.get("libraries") or {}
         self.columns, self.widths = stream_columns(self.run, self.cases)
-        heads = [column.head for column in self.columns]
-        self.dropped, self.gap = fit(heads, self.widths, self.out.width)
-        self.hidden = hidden_note(heads, self.dropped, self.out.width or 0) if self.dropped else ""
-        # Rows that come one by one are in one table, however long.
-        kept = [i for i in range(len(heads)) if i not in self.dropped]
-        self.columns = [self.columns[i] for i in kept]
-        self.widths = [self.widths[i] for i in kept]
         self.heads = [column.head for column in self.columns]
-        self.above = header_lines(self.run, self.cases, clocks=clocks) + legends(self.heads)
-        self._open()
-
-    def _open(self) -> None:
+        dropped, self.gap = fit(self.heads, self.widths, self.out.width)
+        self.hidden = hidden_note(self.heads, dropped, self.out.width or 0) if dropped else ""
+        # What does not fit beside the first columns, and may not be left out, comes at the end.
+        self.tables = parts(self.heads, self.widths, self.out.width)
+        self.grid = Grid(self.heads, [])
+        self.first = self.tables[0]
+        above = header_lines(self.run, self.cases, clocks=clocks)
+        shown = [self.heads[i] for table in self.tables for i in table]
         if not self.quiet:
-            self.out.lines([*self.above, ""])
-        self.out.lines_unwrapped(head_lines(self.heads, self.widths, self.gap))
-
-    def _cells(self, entry: Entry) -> list[str]:
-        return [column.cell(entry) for column in self.columns]
-
-    def _entry(self, result: CaseResult) -> Entry:
-        return self.view.entry(result, self.libraries.get(result.case.backend), self.notes)
+            self.out.lines([*above, *legends(shown), ""])
+        widths = [self.widths[i] for i in self.first]
+        self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
 
     def _done(self, result: CaseResult) -> None:
-        entry = self._entry(result)
+        library = self.libraries.get(result.case.backend)
+        entry = self.view.entry(result, library, self.notes)
+        cells = [column.cell(entry) for column in self.columns]
+        self.grid.rows.append(cells)
+        self.grid.styles.append(row_style(entry))
+        shown, widths = [cells[i] for i in self.first], [self.widths[i] for i in self.first]
+        heads = self.grid.only(self.first).heads
         self.line.clear()
-        self.out.lines_unwrapped([row_line(self._cells(entry), self.heads, self.widths, self.gap)])
+        self.out.styled(row_line(shown, heads, widths, self.gap), row_style(entry))
 
     def _end(self) -> None:
         self.line.clear()
+        for table in self.tables[1:]:
+            self.out.write("\n")
+            print_grid(self.grid.only(table), self.out)
         rows = [entry.row for entry in self.view.entries(self.run)]
-        below = [*self.notes.lines(), *run_lines(self.run, rows)]
+        below = [] if rows else ["no case has ended"]
+        below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run)
         if below:
             self.out.lines(["", *below])
-
-
-class _Live(_Rows):
-    """The last rows that fit on the screen and a progress line; at the end the whole table."""
-
-    def _open(self) -> None:
-        from rich.live import Live
-
-        if not self.quiet:
-            self.out.lines([*self.above, ""])
-        self.console = self.out.console()
-        self.rows: list[list[str]] = []
-        self.styles: list[str] = []
-        self.display = Live(console=self.console, auto_refresh=False, transient=True)
-        self.display.start()
-
-    def _draw(self, case: Case | None = None) -> None:
-        from rich.console import Group
-        from rich.text import Text
-
-        # Headings, the rule below them and the progress line stay on the screen.
-        room = max(1, self.console.height - 5)
-        shown = Grid(self.heads, self.rows[-room:], styles=self.styles[-room:])
-        # rich would cut what does not fit: the columns of further tables come at the end.
-        columns = parts(self.heads, self.widths, self.out.width)[0]
-        widths = [self.widths[i] for i in columns]
-        lines: list[Any] = [rich_table(shown.only(columns), self.gap, widths)]
-        if not self.quiet:
-            text = self.progress.text(case.describe() if case else "")
-            lines.append(Text(text, style="dim", no_wrap=True, overflow="crop"))
-        self.display.update(Group(*lines), refresh=True)
-
-    def _started(self, case: Case) -> None:
-        self._draw(case)
-
-    def _done(self, result: CaseResult) -> None:
-        entry = self._entry(result)
-        self.rows.append(self._cells(entry))
-        self.styles.append(row_style(entry))
-        self._draw()
-
-    def _end(self) -> None:
-        self.display.stop()
-        grid = table_grid(self.run)
-        first = [] if self.quiet else first_lines(self.run)
-        # The header lines are on the screen already.
-        print_grid(replace(grid, above=[], below=[*grid.below, *first]), self.out)
 
 
 class _Clock:

@@ -68,7 +68,7 @@ def block_start(
     if spec.get("step_bytes"):
         step = f"{spec['step_bytes']}(bytes)"
     else:
-        step = f"{spec.get('factor', 0):g}(factor)"
+        step = f"{spec.get('factor') or 0:g}(factor)"
     # Warm-up is what runs before the timed calls.
     warmup = (spec.get("cold") or 0) + (spec.get("warmup") or 0)
     iters = spec.get("iters") if "iters" in spec else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ class Output:
 
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
         # Python has no stdout where it was closed before the start (`>&-`).
-        self.file = file or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+        self.file = file or sys.stdout or io.StringIO()
         self.terminal = self.file.isatty() and os.environ.get("TERM") != "dumb"
         if width is None and self.terminal:
             width = shutil.get_terminal_size().columns  # honours COLUMNS
@@ -38,6 +39,16 @@ class Output:
         """As ``lines`` for the rows of a table: a row is one line whatever the width."""
         for line in lines:
             self.write(line + "\n")
+
+    def styled(self, line: str, style: str) -> None:
+        """As ``lines`` for one, in a style of rich where the terminal can show it."""
+        console = self.console() if style else None
+        if console is None:
+            self.lines([line])
+            return
+        from rich.text import Text
+
+        console.print(Text(self.wrapped(line), style=style), soft_wrap=True)
 
     def wrapped(self, line: str) -> str:
         if self.width is None or len(line) <= self.width:

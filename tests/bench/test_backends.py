@@ -1,0 +1,575 @@
+"""Which backend and device a launch takes, and several backends in one launch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import command
+from torch.overrides import TorchFunctionMode
+
+from torchcoll.bench import backends
+from torchcoll.bench.backends import BACKENDS, choose_backends, is_nccl
+from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
+
+# -- choosing ------------------------------------------------------------------------------------
+
+
+def machine(there=(), built=("gloo",), capability=None, distributed=True):
+    """A torch with these accelerators and these backends."""
+
+    def is_backend_available(name):
+        return name in built
+
+    def present(kind):
+        return SimpleNamespace(is_available=lambda: kind in there)
+
+    group = SimpleNamespace(
+        is_available=lambda: distributed,
+        is_backend_available=is_backend_available,
+        is_nccl_available=lambda: "nccl" in built,
+        is_xccl_available=lambda: "xccl" in built,
+        Backend=SimpleNamespace(backend_capability=capability or {}),
+    )
+    return SimpleNamespace(
+        __version__="2.99", distributed=group, cuda=present("cuda"), xpu=present("xpu")
+    )
+
+
+def chosen(there=(), built=("gloo",), backend=None, device=None, **options):
+    entries, kind = choose_backends(machine(there, built, **options), backend, device)
+    return ",".join(entry.name for entry in entries), kind
+
+
+@pytest.fixture
+def bindings(monkeypatch):
+    """Records what is imported by name; every module is there but those in ``fails``."""
+
+    class Imports(list):
+        fails: dict[str, Exception] = {}
+
+    imports = Imports()
+
+    def import_module(name):
+        imports.append(name)
+        if name in imports.fails:
+            raise imports.fails[name]
+        return SimpleNamespace(__version__="2.8.0")
+
+    monkeypatch.setattr(backends.importlib, "import_module", import_module)
+    return imports
+
+
+IPEX, CCL = "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"
+
+
+@pytest.mark.parametrize(
+    ("there", "built", "expected"),
+    [
+        ((), ("gloo",), ("gloo", "cpu")),
+        (("cuda",), ("gloo", "nccl"), ("nccl", "cuda")),
+        (("cuda", "xpu"), ("gloo", "nccl", "xccl"), ("nccl", "cuda")),
+        ((), ("gloo", "nccl"), ("gloo", "cpu")),  # a CUDA build, no GPU
+        (("cuda",), ("gloo",), ("gloo", "cpu")),  # a GPU, torch without NCCL
+        (("xpu",), ("gloo", "xccl"), ("xccl", "xpu")),
+        (("xpu",), ("gloo", "ccl"), ("ccl", "xpu")),
+    ],
+)
+def test_what_the_machine_has(there, built, expected, bindings):
+    assert chosen(there, built) == expected
+
+
+def test_a_torch_of_before_xccl(bindings):
+    old = machine(("xpu",), ("gloo", "ccl"))
+    del old.distributed.is_xccl_available
+    entries, kind = choose_backends(old, None, None)
+    assert (entries[0].name, kind) == ("ccl", "xpu")
+
+
+@pytest.mark.parametrize(
+    ("there", "backend", "device", "expected"),
+    [
+        (("cuda",), "gloo", None, ("gloo", "cpu")),
+        (("cuda",), "gloo", "cuda", ("gloo", "cuda")),
+        (("cuda",), None, "cpu", ("gloo", "cpu")),
+        (("cuda", "xpu"), None, "xpu", ("xccl", "xpu")),
+        (("cuda",), "gloo,nccl", None, ("gloo,nccl", "cuda")),
+        (("xpu",), "xccl,ccl", None, ("xccl,ccl", "xpu")),
+        (("xpu",), "gloo,ccl", None, ("gloo,ccl", "cpu")),
+        ((), "ccl", None, ("ccl", "cpu")),
+        (("xpu",), "ccl", "cpu", ("ccl", "cpu")),
+        ((), "NCCL", None, ("nccl", "cuda")),  # opening the device says what is missing
+        ((), "fake", None, ("fake", "cpu")),
+        (("cuda",), "fake", "cuda", ("fake", "cuda")),
+    ],
+)
+def test_what_is_asked_for(there, backend, device, expected, bindings):
+    assert chosen(there, ("gloo", "nccl", "xccl", "ccl"), backend, device) == expected
+
+
+def test_any_name_that_torch_accepts_is_passed_on():
+    can = {"mpi": ["cpu", "cuda"], "nccl-legacy": ["cuda"], "odd": ["hpu", "xpu"]}
+    built = ("gloo", "mpi", "nccl-legacy", "odd", "plug_in")
+    assert chosen((), built, "mpi", capability=can) == ("mpi", "cpu")
+    assert chosen(("cuda",), built, "mpi", "cuda", capability=can) == ("mpi", "cuda")
+    assert chosen((), built, "plug_in", capability=can) == ("plug_in", "cpu")
+    assert chosen(("xpu",), built, "odd", capability=can) == ("odd", "xpu")
+    both = ("cuda",), ("nccl", "nccl-legacy"), "nccl,nccl-legacy"
+    assert chosen(*both, capability=can) == ("nccl,nccl-legacy", "cuda")
+    (entry,), _ = choose_backends(machine(("cuda",), built, can), "nccl-legacy", None)
+    assert (entry.eager, entry.library, entry.devices) == (True, "libnccl", ("cuda",))
+
+
+def test_nccl_by_all_its_names():
+    assert all(map(is_nccl, ("nccl", "nccl2", "nccl-lazy", "nccl-legacy")))
+    assert not any(map(is_nccl, ("xccl", "ccl", "gloo", "ncclx")))
+
+
+@pytest.mark.parametrize(
+    ("there", "backend", "device", "told"),
+    [
+        ((), "ncl", None, "backend: got ncl, expected one that this torch has: gloo, fake"),
+        ((), "cpu:gloo", None, "backend: got cpu:gloo, expected one that this torch has: "),
+        ((), "undefined", None, "backend: got undefined, expected one that this torch has: "),
+        ((), "", None, "backend: got an empty text, expected one that this torch has: "),
+        (
+            *((), "nccl", None),
+            "backend: got nccl, expected one that torch 2.99 was built with. It needs a CUDA (or "
+            "ROCm) build of torch: see pytorch.org.",
+        ),
+        (
+            *((), "xccl", None),
+            "backend: got xccl, expected one that torch 2.99 was built with. It needs an XPU build "
+            "of torch 2.8 or newer: see pytorch.org.",
+        ),
+        ((), None, "cuda", "device: got cuda, expected one that machine and torch have. torchcoll"),
+        ((), "gloo", "xpu", "device: got xpu, expected cpu or cuda for gloo"),
+        ((), "gloo", "gpu", "device: got gpu, expected cpu or cuda for gloo"),
+    ],
+)
+def test_what_is_not_there(there, backend, device, told):
+    with pytest.raises(UnavailableError) as caught:
+        chosen(there, ("gloo", "undefined", "cpu:gloo"), backend, device)
+    assert str(caught.value).startswith(told)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "error", "told"),
+    [
+        (
+            *("nccl,xccl", None, UnavailableError),
+            "device: got nccl,xccl, expected backends with a device in common",
+        ),
+        (
+            *("gloo,nccl", "cpu", UnavailableError),
+            "device: got cpu, expected cuda for gloo,nccl",
+        ),
+        ("gloo,gloo", None, UsageError, "backend: got gloo,gloo, expected each backend once"),
+        (
+            *("gloo,fake", None, UsageError),
+            "backend: got gloo,fake, expected fake alone. It communicates with no other rank.",
+        ),
+        (
+            *("nccl", "cuda:1", UsageError),
+            "device: got cuda:1, expected cpu, cuda or xpu. Rank l of a host takes device l.",
+        ),
+    ],
+)
+def test_what_does_not_go_together(backend, device, error, told):
+    with pytest.raises(error) as caught:
+        chosen(("cuda", "xpu"), ("gloo", "nccl", "xccl"), backend, device)
+    assert str(caught.value) == told
+
+
+def test_torch_without_distributed():
+    with pytest.raises(UnavailableError) as caught:
+        chosen(distributed=False)
+    assert str(caught.value) == (
+        "torch: got 2.99 without torch.distributed, expected a build that has it"
+    )
+
+
+def test_ccl_on_the_cpu_imports_the_bindings_alone(bindings):
+    chosen((), ("gloo", "ccl"), "ccl")
+    assert bindings == [CCL]
+
+
+def test_ccl_beside_an_xpu_imports_ipex_first(bindings):
+    chosen(("xpu",), ("gloo", "ccl"), "ccl")
+    assert bindings == [IPEX, CCL]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "xccl", "fake", "gloo,xccl"])
+def test_nothing_else_imports_them(backend, bindings):
+    with contextlib.suppress(TorchcollError):  # gloo and xccl have no device in common
+        chosen(("xpu", "cuda"), ("gloo", "nccl", "xccl"), backend)
+    assert bindings == []
+
+
+MISSING = (
+    "Install oneccl_bindings_for_pytorch of the same minor version as torch (retired after 2.8): "
+    "see the README."
+)
+
+
+def test_bindings_that_are_not_installed(bindings):
+    bindings.fails = {CCL: ModuleNotFoundError(f"No module named '{CCL}'")}
+    with pytest.raises(UnavailableError) as caught:
+        chosen((), ("gloo",), "ccl")
+    assert str(caught.value) == (
+        f"backend ccl: got ModuleNotFoundError: No module named '{CCL}', "
+        f"expected {CCL} beside torch 2.99. {MISSING}"
+    )
+
+
+def test_bindings_of_another_torch(bindings):
+    bindings.fails = {CCL: OSError("undefined symbol: _ZN3c10\n  in libccl")}
+    with pytest.raises(UnavailableError, match=r"^backend ccl: got OSError: undefined symbol: "):
+        chosen((), ("gloo",), "ccl")
+
+
+def test_ipex_of_another_torch_dies_with_an_attribute_error(bindings):
+    """It says so on stdout, and then calls os.exit, which there is not."""
+    bindings.fails = {IPEX: AttributeError("module 'os' has no attribute 'exit'")}
+    with pytest.raises(UnavailableError) as caught:
+        chosen(("xpu",), ("gloo", "ccl"), "ccl")
+    assert str(caught.value) == (
+        f"{IPEX}: got AttributeError: module 'os' has no attribute 'exit', "
+        f"expected the version for torch 2.99, which ccl on xpu needs. {MISSING}"
+    )
+    assert CCL not in bindings
+
+
+def test_bindings_that_do_not_register_ccl(bindings):
+    with pytest.raises(UnavailableError, match=r"^backend: got ccl, expected one that torch 2\.99"):
+        chosen((), ("gloo",), "ccl")
+
+
+# -- names in the record -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "hip", "expected"),
+    [
+        ("nccl", None, "NCCL 2.28.9"),
+        ("nccl", "6.2", "RCCL 2.28.9"),
+        ("nccl-legacy", None, "NCCL 2.28.9"),
+        ("xccl", None, "oneCCL of torch 2.99"),
+        ("ccl", None, "oneCCL bindings 2.8.0"),
+        ("gloo", None, "gloo of torch 2.99"),
+        ("mpi", None, "mpi of torch 2.99"),
+    ],
+)
+def test_the_library_that_communicates(backend, hip, expected, bindings):
+    fake = SimpleNamespace(
+        __version__="2.99",
+        version=SimpleNamespace(hip=hip),
+        cuda=SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 28, 9))),
+    )
+    entry = BACKENDS.get(backend) or backends.BackendEntry(backend, ("cpu",))
+    assert backends.library_version(fake, entry, "cuda:0") == expected
+
+
+def test_which_implementation_ran():
+    class ProcessGroupNCCL2:
+        pass
+
+    def group(backend):
+        return SimpleNamespace(_get_backend=lambda device: backend)
+
+    device = SimpleNamespace(device=lambda name: name)
+    assert backends.implementation(device, group(ProcessGroupNCCL2()), "cuda:0") == (
+        "ProcessGroupNCCL2"
+    )
+    wrapped = SimpleNamespace(wrapped_pg=ProcessGroupNCCL2())  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    assert backends.implementation(device, group(wrapped), "cuda:0") == "ProcessGroupNCCL2"
+
+    class Mine:
+        def _get_backend(self, device):
+            raise RuntimeError("Backends of type CUSTOM")
+
+    assert backends.implementation(device, Mine(), "cuda:0") == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "there", "expected"),
+    [
+        ("cpu:gloo,cuda:nccl", None, (), "gloo"),
+        ("cpu:gloo,cuda:nccl", None, ("cuda",), "nccl"),
+        ("cpu:gloo,cuda:nccl", "cpu", ("cuda",), "gloo"),
+        ("cuda:nccl", "cpu", ("cuda",), None),
+        ("cuda:nccl", None, (), None),
+        ("cpu:echo", None, ("cuda",), "echo"),  # whose class may call itself gloo
+    ],
+)
+def test_the_backend_of_a_group_that_is_there(config, kind, there, expected):
+    fake = machine(there)
+    fake.distributed.get_backend_config = lambda: config
+    assert backends.found_backend(fake, kind) == expected
+
+
+# -- stand-ins, on real ranks ------------------------------------------------------------------
+
+
+def register(name, devices=("cpu",)):
+    """A second gloo, by another name."""
+    dist.Backend.register_backend(
+        name,
+        lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
+        devices=list(devices),
+    )
+
+
+def echo(rank):
+    register("echo")
+
+
+def test_two_backends_in_one_launch(launch):
+    options = "--backend gloo,echo --sizes 64,1K,4K -n 5 --cold 2"
+    measured = launch("all_reduce", options, 2, setup=echo).ended(0)
+    run = measured.run
+    order = [(r.case.backend, r.case.nbytes) for r in run.results]
+    assert order == [  # A B B A
+        *(("gloo", 64), ("echo", 64)),
+        *(("echo", 1024), ("gloo", 1024)),
+        *(("gloo", 4096), ("echo", 4096)),
+    ]
+    for result in run.results:
+        assert result.status == "ok"
+        assert result.verification.checked and not result.verification.wrong
+    ordinals: dict[str, list[int]] = {"gloo": [], "echo": []}
+    for result in run.results:
+        ordinals[result.case.backend].append(result.ordinal)
+    for backend, seen in ordinals.items():
+        mine = [r for r in run.results if r.case.backend == backend]
+        calls = [len(r.cold_ns[0]) + 5 + 1 for r in mine]  # and one to verify
+        assert seen == [0, calls[0], calls[0] + calls[1]]
+    assert run.header["spec"]["backend"] == "gloo,echo"
+    assert set(run.header["environment"]["libraries"]) == {"gloo", "echo"}
+    assert {"init_process_group", "new_group_echo"} <= set(run.phases)
+    assert set(run.members[1]["implementation"]) == {"gloo", "echo"}
+    rows = [line.split()[:2] for line in measured.stdout().splitlines() if "correct" in line]
+    sizes = {64: "64", 1024: "1K", 4096: "4K"}
+    assert rows == [[backend, sizes[nbytes]] for backend, nbytes in order]
+
+
+def test_two_backends_with_a_fresh_group_each(launch):
+    options = "--backend gloo,echo --sizes 64,1K -n 2 --fresh-group"
+    run = launch("all_reduce", options, 2, setup=echo).ended(0).run
+    assert [r.case.backend for r in run.results] == ["gloo", "echo", "echo", "gloo"]
+    for result in run.results:
+        assert (result.ordinal, result.communicator, result.status) == (0, "new_group", "ok")
+        assert len(result.connect_ns) == 2 and min(result.connect_ns) > 0
+
+
+def test_two_backends_in_sub_groups(launch):
+    options = "--backend gloo,echo --sizes 64 -n 2 --groups mod:2"
+    run = launch("all_reduce", options, 4, setup=echo).ended(0).run
+    seen = [(r.case.backend, r.case.group, r.members, r.status) for r in run.results]
+    assert seen == [
+        ("gloo", "mod:2/0", [0, 2], "ok"),
+        ("gloo", "mod:2/1", [1, 3], "ok"),
+        ("echo", "mod:2/0", [0, 2], "ok"),
+        ("echo", "mod:2/1", [1, 3], "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        ("--backend gloo,fake", 2, "backend: got gloo,fake, expected fake alone. "),
+        ("--backend gloo,ncl", 4, "backend: got ncl, expected one that this torch has: "),
+        ("--backend gloo --device cpu:0", 2, "device: got cpu:0, expected cpu, cuda or xpu. "),
+        ("--backend gloo --device xpu", 4, "device: got xpu, expected cpu or cuda for gloo"),
+        ("--rehearse", 4, "rehearse: got gloo on cpu, expected nccl on cuda"),
+        ("--backend echo --init eager", 4, "init: got eager with echo, expected lazy. "),
+    ],
+)
+def test_refusals_are_one_line(launch, options, code, told):
+    measured = launch("all_reduce", f"{options} --sizes 64 -n 1", 2, output=False, setup=echo)
+    measured.ended(code)
+    (line,) = measured.errors()
+    assert line.startswith(f"torchcoll: error: {told}")
+    assert "Traceback" not in measured.stderr() + measured.stderr(1)
+
+
+def test_eager_on_gloo(launch):
+    """It connects in init_process_group anyway."""
+    run = launch("all_reduce", "--init eager --sizes 64 -n 2", 2).ended(0).run
+    assert run.results[0].status == "ok"
+    assert run.header["spec"]["init"] == "eager"
+    assert set(run.phases) >= {"init_process_group", "communicator"}
+
+
+def test_a_group_of_another_name_is_found(jobs, tmp_path):
+    """Inside the user's own process group, whose backend calls itself gloo."""
+
+    def target():
+        import torchcoll
+
+        register("echo")
+        dist.init_process_group("echo")
+        run = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1))
+        other = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1, backend="gloo"))
+        if run:
+            names = [r.results[0].case.backend for r in (run, other)]
+            ordinals = [r.results[0].ordinal for r in (run, other)]
+            Path("seen.json").write_text(json.dumps([names, ordinals]))
+        dist.destroy_process_group()
+
+    job = jobs(tmp_path, target, 2)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    assert json.loads((tmp_path / "seen.json").read_text()) == [["echo", "gloo"], [None, 0]]
+
+
+# -- XPU without any: the real path over gloo --------------------------------------------------
+
+BINDINGS = """
+import torch.distributed as dist
+
+__version__ = "2.8.0+standin"
+dist.Backend.register_backend(
+    "ccl",
+    lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
+    devices=["xpu", "cpu"],
+)
+"""
+
+
+class OnCpu(TorchFunctionMode):
+    """What is to be made on xpu is made on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("xpu"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+class StandInEvent:
+    """Host time: good for the order of calls, not for XPU's truth."""
+
+    made = 0
+
+    def __init__(self, device, enable_timing):
+        import time
+
+        assert device.startswith("xpu:") and enable_timing
+        type(self).made += 1
+        self._now = time.perf_counter_ns
+
+    def record(self):
+        self.at = self._now()
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) / 1e6
+
+
+def xpu_machine(folder, ipex="__version__ = '2.8.0'\n"):
+    """For a child: two XPUs, and Intel's modules in ``folder``."""
+    (folder / f"{CCL}.py").write_text(BINDINGS)
+    (folder / f"{IPEX}.py").write_text(ipex)
+
+    def setup(rank):
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        properties = SimpleNamespace(name="Stand-in Max 1550", uuid=f"uuid-{rank}")
+        vars(torch.xpu).update(
+            is_available=lambda: True,
+            device_count=lambda: 2,
+            set_device=lambda index: None,
+            synchronize=lambda: None,
+            empty_cache=lambda: None,
+            mem_get_info=lambda index: (1 << 30, 1 << 31),
+            get_device_properties=lambda index: properties,
+        )
+        torch.Event = StandInEvent
+        OnCpu().__enter__()
+
+    return setup
+
+
+def test_the_xpu_branch_runs(launch, tmp_path):
+    """ccl on xpu by Intel's bindings: the whole path, over gloo."""
+    options = "--backend ccl --sizes 64,4K -n 25"
+    measured = launch("all_reduce", options, 2, setup=xpu_machine(tmp_path)).ended(0)
+    run = measured.run
+    assert run.header["spec"]["device"] == "xpu"
+    assert run.header["environment"]["libraries"] == {"ccl": "oneCCL bindings 2.8.0+standin"}
+    assert [m["device"] for m in run.members] == ["xpu:0", "xpu:1"]
+    assert run.members[0]["device_name"] == "Stand-in Max 1550"
+    assert "cost_event" in run.phases
+    for result in run.results:
+        assert (result.status, result.case.cadence) == ("ok", "stream")
+        assert result.verification.wrong == 0
+        assert result.batches == [5, 10, 10]
+        assert result.calls_per_sample == 10
+        assert [len(ns) for ns in result.time_ns["device"]] == [3, 3]  # 5, 10 and 10 calls
+        assert [len(ns) for ns in result.time_ns["issue"]] == [25, 25]
+        assert result.warnings[-1] == (
+            "each sample is the mean of up to 10 calls: events cost too much here"
+        )
+
+
+def test_cadences_on_xpu(launch, tmp_path):
+    setup = xpu_machine(tmp_path)
+    isolated = "--backend ccl --sizes 64 -n 5 --cadence isolated"
+    result = launch("all_reduce", isolated, 2, setup=setup).ended(0).only()
+    assert set(result.time_ns) == {"host", "issue"}
+    assert result.calls_per_sample == 1
+    graph = launch("all_reduce", "--backend ccl --sizes 64 --cadence graph", 2, setup=setup)
+    result = graph.ended(0).only()
+    assert (result.status, result.reason) == (
+        "unsupported",
+        "graphs are captured on cuda, not on xpu",
+    )
+    buffers = launch("all_reduce", "--backend ccl --sizes 64 --buffers registered", 2, setup=setup)
+    result = buffers.ended(0).only()
+    assert (result.status, result.reason) == ("unsupported", "ccl has no registered buffers")
+
+
+def test_ipex_that_dies(launch, tmp_path):
+    setup = xpu_machine(tmp_path, ipex="import os\nos.exit(127)\n")
+    measured = launch("all_reduce", "--backend ccl --sizes 64", 2, output=False, setup=setup)
+    (line,) = measured.ended(4).errors()
+    assert line.startswith(
+        f"torchcoll: error: {IPEX}: got AttributeError: module 'os' has no attribute 'exit', "
+    )
+    assert line.endswith(MISSING)
+
+
+def test_two_ranks_on_one_xpu(launch, tmp_path):
+    """Told by UUID, for torch tells no PCI id of XPUs."""
+    setup = xpu_machine(tmp_path)
+
+    def same(rank):
+        setup(0)
+
+    options = "--backend ccl --sizes 64 -n 1"
+    (line,) = launch("all_reduce", options, 2, output=False, setup=same).ended(4).errors()
+    assert line.startswith("torchcoll: error: device: got ranks 0 and 1 on uuid-0 of ")
+    assert line.endswith("or rehearse with several on one device: --rehearse.")
+
+
+def test_the_bindings_on_the_cpu(jobs, tmp_path):
+    """ccl on a machine without XPU: IPEX is never imported."""
+    (tmp_path / f"{CCL}.py").write_text(BINDINGS)
+    (tmp_path / f"{IPEX}.py").write_text("raise SystemExit('imported')\n")
+
+    def setup(rank):
+        sys.path.insert(0, str(tmp_path))
+        importlib.invalidate_caches()
+
+    target = command("all_reduce", "--backend ccl --sizes 64 -n 2 --no-output")
+    job = jobs(tmp_path / "job", target, 2, setup=setup)
+    assert job.codes() == [0, 0], job.text(0)
+    assert "oneCCL bindings 2.8.0+standin" in job.text(0, "stdout")

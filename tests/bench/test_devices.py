@@ -1,0 +1,671 @@
+"""Devices and their clocks, without any: recording stand-ins for torch.cuda, torch.xpu and torch.
+
+The order of calls and the nanoseconds are exact. What this cannot show is in tests/test_cuda.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchcoll.bench import device as devices
+from torchcoll.bench.backends import BACKENDS
+from torchcoll.bench.communicators import Communicator, Communicators
+from torchcoll.bench.device import Accelerator, Cpu, open_device, rehearse
+from torchcoll.bench.launcher import Launch
+from torchcoll.bench.registered import allocate_registered, deregister
+from torchcoll.bench.runner import Session
+from torchcoll.core.case import Case, Spec, size_case
+from torchcoll.core.errors import UnavailableError
+
+
+class Machine:
+    """A torch with one kind of accelerator that writes down what it is asked.
+
+    The host's clock passes 10 ns at each reading. ``ms``: the device's time, a call after another.
+    """
+
+    def __init__(self, kind="cuda", count=1, ms=(), **module):
+        self.log, self.time_ns, self.ms = [], 0, iter(ms)
+        self.kind, self.elapsed = kind, 0.0
+        note = self.note
+        accelerator = SimpleNamespace(
+            is_available=lambda: count > 0,
+            device_count=lambda: count,
+            set_device=lambda index: note(f"set_device {index}"),
+            synchronize=lambda: note("synchronize"),
+            empty_cache=lambda: note("empty_cache"),
+            mem_get_info=lambda index: (70 + index, 80),
+        )
+        if kind == "cuda":
+            accelerator.CUDAGraph = lambda: Graph(self)
+            accelerator.graph = self.capture
+        vars(accelerator).update(module)
+        self.module = accelerator
+        self.torch = SimpleNamespace(
+            __version__="2.99",
+            get_device_module=lambda name: accelerator,
+            Event=lambda device, enable_timing: Event(self, device, enable_timing),
+            zeros=lambda n, device: note(f"zeros on {device}"),
+        )
+
+    def note(self, text):
+        self.log.append(text)
+
+    def now(self):
+        self.log.append("stamp")
+        self.time_ns += 10
+        return self.time_ns
+
+    def call(self):
+        self.log.append("call")
+        self.elapsed += next(self.ms, 0.0)
+
+    def open(self):
+        device = Accelerator(self.torch, self.kind, 0, self.now)
+        device.open()
+        self.log.clear()
+        return device
+
+    @contextlib.contextmanager
+    def capture(self, graph, capture_error_mode):
+        self.note(f"capture {capture_error_mode}")
+        yield
+        self.note("captured")
+
+
+class Graph:
+    def __init__(self, machine):
+        self.replay = lambda: machine.note("replay")
+
+
+class Event:
+    def __init__(self, machine, device, enable_timing):
+        assert enable_timing
+        self.machine, self.at = machine, None
+        machine.note(f"event on {device}")
+
+    def record(self):
+        self.machine.note("record")
+        self.at = self.machine.elapsed
+
+    def elapsed_time(self, end):
+        assert self.machine.log[-1] == "synchronize"  # else torch refuses, or waits
+        return end.at - self.at
+
+
+# -- which device ------------------------------------------------------------------------------
+
+
+def launched(local_rank=0, local_ranks=1):
+    return Launch("torchrun", local_rank, local_ranks, local_rank, local_ranks)
+
+
+@pytest.fixture(autouse=True)
+def no_masks(monkeypatch):
+    for name in (*devices._MASKS, "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_rank_takes_the_device_of_its_number():
+    machine = Machine(count=4)
+    device = open_device(machine.torch, "cuda", launched(2, 4), shared=False)
+    assert (device.kind, device.index, device.name) == ("cuda", 2, "cuda:2")
+    assert machine.log == ["set_device 2", "zeros on cuda:2", "synchronize"]
+    assert device.free_nbytes() == 72
+
+
+def test_the_cpu_needs_nothing():
+    device = open_device(None, "cpu", launched(7, 8), shared=False)
+    assert isinstance(device, Cpu)
+    assert (device.name, device.index, device.captures) == ("cpu", None, False)
+    assert device.event_costs(5) == []
+    device.synchronize()
+    device.release()
+
+
+HOST = os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("count", "local", "ranks", "told"),
+    [
+        (1, 1, 2, "2 with 1 cuda device, expected at most 1"),
+        (2, 3, 4, "4 with 2 cuda devices, expected at most 2"),
+        (2, 3, 1, "4 with 2 cuda devices, expected at most 2"),  # a launcher that gives no size
+    ],
+)
+def test_more_ranks_than_devices(count, local, ranks, told):
+    with pytest.raises(UnavailableError) as caught:
+        open_device(Machine(count=count).torch, "cuda", launched(local, ranks), shared=False)
+    assert str(caught.value) == (
+        f"ranks on {HOST}: got {told}. "
+        "Start fewer ranks, or rehearse with several on one device: --rehearse."
+    )
+    assert caught.value.exit_code == 4
+
+
+def test_rehearsal_shares_the_devices():
+    torch_ = Machine(count=2).torch
+    opened = [open_device(torch_, "cuda", launched(r, 4), shared=True) for r in range(4)]
+    assert [device.index for device in opened] == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("mask", devices._MASKS)
+def test_launchers_that_show_each_rank_its_own_device(mask, monkeypatch):
+    monkeypatch.setenv(mask, "3")
+    assert open_device(Machine(count=1).torch, "cuda", launched(3, 4), shared=False).index == 0
+    with pytest.raises(UnavailableError):  # two are shown to four ranks
+        open_device(Machine(count=2).torch, "cuda", launched(3, 4), shared=False)
+
+
+def test_no_device():
+    with pytest.raises(UnavailableError) as caught:
+        open_device(Machine("xpu", count=0).torch, "xpu", launched(), shared=False)
+    assert str(caught.value) == (
+        "device xpu: got none that torch 2.99 can use, expected at least one. "
+        "torchcoll doctor says why; --device cpu measures on the CPU."
+    )
+
+
+def test_a_device_that_does_not_open():
+    def refuse(index):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy\nCompile with ...")
+
+    with pytest.raises(UnavailableError) as caught:
+        open_device(Machine(set_device=refuse).torch, "cuda", launched(), shared=False)
+    assert str(caught.value) == (
+        "device cuda:0: got CUDA error: all CUDA-capable devices are busy, "
+        "expected one that this process can use. torchcoll doctor says why."
+    )
+
+
+def test_free_memory_that_is_not_told():
+    def refuse(index):
+        raise RuntimeError("doesn't support querying the available free memory")
+
+    assert Machine("xpu", mem_get_info=refuse).open().free_nbytes() is None
+    machine = Machine("xpu")
+    del machine.module.mem_get_info
+    assert machine.open().free_nbytes() is None
+
+
+def session_of(places):
+    session = Session.__new__(Session)
+    session._refuse_shared(places)
+
+
+def test_two_ranks_on_one_device_unasked():
+    session_of([["a", "0000:01:00.0"], ["a", "0000:02:00.0"], ["b", "0000:01:00.0"]])
+    session_of([["a", None], ["a", None]])  # nothing is known, nothing is said
+    with pytest.raises(UnavailableError) as caught:
+        session_of([["a", "0000:01:00.0"], ["b", "0000:01:00.0"], ["a", "0000:01:00.0"]])
+    assert str(caught.value) == (
+        "device: got ranks 0 and 2 on 0000:01:00.0 of a, expected a device for each rank. "
+        "Start fewer ranks, or rehearse with several on one device: --rehearse."
+    )
+
+
+def test_each_rank_of_a_rehearsal_is_a_host_of_its_own(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth0"})
+    rehearse("nccl", "cuda", 1)
+    first = dict(os.environ)
+    assert first == devices._REHEARSAL | {"NCCL_HOSTID": "torchcoll-rehearsal-1"}
+    assert first["NCCL_SOCKET_IFNAME"] == "lo"
+    assert (first["NCCL_P2P_DISABLE"], first["NCCL_SHM_DISABLE"]) == ("1", "1")
+    rehearse("nccl", "cuda", 2)
+    assert os.environ["NCCL_HOSTID"] != first["NCCL_HOSTID"]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", "cpu"), ("gloo", "cuda"), ("xccl", "xpu")])
+def test_only_nccl_rehearses(backend, kind):
+    with pytest.raises(UnavailableError) as caught:
+        rehearse(backend, kind, 0)
+    assert str(caught.value) == f"rehearse: got {backend} on {kind}, expected nccl on cuda"
+
+
+# -- the clocks --------------------------------------------------------------------------------
+
+
+def test_isolated_is_idle_at_both_stamps():
+    machine = Machine()
+    device = machine.open()
+    clocks = device.clocks("isolated")
+    device.isolated(machine.call, lambda: machine.note("align"), 2, clocks)
+    each = ["align", "synchronize", "stamp", "call", "stamp", "synchronize", "stamp"]
+    assert machine.log == each * 2
+    # stamps are 10 ns apart: issued after one, complete after two
+    assert clocks == {"host": [20, 20], "issue": [10, 10]}
+    assert next(iter(clocks)) == "host"
+
+
+def test_stream_puts_an_event_between_calls():
+    machine = Machine(ms=[0.5, 0.001234, 2.0])
+    device = machine.open()
+    clocks = device.clocks("stream")
+    device.stream(machine.call, 3, clocks)
+    assert machine.log == [
+        *["event on cuda:0"] * 4,
+        "record",
+        *["stamp", "call", "stamp", "record"] * 3,
+        "synchronize",
+    ]
+    assert clocks == {"device": [500_000, 1_234, 2_000_000], "issue": [10, 10, 10]}
+    assert next(iter(clocks)) == "device"
+
+
+def test_batches_are_appended():
+    machine = Machine(ms=[1.0, 2.0])
+    device = machine.open()
+    clocks = device.clocks("stream")
+    device.stream(machine.call, 1, clocks)
+    device.stream(machine.call, 1, clocks)
+    assert clocks["device"] == [1_000_000, 2_000_000]
+
+
+@pytest.mark.parametrize(
+    ("calls", "each", "device_ns"),
+    [
+        (10, [10], [100_000]),
+        (20, [10, 10], [100_000, 100_000]),
+        (25, [10, 10, 5], [100_000, 100_000, 100_000]),
+        (5, [5], [100_000]),
+    ],
+)
+def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
+    """XPU events cost 0.1 ms: a sample is the mean of ten calls."""
+    machine = Machine("xpu", ms=[0.1] * calls)
+    device = machine.open()
+    assert device.calls_per_sample == 10
+    clocks = device.clocks("stream")
+    device.stream(machine.call, calls, clocks)
+    expected = [*["event on xpu:0"] * (len(each) + 1), "record"]
+    for count in each:
+        expected += [*["stamp", "call", "stamp"] * count, "record"]
+    assert machine.log == [*expected, "synchronize"]
+    assert clocks["device"] == device_ns
+    assert len(clocks["issue"]) == calls
+
+
+def test_on_xpu_isolated_and_cold_calls_are_synchronised_before_both_stamps():
+    machine = Machine("xpu")
+    device = machine.open()
+    device.isolated(machine.call, lambda: None, 1, device.clocks("isolated"))
+    order = [word for word in machine.log if word != "call"]
+    assert order == ["synchronize", "stamp", "stamp", "synchronize", "stamp"]
+
+
+def test_a_graph_is_captured_once_and_replayed():
+    machine = Machine()
+    device = machine.open()
+    assert device.captures
+    replay = device.graph(machine.call)
+    assert machine.log == ["synchronize", "capture thread_local", "call", "captured"]
+    machine.log.clear()
+    clocks = device.clocks("graph")
+    assert list(clocks) == ["device", "issue"]
+    device.stream(replay, 2, clocks)
+    assert machine.log.count("replay") == 2 and "call" not in machine.log
+
+
+def test_what_captures():
+    assert not Machine("xpu").open().captures
+    with pytest.raises(AssertionError):
+        Cpu().graph(lambda: None)
+
+
+def test_the_cost_of_an_event_pair():
+    machine = Machine()
+    device = machine.open()
+    assert device.event_costs(3) == [10, 10, 10]
+    pair = ["stamp", *["event on cuda:0", "record"] * 2, "stamp"]
+    assert machine.log == [*pair * 3, "synchronize"]
+
+
+def test_on_the_cpu_stream_runs_free():
+    stamps = iter([0, 5, 9, 20])
+    clocks = {"host": []}
+    Cpu(lambda: next(stamps)).stream(lambda: None, 3, clocks)
+    assert clocks == {"host": [5, 4, 11]}
+
+
+# -- communicators -----------------------------------------------------------------------------
+
+
+class Dist:
+    """torch.distributed that writes down what it is asked. ``lazy``: whether NCCL's options have
+    lazy_init, as in torch 2.15; there connecting does nothing while it is set.
+    """
+
+    def __init__(self, lazy=False, bound=None, connected=True):
+        self.log = []
+        self.default = self.group("default", bound)
+        self.distributed_c10d = SimpleNamespace(_get_default_group=lambda: self.default)
+
+        class Options:
+            def __init__(self):
+                if lazy:
+                    self.lazy_init = False
+
+        self.ProcessGroupNCCL = SimpleNamespace(Options=Options)
+
+    def group(self, name, bound=None):
+        def connect(device):
+            told = getattr(backend.options, "lazy_init", None)
+            self.log.append(f"connect {name} {device} lazy={told}")
+
+        backend = SimpleNamespace(eager_connect_single_device=connect, options=None)
+        return SimpleNamespace(
+            name=name, bound_device_id=bound, backend=backend, _get_backend=lambda device: backend
+        )
+
+    def init_process_group(self, name, store, rank, world_size, timeout, pg_options):
+        told = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"init {name} lazy={told} LOCAL_RANK={os.environ.get('LOCAL_RANK')}")
+        self.default.backend.options = pg_options
+
+    def new_group(self, ranks, timeout, backend, pg_options):
+        told = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"new_group {backend} {ranks} lazy={told}")
+        assert timeout.total_seconds() == 630
+        group = self.group(f"{backend}-{ranks}")
+        group.backend.options = pg_options
+        return group
+
+    def destroy_process_group(self, group=None):
+        self.log.append(f"destroy {group.name if group else 'default'}")
+
+    def barrier(self, group=None, device_ids=None):
+        self.log.append(f"barrier {group and group.name} {device_ids}")
+
+    def get_backend_config(self):
+        return "cpu:gloo,cuda:nccl"
+
+    def PrefixStore(self, prefix, store):
+        return store
+
+
+def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=False, **spec):
+    device = Cpu() if kind == "cpu" else Machine(kind, count=4).open()
+    if kind != "cpu":
+        device.index, device.name = 2, f"{kind}:2"
+        device.synchronize = lambda: dist.log.append("synchronize")
+    session = SimpleNamespace(
+        dist=dist,
+        torch=SimpleNamespace(device=lambda name: name, distributed=dist, cuda=None, xpu=None),
+        device=device,
+        entries=tuple(BACKENDS[name] for name in backends.split(",")),
+        spec=Spec(**spec),
+        parts=parts,
+        part=parts[0],
+        rank=0,
+        ranks=2,
+        store=None,
+        found_group=found,
+        sizings=[SimpleNamespace(ranks=max(map(len, parts)))],
+    )
+    session.phases = []
+
+    @contextlib.contextmanager
+    def phase(name):
+        session.phases.append(name)
+        dist.log.append(f"[{name}")
+        yield
+        dist.log.append(f"{name}]")
+
+    made = Communicators(session)
+    made.open(phase)
+    return made, session
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_lazy_is_the_default(lazy, monkeypatch):
+    dist = Dist(lazy)
+    _, session = communicators(dist)
+    told = True if lazy else None
+    assert dist.log == [
+        "[init_process_group",
+        f"init nccl lazy={told} LOCAL_RANK=2",
+        "init_process_group]",
+    ]
+    assert "LOCAL_RANK" not in os.environ
+
+
+def test_the_variable_of_the_launcher_is_put_back(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    dist = Dist()
+    communicators(dist)
+    assert "init nccl lazy=None LOCAL_RANK=2" in dist.log
+    assert os.environ["LOCAL_RANK"] == "7"
+
+
+@pytest.mark.parametrize(("lazy", "told"), [(False, None), (True, False)])
+def test_eager_connects_in_a_phase_of_its_own(lazy, told):
+    dist = Dist(lazy)
+    communicators(dist, init="eager")
+    assert dist.log[2:] == [
+        "init_process_group]",
+        "[communicator",
+        f"connect default cuda:2 lazy={told}",  # while it is lazy, torch 2.15 does nothing
+        "communicator]",
+    ]
+
+
+def test_eager_connects_sub_groups_too():
+    dist = Dist(lazy=True)
+    communicators(dist, parts=((0,), (1,)), init="eager")
+    assert [line for line in dist.log if "connect" in line or "new" in line] == [
+        "connect default cuda:2 lazy=False",
+        "new_group nccl [0] lazy=True",
+        "new_group nccl [1] lazy=True",
+        "connect nccl-[0] cuda:2 lazy=False",
+    ]
+
+
+def test_registered_buffers_need_a_connection():
+    dist = Dist()
+    communicators(dist, buffers="registered")
+    assert "connect default cuda:2 lazy=None" in dist.log
+    dist = Dist()  # its rows are unsupported; the launch is not
+    communicators(dist, "gloo", kind="cpu", buffers="registered")
+    assert not [line for line in dist.log if line.startswith("connect")]
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("xccl", "xpu"), ("ccl", "xpu"), ("ccl", "cpu")])
+def test_eager_where_connecting_does_nothing(backend, kind):
+    """Every backend of torch has the method; outside NCCL it is empty."""
+    with pytest.raises(UnavailableError) as caught:
+        communicators(Dist(), backend, kind=kind, init="eager")
+    assert str(caught.value) == (
+        f"init: got eager with {backend}, expected lazy. {backend} has no eager connect."
+    )
+
+
+def test_a_fresh_group_is_connected_as_asked_and_destroyed():
+    dist = Dist(lazy=True)
+    made, _ = communicators(dist, fresh_group=True, init="eager")
+    del dist.log[:]
+    with made.of("nccl") as fresh:
+        assert (fresh.how, fresh.calls, fresh.ranks) == ("new_group", 0, (0, 1))
+        assert fresh.connect_ns > 0
+        dist.log.append("calls")
+    assert dist.log == [
+        "new_group nccl None lazy=True",
+        "connect nccl-None cuda:2 lazy=False",
+        "calls",
+        "destroy nccl-None",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lazy", "bound", "how"),
+    [
+        (False, "cuda:2", "split"),  # the user's group has a device_id: torch splits it
+        (True, "cuda:2", "new_group"),  # told to be lazy: not split
+        (False, None, "new_group"),
+    ],
+)
+def test_a_split_is_no_cold_start_and_is_called_so(lazy, bound, how):
+    made, _ = communicators(Dist(lazy, bound), fresh_group=True, found=True)
+    with made.of("nccl") as fresh:
+        assert fresh.how == how
+
+
+def test_align_ends_with_an_idle_device():
+    dist = Dist()
+    made, _ = communicators(dist)
+    del dist.log[:]
+    made.align("nccl")()
+    assert dist.log == ["barrier None [2]", "synchronize"]
+
+
+def test_barrier_is_told_the_device_on_nccl_only():
+    dist = Dist()
+    made, _ = communicators(dist, "xccl", kind="xpu")
+    del dist.log[:]
+    made.align("xccl")()
+    assert dist.log == ["barrier None None", "synchronize"]
+    dist = Dist()
+    made, _ = communicators(dist, "gloo", kind="cpu")
+    del dist.log[:]
+    made.align("gloo")()
+    assert dist.log == ["barrier None None"]
+
+
+def test_groups_are_destroyed_in_order():
+    dist = Dist()
+    made, _ = communicators(dist, "nccl,gloo")
+    assert dist.log[3:] == ["[new_group_gloo", "new_group gloo None lazy=None", "new_group_gloo]"]
+    del dist.log[:]
+    made.close()
+    assert dist.log == ["destroy gloo-None", "destroy default"]
+
+
+def test_a_group_that_was_found_has_had_calls():
+    made, _ = communicators(Dist(), found=True)
+    with made.of("nccl") as shared:
+        assert isinstance(shared, Communicator)
+        assert (shared.calls, shared.group, shared.how) == (None, None, "shared")
+    made.close()
+
+
+# -- registered buffers ------------------------------------------------------------------------
+
+
+def sizing(buffers):
+    case = Case(
+        *("all_reduce", 64, "float32", "sum", None, True, "stream", "nccl", "cuda"), buffers=buffers
+    )
+    return size_case(case, 2)
+
+
+class Pools:
+    """torch.cuda's pools and a backend that registers them, over tensors of the CPU."""
+
+    def __init__(self, **lacks):
+        self.log = []
+
+        @contextlib.contextmanager
+        def use(pool):
+            self.log.append(f"use {pool}")
+            yield
+            self.log.append(f"used {pool}")
+
+        def register(pool, **options):
+            self.log.append(f"register {pool} {options}")
+
+        self.backend = SimpleNamespace(
+            mem_allocator="allocator",
+            register_mem_pool=register,
+            deregister_mem_pool=lambda pool: self.log.append(f"deregister {pool}"),
+        )
+        cuda = SimpleNamespace(MemPool=lambda allocator: f"pool of {allocator}", use_mem_pool=use)
+        self.torch = SimpleNamespace(
+            __version__="2.99",
+            cuda=cuda,
+            device=torch.device,
+            empty=torch.empty,
+            float32=torch.float32,
+            uint8=torch.uint8,
+        )
+        self.group = SimpleNamespace(_get_backend=lambda device: self.backend)
+
+    def allocate(self, buffers):
+        return allocate_registered(self.torch, sizing(buffers), 0, "cpu", self.group)
+
+
+@pytest.mark.parametrize(("asked", "options"), [("registered", {}), ("symmetric", {"symm": True})])
+def test_buffers_come_from_a_pool_of_the_communicator(asked, options):
+    pools = Pools()
+    buffers = pools.allocate(asked)
+    assert buffers.recv.numel() == 16
+    assert buffers.pool == "pool of allocator"
+    deregister(pools.torch, buffers, "cpu", pools.group)
+    assert pools.log == [
+        "use pool of allocator",
+        "used pool of allocator",
+        f"register pool of allocator {options}",
+        "deregister pool of allocator",
+    ]
+
+
+def test_torch_that_cannot_register():
+    lacking = []
+    for attribute in ("mem_allocator", "register_mem_pool"):
+        pools = Pools()
+        delattr(pools.backend, attribute)  # torch 2.6 has no mem_allocator
+        lacking.append(pools)
+    old = Pools()
+    del old.torch.cuda.MemPool
+    for pools in (*lacking, old):
+        with pytest.raises(RuntimeError, match=r"^torch 2\.99 cannot register buffers with NCCL$"):
+            pools.allocate("registered")
+
+
+def test_torch_without_symmetric_registration():
+    """2.13 takes the pool alone."""
+    pools = Pools()
+    pools.backend.register_mem_pool = lambda pool: None
+    pools.allocate("registered")
+    with pytest.raises(RuntimeError, match=r"^torch 2\.99 has no symmetric registration$"):
+        pools.allocate("symmetric")
+
+
+# -- what this torch really has ------------------------------------------------------------------
+
+
+def test_the_stand_ins_are_like_torch():
+    """Each name that is called, in the torch of this test run: 2.6 to 2.15 were looked at."""
+    import inspect
+
+    dist = torch.distributed
+    for module in (torch.cuda, torch.xpu):
+        for name in ("set_device", "synchronize", "mem_get_info", "empty_cache", "device_count"):
+            assert callable(getattr(module, name))
+    assert torch.get_device_module("cuda") is torch.cuda
+    assert torch.get_device_module("xpu") is torch.xpu
+    assert hasattr(torch.cuda, "CUDAGraph") and not hasattr(torch.xpu, "CUDAGraph")
+    wanted = {
+        torch.cuda.graph.__init__: "capture_error_mode",
+        torch.cuda.use_mem_pool: "pool",
+        torch.cuda.MemPool.__init__: "allocator",
+        dist.new_group: "pg_options",
+        dist.init_process_group: "pg_options",
+        dist.barrier: "device_ids",
+        dist._coalescing_manager: "device",
+    }
+    for function, parameter in wanted.items():
+        assert parameter in inspect.signature(function).parameters, function
+    event = torch.Event("cpu", enable_timing=True)
+    for name in ("record", "elapsed_time", "synchronize"):
+        assert callable(getattr(event, name))
+    assert hasattr(dist.distributed_c10d.Backend, "backend_capability")
+    assert hasattr(dist.distributed_c10d._world, "pg_coalesce_state")
+    for cls in filter(None, (getattr(dist, "ProcessGroupNCCL", None),)):
+        for name in ("eager_connect_single_device", "register_mem_pool", "deregister_mem_pool"):
+            assert hasattr(cls, name)
+        assert hasattr(cls.Options(), "lazy_init") == hasattr(dist, "ProcessGroupNCCL2")

@@ -1,0 +1,339 @@
+"""Sub-groups at once, asynchronous and coalesced calls, and graphs that are not captured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from torchcoll.bench import measure
+from torchcoll.bench.device import Cpu
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.summary import summarise_run
+
+NAMES = tuple(COLLECTIVES)
+HYPERCUBE_NEEDS = "hypercube needs a power of two of ranks, here 3"
+
+
+def by_case(run):
+    """(collective, root, sub-group) -> result."""
+    return {(r.case.collective, r.case.root, r.case.group): r for r in run.results}
+
+
+# -- sub-groups --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "members"),
+    [("mod:2", [[0, 2], [1, 3]]), ("div:2", [[0, 1], [2, 3]]), ("3,0;2,1", [[0, 3], [1, 2]])],
+)
+def test_every_collective_in_sub_groups(launch, groups, members):
+    options = f"--collectives all --groups {groups} --sizes 240 -r 0,1 -n 3"
+    run = launch(None, options, 4).ended(0).run
+    found = by_case(run)
+    rooted = sum(COLLECTIVES[name].has_root for name in NAMES)
+    assert len(run.results) == len(found) == 2 * (len(NAMES) + rooted)
+    for (name, _, group), result in found.items():
+        place = int(group.rpartition("/")[2])
+        assert result.members == members[place], (name, group)
+        assert (result.status, result.ranks, result.stop) == ("ok", 2, "count"), (name, group)
+        assert [len(ns) for ns in result.time_ns["host"]] == [3, 3]
+        assert len(result.cold_ns) == 2
+        if COLLECTIVES[name].has_data:
+            # the shares of all_to_all_v are rounded
+            assert result.nbytes == (236 if name == "all_to_all_v" else 240)
+            assert result.verification.checked and not result.verification.wrong, (name, group)
+
+
+def test_parts_of_different_size(launch):
+    """Each group has its own counts, bytes and bandwidth."""
+    options = "--collectives all_reduce,all_gather,reduce_scatter,hypercube --groups 0,2,3;1"
+    run = launch(None, f"{options} --sizes 240 -n 2", 4).ended(0).run
+    found = {(r.case.collective, r.ranks): r for r in run.results}
+    assert [r.members for r in run.results[:2]] == [[0, 2, 3], [1]]
+    gathered = found["all_gather", 3]
+    assert (gathered.count, gathered.nbytes_in, gathered.nbytes_out) == (20, 80, 240)
+    alone = found["all_gather", 1]
+    assert (alone.count, alone.nbytes_in, alone.nbytes_out) == (60, 240, 240)
+    scattered = found["reduce_scatter", 3]
+    assert (scattered.count, scattered.nbytes_in, scattered.nbytes_out) == (20, 240, 80)
+    for (name, ranks), result in found.items():
+        if name == "hypercube":  # refused for all, where one group cannot
+            assert (result.status, result.reason) == ("skipped", HYPERCUBE_NEEDS)
+        else:
+            assert result.status == "ok" and result.verification.wrong == 0
+            checked = result.nbytes_out // 4 * ranks
+            assert result.verification.checked == checked, (name, ranks)
+    rows = {(row.collective, row.ranks): row for row in summarise_run(run)}
+    assert rows["all_reduce", 3].algbw_gbps == 240 / rows["all_reduce", 3].median_ns
+    assert rows["all_reduce", 3].busbw_gbps == pytest.approx(
+        4 / 3 * rows["all_reduce", 3].algbw_gbps
+    )
+    assert rows["all_reduce", 1].busbw_gbps is None
+
+
+def test_a_wrong_group_is_named(launch):
+    """One element of one sub-group: the other one is not to blame."""
+
+    def spoil(rank):
+        if rank != 3:
+            return
+        once = measure._Measurement._check
+
+        def check(self, samples, name):
+            once_called = self.once
+
+            def call():
+                once_called()
+                self.checker._buffers.recv[0] += 1
+
+            self.once = call
+            return once(self, samples, name)
+
+        measure._Measurement._check = check
+
+    measured = launch("all_reduce", "--groups mod:2 --sizes 64 -n 1", 4, setup=spoil)
+    run = measured.ended(1).run
+    assert [(r.case.group, r.status) for r in run.results] == [
+        ("mod:2/0", "ok"),
+        ("mod:2/1", "wrong"),
+    ]
+    check = run.results[1].verification
+    assert (check.wrong, check.wrong_ranks) == (1, (1,))  # place 1 of its members [1, 3]
+
+
+def test_fresh_sub_groups(launch):
+    options = "--groups div:2 --fresh-group --sizes 64,128 -n 2"
+    run = launch("all_reduce", options, 4).ended(0).run
+    assert len(run.results) == 4
+    for result in run.results:
+        assert (result.ordinal, result.communicator, result.status) == (0, "new_group", "ok")
+        assert len(result.connect_ns) == 2 and min(result.connect_ns) > 0
+
+
+def test_every_rank_alone(launch):
+    """One rank measures no communication, in a sub-group neither."""
+    run = launch("all_reduce", "--groups mod:2 --sizes 64 -n 2", 2).ended(0).run
+    assert [(r.members, r.ranks, r.status) for r in run.results] == [([0], 1, "ok"), ([1], 1, "ok")]
+    assert [row.busbw_gbps for row in summarise_run(run)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("collective", "options", "told"),
+    [
+        (
+            *("all_reduce", "--groups col:2"),
+            "groups: got col:2, expected mod:N, div:N, or a list of ranks such as 0,1;2,3",
+        ),
+        (
+            *("all_reduce", "--groups 0,1;1,2"),
+            "groups: got 0,1;1,2, expected each of the ranks 0 to 2 once",
+        ),
+        (
+            *("broadcast", "--groups 0,1;2 -r 1"),
+            "root: got 1, expected 0 to 0 (1 ranks)",
+        ),
+    ],
+)
+def test_groups_that_cannot_be(launch, collective, options, told):
+    measured = launch(collective, f"{options} --sizes 64 -n 1", 3, output=False).ended(2)
+    assert measured.errors() == [f"torchcoll: error: {told}"]
+
+
+def test_splits_that_a_sub_group_cannot_have(launch):
+    measured = launch(
+        "all_to_all_v", "--groups 0,1;2 --splits 1,2 --sizes 64 -n 1", 3, output=False
+    )
+    (line,) = measured.ended(2).errors()
+    assert line.startswith("torchcoll: error: splits: got ")
+
+
+# -- asynchronous ------------------------------------------------------------------------------
+
+
+def test_asynchronous_calls(launch):
+    """All but those that are several calls."""
+    run = launch(None, "--collectives all --async --sizes 240 -n 3", 2).ended(0).run
+    found = {r.case.collective: r for r in run.results}
+    assert set(found) == set(NAMES)
+    for name, result in found.items():
+        assert result.case.asynchronous
+        if name in ("sendrecv", "hypercube"):
+            assert result.status == "unsupported"
+            assert result.reason == f"{name} is several calls, which wait for each other"
+            assert not result.cold_ns
+        else:
+            assert (result.status, result.stop) == ("ok", "count"), (name, result.reason)
+            assert not COLLECTIVES[name].has_data or result.verification.wrong == 0
+
+
+def test_async_op_is_asked_for_and_waited_for(launch):
+    def watch(rank):
+        true = dist.all_reduce
+
+        class Work:
+            def __init__(self, work):
+                self.work = work
+
+            def wait(self):
+                print("wait")
+                self.work.wait()
+
+        def all_reduce(tensor, op, group, async_op=False):
+            print("async_op", async_op)
+            work = true(tensor, op, group, async_op=async_op)
+            return Work(work) if async_op else work
+
+        dist.all_reduce = all_reduce
+
+    options = "--async --sizes 64 -n 0 --cold 20 --quiet"
+    measured = launch("all_reduce", options, 2, setup=watch).ended(0)
+    told = [line for line in measured.stdout(1).splitlines() if line]
+    assert told == [*["async_op True", "wait"] * 20, "async_op False"]  # the last one verifies
+
+
+# -- coalesced ---------------------------------------------------------------------------------
+
+
+def test_coalesced_calls_on_gloo(launch):
+    """gloo has no groups of calls, and says so; nothing hangs."""
+    run = launch(None, "--collectives all --coalesce 4 --sizes 240 -n 3", 2).ended(0).run
+    reasons = {r.case.collective: r.reason for r in run.results}
+    assert {r.status for r in run.results} == {"unsupported"}
+    assert reasons.pop("barrier") == "a barrier waits on the host, so several are no group"
+    for name in ("sendrecv", "hypercube"):
+        assert reasons.pop(name) == f"{name} is a group of calls itself"
+    for name, reason in reasons.items():
+        assert "gloo" in reason and "oalescing" in reason, (name, reason)
+
+
+def test_a_refused_group_of_calls_is_closed(jobs, tmp_path):
+    """torch leaves it open, and would swallow every later call of the user's own group."""
+
+    def target():
+        import torchcoll
+
+        dist.init_process_group("gloo")
+        run = torchcoll.run(torchcoll.Spec(sizes=(64,), iters=1, coalesce=2))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        if run:
+            facts = [run.results[0].status, tensor.item()]
+            Path("seen.json").write_text(json.dumps(facts))
+        dist.destroy_process_group()
+
+    job = jobs(tmp_path, target, 2)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    assert json.loads((tmp_path / "seen.json").read_text()) == ["unsupported", 2.0]
+
+
+def with_groups(rank):
+    """A stand-in for a backend that has groups of calls."""
+    dist._coalescing_manager = lambda group, device: contextlib.nullcontext()
+
+
+def test_bytes_of_coalesced_calls(launch):
+    """Timed together: N times the bytes, and N calls of the communicator."""
+    options = "--coalesce 4 --sizes 1K,2K -n 3 --cold 20"
+    measured = launch("all_reduce", options, 2, setup=with_groups).ended(0)
+    first, second = measured.run.results
+    assert (first.case.coalesce, first.status, first.nbytes) == (4, "ok", 1024)
+    assert first.verification.wrong == 0
+    assert [len(ns) for ns in first.time_ns["host"]] == [3, 3]
+    assert second.ordinal == 4 * (20 + 3) + 1
+    row = summarise_run(measured.run)[0]
+    assert (row.coalesce, row.nbytes) == (4, 1024)
+    assert row.algbw_gbps == 4 * 1024 / row.median_ns
+
+
+# -- cadences ----------------------------------------------------------------------------------
+
+
+def test_stream_on_the_cpu(launch):
+    run = launch(None, "--collectives all --cadence stream --sizes 240 -n 12", 2).ended(0).run
+    assert {r.case.collective for r in run.results} == set(NAMES)
+    for result in run.results:
+        assert (result.status, result.case.cadence) == ("ok", "stream")
+        assert list(result.time_ns) == ["host"]
+        assert [len(ns) for ns in result.time_ns["host"]] == [12, 12]
+        assert result.calls_per_sample == 1
+
+
+def test_graph_on_the_cpu(launch):
+    result = launch("all_reduce", "--cadence graph --sizes 64", 2).ended(0).only()
+    assert (result.status, result.reason) == (
+        "unsupported",
+        "graphs are captured on cuda, not on cpu",
+    )
+
+
+def captures(refused):
+    """The CPU as a device that captures; ranks in ``refused`` fail to."""
+
+    def setup(rank):
+        def graph(self, call):
+            if rank in refused:
+                raise RuntimeError("operation not permitted when stream is capturing\nwhere ...")
+            return call
+
+        Cpu.captures = True
+        Cpu.graph = graph
+
+    return setup
+
+
+def test_a_graph_is_replayed(launch):
+    options = "--collectives all_reduce,barrier --cadence graph --sizes 64 -n 4"
+    first, barrier = launch(None, options, 2, setup=captures([])).ended(0).run.results
+    assert (first.status, first.case.cadence, first.stop) == ("ok", "graph", "count")
+    assert first.verification.wrong == 0
+    assert (barrier.status, barrier.reason) == (
+        "unsupported",
+        "a barrier waits on the host, which no graph can capture",
+    )
+
+
+@pytest.mark.parametrize("refused", [[0, 1], [1]])
+def test_a_graph_that_is_not_captured_ends_the_case_alone(launch, refused):
+    options = "--cadence graph --sizes 64,128 -n 4"
+    run = launch("all_reduce", options, 2, setup=captures(refused)).ended(0).run
+    for result in run.results:
+        assert (result.status, result.reason) == (
+            "unsupported",
+            "graph capture: operation not permitted when stream is capturing",
+        )
+        assert result.cold_ns and not result.time_ns and result.verification is None
+    assert run.results[1].ordinal == len(run.results[0].cold_ns[0])
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", ["", "--fresh-group", "--async"])
+def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
+    """Else the next case would find the device as full as it was."""
+
+    def watch(rank):
+        made = []
+        true = measure.allocate
+
+        def allocate(*args):
+            buffers = true(*args)
+            made.append(weakref.ref(buffers.recv))
+            return buffers
+
+        def release(self):
+            print("alive", sum(there() is not None for there in made), "of", len(made))
+
+        measure.allocate = allocate
+        Cpu.release = release
+
+    arguments = f"--sizes 64,128 -n 2 --quiet {options}"
+    measured = launch("all_gather", arguments, 2, setup=watch).ended(0)
+    told = [line for line in measured.stdout(1).splitlines() if line]
+    assert told == ["alive 0 of 1", "alive 0 of 2"]
