@@ -250,3 +250,17 @@ def test_the_file_holds_the_spec(launch):
     assert isinstance(spec, Spec)
     assert spec.cases(2) == tuple(r.case for r in run.results)
     assert time.strptime(run.header["start_utc"][:19], "%Y-%m-%dT%H:%M:%S")
+
+
+def test_a_fault_of_the_display_does_not_end_the_measurement(launch):
+    def break_display(rank: int) -> None:
+        from torchcoll.report.live import Reporter
+
+        Reporter.done = lambda self, result: 1 / 0
+
+    measured = launch("all_reduce", "--sizes 8,16 -n 1", 2, setup=break_display)
+    ended = measured.job.wait()
+    assert [rank.code for rank in ended.values()] == [0, 0]
+    assert ended[0].stderr.count("ZeroDivisionError") == 1
+    assert "torchcoll: warning: the display failed; the measurement goes on" in ended[0].stderr
+    assert [result.status for result in measured.ended(0).run.results] == ["ok", "ok"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -103,6 +104,8 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
 
 
 def _import_torch() -> Any:
+    # torch prints pages of C++ frames about a store that is gone; the message is ours to give.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         import torch
     except ImportError as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -37,6 +39,7 @@ class Output:
         self._writer: Writer | None = None
         self._indices: dict[Case, int] = {}
         self._shown = False
+        self._broken_display = False
         from torchcoll.report.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
@@ -79,7 +82,7 @@ class Output:
             self._writer.write(record, data, durable=record in ("header", "case", "end"))
         if record == "started" and self._shown:
             case = Case.from_json(data["case"])
-            self._reporter.started(self._indices[case], case)
+            self._display(lambda: self._reporter.started(self._indices[case], case))
 
     def _open(self) -> None:
         options = self.options
@@ -123,13 +126,25 @@ class Output:
             done = len(cases) - len(missing)
             _tell(f"{self.options.resume}: {done} of {len(cases)} cases are done")
         assert session.run is not None
-        self._reporter.begin(session.run, [cases[index] for index in missing])
+        run, todo = session.run, [cases[index] for index in missing]
+        self._display(lambda: self._reporter.begin(run, todo))
         self._indices = {cases[index]: place for place, index in enumerate(missing)}
         self._shown = True
         return missing
 
+    def _display(self, show: Callable[[], None]) -> None:
+        """A fault of the display must not end a measurement: say it once, and measure on."""
+        if self._broken_display:
+            return
+        try:
+            show()
+        except Exception:
+            self._broken_display = True
+            traceback.print_exc()
+            _tell("torchcoll: warning: the display failed; the measurement goes on")
+
     def on_case(self, result: CaseResult) -> None:
-        self._reporter.done(result)
+        self._display(lambda: self._reporter.done(result))
 
     def failure(self, session: Session) -> str | None:
         """What makes the exit code 1, as one text."""
@@ -151,7 +166,7 @@ class Output:
         """Finish the table and the file, and say where the file is."""
         if self._shown and run:
             self._shown = False
-            self._reporter.end(run)
+            self._display(lambda: self._reporter.end(run))
         if self._writer:
             self._writer.close()
             self._writer = None

@@ -34,6 +34,7 @@ _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
 CHECK_CHUNK_NBYTES = 64 << 20
 CHECK_ELEMENT_NBYTES = 24
+_MOST_S = 1e7  # seconds: 115 days; beyond that clocks overflow and a typing error is likelier
 MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
 
@@ -295,8 +296,8 @@ class Spec:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UsageError(_flag(name), value, "above 0")
+            if not 0 < value <= _MOST_S:
+                raise UsageError(_flag(name), value, f"above 0, at most {_MOST_S:g}")
         if self.precision >= 1:
             raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
 
