@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def bindings(monkeypatch):
     """Records what is imported by name; every module is there but those in ``fails``."""
 
     class Imports(list):
-        fails: dict[str, Exception] = {}
+        fails = MappingProxyType({})
 
     imports = Imports()
 

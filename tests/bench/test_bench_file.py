@@ -264,3 +264,14 @@ def test_a_fault_of_the_display_does_not_end_the_measurement(launch):
     assert ended[0].stderr.count("ZeroDivisionError") == 1
     assert "torchcoll: warning: the display failed; the measurement goes on" in ended[0].stderr
     assert [result.status for result in measured.ended(0).run.results] == ["ok", "ok"]
+
+
+def test_resume_of_a_complete_file_runs_nothing(launch):
+    first = launch("all_reduce", "--sizes 8 -n 1", 2)
+    first.ended(0)
+    again = launch("all_reduce", f"--resume {first.path}", 2, output=False)
+    ended = again.job.wait()
+    assert [rank.code for rank in ended.values()] == [0, 0]
+    assert ended[0].stderr == f"{first.path}: 1 of 1 cases are done; nothing is left to run\n"
+    assert ended[0].stdout == ""
+    assert not first.path.with_name(f"{first.path.name}.2").exists()

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -423,9 +426,9 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_lazy_is_the_default(lazy, monkeypatch):
+def test_lazy_is_the_default(lazy):
     dist = Dist(lazy)
-    _, session = communicators(dist)
+    communicators(dist)
     told = True if lazy else None
     assert dist.log == [
         "[init_process_group",
@@ -633,6 +636,49 @@ def test_torch_without_symmetric_registration():
     pools.allocate("registered")
     with pytest.raises(RuntimeError, match=r"^torch 2\.99 has no symmetric registration$"):
         pools.allocate("symmetric")
+
+
+# -- launch/one_gpu.sh -------------------------------------------------------------------------
+
+SCRIPT = Path(__file__).resolve().parents[2] / "launch" / "one_gpu.sh"
+
+
+def one_gpu(*arguments):
+    """Installs nothing, and sees no GPU."""
+    hidden = {"NO_INSTALL": "1", "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, **hidden, "HIP_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_one_gpu_without_any():
+    code, told = one_gpu("-n", "4", "allreduce", "-b", "1K")
+    assert code == 4
+    assert told.startswith(f"torchcoll: error: GPU: got none that torch {torch.__version__} of ")
+    assert told.count("\n") == 1
+    assert told.endswith("expected one. python -m torchcoll doctor says why\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("-n", "0"), "-n: got '0', expected a whole number from 1"),
+        (("-n",), "-n: got '', expected a whole number from 1"),
+        (("--all", "x"), "--all: got 'x' after it, expected nothing"),
+        (("bogus",), "collective: got 'bogus', expected one of: allreduce allgather "),
+    ],
+)
+def test_one_gpu_asked_wrongly(arguments, told):
+    code, line = one_gpu(*arguments)
+    assert (code, line.count("\n")) == (2, 1)
+    assert line.startswith(f"torchcoll: error: {told}")
 
 
 # -- what this torch really has ------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_a_graph_that_is_not_captured_ends_the_case_alone(launch, refused):
 # -- memory ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", ["", "--fresh-group", "--async"])
+@pytest.mark.parametrize("options", ["", "--fresh-group"])
 def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
     """Else the next case would find the device as full as it was."""
 

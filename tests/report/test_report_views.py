@@ -175,6 +175,7 @@ def test_per_rank_for_machines(shown):
         *("4", "150000.0", "100000.0"),
     )
     assert (one["longest_share"], one["run_id"]) == ("0.75", "r1")
+    assert "over_ranks" not in one
     document = json.loads(shown(launch, per_rank=True, format="json"))
     assert document["rows"][1]["median_ns"] == 150_000
     assert document["schema"] == "torchcoll-rows/1"

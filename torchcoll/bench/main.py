@@ -41,7 +41,8 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
         # A HangError that comes to here is of a rank that rank 0 cannot hear.
         _complain(error.line(), rank, speaks=rank == 0 or isinstance(error, HangError))
         code = int(error.exit_code)
-    sys.stdout.flush()
+    if sys.stdout:  # None where it was closed before the start
+        sys.stdout.flush()
     if rank and code:
         time.sleep(_AFTER_RANK_0_S)
     sys.exit(code)

@@ -40,6 +40,7 @@ class Output:
         self._indices: dict[Case, int] = {}
         self._shown = False
         self._broken_display = False
+        self._nothing = False  # --resume of a file that is complete
         from torchcoll.report.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
@@ -69,7 +70,8 @@ class Output:
                 "Leave them out: the file has them.",
             )
         self.spec = earlier
-        self._done = {result.case for result in run.results if result.status in _DONE}
+        self._done = {_asked(result.case) for result in run.results if result.status in _DONE}
+        self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
 
     # -- the file ----------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Output:
 
     def _open(self) -> None:
         options = self.options
-        if options.no_output:
+        if options.no_output or self._nothing:
             return
         if options.output:
             self.path = Path(options.output)
@@ -123,10 +125,13 @@ class Output:
         self._indices = {case: index for index, case in enumerate(cases)}
         missing = [index for index, case in enumerate(cases) if case not in self._done]
         if self._done:
-            done = len(cases) - len(missing)
-            _tell(f"{self.options.resume}: {done} of {len(cases)} cases are done")
+            done = f"{len(cases) - len(missing)} of {len(cases)} cases are done"
+            _tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
+        if not missing:
+            return []
         assert session.run is not None
         run, todo = session.run, [cases[index] for index in missing]
+        run.path = Path(self.options.resume) if self.options.resume else self.path
         self._display(lambda: self._reporter.begin(run, todo))
         self._indices = {cases[index]: place for place, index in enumerate(missing)}
         self._shown = True
@@ -171,6 +176,11 @@ class Output:
             self._writer.close()
             self._writer = None
             _tell(f"result file: {self.path}")
+
+
+def _asked(case: Case) -> Case:
+    """The case as the Spec has it: results of sub-groups name theirs, ``mod:2/0``."""
+    return replace(case, group=case.group.split("/")[0]) if case.group else case
 
 
 def _tell(text: str) -> None:

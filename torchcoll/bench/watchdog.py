@@ -255,8 +255,9 @@ class Watchdog:
             self._last_words(status, int(code), kind, text, speaks)
             time.sleep(linger_s)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                with contextlib.suppress(OSError):
+                    stream.flush()
             os._exit(int(code))
 
     @staticmethod

@@ -21,7 +21,9 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
     names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
     if not view.columns:
         labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)
-        names += ["over_ranks", "run_id", "start_utc", *labels]
+        # The long tables keep ranks apart: they have no reading over ranks.
+        names += ["over_ranks"] if records is ROWS else []
+        names += ["run_id", "start_utc", *labels]
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()

@@ -1,0 +1,358 @@
+"""The real thing on one NVIDIA GPU: NCCL with one rank, and rehearsals with several.
+
+Processes are started afresh: after a fork CUDA cannot be used. Where pytest cannot be installed,
+``python tests/test_cuda.py`` runs the same tests (launch/one_gpu.sh --all does).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+from torchcoll import load
+from torchcoll.core.collectives import COLLECTIVES
+
+try:
+    import pytest
+except ImportError:
+    pytest = None
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def gpu_is_there() -> bool:
+    """Asked of NVML: cuInit in this process would spoil the forks of other tests."""
+    before = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        if before is None:
+            del os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]
+        else:
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = before
+
+
+if pytest:
+    pytestmark = [
+        pytest.mark.cuda,
+        pytest.mark.timeout(300),
+        pytest.mark.skipif(
+            not gpu_is_there(), reason=f"torch {torch.__version__} finds no NVIDIA GPU here"
+        ),
+    ]
+
+
+def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    return {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("NCCL_", "TORCHELASTIC_"))},
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class Started:
+    """The ranks of one command after they have ended."""
+
+    def __init__(self, folder: Path, module: str, arguments: str, ranks: int = 1) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        self.path = folder / f"run{time.monotonic_ns()}.jsonl"
+        words = [*arguments.split(), "--output", str(self.path), "--timeout", "120"]
+        command = [sys.executable, "-m", f"torchcoll.{module}", *words, "--format", "csv"]
+        processes = [
+            subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment(rank, ranks, port),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            told = [process.communicate(timeout=240) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        self.codes = [process.returncode for process in processes]
+        self.stdout, self.stderr = zip(*told, strict=True)
+
+    def run(self):
+        assert set(self.codes) == {0}, (self.codes, *self.stderr)
+        return load(self.path)
+
+    def only(self):
+        (result,) = self.run().results
+        return result
+
+
+def median_ns(result, clock=None) -> float:
+    """Over the calls, of the maximum over ranks."""
+    matrix = result.time_ns[clock or next(iter(result.time_ns))]
+    return statistics.median(max(column) for column in zip(*matrix, strict=True))
+
+
+def check_all(run, ranks: int) -> None:
+    """Every collective ran and its result is right."""
+    seen = set()
+    for result in run.results:
+        name = result.case.collective
+        seen.add(name)
+        if ranks < COLLECTIVES[name].min_ranks:
+            assert result.status == "skipped", (name, result.reason)
+            continue
+        assert result.status == "ok", (name, result.status, result.reason)
+        assert result.ranks == ranks
+        if COLLECTIVES[name].has_data:
+            assert result.verification.checked and not result.verification.wrong, name
+        assert set(result.time_ns) == {"device", "issue"}
+        assert min(map(min, result.time_ns["device"])) >= 0
+    assert seen == set(COLLECTIVES)
+
+
+# -- one rank ----------------------------------------------------------------------------------
+
+
+def test_all_collectives_with_one_rank(tmp_path):
+    run = Started(tmp_path, "suite", "--sizes 4K,16M -n 20").run()
+    check_all(run, 1)
+    (member,) = run.members
+    assert run.header["spec"]["backend"] == "nccl"  # by default, for the machine has a GPU
+    assert run.header["environment"]["libraries"]["nccl"].startswith(("NCCL 2.", "RCCL 2."))
+    assert member["implementation"]["nccl"] in ("ProcessGroupNCCL", "ProcessGroupNCCL2")
+    assert member["device"] == "cuda:0" and member["device_name"]
+    assert member["pci_id"] or member["uuid"]
+    assert any(lib["name"].startswith(("libnccl", "librccl")) for lib in member["mapped"])
+    assert {"device", "init_process_group", "cost_event", "cost_timed_loop"} <= set(run.phases)
+    print(run.header["environment"]["libraries"]["nccl"], member["implementation"]["nccl"])
+
+
+def test_every_type_and_reduction(tmp_path):
+    options = "--collectives all_reduce,reduce_scatter --dtype float32,bfloat16,float16,int32"
+    run = Started(tmp_path, "suite", f"{options} --op sum,prod,min,max,avg --sizes 64K -n 5").run()
+    for result in run.results:
+        what = (result.case.describe(), result.reason)
+        assert result.status == "ok" and result.verification.wrong == 0, what
+
+
+def test_cadences(tmp_path):
+    """Side by side; a replayed graph spares the host's part of a small call."""
+    medians = {}
+    for cadence, clocks in (
+        ("isolated", {"host", "issue"}),
+        ("stream", {"device", "issue"}),
+        ("graph", {"device", "issue"}),
+    ):
+        options = f"--cadence {cadence} --op avg --sizes 4K,64M -n 50"
+        for result in Started(tmp_path, "allreduce", options).run().results:
+            assert (result.status, set(result.time_ns)) == ("ok", clocks), result.reason
+            assert result.verification.wrong == 0
+            medians[cadence, result.case.nbytes] = median_ns(result)
+    for (cadence, nbytes), ns in medians.items():
+        print(f"{cadence:9} {nbytes:>9} bytes  median {ns / 1000:9.2f} us")
+    small = {cadence: ns for (cadence, nbytes), ns in medians.items() if nbytes == 4096}
+    assert small["graph"] < small["isolated"]
+    assert small["stream"] < small["isolated"]
+
+
+def test_a_barrier_in_a_graph_is_refused(tmp_path):
+    options = "--collectives barrier,all_gather --cadence graph --sizes 64K -n 5"
+    results = Started(tmp_path, "suite", options).run().results
+    assert sorted((r.case.collective, r.status) for r in results) == [
+        ("all_gather", "ok"),
+        ("barrier", "unsupported"),
+    ]
+
+
+# avg, because with one rank a sum in place is no work at all; avg multiplies by 1/1.
+AGAINST_A_BARE_LOOP = """
+import json, statistics, sys
+import torch, torch.distributed as dist
+import torchcoll
+
+CALLS, NBYTES = 200, 512 << 20
+torch.cuda.set_device(0)
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+tensor = torch.zeros(NBYTES // 4, device="cuda:0")
+
+def bare():
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
+    torch.cuda.synchronize()
+    events[0].record()
+    for event in events[1:]:
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        event.record()
+    torch.cuda.synchronize()
+    times = [a.elapsed_time(b) * 1e6 for a, b in zip(events, events[1:])]
+    return statistics.median(times)
+
+def ours():
+    spec = torchcoll.Spec(
+        collectives="all_reduce", ops="avg", sizes=(NBYTES,), iters=CALLS, check=False,
+        backend="nccl",
+    )
+    (result,) = torchcoll.run(spec).results
+    assert result.status == "ok", result.reason
+    return statistics.median(result.time_ns["device"][0])
+
+bare()
+loop, mine = [], []
+for _ in range(5):
+    loop.append(bare())
+    mine.append(ours())
+dist.destroy_process_group()
+print(json.dumps([statistics.median(loop), statistics.median(mine)]))
+"""
+
+
+def test_the_device_clock_against_a_bare_event_loop(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", AGAINST_A_BARE_LOOP],
+        cwd=tmp_path,
+        env={k: v for k, v in environment(0, 1, 0).items() if not k.startswith("MASTER_")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    loop, ours = json.loads(done.stdout.splitlines()[-1])
+    ratio = ours / loop
+    print(f"all_reduce avg 512M, 1 rank: bare event loop {loop / 1000:.2f} us, torchcoll's device")
+    print(f"clock {ours / 1000:.2f} us, ratio {ratio:.4f}")
+    assert loop > 50_000, "no work was done"
+    assert 0.97 <= ratio <= 1.03
+
+
+def test_registered_buffers(tmp_path):
+    """Where torch offers it; else the reason."""
+    for buffers in ("registered", "symmetric"):
+        for fresh in ("", "--fresh-group"):
+            options = f"--buffers {buffers} --sizes 1M,16M -n 10 {fresh}"
+            for result in Started(tmp_path, "allreduce", options).run().results:
+                print(buffers, fresh, result.status, result.reason)
+                if result.status == "unsupported":
+                    assert result.reason
+                else:
+                    assert result.status == "ok" and result.verification.wrong == 0
+
+
+def test_asynchronous_and_coalesced(tmp_path):
+    for option in ("--async", "--coalesce 4"):
+        names = "all_reduce,all_gather,reduce_scatter"
+        run = Started(tmp_path, "suite", f"--collectives {names} {option} --sizes 1M -n 10").run()
+        for result in run.results:
+            assert result.status == "ok", (option, result.case.collective, result.reason)
+            assert result.verification.wrong == 0
+
+
+def test_implementations_side_by_side(tmp_path):
+    """torch 2.15 has two under the names nccl and nccl-legacy."""
+    if not torch.distributed.is_backend_available("nccl-legacy"):
+        return
+    run = Started(tmp_path, "allreduce", "--backend nccl,nccl-legacy --sizes 1M,4M -n 10").run()
+    assert [r.case.backend for r in run.results] == ["nccl", "nccl-legacy", "nccl-legacy", "nccl"]
+    assert {r.status for r in run.results} == {"ok"}
+    made = run.members[0]["implementation"]
+    assert made["nccl-legacy"] == "ProcessGroupNCCL"
+    print(made)
+
+
+# -- several ranks -----------------------------------------------------------------------------
+
+
+def test_rehearsal(tmp_path):
+    """All collectives, verified; the figures mean nothing and the file says so."""
+    for ranks in (2, 4):
+        run = Started(tmp_path, "suite", "--rehearse --sizes 4K,256K -n 5 -r 1", ranks).run()
+        check_all(run, ranks)
+        assert any(event["kind"] == "rehearsal" for event in run.events)
+        hosts = {m["variables_that_differ"]["NCCL_HOSTID"] for m in run.members[1:]}
+        assert len(hosts) == ranks - 1
+
+
+def test_rehearsal_in_sub_groups(tmp_path):
+    options = "--rehearse --groups mod:2 --sizes 4K -n 5"
+    results = Started(tmp_path, "allreduce", options, 4).run().results
+    assert [r.members for r in results] == [[0, 2], [1, 3]]
+    assert [(r.status, r.verification.wrong) for r in results] == [("ok", 0)] * 2
+
+
+def test_more_ranks_than_gpus(tmp_path):
+    ranks = torch.cuda.device_count() + 1
+    started = Started(tmp_path, "allreduce", "--sizes 4K -n 1", ranks)
+    assert set(started.codes) == {4}
+    lines = [line for line in started.stderr[0].splitlines() if "torchcoll: error" in line]
+    assert len(lines) == 1 and lines[0].endswith("--rehearse."), lines
+
+
+def test_the_first_call_pays(tmp_path):
+    for ranks, options in ((1, ""), (2, "--rehearse")):
+        result = Started(tmp_path, "allreduce", f"{options} --sizes 64K -n 20", ranks).only()
+        first = max(ns[0] for ns in result.cold_ns)
+        print(
+            f"{ranks} ranks: first call {first / 1e6:.1f} ms, then {median_ns(result) / 1e3:.1f} us"
+        )
+        assert result.ordinal == 0
+        assert first > 3 * median_ns(result)
+
+
+def test_eager_and_lazy(tmp_path):
+    """What the first call pays for, eager connecting pays for in a phase of its own."""
+    first, phase = {}, {}
+    for init in ("lazy", "eager"):
+        options = f"--rehearse --init {init} --sizes 64K -n 5"
+        run = Started(tmp_path, "allreduce", options, 2).run()
+        first[init] = max(ns[0] for ns in run.results[0].cold_ns)
+        phase[init] = max(run.phases.get("communicator", [0]))
+        print(f"{init}: communicator {phase[init] / 1e6:.1f} ms, first {first[init] / 1e6:.1f} ms")
+        assert run.header["connects"] == ("communicator" if init == "eager" else "first call")
+    assert phase["lazy"] == 0
+    assert first["eager"] < first["lazy"]
+    assert phase["eager"] > 0.2 * first["lazy"]
+
+
+def main() -> int:
+    """Without pytest: every test of this file, its output below its name."""
+    tests = [
+        (name, function)
+        for name, function in globals().items()
+        if name.startswith("test_") and inspect.isfunction(function)
+    ]
+    failed = 0
+    for name, function in tests:
+        began = time.monotonic()
+        print(f"-- {name}", flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                function(Path(folder))
+            verdict = "passed"
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            verdict, failed = "FAILED", failed + 1
+        print(f"   {verdict} in {time.monotonic() - began:.1f} s", flush=True)
+    print(f"{len(tests) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
