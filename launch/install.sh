@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # The installation that launch/local.sh and tests/run.sh share. It is sourced, and gives them
 #   say TEXT, fail TEXT [EXIT_CODE]
+#   module_of NAME                   afterwards module is the entry stub of that collective
 #   install_torchcoll VENV EXTRAS    afterwards VENV/bin/python has torch and torchcoll
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -13,6 +14,18 @@ say() { printf '==> %s\n' "$*" >&2; }
 fail() {
     printf 'torchcoll: error: %s\n' "$1" >&2
     exit "${2:-1}"
+}
+
+MODULES='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
+MODULES+=' sendrecv hypercube barrier suite'
+
+# module_of NAME: sets module to the entry stub of a collective; torch writes all_reduce.
+module_of() {
+    module=${1//_/}
+    case " $MODULES " in
+        *" $module "*) ;;
+        *) fail "collective: got '$1', expected one of: $MODULES. Put it first, its arguments after it" 2 ;;
+    esac
 }
 
 # logged WHAT COMMAND...: pip's and venv's pages of text are shown only when they failed.

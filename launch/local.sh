@@ -13,10 +13,6 @@ set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 
-modules='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter
-sendrecv hypercube barrier suite'
-modules=${modules//$'\n'/ }
-
 case ${1:-} in
     -h | --help)
         sed -n 's/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed -e 1d -e '/^shellcheck/d'
@@ -24,11 +20,7 @@ case ${1:-} in
         ;;
     '' | -*) module=allreduce ;;
     *)
-        module=${1//_/} # torch writes all_reduce
-        case " $modules " in
-            *" $module "*) ;;
-            *) fail "collective: got '$1', expected one of: $modules. Put it first, its arguments after it" 2 ;;
-        esac
+        module_of "$1"
         shift
         ;;
 esac

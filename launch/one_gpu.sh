@@ -16,10 +16,6 @@ set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/install.sh"
 
-modules='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter
-sendrecv hypercube barrier suite'
-modules=${modules//$'\n'/ }
-
 ranks=2 all='' module=''
 while [ $# -gt 0 ] && [ -z "$module" ]; do
     case $1 in
@@ -41,11 +37,7 @@ while [ $# -gt 0 ] && [ -z "$module" ]; do
             ;;
         -*) break ;; # the collective's own
         *)
-            module=${1//_/} # torch writes all_reduce
-            case " $modules " in
-                *" $module "*) ;;
-                *) fail "collective: got '$1', expected one of: $modules. Put it first, its arguments after it" 2 ;;
-            esac
+            module_of "$1"
             shift
             ;;
     esac

@@ -83,6 +83,7 @@ class Job:
                 "MASTER_PORT": str(self.port),
                 # torch's store looks up the names of its clients: a lost answer costs 5 s.
                 "RES_OPTIONS": "timeout:1 attempts:1",
+                "CUDA_VISIBLE_DEVICES": "",  # these are tests of the CPU, on GPU machines too
             }
             variables |= environment(rank) if callable(environment) else environment or {}
             pid = os.fork()

@@ -181,7 +181,7 @@ BAD_ON_RANKS = [
     ("--root 2", 2, "root: got 2, expected 0 to 1 (2 ranks)"),
     ("-i 1", 2, "sizes: got more than 100000 sizes, expected at most 100000. "),
     ("--collectives all_to_all_v --splits 1,2,3", 2, "splits: got 1,2,3, expected 2 weights"),
-    ("--backend nccl", 4, "backend: got nccl, expected "),
+    ("--backend xccl", 4, "backend: got xccl, expected "),
     ("--backend nonsense", 4, "backend: got nonsense, expected "),
     ("--device cuda", 4, "device: got cuda, expected "),
     ("--output /dev/null/x", 2, "output: got /dev/null/x, expected a file that can be written ("),

@@ -11,7 +11,7 @@ from launching import PATH, ROOT, need, run
 import torchcoll
 
 LAUNCH = ROOT / "launch"
-SCRIPTS = ("local.sh", "install.sh", "mpi.sh", "pbs.sh", "slurm.sbatch")
+SCRIPTS = ("local.sh", "install.sh", "one_gpu.sh", "mpi.sh", "pbs.sh", "slurm.sbatch")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -42,6 +42,24 @@ def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
     return join(torch, launch, timeout_s)
 
 
+def cloneable(store: Any) -> Any:
+    """``store``, or what lies under its prefixes where this torch (2.6) cannot clone: a second
+    client would need the prefixes, which such a store does not tell.
+    """
+    while not hasattr(store, "clone") and hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def second_client(dist: Any, store: Any) -> Any:
+    """A connection of its own to the same store: one that waits blocks all that share it."""
+    if hasattr(store, "clone"):
+        return store.clone()
+    if hasattr(store, "host"):
+        return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+    return store  # a FileStore opens its file for each step
+
+
 # Keys are deleted one by one, a trip each: samples always, small words only where ranks are few.
 _KEEP_BYTES, _TIDY_RANKS = 1 << 16, 64
 

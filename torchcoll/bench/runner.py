@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench import backends, environment
 from torchcoll.bench.communicators import Communicators
-from torchcoll.bench.control import GRACE_S, Control, open_store
+from torchcoll.bench.control import GRACE_S, Control, cloneable, open_store, second_client
 from torchcoll.bench.device import REHEARSAL, Cpu, nothing, open_device, rehearse
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
@@ -202,11 +202,15 @@ class Session:
                     _stores[self.launch] = store
         # A fake world has one participant, which agrees with itself.
         participants = 1 if self._fake else self.ranks
-        store = self.dist.PrefixStore(f"sweep{_runs}", store)
+        base = cloneable(store)
+        # Without torchrun's own prefix (torch 2.6) a restart would meet the keys of the attempt before.
+        prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+        store = self.dist.PrefixStore(prefix, base)
         self.store = store
         self.control = Control(store, self.rank, participants, self.spec.timeout_s)
         try:
-            client = store.clone() if participants > 1 else store
+            own = second_client(self.dist, base) if participants > 1 else base
+            client = self.dist.PrefixStore(prefix, own)
         except RuntimeError:
             raise HangError("rendezvous: lost the store of rank 0 at once") from None
         self.watchdog = Watchdog(
@@ -285,7 +289,9 @@ class Session:
 
     def _header(self) -> dict[str, Any]:
         connects = self.entries[0].connects
-        if self.spec.init == "eager" and connects == "first call":
+        # Buffers are registered with a communicator, so it is connected before.
+        early = self.spec.init == "eager" or self.spec.buffers != "default"
+        if early and connects == "first call":
             connects = "communicator"
         return {
             "run_id": uuid.uuid4().hex[:12],

@@ -186,7 +186,7 @@ def summarise(
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
         p99_ns=quantile(steady, 0.99) if len(steady) >= P99_CALLS else None,
-        calls=len(steady) * result.calls_per_sample,
+        calls=sum(result.batches) if result.calls_per_sample > 1 else len(steady),
         stop=result.stop,
         algbw_gbps=algbw_gbps(*bandwidth),
         busbw_gbps=busbw_gbps(*bandwidth),
