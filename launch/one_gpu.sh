@@ -107,7 +107,7 @@ print(f"torchcoll {torchcoll.__version__}, torch {torch.__version__}, {library} 
       f"Linux {platform.release()}")
 END
     nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null |
-        sed -n '1s/^/driver /p' || true
+        awk 'NR == 1 { print "driver " $0 }' || true
     git -C "$ROOT" log -1 --format='commit %h of %cs' 2>/dev/null || true
 }
 

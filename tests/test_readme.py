@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ ROOT = Path(__file__).parent.parent
 NOT_HERE = ("bash tests/run.sh",)
 
 
-def commands() -> list[str]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    return [line for line in lines if line not in NOT_HERE]
+def blocks() -> list[list[str]]:
+    """The commands, block by block."""
+    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = [[line for line in block.splitlines() if line.strip()] for block in found]
+    return [[line for line in block if line not in NOT_HERE] for block in lines]
 
 
 @pytest.fixture(scope="module")
@@ -36,17 +38,25 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(300)
 def test_every_command_of_the_readme_works(copy: Path) -> None:
-    assert len(commands()) > 10
+    assert sum(map(len, blocks())) > 10
     # The python of this test has torch, so nothing is downloaded.
     path = f"{copy}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     env.pop("PYTHONPATH", None)
-    for command in commands():
+
+    def works(command: str) -> None:
         done = subprocess.run(
             ["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert done.stdout.strip(), command
+
+    first, *others = blocks()
+    for command in first:  # installs, then shows
+        works(command)
+    for block in others:  # at the same time: most of a launch is starting Python
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(works, block))
 
 
 def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:

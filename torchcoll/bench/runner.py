@@ -203,7 +203,7 @@ class Session:
         # A fake world has one participant, which agrees with itself.
         participants = 1 if self._fake else self.ranks
         base = cloneable(store)
-        # Without torchrun's own prefix (torch 2.6) a restart would meet the keys of the attempt before.
+        # Where torchrun's own prefix is lost (torch 2.6) a restart would meet the keys of before.
         prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
         store = self.dist.PrefixStore(prefix, base)
         self.store = store

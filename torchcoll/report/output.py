@@ -11,6 +11,11 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 
+def is_terminal(file: TextIO) -> bool:
+    """Whether lines can be written over: TERM=dumb says no, where a launcher fakes a terminal."""
+    return file.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Output:
     """A text stream, and what it can show.
 
@@ -21,7 +26,7 @@ class Output:
     def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
         # Python has no stdout where it was closed before the start (`>&-`).
         self.file = file or sys.stdout or io.StringIO()
-        self.terminal = self.file.isatty() and os.environ.get("TERM") != "dumb"
+        self.terminal = is_terminal(self.file)
         if width is None and self.terminal:
             width = shutil.get_terminal_size().columns  # honours COLUMNS
         self.width = width

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from torchcoll.report.output import is_terminal
+
 _BAR = 12  # with the name of a case after it, the line fits into 80 columns
 
 
@@ -41,7 +43,7 @@ class ProgressLine:
     """A progress text that stays on the last line of a terminal. Elsewhere it writes nothing."""
 
     def __init__(self, file: TextIO | None, width: int) -> None:
-        self._file = file if file and file.isatty() else None
+        self._file = file if file and is_terminal(file) else None
         self._width = width
 
     def show(self, text: str) -> None:
