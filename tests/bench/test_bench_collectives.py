@@ -167,19 +167,25 @@ def test_dtypes_and_ops(launch):
     dtypes = FLOATS + INTEGERS + BY_NAME
     names = ",".join(PLACEMENTS)
     options = f"--collectives {names} --dtype {','.join(dtypes)} --op {','.join(OPS)} --sizes 96"
-    run = launch(None, f"{options} -n 0", 2).ended(0, 100).run
+    # gloo of torch 2.6 sums in reduce_scatter whatever the op is, which verification must find.
+    only_sums = torch.__version__.startswith("2.6.")
+    run = launch(None, f"{options} -n 0", 2).ended(1 if only_sums else 0, 100).run
     of_torch_2_13 = torch.__version__.startswith("2.13.")
     seen = set()
     for result in run.results:
         key = (result.case.collective, result.case.dtype, result.case.op)
         seen.add(key)
-        if result.status == "ok":
+        if only_sums and key[0] == "reduce_scatter" and key[2] in ("prod", "min", "max"):
+            assert result.status in ("wrong", "unsupported"), key
+        elif only_sums and key[0] == "reduce_scatter" and key[2] != "sum":
+            assert result.status in ("wrong", "unsupported", "ok"), key
+        elif result.status == "ok":
             assert result.verification.checked > 0, key
         else:
             assert result.status == "unsupported" and result.reason, (key, result.status)
         if of_torch_2_13:
             assert (result.status == "ok") == gloo_takes(*key), (key, result.reason)
-        elif gloo_must_take(*key):
+        elif gloo_must_take(*key) and not only_sums:
             assert result.status == "ok", (key, result.reason)
     reducing = ("all_reduce", "reduce_scatter", "reduce")
     assert seen == {
@@ -284,6 +290,8 @@ def test_one_wrong_element_is_found_and_counted(launch):
 @pytest.mark.parametrize("op", ["sum", "avg", "max"])
 def test_nan_is_wrong(launch, op):
     """NaN compares unequal to everything: a comparison written the other way round misses it."""
+    if op == "avg" and torch.__version__.startswith("2.6."):
+        pytest.skip("gloo of torch 2.6 has no avg")
 
     def nan(name, layout, recv):
         if layout.rank == 1:
