@@ -14,6 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.case import Case, size_case
@@ -36,6 +37,7 @@ from torchcoll.report.grid import (
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output
+from torchcoll.report.pivot import pivot_grids
 from torchcoll.report.progress import Progress, ProgressLine
 from torchcoll.report.text import row_style, show
 from torchcoll.report.view import FORMATS, View, choice
@@ -207,6 +209,15 @@ class _Rows(Reporter):
         below += [] if self.quiet else first_lines(self.run)
         if below:
             self.out.lines(["", *below])
+        if len(values_of(rows, "backend")) > 1:
+            self._side_by_side()
+
+    def _side_by_side(self) -> None:
+        """The same cases, a column for each backend."""
+        for grid in pivot_grids([self.run], self.view, "backend", "time"):
+            if grid.rows:
+                self.out.write("\n")
+                print_grid(replace(grid, below=[]), self.out)
 
 
 class _Clock:
