@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from torchcoll.analysis.hardware import unlike, unlike_ranks
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
+from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure
 from torchcoll.core.summary import Row, median
 
@@ -90,11 +90,6 @@ def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]
         if item.row.status == "ok" and item.row.verified != "wrong" and item.figure:
             by_launch.setdefault(item.launch, []).append(item)
     return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
-
-
-def geometric(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value]
-    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
 
 def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str) -> str:

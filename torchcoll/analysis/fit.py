@@ -14,10 +14,11 @@ from typing import Any
 import numpy
 from scipy import optimize
 
-from torchcoll.analysis.cases import geometric, record_of
+from torchcoll.analysis.cases import record_of
 from torchcoll.analysis.hardware import unlike_ranks
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured
+from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure
 
 FEWEST_SIZES = 3

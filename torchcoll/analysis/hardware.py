@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
+from torchcoll.analysis.stats import geometric
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import median, over_ranks
 
@@ -73,7 +73,11 @@ def _hosts(run: Run) -> str:
 def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
     """The profile of one side in one table; ``items``: its launches of each size, ascending."""
     points = [
-        (ok[0].row.nbytes, _mean(m.row.median_ns for m in ok), _mean(m.row.busbw_gbps for m in ok))
+        (
+            ok[0].row.nbytes,
+            geometric(m.row.median_ns for m in ok),
+            geometric(m.row.busbw_gbps for m in ok),
+        )
         for launches in items
         if (ok := [m for m in launches if m.row.status == "ok"])
     ]
@@ -90,12 +94,6 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
         floor[1] if floor else None,
         median(firsts) if firsts else None,
     )
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """The geometric mean of what is known."""
-    known = [value for value in values if value]
-    return math.exp(sum(map(math.log, known)) / len(known)) if known else None
 
 
 def first_result_ns(run: Run) -> float | None:

@@ -22,6 +22,8 @@ _COMPARED = (
     *("backend", "device", "ranks", "in_place", "buffers", "asynchronous"),
     *("communicator", "cadence", "clock"),
 )
+# A case that did not run has none of these: it is taken for one like the others.
+_OF_SAMPLES = ("communicator", "clock")
 NAMES = (*_SAME, *_COMPARED)
 
 Key = tuple[tuple[str, Any], ...]
@@ -81,9 +83,12 @@ def _pairs(
     size = _size_of([*base, *new])
     found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
     for number, items in enumerate((base, new)):
+        usual = {name: _usual(name, items) or _usual(name, [*base, *new]) for name in _OF_SAMPLES}
         for item in items:
-            common = tuple((name, value_of(item, name)) for name in shared)
-            own = tuple((name, value_of(item, name)) for name in free)
+            values = {name: value_of(item, name) for name in names}
+            values |= {name: values[name] or value for name, value in usual.items()}
+            common = tuple((name, values[name]) for name in shared)
+            own = tuple((name, values[name]) for name in free)
             groups = found.setdefault((common, size(item.row)), ({}, {}))
             groups[number].setdefault(own, []).append(item)
     pairs = []
@@ -97,8 +102,14 @@ def _pairs(
     return pairs
 
 
+def _usual(name: str, items: Iterable[Measured]) -> Any:
+    return next((v for item in items if (v := value_of(item, name)) is not None), None)
+
+
 def _is_free(name: str, base: Iterable[Measured], new: Iterable[Measured]) -> bool:
     ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
+    if name in _OF_SAMPLES and ours != {None} != theirs:
+        ours, theirs = ours - {None}, theirs - {None}
     if not ours or not theirs or ours & theirs:
         return False
     return name in _COMPARED or ours == {None} or theirs == {None}

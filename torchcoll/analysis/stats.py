@@ -8,7 +8,7 @@ because noise is a share of the duration, and because a ratio is what is asked f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -19,6 +19,14 @@ POWER = 0.9  # with which `launches_needed` settles a case
 MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
 _NO_SPREAD = 1e-9
+
+
+def geometric(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of what is known; None of nothing."""
+    known = [value for value in values if value]
+    if len(set(known)) < 2:
+        return known[0] if known else None
+    return math.exp(sum(map(math.log, known)) / len(known))
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,22 @@ def launches_needed(ratio: Ratio, cases: int, threshold: float) -> int | None:
         return None
     difference, limit = abs(math.log(ratio.ratio)), math.log1p(threshold)
     z_power = float(stats.norm.ppf(POWER))
-    if difference > limit:
-        z, distance = float(stats.norm.ppf(1 - LEVEL / (2 * max(cases, 1)))), difference
-    else:
-        z, distance = float(stats.norm.ppf(0.95)), limit - difference
-        if not difference:  # both bounds can fail
-            z_power = float(stats.norm.ppf((1 + POWER) / 2))
-    if distance == 0:
+    margin = abs(difference - limit)
+    if margin < _NO_SPREAD:
         return None
-    needed = 2 * ((z + z_power) * ratio.spread / distance) ** 2 + z * z / 4
+    if difference > limit:
+        z = float(stats.norm.ppf(1 - LEVEL / (2 * max(cases, 1))))
+        # Significant, and the estimate beyond the threshold.
+        needed = _normal(z + z_power, ratio.spread, difference) + z * z / 4
+        needed = max(needed, _normal(z_power, ratio.spread, margin))
+    else:
+        z = float(stats.norm.ppf(0.95))
+        if difference < margin / 10:  # both bounds can fail
+            z_power = float(stats.norm.ppf((1 + POWER) / 2))
+        needed = _normal(z + z_power, ratio.spread, margin) + z * z / 4
     return max(2, math.ceil(needed)) if needed <= MOST_LAUNCHES else None
+
+
+def _normal(z: float, spread: float, distance: float) -> float:
+    """Launches a side for which the error of a difference is ``distance`` / z."""
+    return 2 * (z * spread / distance) ** 2

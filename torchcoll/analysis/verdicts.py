@@ -99,7 +99,8 @@ def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
         if least * len(tested) >= LEVEL:
             notes.append(
                 f"Mann-Whitney cannot confirm: {base} against {new} launches reach p = "
-                f"{least:.2g}, and Holm over {len(tested)} cases asks for {LEVEL / len(tested):.2g}"
+                f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
+                f"{LEVEL / len(tested):.2g}"
             )
     found = [c for c in tested if c.verdict in ("faster", "slower")]
     able = [c for c in found if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
@@ -116,6 +117,11 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
         return []
     what = f"Holm over {tested} cases" if tested > 1 else "one case"
     return [f"p: Welch's t on the logarithms of the launches' figures, {what}; below 0.05 counts"]
+
+
+def counted(number: int, word: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def p_text(p: float) -> str:

@@ -308,13 +308,12 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
 
 def _below(found: Comparison) -> list[str]:
     from torchcoll.analysis.fit import misfit_note
-    from torchcoll.analysis.verdicts import NEEDS, VERDICTS, p_note
+    from torchcoll.analysis.verdicts import NEEDS, VERDICTS, counted, p_note
 
     judged = [one.judged for one in (found.fitted or found.rows)]
     counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}
-    what = "fits" if found.fitted else "cases"
     words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
-    lines = [f"{len(judged)} {what}: {words}"]
+    lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
     if found.ranked and not found.fitted:
         worst, best = found.ranked[0], found.ranked[-1]
         lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
