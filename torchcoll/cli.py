@@ -10,10 +10,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, TorchcollError, UnreadableError, UsageError
 
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
@@ -29,7 +29,12 @@ class _Parser(argparse.ArgumentParser):
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="result files (.jsonl)")
+    add("files", nargs="*", metavar="FILE", help="result files, or output of other tools")
+    add(
+        "--reference",
+        metavar="NAME",
+        help="published figures of results/ beside the runs; 'list' names them",
+    )
     add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
     add("--columns", metavar="NAMES", help="names of Row fields with commas, or all")
     add("--percentiles", metavar="P", help="further columns, such as 50,90,99.9")
@@ -47,11 +52,18 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    runs = load_all(options.files)
-    choices = {k: v for k, v in vars(options).items() if k not in ("files", "run")}
+    if options.reference:
+        from torchcoll.importers.reference import show_references
+
+        show_references(options.reference)
+        if not options.files:
+            return ExitCode.OK
+    runs = load_all(resolve(options.files))
+    choices = {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
     show(*runs, **choices)
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
@@ -83,13 +95,18 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
     from torchcoll.analysis.gate import parse_gate, parse_share, tripped
     from torchcoll.analysis.sides import side, sides_of
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
     from torchcoll.report.compare import FORMATS, show_comparisons
     from torchcoll.report.view import choice
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    base, *others = [side(name, paths) for name, paths in sides_of(options.sides)]
+    base, *others = [
+        side(name, paths, lambda files: load_all(resolve(str(file) for file in files)))
+        for name, paths in sides_of(options.sides)
+    ]
     found = [
         compare(
             base,
@@ -110,6 +127,100 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
     print(f"torchcoll: --fail-on {options.fail_on}: {words}", file=sys.stderr)
     return ExitCode.FAILED
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="output of another tool; - is stdin, .gz is read")
+    add("-o", "--output", metavar="RUN", help="write it as a result file; several runs: RUN-2, ...")
+    add("--from", dest="importer", metavar="NAME", help="the format, where sniffing does not do")
+    add("--map", metavar="PAIRS", help="columns of a plain table: size=Size,algbw='Algbw (GB/s)'")
+    add("--ranks", type=int, metavar="N", help="where the file does not tell them")
+    add("--collective", metavar="NAME", help="where the file does not tell it")
+    add("--dtype", metavar="NAME", help="where the file does not tell it")
+    add("--backend", metavar="NAME", help="where the file does not tell it")
+    add("--label", action="append", default=[], metavar="K=V", help="kept in the result file")
+
+
+def _import(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.result import Run
+    from torchcoll.importers import command
+    from torchcoll.importers.base import Options
+    from torchcoll.importers.registry import import_file, is_ours
+    from torchcoll.report.output import one_line
+
+    known = Options(
+        ranks=options.ranks,
+        collective=options.collective,
+        dtype=options.dtype,
+        backend=options.backend,
+        columns=command.columns_of(options.map),
+    )
+    labels = dict(label.partition("=")[::2] for label in options.label)
+    runs: list[Run] = []
+    code = ExitCode.OK
+    for path in options.files:
+        try:
+            if path != "-" and os.path.isfile(path) and is_ours(path):
+                raise UnreadableError("file", path, "output of another tool; this one is ours")
+            found = import_file(path, known, options.importer)
+        except UnreadableError as error:
+            print(error.line(), file=sys.stderr)
+            code = ExitCode.UNREADABLE
+            continue
+        for line in command.report_lines(path, found):
+            print(one_line(line))
+        if not found.runs:
+            code = ExitCode.UNREADABLE
+        runs += found.runs
+    for run in runs:
+        if labels:
+            run.header["spec"] = {"labels": labels}
+    if options.output and runs:
+        for written in command.write(runs, options.output):
+            print(f"written: {one_line(written)}")
+    return code
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
+    add("--format", required=True, help="nccl-tests, csv, json or parquet")
+    add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
+
+
+def _export(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.text import show
+
+    formats = ("nccl-tests", "csv", "json", "parquet")
+    if options.format not in formats:
+        raise UsageError("format", options.format, f"one of {', '.join(formats)}")
+    if options.output and os.path.lexists(options.output):
+        action = "Name another file or remove it."
+        raise UsageError("output", options.output, "a file that does not exist", action)
+    runs = load_all(resolve(options.files))
+    if options.format == "parquet":
+        from torchcoll.analysis.parquet import write_parquet
+
+        if not options.output:
+            raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
+        write_parquet(runs, options.output)
+    elif options.output:
+        with _created(options.output) as file:
+            show(*runs, format=options.format, file=file)
+    else:
+        show(*runs, format=options.format)
+    return ExitCode.OK
+
+
+def _created(path: str) -> TextIO:
+    try:
+        return open(path, "x", encoding="utf-8")
+    except OSError as error:
+        expected = f"a file that can be written ({error.strerror})"
+        raise UsageError("output", path, expected) from None
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +249,12 @@ COMMANDS: dict[str, Command] = {
         _compare_arguments,
         _compare,
     ),
+    "import": (
+        "read other tools' output: nccl-tests, oneCCL, OSU, ...",
+        _import_arguments,
+        _import,
+    ),
+    "export": ("write result files as other tools read them", _export_arguments, _export),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         _doctor_arguments,

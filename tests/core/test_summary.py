@@ -159,7 +159,8 @@ def test_names_of_a_row_are_the_designs():
         "collective backend library device ranks dtype op root in_place "
         "group buffers asynchronous coalesce splits communicator cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
-        "statistic median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps verified status reason"
+        "statistic median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps "
+        "verified status reason"
     )
 
 

@@ -22,9 +22,10 @@ _PREFIX = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\s"
 )
 # A message of a library, which may begin inside a row that another process is printing.
+# A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
 _LOG = re.compile(
-    r"(?:\S*:\d+:\d+ )?\[\S*\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
-    r"|[\w.-]+:\d+:\d+ \[\S*\] .*$"
+    r"(?:[A-Za-z_][\w.-]*)?:\d+:\d+ \[\S*\] .*$"
+    r"|\[\S*\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
     r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
     r"|NCCL_TESTS_ALLTOALLV\S*.*$"
 )

@@ -174,7 +174,7 @@ class _Reader:
                 self.refuse_pending()
             else:
                 self.pending = None
-                self.row(first, f"{start} {text}")
+                self.row(first, start + text)
                 return
         if _ROW.match(text):
             self.row(line, text)
@@ -184,7 +184,7 @@ class _Reader:
     def broken(self, line: int, text: str) -> None:
         """A piece of a row, before a message of a library."""
         if self.pending:
-            self.pending = (self.pending[0], f"{self.pending[1]} {text}")
+            self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
             if self.parse(text, self.part.names) is None:
                 self.pending = (line, text)

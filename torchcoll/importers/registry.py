@@ -9,6 +9,7 @@ A third party adds a format by a module as importers/base.py describes and an en
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from collections.abc import Iterable, Sequence
@@ -90,7 +91,13 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
-    found = importer.read(source.lines(), options)
+    collecting = gc.isenabled()
+    gc.disable()  # rows are many and hold no cycles: walking all of them again and again doubles it
+    try:
+        found = importer.read(source.lines(), options)
+    finally:
+        if collecting:
+            gc.enable()
     found.importer = importer.NAME
     if source.problem:
         found.warn(source.problem)
