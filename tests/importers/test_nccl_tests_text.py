@@ -17,14 +17,13 @@ agg iters: 1 validation: 1 graph: 0 unalign: 0
 #  Rank  1 Group  0 Pid   4712 on      node0 device  1 [0000:28:00] NVIDIA H100 80GB HBM3
 #
 """
-NAMES = """\
-#                                                              out-of-place                       \
-in-place          
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   \
-algbw   busbw  #wrong 
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  \
-(GB/s)  (GB/s)         
-"""
+NAMES = (
+    f"#{'out-of-place':>73}{'in-place':>35}          \n"
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong "
+    "    time   algbw   busbw  #wrong \n"
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)         "
+    "    (us)  (GB/s)  (GB/s)         \n"
+)
 SMALL = (
     "           8             2     float     sum      -1    11.52    0.00    0.00       0"
     "    11.40    0.00    0.00       0\n"
@@ -36,7 +35,7 @@ ROW = (
 )
 FOOT = """\
 # Out of bounds values : 0 OK
-# Avg bus bandwidth    : 21.6725 
+# Avg bus bandwidth    : 21.6725
 #
 # Collective test concluded: {program}
 #

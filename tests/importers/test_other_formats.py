@@ -29,7 +29,7 @@ datatype: float32
 reduction: sum
 
 #------------------------------------------------------------
-# Benchmarking: {names} 
+# Benchmarking: {names}
 # #processes: 4
 #------------------------------------------------------------
 

@@ -101,8 +101,8 @@ def _take(
     if not nbytes:
         return "0 bytes: nothing was sent"
     total = nbytes * ranks if name in _PER_RANK else nbytes
-    key = (str(flat.get("id")), name, total, ranks)
-    cases.setdefault(key, {}).setdefault(number_, {})[rank] = round(time * 1000)
+    case = (str(flat.get("id")), name, total, ranks)
+    cases.setdefault(case, {}).setdefault(number_, {})[rank] = round(time * 1000)
     hosts.setdefault(rank, str(flat.get("hostname") or "?"))
     clocks.add(str(flat.get("coll_timing_source") or ""))
     return ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import IO
+from typing import IO, Any
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
@@ -35,21 +34,37 @@ _WINDOW = 2000  # lines
 _LONGEST = 1 << 24  # a line beyond this is no text
 
 
-class _Joined(io.RawIOBase):
-    """What was read already, then the rest: gzip wants a file from its start."""
+class _Unpacked(io.RawIOBase):
+    """A .gz as it unpacks, its start read already; a cut one gives what there is."""
 
     def __init__(self, start: bytes, rest: IO[bytes]) -> None:
-        self._start, self._rest = start, rest
+        self._packed, self._rest = start, rest
+        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._ready = b""
+        self.problem = ""
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1) -> bytes:
-        if self._start:
-            cut = len(self._start) if size < 0 else size
-            part, self._start = self._start[:cut], self._start[cut:]
-            return part
-        return self._rest.read(size)
+    def readinto(self, target: Any) -> int:
+        while not self._ready and not self.problem:
+            packed = self._packed or self._rest.read(_HEAD)
+            self._packed = b""
+            if not packed:
+                if not self._unpacker.eof:
+                    self.problem = "cut off: the .gz has no end"
+                break
+            if self._unpacker.eof:  # another file packed behind the first
+                self._unpacker = zlib.decompressobj(31)
+            try:
+                self._ready = self._unpacker.decompress(packed)
+            except zlib.error as error:
+                self.problem = f"damaged: {error}"
+            self._packed = self._unpacker.unused_data
+        part = self._ready[: len(target)]
+        self._ready = self._ready[len(part) :]
+        target[: len(part)] = part
+        return len(part)
 
 
 class Source:
@@ -57,22 +72,33 @@ class Source:
 
     def __init__(self, path: str) -> None:
         self.name = "stdin" if path == "-" else path
-        self.problem = ""
+        self._unpacked: _Unpacked | None = None
+        self._disk: IO[bytes] | None = None
         try:
-            self._file: IO[bytes] = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+            if path != "-":
+                self._disk = open(path, "rb")  # noqa: SIM115
+            self._file: IO[bytes] = self._disk or sys.stdin.buffer
             self.start = self._file.read(_HEAD)
             if self.start.startswith(b"\x1f\x8b"):
-                packed = _Joined(self.start, self._file)
-                self._file = gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
+                self._unpacked = _Unpacked(self.start, self._file)
+                self._file = io.BufferedReader(self._unpacked, _HEAD)
                 self.start = self._file.read(_HEAD)
             self.start += self._file.readline(_LONGEST)
         except FileNotFoundError:
             raise UnreadableError("file", path, "a file that exists") from None
         except IsADirectoryError:
             raise UnreadableError("file", path, "a file, not a folder") from None
-        except (OSError, EOFError, zlib.error) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UnreadableError("file", path, f"a readable file ({why})") from None
+        except OSError as error:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({error.strerror})") from None
+        if not self.start and self.problem:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({self.problem})")
+
+    @property
+    def problem(self) -> str:
+        """What went wrong while reading; '' if nothing."""
+        return self._unpacked.problem if self._unpacked else ""
 
     @property
     def binary(self) -> bool:
@@ -104,15 +130,12 @@ class Source:
 
     def _raw(self) -> Iterator[bytes]:
         yield from io.BytesIO(self.start)
-        try:
-            while line := self._file.readline(_LONGEST):
-                yield line
-        except (OSError, EOFError, zlib.error) as error:
-            self.problem = f"cut off or damaged: {error}"
+        while line := self._file.readline(_LONGEST):
+            yield line
 
     @property
     def seekable(self) -> bool:
-        return self.name != "stdin" and isinstance(self._file, io.BufferedReader)
+        return self._file is self._disk
 
     def rewind(self) -> None:
         """Back to where the lines begin, for ``lines`` after ``windows``."""
@@ -120,8 +143,8 @@ class Source:
             self._file.seek(len(self.start))
 
     def close(self) -> None:
-        if self.name != "stdin":
-            self._file.close()
+        if self._disk:
+            self._disk.close()
 
 
 def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:

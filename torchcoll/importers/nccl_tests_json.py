@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
@@ -102,9 +103,8 @@ def _closing(text: str) -> str | None:
     for char in plain:
         if char in "{[":
             stack.append("}" if char == "{" else "]")
-        elif char in "}]":
-            if not stack or stack.pop() != char:
-                return None
+        elif char in "}]" and (not stack or stack.pop() != char):
+            return None
     return "".join(reversed(stack))
 
 
@@ -273,7 +273,7 @@ def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _fraction(args: Sequence[str], found: Imported) -> None:
-    for flag, value in zip(args, args[1:], strict=False):
+    for flag, value in pairwise(args):
         if flag in ("-f", "--stepfactor") and "." in value and (n := number(value)) is not None:
             if n <= 1 or int(n) == 1:
                 found.warn(f"-f {value}: {STEP_1M}")

@@ -168,9 +168,7 @@ class _Reader:
                 return
         if self.pending:
             first, start = self.pending
-            if not text.strip() or text.lstrip()[:1] == "#":
-                self.refuse_pending()
-            elif _ROW.match(text):
+            if not text.strip() or text.lstrip()[:1] == "#" or _ROW.match(text):
                 self.refuse_pending()
             else:
                 self.pending = None
@@ -224,10 +222,9 @@ class _Reader:
         # rccl-tests cuts its columns of algorithm and protocol short on some rows.
         placements: list[list[str]] = []
         heads = len(tokens) - trailing - 2 * width
-        if len(starts) > 1 or not first:
-            if 3 <= heads <= 5:
-                cut = tokens[heads : heads + 2 * width]
-                placements = [cut[:width], cut[width:]]
+        if (len(starts) > 1 or not first) and 3 <= heads <= 5:
+            cut = tokens[heads : heads + 2 * width]
+            placements = [cut[:width], cut[width:]]
         if not placements:
             heads = len(tokens) - trailing - width
             single = len(starts) == 1 or _IN_PLACE_ONLY in text.strip()
@@ -296,9 +293,8 @@ class _Reader:
             self.found.warn(f"the sweep ended early on purpose: {match[0].strip()}")
         elif "# error:" in text or "Test NCCL failure" in text or "Test CUDA failure" in text:
             part.events.append(text.strip(" #"))
-        elif "rank was not found" not in text and "_perf" in text:
-            if match := _PROGRAM.search(text):
-                self.command(line, match)
+        elif "_perf" in text and (match := _PROGRAM.search(text)):
+            self.command(line, match)
 
     def command(self, line: int, match: re.Match[str]) -> None:
         name = collective_named(match[1].rpartition("/")[2])

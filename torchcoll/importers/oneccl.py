@@ -1,8 +1,8 @@
 """oneCCL's benchmark: its text, and its CSV (-o).
 
-Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests follows
-from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per rank and per
-peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
+Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests
+follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per
+rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
 _PROCESSES = re.compile(r"#\s*#processes:\s*(\d+)")
 _OPTION = re.compile(r"\s+([a-z_]+):\s+(\S.*?)\s*$")
+# Without these a heading is broken, and so are its rows.
+_COLUMNS = ("bytes", "elem_count", "t_avg[usec]")
+_CSV_COLUMNS = (
+    *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
+)
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v")
 _DEVICES = {"host": "cpu", "sycl": "xpu"}
 SUMMED = (
@@ -77,9 +82,11 @@ class _Reader:
         if not plain:
             return
         if plain.startswith("#ranks,"):
-            self.csv, self.names = True, plain[1:].split(",")
+            names = plain[1:].split(",")
+            self.csv, self.names = True, names if set(_CSV_COLUMNS) <= set(names) else []
         elif "t_avg[usec]" in plain:
-            self.csv, self.names = False, plain.replace("#", "").split()
+            names = plain.replace("#", "").split()
+            self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
         elif match := _NAMES.match(plain):
             self.collectives = match[1].split()
         elif match := _PROCESSES.match(plain):

@@ -71,7 +71,7 @@ class _Reader:
             self.names = re.split(
                 r"\s{2,}", re.sub(r"^#\s*(Size)(?: \(B\))?\s*", r"\1  ", text).lstrip("# ")
             )
-        elif self.title and text[:1].isdigit() or (self.names and text.strip()[:1].isdigit()):
+        elif (self.title and text[:1].isdigit()) or (self.names and text.strip()[:1].isdigit()):
             self.row(line, text.split())
 
     def row(self, line: int, fields: Sequence[str]) -> None:

@@ -1,9 +1,8 @@
 """A table in Markdown or CSV: the form of most published figures.
 
-``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they are
-are found. A column of a key is a heading, a key one of KEYS. A heading of Markdown above a table
-names its collective. Sizes of a document are binary (16GB is 16 x 2^30 bytes), as nccl-tests', which
-writes ``-e 16G``, has it; units of times and bandwidths are read from the heading.
+``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they
+are are found. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
+16 x 2^30 bytes), as nccl-tests has it; units of times and bandwidths are read from the heading.
 """
 
 from __future__ import annotations

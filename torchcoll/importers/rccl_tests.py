@@ -35,7 +35,7 @@ _OBJECT = re.compile(r"\{[^{}]*\}")
 
 def sniff(head: Sequence[str]) -> bool:
     for text in head[:50]:
-        if "numCycle" in text and _NEEDED <= {n.strip(' "{}[]:') for n in re.split(r"[,:]", text)}:
+        if "numCycle" in text and {n.strip(' "{}[]:') for n in re.split(r"[,:]", text)} >= _NEEDED:
             return True
     text = "".join(head)[:2000]
     return "numCycle" in text and '"busbw"' in text

@@ -60,8 +60,8 @@ def importer_of(windows: Iterable[Sequence[str]]) -> Importer | None:
     return None
 
 
-def _expected() -> str:
-    return f"one of {', '.join(importers())}"
+def _names() -> str:
+    return ", ".join(importers())
 
 
 def import_file(path: str, options: Options | None = None, name: str | None = None) -> Imported:
@@ -71,7 +71,7 @@ def import_file(path: str, options: Options | None = None, name: str | None = No
     UsageError for an importer that does not exist.
     """
     if name is not None and name not in importers():
-        raise UsageError("from", name, _expected())
+        raise UsageError("from", name, f"one of {_names()}")
     source = Source(path)
     try:
         return _imported(source, path, options, name)
@@ -87,7 +87,10 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         raise UnreadableError(
-            "file", source.name, f"a format of {', '.join(importers())}", "Force one with --from."
+            "file",
+            source.name,
+            f"a torchcoll result file, or output of {_names()}",
+            "Force one with --from.",
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
