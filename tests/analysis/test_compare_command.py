@@ -38,6 +38,7 @@ def rows(capsys):
 TABLE = """\
 base (before, 6 launches) -> new (after, 6 launches)
 all_reduce, float32, sum, in place
+gloo, cpu, 2 ranks, isolated cadence, host clock
 what differs: nothing that is known of the environments
 time: median over calls, max over ranks; geometric mean over the launches
 ratio = new / base, and its 95 % interval; launches are the replicates
@@ -188,6 +189,21 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
     ]
     assert "3 cases: 3 incomparable" in lines
     assert not any(line.startswith("worst") for line in lines)
+
+
+def test_what_only_one_side_has_is_told_in_short(folder, capsys):
+    save(run(*(measured(9, nbytes=n) for n in (8, 16, 32))), folder / "a.jsonl")
+    more = (64, 128, 256, 512, 1024, 2048)
+    save(run(*(measured(9, nbytes=n) for n in (16, *more))), folder / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "9 cases: 1 unclear, 8 incomparable" in lines
+    assert lines[-2:] == [
+        "only in base: all_reduce: 8, 32",
+        "only in new: all_reduce: 64, 128, ..., 2K, (6)",
+    ]
+    assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
+    assert len(rows(capsys)) == 9
 
 
 def test_single_means_of_another_tool(folder, capsys):

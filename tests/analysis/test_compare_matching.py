@@ -211,6 +211,13 @@ def test_different_hardware_has_no_faster_and_slower(changed, reason):
     assert ours.first_result_ns == 30_000  # the first call of the launch, thrice the others
 
 
+def test_each_side_is_judged_by_all_of_its_own_sizes():
+    base, new = launches([{1024: 10_000}]), launches([{8: 5_000, **SIZES}], device_name="PVC")
+    ((_, ours, theirs),) = compare(base, new).profiles
+    assert (ours.best_gbps, ours.floor_ns) == (pytest.approx(0.1024), 10_000)
+    assert (theirs.best_gbps, theirs.floor_ns) == (pytest.approx((4 << 20) / 50_000), 5_000)
+
+
 def test_other_devices_and_ranks():
     found = compare(one(), run(measured(100, device="cuda", backend="nccl"), device_name=None))
     assert found.rows[0].reason == "different hardware: devices cpu and cuda"

@@ -31,6 +31,11 @@ class Compared:
     notes: tuple[str, ...] = ()
 
     @property
+    def matched(self) -> bool:
+        """False where only one side has the case."""
+        return bool(self.pair.base and self.pair.new)
+
+    @property
     def verdict(self) -> str:
         return self.judged.verdict
 
@@ -76,7 +81,7 @@ def compared_rows(
     cases = []
     for pair in pairs:
         ours, theirs = launches_of(pair.base), launches_of(pair.new)
-        reason = _why_not(pair, ours, theirs, metric) or unlike_ranks(pair) or different
+        reason = _why_not(pair, ours, theirs, metric) or different or unlike_ranks(pair)
         values = [x for x, _ in ours], [x for x, _ in theirs]
         cases.append(incomparable(*values, reason) if reason else measure(*values, single))
     judged = judge(cases, threshold, metric != "time")

@@ -158,15 +158,15 @@ def _pairs_of(
 def _profiles(
     rows: Sequence[Compared], base: Side, new: Side
 ) -> list[tuple[Pair, Profile, Profile]]:
-    both = [row for row in rows if row.pair.base and row.pair.new]
-    return [
-        (
-            table[0].pair,
-            profile(base, [row.pair.base for row in table]),
-            profile(new, [row.pair.new for row in table]),
-        )
-        for table in tables_of(both)
-    ]
+    """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
+    found = []
+    for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
+        pair = table[0].pair
+        alike = [row.pair for row in rows if row.pair.common == pair.common]
+        ours = {p.nbytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
+        theirs = {p.nbytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+        found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
+    return found
 
 
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
@@ -182,8 +182,8 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     if found.base.rehearsals:
         notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
     untested = [row for row in found.rows if row.judged.ratio and row.judged.p_value is None]
-    if untested:
-        many = sum(beyond(r.judged.ratio, found.threshold) for r in untested if r.judged.ratio)
+    many = sum(beyond(r.judged.ratio, found.threshold) for r in untested if r.judged.ratio)
+    if many:
         notes.append(
             f"{many} of {len(untested)} ratios that no test could judge are beyond "
             f"{percent(found.threshold)}"

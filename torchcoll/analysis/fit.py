@@ -82,7 +82,7 @@ def fit_pairs(pairs: Sequence[Pair], different: str, threshold: float) -> list[F
                 [value for line in lines if (value := getattr(line, figure))]
                 for lines in (ours, theirs)
             )
-            reason = unlike_ranks(table[0]) or different or _why_not(figure, base, new)
+            reason = different or unlike_ranks(table[0]) or _why_not(figure, base, new)
             case = incomparable(base, new, reason) if reason else measure(base, new)
             misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, *misfit))
