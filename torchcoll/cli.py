@@ -10,10 +10,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from torchcoll import __version__
 from torchcoll.core.errors import ExitCode, TorchcollError, UnreadableError, UsageError
+
+if TYPE_CHECKING:
+    from torchcoll.core.result import Run
 
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
@@ -32,8 +35,8 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="*", metavar="FILE", help="result files, or output of other tools")
     add(
         "--reference",
-        metavar="NAME",
-        help="published figures of results/ beside the runs; 'list' names them",
+        metavar="FILE",
+        help="beside the bandwidths those of a file of points (results/points.json) or of a run",
     )
     add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
     add("--columns", metavar="NAMES", help="names of Row fields with commas, or all")
@@ -56,13 +59,9 @@ def _show(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    if options.reference:
-        from torchcoll.importers.reference import show_references
-
-        show_references(options.reference)
-        if not options.files:
-            return ExitCode.OK
     runs = load_all(resolve(options.files))
+    if options.reference and runs:
+        return _show_reference(runs, options)
     choices = {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
     show(*runs, **choices)
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
@@ -79,7 +78,8 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SIDE",
         help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
-        "side (one label; without labels all behind the first) are its launches",
+        "side (one label; without labels all behind the first) are its launches; "
+        "backend:gloo=PATH takes those cases alone",
     )
     add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
     add("--metric", default="time", help="time (the default), algbw or busbw")
@@ -129,6 +129,23 @@ def _compare(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED
 
 
+def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.reference import is_points, load_points, points_of, show_beside
+
+    if options.format not in ("table", "markdown"):
+        expected = "one of table, markdown with --reference"
+        raise UsageError("format", options.format, expected)
+    path = options.reference
+    if is_points(path):
+        points = load_points(path)
+    else:
+        points = [p for run in load_all(resolve([path])) for p in points_of(run)]
+    show_beside(runs, points, options.format)
+    return ExitCode.OK
+
+
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="output of another tool; - is stdin, .gz is read")
@@ -139,11 +156,11 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", metavar="NAME", help="where the file does not tell it")
     add("--dtype", metavar="NAME", help="where the file does not tell it")
     add("--backend", metavar="NAME", help="where the file does not tell it")
+    add("--statistic", metavar="NAME", help="what a plain table's figures are: mean, median, ...")
     add("--label", action="append", default=[], metavar="K=V", help="kept in the result file")
 
 
 def _import(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.result import Run
     from torchcoll.importers import command
     from torchcoll.importers.base import Options
     from torchcoll.importers.registry import import_file, is_ours
@@ -154,6 +171,7 @@ def _import(options: argparse.Namespace) -> ExitCode:
         collective=options.collective,
         dtype=options.dtype,
         backend=options.backend,
+        statistic=options.statistic,
         columns=command.columns_of(options.map),
     )
     labels = dict(label.partition("=")[::2] for label in options.label)

@@ -74,6 +74,26 @@ def test_sides(folder, sides, capsys):
     assert (row["base_launches"], row["new_launches"], row["verdict"]) == (6, 6, "slower")
 
 
+def test_two_backends_of_the_same_launches(folder, capsys):
+    for number, noise in enumerate((0, 100, -100, 50)):
+        both = [measured(100_000 + noise), measured(120_000 - noise, backend="ccl")]
+        more = [measured(90_000 + noise, dtype="bfloat16"), measured(9, nbytes=8, dtype="bfloat16")]
+        save(run(*both, *more), folder / "one" / f"{number}.jsonl")
+    assert main(["compare", "backend:gloo=one", "backend:ccl=one", "--format", "json"]) == 0
+    found = rows(capsys)
+    assert [(r["verdict"], r["dtype"], r["ratio"] and round(r["ratio"], 2)) for r in found] == [
+        ("slower", "float32", 1.2),
+        ("incomparable", "bfloat16", None),
+        ("incomparable", "bfloat16", None),
+    ]
+    # What keeps cases apart otherwise is compared where it is asked for.
+    line = "compare dtype:float32=one dtype:bfloat16=one --filter backend=gloo,size=1K"
+    assert main([*line.split(), "--format", "json"]) == 0
+    assert [r["verdict"] for r in rows(capsys)] == ["faster"]
+    assert main(["compare", "speed:1=one", "speed:2=one"]) == 2
+    assert "filter name: got speed, expected one of size, " in capsys.readouterr().err
+
+
 def test_three_sides_are_two_comparisons(folder, capsys):
     assert main(["compare", "a=before", "b=after", "c=third", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -232,7 +252,8 @@ def test_single_means_of_another_tool(folder, capsys):
         (
             "before before/0.jsonl",
             2,
-            "new: got before/0.jsonl, expected files that are not in base too",
+            "new: got before/0.jsonl, expected files that are not in base too. Two backends of one "
+            "launch: backend:gloo=PATH backend:ccl=PATH.",
         ),
         ("before =after", 2, "side: got =after, expected a path, or label=path"),
         ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "

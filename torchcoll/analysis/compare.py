@@ -144,15 +144,19 @@ def _pairs_of(
     by: Sequence[str],
 ) -> tuple[list[Pair], str]:
     reading = reading_of(base, new, over_ranks)
+    only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
     ours, theirs = (
-        [m for m in s.measured(metric, reading) if all(c.holds(m) for c in wanted)]
-        for s in (base, new)
+        [m for m in s.measured(metric, reading) if all(c.holds(m) for c in [*wanted, *own])]
+        for s, own in zip((base, new), only, strict=True)
     )
+    asked = [one.name for own in only for one in own]
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
     text = f"mean over calls, {reading.over_ranks} over ranks" if reading.mean else ""
-    return pairs_of(ours, theirs, by), text or f"median over calls, {reading.over_ranks} over ranks"
+    return pairs_of(
+        ours, theirs, by, asked
+    ), text or f"median over calls, {reading.over_ranks} over ranks"
 
 
 def _profiles(

@@ -52,11 +52,15 @@ def value_of(item: Measured, name: str) -> Any:
 
 
 def pairs_of(
-    base: Sequence[Measured], new: Sequence[Measured], by: Sequence[str] = ()
+    base: Sequence[Measured],
+    new: Sequence[Measured],
+    by: Sequence[str] = (),
+    asked: Sequence[str] = (),
 ) -> list[Pair]:
     """Every case of either side, in the order of the base, sizes ascending.
 
-    ``by``: further names that both sides must agree in. Raises UsageError where the sides share no
+    ``by``: further names that both sides must agree in; ``asked``: what is to be compared, whatever
+    it is. Raises UsageError where the sides share no
     case, naming what keeps them apart.
     """
     names = [*NAMES, *(name for name in by if name not in NAMES)]
@@ -64,7 +68,8 @@ def pairs_of(
     for collective in dict.fromkeys(m.row.collective for m in [*base, *new]):
         ours = [m for m in base if m.row.collective == collective]
         theirs = [m for m in new if m.row.collective == collective]
-        pairs += _pairs(ours, theirs, names, by)
+        free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
+        pairs += _pairs(ours, theirs, names, free)
     if not any(pair.base and pair.new for pair in pairs):
         raise UsageError("cases", _apart(base, new, names), "cases that both sides have")
     order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
@@ -76,9 +81,8 @@ def _table_key(pair: Pair) -> tuple[Any, ...]:
 
 
 def _pairs(
-    base: list[Measured], new: list[Measured], names: Sequence[str], by: Sequence[str]
+    base: list[Measured], new: list[Measured], names: Sequence[str], free: Sequence[str]
 ) -> list[Pair]:
-    free = [n for n in names if n not in by and _is_free(n, base, new)]
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
     found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}

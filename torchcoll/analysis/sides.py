@@ -50,6 +50,12 @@ class Side:
     where: str = ""
 
     @property
+    def only(self) -> tuple[str, str] | None:
+        """(dimension, value) of a side named ``backend:gloo``: its cases are those alone."""
+        dimension, colon, value = self.name.partition(":")
+        return (dimension, value) if colon else None
+
+    @property
     def parts(self) -> list[Run]:
         """All launches, those of --resume too."""
         return [part for run in self.runs for part, _ in run.launches()]
@@ -171,7 +177,8 @@ def _expanded(source: Source) -> list[Source]:
 def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """``BASE NEW...`` of the command line: names of sides, and their paths.
 
-    ``label=path`` names the side; those of one label are its launches. Without a label the first
+    ``label=path`` names the side; those of one label are its launches, and of a label such as
+    ``backend:gloo`` only those cases. Without a label the first
     is the base and all others are launches of the new side. Raises UsageError for fewer than two
     sides, and for a glob that the shell has torn apart.
     """
@@ -209,10 +216,18 @@ def _check_torn(named: dict[str, list[str]]) -> None:
 
 def check_together(base: Side, new: Side) -> None:
     """Raises UsageError where the two must not be compared at all."""
-    paths = {os.path.realpath(run.path): run.path for run in base.runs if run.path}
+    if base.only and new.only and base.only != new.only:
+        shared: set[str] = set()  # two backends of one launch are two sides
+    else:
+        shared = {os.path.realpath(run.path) for run in base.runs if run.path}
     for run in new.runs:
-        if run.path and os.path.realpath(run.path) in paths:
-            raise UsageError(new.name, run.path, f"files that are not in {base.name} too")
+        if run.path and os.path.realpath(run.path) in shared:
+            raise UsageError(
+                new.name,
+                run.path,
+                f"files that are not in {base.name} too",
+                "Two backends of one launch: backend:gloo=PATH backend:ccl=PATH.",
+            )
     rehearsals = base.rehearsals + new.rehearsals
     launches = len(base.parts) + len(new.parts)
     if 0 < rehearsals < launches:

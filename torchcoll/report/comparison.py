@@ -277,4 +277,5 @@ def _extreme(found: Comparison, row: Compared) -> str:
     words = [] if len(values_of([r.row for r in found.rows], "collective")) < 2 else [
         row.row.collective
     ]  # fmt: skip
-    return " ".join([*words, _size(row), ratio_text(row.ratio), f"({row.verdict})"])
+    words += [size] if (size := _size(row)) != "-" else []
+    return " ".join([*words, ratio_text(row.ratio), f"({row.verdict})"])
