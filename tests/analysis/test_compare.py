@@ -175,7 +175,10 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
 def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
     assert found.beyond == 2
-    assert found.notes == ["2 of 3 ratios that no test could judge are beyond 2 %"]
+    assert found.notes == [
+        "2 of 3 ratios that no test could judge are beyond 2 %; the furthest: all_reduce 512 0.50, "
+        "all_reduce 64 1.03"
+    ]
 
 
 def test_means_are_compared_like_with_like():
@@ -244,3 +247,14 @@ def test_the_public_name_and_what_show_prints(capsys):
         "p: Welch's t on the logarithms of the launches' figures, one case; below 0.05 counts",
         "Mann-Whitney with Holm confirms 1 of 1 differences",
     ]
+
+
+def test_without_samples_the_sources_say_what_a_figure_is():
+    source = {"tool": "a published table"}
+    sides = [run(given(ns, over_ranks="unknown"), source=source) for ns in (100, 150)]
+    assert compare(*sides).reading == "mean over calls, unknown over ranks"
+    medians = run(given(100, statistic="median", over_ranks="max"), source=source)
+    found = compare(sides[0], medians)
+    assert (
+        found.reading == "mean over calls, unknown over ranks or median over calls, max over ranks"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torchcoll.analysis.matching import NAMES, Pair, pairs_of
 from torchcoll.analysis.sides import (
     METRICS,
     Reader,
+    Reading,
     Side,
     Source,
     check_together,
@@ -36,7 +38,9 @@ from torchcoll.analysis.verdicts import (
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.units import format_size
 
+FURTHEST = 5  # so many of the ratios that no test could judge are named
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 
@@ -153,10 +157,16 @@ def _pairs_of(
     if wanted and not (ours or theirs):
         texts = ",".join(c.text for c in wanted)
         raise UsageError("filter", texts, "conditions that some case fulfils")
-    text = f"mean over calls, {reading.over_ranks} over ranks" if reading.mean else ""
-    return pairs_of(
-        ours, theirs, by, asked
-    ), text or f"median over calls, {reading.over_ranks} over ranks"
+    return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
+
+
+def _reading_text(base: Side, new: Side, reading: Reading) -> str:
+    """``median over calls, max over ranks``; without samples what the sources tell."""
+    if base.keeps_samples or new.keeps_samples:
+        return f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
+    given = [r.given for s in (base, new) for r in s.results if r.given]
+    ways = dict.fromkeys((one.statistic, one.over_ranks) for one in given)
+    return " or ".join(f"{calls} over calls, {ranks} over ranks" for calls, ranks in ways)
 
 
 def _profiles(
@@ -186,10 +196,16 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     if found.base.rehearsals:
         notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
     untested = [row for row in found.rows if row.judged.ratio and row.judged.p_value is None]
-    many = sum(beyond(r.judged.ratio, found.threshold) for r in untested if r.judged.ratio)
-    if many:
+    outside = [r for r in untested if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
+    if outside:
+        furthest = sorted(outside, key=lambda row: -abs(math.log(row.ratio or 1)))[:FURTHEST]
         notes.append(
-            f"{many} of {len(untested)} ratios that no test could judge are beyond "
-            f"{percent(found.threshold)}"
+            f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
+            f"{percent(found.threshold)}; the furthest: {', '.join(map(_named, furthest))}"
         )
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+
+
+def _named(row: Compared) -> str:
+    size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
+    return f"{row.row.collective}{size} {row.ratio:.2f}"
