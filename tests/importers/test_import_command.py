@@ -270,5 +270,7 @@ def test_a_third_party_adds_one_file_and_an_entry_point(third_party, imported, c
 
 def test_a_broken_third_party_is_named(third_party, imported):
     (third_party / "diary_importer.py").write_text("1 / 0")
-    with pytest.raises(UnreadableError, match="entry point diary of torchcoll.importers: got Zero"):
+    with pytest.raises(
+        UnreadableError, match=r"entry point diary of torchcoll\.importers: got Zero"
+    ):
         imported(text())

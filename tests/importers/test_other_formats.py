@@ -184,8 +184,8 @@ def test_param(imported):
 @pytest.mark.parametrize(
     "row",
     [
-        "256.0 MB             67108864x4                1.432 ms             2999.170             26",
-        "268435456            67108864x4                1432.0               2999.170             26",
+        "256.0 MB             67108864x4                1.432 ms             2999.170           26",
+        "268435456            67108864x4                1432.0               2999.170           26",
     ],
 )
 def test_deepspeed_throughput_is_not_believed(imported, row):
@@ -367,6 +367,7 @@ def test_markdown_with_a_map(imported):
 def test_two_systems_side_by_side_need_a_map(imported):
     found = imported(MARKDOWN, importer="plain")
     assert found.runs == []
+    assert "name them by --map" in found.refused[0].reason
 
 
 def test_a_map_that_no_table_has(imported):

@@ -40,6 +40,7 @@ class Options:
     collective: str | None = None
     dtype: str | None = None
     backend: str | None = None
+    statistic: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -72,10 +72,16 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
     reader = _Reader(options, found)
     for line, text in lines:
         reader.line(line, text)
-    if options.columns and not reader.tables:
-        found.refuse(0, f"no table has the columns {', '.join(options.columns.values())}")
+    if not reader.tables:
+        named = ", ".join(options.columns.values())
+        found.refuse(
+            0,
+            f"no table has the columns {named}"
+            if named
+            else "no table with one column each of size and time or bandwidth: name them by --map",
+        )
     for ranks, results in reader.results.items():
-        source = {"tool": "a table", "format": reader.form}
+        source = {"tool": "a published table", "format": f"({reader.form})"}
         found.runs.append(make_run(results, options, source, ranks=ranks))
     return found
 
@@ -194,7 +200,7 @@ class _Reader:
             derived = False
         given = Given(
             time or None,
-            statistic="mean" if derived else "unknown",
+            statistic=options.statistic or "unknown",
             clock="unknown",
             algbw_gbps=algbw,
             busbw_gbps=busbw,
