@@ -201,6 +201,15 @@ def test_means_are_compared_like_with_like():
     assert compare(ours, theirs, over_ranks="min").rows[0].base == pytest.approx(100)
 
 
+def test_published_figures_are_a_reference_and_never_evidence():
+    table = [run(given(f * 100), source={"tool": "a published table"}) for f in (1, 1.01, 0.99)]
+    ours = launches([200, 201, 199])
+    (row,) = compare(table, ours).rows
+    assert (row.verdict, row.reason) == ("unclear", "reference, a published figure")
+    assert (row.judged.ratio.low, row.judged.p_value) == (None, None)
+    assert row.ratio == pytest.approx(1.5, rel=2e-3)  # means over two ranks, as given
+
+
 def test_launches_of_means_are_launches():
     sides = [
         [run(given(f * n), source={"tool": "osu"}) for n in (100, 101, 99, 100.5)] for f in (1, 1.1)

@@ -11,7 +11,7 @@ from torchcoll.analysis.hardware import unlike, unlike_ranks
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure
+from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
 from torchcoll.core.summary import Row, median
 
 
@@ -75,15 +75,17 @@ def compared_rows(
     pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
 ) -> list[Compared]:
     different = unlike(base, new)
-    single = "reference figure, " if base.reference or new.reference else ""
-    if not single and not (base.keeps_samples and new.keeps_samples):
-        single = "single means, "
+    single = "" if base.keeps_samples and new.keeps_samples else "single means, "
+    reference = base.reference != new.reference
     cases = []
     for pair in pairs:
         ours, theirs = launches_of(pair.base), launches_of(pair.new)
         reason = _why_not(pair, ours, theirs, metric) or different or unlike_ranks(pair)
         values = [x for x, _ in ours], [x for x, _ in theirs]
-        cases.append(incomparable(*values, reason) if reason else measure(*values, single))
+        if reason:
+            cases.append(incomparable(*values, reason))
+        else:
+            cases.append(reference_ratio(*values) if reference else measure(*values, single))
     judged = judge(cases, threshold, metric != "time")
     return [_compared(pair, case) for pair, case in zip(pairs, judged, strict=True)]
 

@@ -20,6 +20,8 @@ Source = Run | str | os.PathLike[str]
 Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
+_PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -70,8 +72,8 @@ class Side:
 
     @property
     def reference(self) -> bool:
-        """True where the figures were published: single ones, of a machine that is not here."""
-        return any("reference" in run.source.values() for run in self.runs)
+        """True where all figures are published ones, of a machine that is not here."""
+        return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
 
     @property
     def rehearsals(self) -> int:

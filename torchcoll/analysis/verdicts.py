@@ -53,6 +53,12 @@ def measure(base: Sequence[float], new: Sequence[float], single: str = "") -> Ju
     return found
 
 
+def reference_ratio(base: Sequence[float], new: Sequence[float]) -> Judged:
+    """Published figures against a run: a ratio, and never evidence, however many they are."""
+    ratio = Ratio(welch_ratio(base, new).ratio)
+    return Judged(tuple(base), tuple(new), "unclear", "reference, a published figure", ratio)
+
+
 def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
     return Judged(tuple(base), tuple(new), "incomparable", reason)
 
