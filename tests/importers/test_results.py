@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,32 @@ def test_broken_points_are_one_line(tmp_path, capsys):
         main(["show", str(TABLES / "generic.jsonl"), "--reference", str(path), "--format", "csv"])
         == 2
     )
+
+
+def commands():
+    text = (RESULTS / "README.md").read_text()
+    return sorted(set(re.findall(r"`((?:torchcoll|python3 -c) [^`]+)`", text)))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_of_the_readme_works(command, capsys):
+    if command in ("torchcoll import", "torchcoll show FILE --calls"):
+        return  # of a file that the reader has
+    generic, nvidia = (str(TABLES / f"{name}.jsonl") for name in ("generic", "nvidia"))
+    names = {
+        "G": generic,
+        "N": nvidia,
+        "RUN": generic,
+        "generic=G": f"generic={generic}",
+        "nvidia=N": f"nvidia={nvidia}",
+        "results/points.json": str(RESULTS / "points.json"),
+    }
+    program, *words = shlex.split(command)
+    if program == "python3":
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        if "857" in command:
+            assert done.stdout == "[237, 518, 737, 848]\n"
+    else:
+        assert main([names.get(word, word) for word in words]) == 0
+        assert capsys.readouterr().out
