@@ -230,7 +230,7 @@ def _fit_grid(found: Comparison) -> Grid:
             strict=True,
         )
     )
-    heads = [Head("case", left=True, repeat=True), Head("figure", left=True)]
+    heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
     heads.append(Head("verdict", left=True))
     rows = [
