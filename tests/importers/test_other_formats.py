@@ -61,6 +61,9 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, nbytes, count):
     assert (row.median_ns, row.statistic, row.calls) == (11250, "mean", 16)
     assert (row.backend, row.device, row.in_place) == ("ccl", "cpu", False)
     assert row.algbw_gbps == pytest.approx(nbytes / 11250)
+    given = found.runs[0].results[-1].given
+    printed = {"allgather": "per rank", "allgatherv": "per rank", "alltoall": "per peer"}.get(name)
+    assert (given.nbytes, given.size_basis) == ((4096, printed) if printed else (None, ""))
 
 
 def test_oneccl_times_an_empty_reduce_scatter(imported):

@@ -65,6 +65,10 @@ class Verification:
     tolerance_ulp: int = 0
 
 
+# Fields of Given that are no floating-point figures.
+_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "nbytes", "size_basis"}
+
+
 @dataclass(frozen=True)
 class Given:
     """What a source that keeps no samples tells of a case; None is what it does not tell.
@@ -73,6 +77,8 @@ class Given:
     over_ranks: what it is of the ranks (max, mean, median, rank0, unknown). clock: as in Case.
     algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
+    nbytes, size_basis: the size as the source prints it, where that is not the size S of the case:
+    per rank or per peer.
     """
 
     time_ns: float | None
@@ -87,20 +93,22 @@ class Given:
     algbw_gbps: float | None = None
     busbw_gbps: float | None = None
     derived: bool = False
+    nbytes: int | None = None
+    size_basis: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Given:
         """Unknown fields are ignored. Raises TypeError on a broken one."""
         names = {f.name for f in dataclasses.fields(cls)}
         given = cls(**{k: v for k, v in data.items() if k in names})
-        for name in names - {"statistic", "over_ranks", "clock", "calls", "derived"}:
+        for name in names - _NO_FIGURES:
             value = getattr(given, name)
             if value is not None and (type(value) not in (int, float) or not 0 <= value < _BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
-        texts = (given.statistic, given.over_ranks, given.clock)
+        texts = (given.statistic, given.over_ranks, given.clock, given.size_basis)
         if not all(isinstance(text, str) for text in texts) or type(given.derived) is not bool:
             raise TypeError("a given figure has a field of another type")
-        check_whole(given.calls or 0)
+        check_whole(given.calls or 0, given.nbytes or 0)
         return given
 
 

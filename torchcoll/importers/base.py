@@ -162,6 +162,11 @@ def itemsize(dtype: str | None) -> int | None:
     return _OTHER_SIZES.get(dtype or "")
 
 
+def basis(collective: str) -> str:
+    """What a size that is not S is of, where a source counts by call arguments."""
+    return "per peer" if collective.startswith("all_to_all") else "per rank"
+
+
 def make_result(
     collective: str,
     nbytes: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.importers.base import (
@@ -136,6 +137,8 @@ class _Reader:
         remarks: Sequence[str],
     ) -> CaseResult:
         given = Given(time_ns, statistic, "rank0", "host", calls)
+        if name in _PER_RANK and self.ranks:
+            given = replace(given, nbytes=nbytes // self.ranks, size_basis="per rank")
         return make_result(
             name,
             nbytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.result import CaseResult, Given
@@ -115,6 +116,8 @@ def _result(
     clock = "device" if clocks and all("gpu" in c or "kernel" in c for c in clocks) else "host"
     every = [ns for call in times.values() for ns in call.values()]
     given = Given(sum(every) / len(every), "mean", "mean", "all records", len(times))
+    if name in _PER_RANK:
+        given = replace(given, nbytes=nbytes // ranks, size_basis="per rank")
     remarks = []
     if len(whole_calls) < len(times):
         missing = len(times) - len(whole_calls)

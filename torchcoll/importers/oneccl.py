@@ -18,6 +18,7 @@ from torchcoll.importers.base import (
     Imported,
     Line,
     Options,
+    basis,
     collective_named,
     dtype_named,
     itemsize,
@@ -173,12 +174,13 @@ class _Reader:
         if name == "reduce_scatter" and ranks and count < ranks:
             return EMPTY.format(count=count, ranks=ranks)
         remarks = []
+        printed: int | None = None
         size = itemsize(dtype) or 1
         per_call = count
         if name in _PER_RANK:
             if not ranks:
                 return f"the size of {name} is for one rank: give --ranks"
-            nbytes *= ranks
+            printed, nbytes = nbytes, nbytes * ranks
         elif name == "reduce_scatter" and ranks:
             per_call = count // ranks
             if count % ranks:
@@ -195,6 +197,8 @@ class _Reader:
             calls=whole(record.get("repetitions")),
             min_ns=_ns(record.get("t_min[usec]")),
             max_ns=_ns(record.get("t_max[usec]")),
+            nbytes=printed,
+            size_basis=basis(name) if printed else "",
         )
         if buffers > 1:
             remarks.append(f"{buffers} buffers in flight: the time is of all of them")

@@ -15,6 +15,7 @@ from torchcoll.importers.base import (
     Imported,
     Line,
     Options,
+    basis,
     collective_named,
     dtype_named,
     make_result,
@@ -115,6 +116,8 @@ class _Reader:
             min_ns=_ns(record.get("Min Latency(us)")),
             max_ns=_ns(record.get("Max Latency(us)")),
             p99_ns=_ns(record.get("P99 Tail Lat(us)")),
+            nbytes=held if nbytes != held else None,
+            size_basis=basis(name) if nbytes != held else "",
         )
         return make_result(
             name,
