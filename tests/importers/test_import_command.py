@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_nccl_tests_text import ROW, SMALL, text
-from test_other_formats import ONECCL, OSU, PARAM, nccl_json
+from test_other_formats import DEEPSPEED, ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
@@ -27,6 +27,9 @@ FORMATS = {
     "oneccl": ONECCL.format(names="allreduce"),
     "osu": OSU.format(kind="", name="Allreduce"),
     "param": PARAM,
+    "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
+    "rccl-tests": f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
+    "deepspeed": DEEPSPEED,
     "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
 }
 
@@ -41,7 +44,7 @@ def test_each_format_is_recognised(imported, name):
 def test_after_much_noise(imported, name):
     """What tells the format comes after more lines than one look takes."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
-    if name != "nccl-tests-json":
+    if name not in ("nccl-tests-json", "nccl-inspector"):
         assert imported(noise + FORMATS[name] + noise).importer == name
 
 
@@ -274,3 +277,39 @@ def test_a_broken_third_party_is_named(third_party, imported):
         UnreadableError, match=r"entry point diary of torchcoll\.importers: got Zero"
     ):
         imported(text())
+
+
+WORDS = st.sampled_from(
+    [
+        *("#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "\n"),
+        *("1048576", "262144", "float", "sum", "-1", "24.31", "43.13", "0", "N/A", "1e999", "-5"),
+        *("Rank  0 on h device  0", "# Avg bus bandwidth : x", "NCCL INFO", "h:1:2 [0] NCCL INFO"),
+        *("Collective test starting: all_reduce_perf", "#ranks,", "t_avg[usec]", "#elem_count"),
+        *("COMMS-RES-all_reduce-float32", "# OSU MPI Allreduce Latency Test v7", "(us)", "|", ","),
+        *(
+            "---- Performance of all_reduce on 8 devices ----",
+            "Size",
+            "16x4",
+            "{",
+            "}",
+            '"results"',
+        ),
+        *('"coll_exec_time_us"', '"nccl_version"', "numCycle", "\t", "9" * 30, "\ud7ff", "  "),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", list(registry.importers()))
+@given(words=st.lists(WORDS, max_size=60))
+@settings(max_examples=60)
+def test_any_words_are_read_or_refused(tmp_path_factory, name, words):
+    path = tmp_path_factory.getbasetemp() / "words.log"
+    path.write_text(" ".join(words), encoding="utf-8")
+    try:
+        found = registry.import_file(str(path), Options(collective="all_reduce"), name)
+    except UnreadableError:
+        return
+    for run in found.runs:
+        target = path.with_suffix(".jsonl")
+        target.unlink(missing_ok=True)
+        registry_saved(run, target)

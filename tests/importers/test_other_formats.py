@@ -203,6 +203,13 @@ def test_deepspeed_throughput_is_not_believed(imported, row):
     assert one.algbw_gbps == pytest.approx(268435456 / 1432000)  # 187, not 2999 Gbps = 375 GB/s
 
 
+DEEPSPEED = (
+    "---- Performance of all_reduce on 8 devices ----------------\n"
+    "Size (Bytes)         Description               Duration             Throughput (Gbps)    B\n"
+    "64.0 B               16x4                      45.312 us            0.023              0.020\n"
+)
+
+
 def test_deepspeed_logger(imported):
     found = imported(
         "Comm. Op            Message Size        Count               Total Latency(ms)   "
