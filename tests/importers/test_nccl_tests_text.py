@@ -309,3 +309,23 @@ def test_rccl_is_called_rccl(imported):
     found = imported(text().replace("# Using", "RCCL version : 2.27.7-HEAD:0d2c4fd\n# Using"))
     assert found.runs[0].source["tool"] == "rccl-tests"
     assert found.runs[0].environment["libraries"] == {"nccl": "RCCL 2.27.7-HEAD:0d2c4fd"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    "choice", ["    RING    SIMPLE          56", "     N/A       N/A         N/A"]
+)
+def test_rccl_columns_of_the_algorithm(imported, named, choice):
+    names = NAMES.replace("#wrong \n", "#wrong     algo     proto  nchannels\n") if named else NAMES
+    found = imported(text(ROW.rstrip("\n") + choice + "\n", names=names, foot=""))
+    assert [r.given.time_ns for r in cases(found)] == [24310, 24070]
+
+
+@pytest.mark.parametrize(("placement", "in_place"), [("out-of-place", False), ("in-place", True)])
+def test_rccl_can_leave_one_placement_out(imported, placement, in_place):
+    names = (
+        f"#{placement:>73}\n"
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong\n"
+    )
+    found = imported(text(ROW[:85] + "\n", names=names, foot=""))
+    assert [(r.case.in_place, r.given.time_ns) for r in cases(found)] == [(in_place, 24310)]

@@ -63,6 +63,8 @@ _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]")
 _ROW_HEAD = re.compile(r"\s*\d+\s+\d+\s+[a-z][a-z0-9]*\b")
+_CHOICE = re.compile(r"[A-Za-z][\w*/]*\s+[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
+_PLACEMENTS = re.compile(r"out-of-place|in-place")
 _IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
@@ -85,6 +87,7 @@ class _Part:
     line: int
     collective: str | None = None
     names: list[str] = field(default_factory=list)
+    placements: tuple[str, ...] = ()  # of the line above the heading
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     rank_lines: int = 0
@@ -184,7 +187,7 @@ class _Reader:
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
-            if self.parse(text, self.part.names) is None:
+            if self.parse(text, self.part) is None:
                 self.pending = (line, text)
             else:
                 self.row(line, text)
@@ -201,7 +204,7 @@ class _Reader:
 
     def row(self, line: int, text: str) -> None:
         part = self.part
-        parsed = self.parse(text, part.names)
+        parsed = self.parse(text, part)
         if parsed is None:
             self.found.refuse(line, "half a row: fields are missing, or are no numbers")
             return
@@ -209,9 +212,9 @@ class _Reader:
         part.rows.append(Row(line, size, count, dtype, op, root, blocks))
 
     def parse(
-        self, text: str, names: Sequence[str]
+        self, text: str, part: _Part
     ) -> tuple[int, int, str, str | None, int | None, list[Block]] | None:
-        tokens = text.split()
+        names, tokens = part.names, text.split()
         first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
         body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
         starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
@@ -219,7 +222,8 @@ class _Reader:
         block_names = body[:width]
         tail = body[2 * width :] if len(starts) > 1 else []
         trailing = len(tail) + ("timestamp" in tail)
-        # rccl-tests cuts its columns of algorithm and protocol short on some rows.
+        if not tail and _CHOICE.search(text):  # rccl-tests -A, without names of its own
+            del tokens[-3:]
         placements: list[list[str]] = []
         heads = len(tokens) - trailing - 2 * width
         if (len(starts) > 1 or not first) and 3 <= heads <= 5:
@@ -230,7 +234,9 @@ class _Reader:
             single = len(starts) == 1 or _IN_PLACE_ONLY in text.strip()
             if not (3 <= heads <= 5 and single):
                 return None
-            placements = [[], tokens[heads : heads + width]]
+            figures = tokens[heads : heads + width]
+            only_out = part.placements == ("out-of-place",)  # rccl-tests can leave one out
+            placements = [figures, []] if only_out else [[], figures]
         head = tokens[:heads]
         size, count = whole(head[0]), whole(head[1])
         if size is None or count is None:
@@ -267,6 +273,8 @@ class _Reader:
             part.settings = _settings(text)
         elif match := _RANK.search(text):
             self.member(part, match)
+        elif found := _PLACEMENTS.findall(text):
+            part.placements = tuple(found)
         elif _HEADING.match(text):
             if part.rows and part.ended:
                 part = self.next_part(line, True)
