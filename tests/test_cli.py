@@ -14,6 +14,7 @@ from torchcoll.cli import COMMANDS, main
 from torchcoll.core.case import Case
 from torchcoll.core.records import save
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.importers.registry import importers
 
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
@@ -121,7 +122,7 @@ def test_version_and_help(capsys):
         ("", 2, f"command: got none, expected one of {', '.join(COMMANDS)}. {MEASURE}"),
         ("reduce", 2, f"command: got reduce, expected one of {', '.join(COMMANDS)}. {MEASURE}"),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
-        ("show", 2, "the following arguments are required: FILE. See torchcoll show --help."),
+        ("show", 2, "show: got no file, expected at least one result file"),
         ("show FILE --form csv", 2, "unrecognized arguments: --form csv. See torchcoll --help."),
         (
             "show FILE --format",
@@ -135,8 +136,8 @@ def test_version_and_help(capsys):
         (
             f"show {__file__}",
             3,
-            f"result file: got {__file__}, expected a torchcoll result file, whose first line "
-            'holds "schema":"torchcoll/1"',
+            f"file: got {__file__}, expected a torchcoll result file, or output of "
+            f"{', '.join(importers())}. Force one with --from.",
         ),
     ],
 )

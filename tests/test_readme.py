@@ -63,6 +63,10 @@ def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str])
     with contextlib.suppress(SystemExit):
         cli.main(["show", "--help"])
     with contextlib.suppress(SystemExit):
+        cli.main(["compare", "--help"])
+    with contextlib.suppress(SystemExit):
+        cli.main(["import", "--help"])
+    with contextlib.suppress(SystemExit):
         bench.main(argv=["--help"])
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
     known = set(options.findall(capsys.readouterr().out))

@@ -20,6 +20,7 @@ _LAZY = {
     "load": "torchcoll.core.records",
     "save": "torchcoll.core.records",
     "run": "torchcoll.bench.runner",
+    "compare": "torchcoll.analysis.compare",
     "table": "torchcoll.analysis.table",
     "show": "torchcoll.report.text",
 }

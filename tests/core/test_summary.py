@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import CaseResult, Run, Verification
+from torchcoll.core.result import CaseResult, Given, Run, Verification
 from torchcoll.core.summary import (
     Row,
     default_clock,
@@ -136,6 +136,7 @@ def test_row_by_hand():
         nbytes_out=1000,
         first_call_ns=6000,
         second_call_ns=900,
+        statistic="median",
         median_ns=210,
         low_ns=pytest.approx(120),
         high_ns=pytest.approx(309),
@@ -158,7 +159,8 @@ def test_names_of_a_row_are_the_designs():
         "collective backend library device ranks dtype op root in_place "
         "group buffers asynchronous coalesce splits communicator cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
-        "median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps verified status reason"
+        "statistic median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps "
+        "verified status reason"
     )
 
 
@@ -273,3 +275,44 @@ def test_rows_of_a_continuation_have_the_library_of_their_launch():
     run.results += further.results
     run.continuations = [further]
     assert [row.library for row in summarise_run(run)] == ["gloo 1", "gloo 2"]
+
+
+def imported(collective="all_reduce", ranks=8, nbytes=1000, **given):
+    case = dataclasses.replace(CASE, collective=collective, in_place=None)
+    fields = {"time_ns": 500.0, "statistic": "mean", "over_ranks": "max", "clock": "host"}
+    return CaseResult(case, "ok", ranks, nbytes=nbytes, given=Given(**{**fields, **given}))
+
+
+def test_a_given_mean_is_no_median():
+    row = summarise(imported(calls=20, p99_ns=900.0, first_call_ns=7000.0))
+    assert (row.statistic, row.median_ns, row.clock, row.calls) == ("mean", 500.0, "host", 20)
+    assert (row.first_call_ns, row.p99_ns, row.low_ns) == (7000.0, 900.0, None)
+    # 1000 B in 500 ns, and 2 x 7 / 8 of it.
+    assert (row.algbw_gbps, row.busbw_gbps) == (2.0, 3.5)
+    assert (row.verified, row.in_place) == ("unchecked", None)
+
+
+@pytest.mark.parametrize(
+    ("collective", "expected"),
+    [("all_reduce", (2.0, None)), ("broadcast", (2.0, 2.0)), ("hypercube", (None, None))],
+)
+def test_bandwidth_of_unknown_ranks_is_what_needs_no_ranks(collective, expected):
+    row = summarise(imported(collective, ranks=0))
+    assert (row.algbw_gbps, row.busbw_gbps) == expected
+
+
+def test_what_was_given_stands_where_nothing_can_be_derived():
+    row = summarise(imported(ranks=0, busbw_gbps=3.4))
+    assert (row.algbw_gbps, row.busbw_gbps) == (2.0, 3.4)
+    row = summarise(imported(clock="issue", algbw_gbps=1.5, busbw_gbps=2.6))
+    assert (row.median_ns, row.algbw_gbps, row.busbw_gbps) == (500.0, 1.5, 2.6)
+
+
+def test_samples_come_before_what_is_given_beside_them():
+    both = imported()
+    both.time_ns = {"device": [[100, 200, 300]]}
+    assert (summarise(both).statistic, summarise(both).median_ns) == ("median", 200)
+    assert (summarise(both, clock="host").statistic, summarise(both, clock="host").calls) == (
+        "mean",
+        0,
+    )

@@ -36,6 +36,7 @@ VALUES = {
     "nbytes_out": 67108864,
     "first_call_ns": 5000000,
     "second_call_ns": 1100000,
+    "statistic": "median",
     "median_ns": 1000000,
     "low_ns": 910000,
     "high_ns": 1090000,

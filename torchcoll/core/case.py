@@ -43,7 +43,8 @@ class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
     ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
-    are None where the collective has none. ``splits`` names the split rule of all_to_all_v.
+    are None where the collective has none, or an imported file does not tell them (nor in_place).
+    ``splits`` names the split rule of all_to_all_v.
 
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
     (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
@@ -55,7 +56,7 @@ class Case:
     dtype: str | None
     op: str | None
     root: int | None
-    in_place: bool
+    in_place: bool | None
     cadence: str
     backend: str
     device: str
@@ -83,7 +84,7 @@ class Case:
             all(isinstance(text, str) for text in texts)
             and all(text is None or isinstance(text, str) for text in optional)
             and all(type(number) is int for number in numbers)
-            and isinstance(case.in_place, bool)
+            and (case.in_place is None or isinstance(case.in_place, bool))
             and isinstance(case.asynchronous, bool)
         ):
             raise TypeError("a case has a field of another type")

@@ -298,6 +298,9 @@ def _header(line: bytes, path: Path, problems: list[str]) -> dict[str, Any]:
 def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
     """Removes what no report can read, and names it; the cases are worth more than a field."""
     spec, environment = header.get("spec") or {}, header.get("environment") or {}
+    yield from _remove(header, "source", (dict,))
+    for name in list(header.get("source") or {}):
+        yield from _remove(header["source"], name, (str,))
     for name in ("run_id", "start_utc", "torchcoll", "connects"):
         yield from _remove(header, name, (str,))
     for name, types in _SPEC_TYPES.items():

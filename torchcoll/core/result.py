@@ -65,9 +65,59 @@ class Verification:
     tolerance_ulp: int = 0
 
 
+# Fields of Given that are no floating-point figures.
+_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "nbytes", "size_basis"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a source that keeps no samples tells of a case; None is what it does not tell.
+
+    time_ns: one duration of a call. statistic: what it is of the calls (mean, median, ...).
+    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown). clock: as in Case.
+    algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
+    be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
+    nbytes, size_basis: the size as the source prints it, where that is not the size S of the case:
+    per rank or per peer.
+    """
+
+    time_ns: float | None
+    statistic: str = "unknown"
+    over_ranks: str = "unknown"
+    clock: str = "unknown"
+    calls: int | None = None
+    first_call_ns: float | None = None
+    min_ns: float | None = None
+    max_ns: float | None = None
+    p99_ns: float | None = None
+    algbw_gbps: float | None = None
+    busbw_gbps: float | None = None
+    derived: bool = False
+    nbytes: int | None = None
+    size_basis: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Given:
+        """Unknown fields are ignored. Raises TypeError on a broken one."""
+        names = {f.name for f in dataclasses.fields(cls)}
+        given = cls(**{k: v for k, v in data.items() if k in names})
+        for name in names - _NO_FIGURES:
+            value = getattr(given, name)
+            if value is not None and (type(value) not in (int, float) or not 0 <= value < _BOUND):
+                raise TypeError(f"{name} is not a number from 0 on")
+        texts = (given.statistic, given.over_ranks, given.clock, given.size_basis)
+        if not all(isinstance(text, str) for text in texts) or type(given.derived) is not bool:
+            raise TypeError("a given figure has a field of another type")
+        check_whole(given.calls or 0, given.nbytes or 0)
+        return given
+
+
 @dataclass
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
+
+    ranks, count, nbytes_in and nbytes_out are 0 where an imported file does not tell them.
+    given: the figures of an imported file that holds no samples.
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
@@ -100,6 +150,7 @@ class CaseResult:
     stop: str = ""
     verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
+    given: Given | None = None
 
     @property
     def expected(self) -> bool:
@@ -111,6 +162,10 @@ class CaseResult:
         data["case"] = self.case.to_json()
         if self.verification:
             data["verification"] = dataclasses.asdict(self.verification)
+        if self.given:
+            data["given"] = dataclasses.asdict(self.given)
+        else:
+            del data["given"]
         return data
 
     @classmethod
@@ -124,6 +179,8 @@ class CaseResult:
             found = {k: v for k, v in data["verification"].items() if k in known}
             found["wrong_ranks"] = tuple(found.get("wrong_ranks", ()))
             values["verification"] = Verification(**found)
+        if values.get("given") is not None:
+            values["given"] = Given.from_json(data["given"])
         result = cls(**values)
         result._check_types()
         return result
@@ -136,7 +193,7 @@ class CaseResult:
             check_lists(*matrix)
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
-        check_whole(self.ordinal, self.calls_per_sample, self.settled or 0)
+        check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")
@@ -182,6 +239,12 @@ class Run:
         """Versions, host and variables of rank 0."""
         environment: dict[str, Any] = self.header.get("environment") or {}
         return environment
+
+    @property
+    def source(self) -> dict[str, str]:
+        """Of an imported run: tool, version, format and file it comes from; {} of our own."""
+        source: dict[str, str] = self.header.get("source") or {}
+        return source
 
     @property
     def complete(self) -> bool:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import CaseResult, Matrix, Run
+from torchcoll.core.result import CaseResult, Given, Matrix, Run
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _T_975 = (
@@ -81,6 +82,9 @@ class Row:
 
     Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
     95th percentile of the calls of this launch: a spread, not a confidence interval.
+
+    statistic: what ``median_ns`` is: the median of our own samples, of an imported file whatever
+    it gives (mean, ...). ranks, count and calls are 0 where an imported file does not tell them.
     """
 
     collective: str
@@ -91,7 +95,7 @@ class Row:
     dtype: str | None
     op: str | None
     root: int | None
-    in_place: bool
+    in_place: bool | None
     group: str | None
     buffers: str
     asynchronous: bool
@@ -107,6 +111,7 @@ class Row:
     nbytes_out: int
     first_call_ns: float | None
     second_call_ns: float | None
+    statistic: str | None
     median_ns: float | None
     low_ns: float | None
     high_ns: float | None
@@ -132,7 +137,7 @@ def default_clock(result: CaseResult) -> str | None:
     for clock in ("device", "host"):
         if clock in result.time_ns:
             return clock
-    return next(iter(result.time_ns), None)
+    return next(iter(result.time_ns), result.given.clock if result.given else None)
 
 
 def verified(result: CaseResult) -> str:
@@ -152,11 +157,18 @@ def summarise(
     clock = clock or default_clock(result)
     steady = sorted(over_ranks(result.time_ns.get(clock or "", []), how))
     cold = over_ranks(result.cold_ns, how)
-    middle = quantile(steady, 0.5) if steady else None
+    given = result.given if result.given and result.given.clock == clock and not steady else None
+    middle = quantile(steady, 0.5) if steady else given.time_ns if given else None
     case = result.case
     # Coalesced calls are timed together: their bytes are too. The fake backend moves none.
     nbytes = 0 if case.backend == "fake" else result.nbytes * case.coalesce
     bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
+    algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth)
+    p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
+    calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
+    if given:
+        algbw, busbw = _bandwidths_of(given, result)
+        p99, calls = given.p99_ns, given.calls or 0
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -180,20 +192,39 @@ def summarise(
         count=result.count,
         nbytes_in=result.nbytes_in,
         nbytes_out=result.nbytes_out,
-        first_call_ns=cold[0] if cold else None,
+        first_call_ns=cold[0] if cold else given.first_call_ns if given else None,
         second_call_ns=cold[1] if len(cold) > 1 else None,
+        statistic="median" if steady else given.statistic if given else None,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
-        p99_ns=quantile(steady, 0.99) if len(steady) >= P99_CALLS else None,
-        calls=sum(result.batches) if result.calls_per_sample > 1 else len(steady),
+        p99_ns=p99,
+        calls=calls,
         stop=result.stop,
-        algbw_gbps=algbw_gbps(*bandwidth),
-        busbw_gbps=busbw_gbps(*bandwidth),
+        algbw_gbps=algbw,
+        busbw_gbps=busbw,
         verified=verified(result),
         status=result.status,
         reason=result.reason,
     )
+
+
+def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, float | None]:
+    """algbw and busbw of a case without samples: from its time, else as the source gives them.
+
+    The time of a call that has only been issued is no time of a transfer. Without the number of
+    ranks there is S / t, and busbw where the factor is 1 whatever the number.
+    """
+    entry, name = COLLECTIVES[result.case.collective], result.case.collective
+    time, nbytes, ranks = given.time_ns, result.nbytes * result.case.coalesce, result.ranks
+    if not time or given.clock == "issue":
+        return given.algbw_gbps, given.busbw_gbps
+    if ranks:
+        return algbw_gbps(name, nbytes, ranks, time), busbw_gbps(name, nbytes, ranks, time)
+    if not nbytes or entry.moved(2) != 1:
+        return given.algbw_gbps, given.busbw_gbps
+    algbw = nbytes / time
+    return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
 
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:

@@ -49,7 +49,8 @@ def _framed(
 
 
 def _case_line(result: CaseResult, row: Row) -> str:
-    words = [one_line(result.case.describe()), "in place" if row.in_place else "out of place"]
+    placement = {True: "in place", False: "out of place", None: "placement unknown"}[row.in_place]
+    words = [one_line(result.case.describe()), placement]
     words += [f"splits {one_line(row.splits)}"] if row.splits else []
     words += [f"sub-group {one_line(row.group)}"] if row.group else []
     words += [f"{one_line(row.clock)} clock"] if row.clock else []

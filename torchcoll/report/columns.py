@@ -26,6 +26,8 @@ DIMENSIONS = (
     *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "splits"),
     *("communicator", "cadence", "clock"),
 )
+# 0 in these is what an imported file does not tell.
+_UNKNOWN_AT_0 = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
 _SPREAD = "low, high = p5, p95 within this launch"
 
 
@@ -53,7 +55,8 @@ class Column:
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
         value = getattr(entry.row, key)
-        return "-" if value is None else one_line(value)
+        unknown = value is None or (not value and key in _UNKNOWN_AT_0 and entry.result.given)
+        return "-" if unknown else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
 
@@ -71,7 +74,10 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
         # A case that did not run may have no actual size: then what was asked for stands there.
-        nbytes = getattr(entry.row, key) or entry.row.nbytes_requested
+        nbytes = getattr(entry.row, key)
+        if not nbytes and key in _UNKNOWN_AT_0 and entry.result.given:
+            return "-"
+        nbytes = nbytes or entry.row.nbytes_requested
         return format_size(nbytes) if entry.has_data else "-"
 
     return Column(key, Head(first, second, drop=drop, repeat=key == "nbytes"), cell)
@@ -117,11 +123,12 @@ COLUMNS: dict[str, Column] = {
         _size("nbytes_out", "bytes", "out"),
         Column("first_call_ns", Head("first", "call ", drop=1, width=9), _first_call),
         _time("second_call_ns", "second", "call"),
+        _text("statistic", "statistic"),
         _time("median_ns", "median"),
         _time("low_ns", "low", "p5", drop=5, legend=_SPREAD),
         _time("high_ns", "high", "p95", drop=5, legend=_SPREAD),
         _time("p99_ns", "p99", drop=6),
-        Column("calls", Head("calls", drop=3, width=5), lambda e: str(e.row.calls)),
+        dataclasses.replace(_text("calls", ""), head=Head("calls", drop=3, width=5)),
         _text("stop", "stopped", "by"),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
@@ -138,8 +145,8 @@ _ALWAYS = (
 _OF_DATA = ("nbytes", "algbw_gbps", "busbw_gbps")
 
 
-def _yes_no(value: bool) -> str:
-    return "yes" if value else "no"
+def _yes_no(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
 
 
 def values_of(items: Iterable[Any], name: str) -> list[Any]:
@@ -172,12 +179,36 @@ def default_columns(
 def columns_for(rows: Sequence[Row]) -> list[Column]:
     """The default columns of these rows."""
     data = [row for row in rows if COLLECTIVES[row.collective].has_data]
-    return default_columns(
+    columns = default_columns(
         rows,
         p99=any(row.p99_ns is not None for row in rows),
         resized=any(row.nbytes != row.nbytes_requested for row in data if row.nbytes),
         has_data=bool(data),
     )
+    statistics = values_of(rows, "statistic")
+    if statistics in ([], ["median"]):
+        return columns
+    return list(_of_given(columns, rows, statistics))
+
+
+def _of_given(
+    columns: Iterable[Column], rows: Sequence[Row], statistics: Sequence[str]
+) -> Iterable[Column]:
+    """Of imported rows: a mean is not called a median, and what no row has is left out."""
+    for column in columns:
+        if column.key in ("first_call_ns", "low_ns", "high_ns", "calls") and not any(
+            getattr(row, column.key) for row in rows
+        ):
+            continue
+        if column.key == "median_ns" and len(statistics) == 1:
+            head = dataclasses.replace(column.head, first=one_line(statistics[0]))
+            column = dataclasses.replace(column, head=head)
+        elif column.key == "median_ns":
+            yield COLUMNS["statistic"]
+            column = dataclasses.replace(
+                column, head=dataclasses.replace(column.head, first="time")
+            )
+        yield column
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:

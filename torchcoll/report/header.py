@@ -44,7 +44,8 @@ def header_lines(
     cadences = [_CADENCES.get(name, one_line(name)) for name in values_of(items, "cadence")]
     words = [f"clock: {clock}" if clock else "", *(f"cadence: {name}" for name in cadences)]
     lines.append("; ".join(filter(None, words)))
-    lines.append(reading(items, how) if how else "")
+    if how:
+        lines.append(given_text(run) or reading(items, how))
     lines += [_rules(run.header.get("spec") or {}), _labels(run), _start_up(run, items)]
     return [line for line in lines if line]
 
@@ -68,6 +69,20 @@ def reading(items: Sequence[Any], how: str) -> str:
     if how == "max" and not set(values_of(items, "cadence")) <= {"isolated"}:
         return f"time = max over ranks; {NOT_ALIGNED}"
     return _READINGS[how]
+
+
+def given_text(run: Run) -> str:
+    """What the figures of an imported file are; '' where there are samples."""
+    given = [result.given for result in run.results if result.given and not result.time_ns]
+    if not given or len(given) < sum(bool(result.time_ns) for result in run.results):
+        return ""
+    readings = dict.fromkeys((g.statistic, g.over_ranks, g.derived) for g in given)
+    words = []
+    for statistic, over, derived in readings:
+        ranks = "over ranks: unknown" if over == "unknown" else f"{one_line(over)} over ranks"
+        text = f"{one_line(statistic)} over calls, {ranks}"
+        words.append(f"{text}, computed from the bandwidth given" if derived else text)
+    return f"time = {' or '.join(words)}: figures of the source, which has no samples"
 
 
 def what_text(items: Sequence[Any]) -> str:
@@ -98,6 +113,9 @@ def _rules_of_groups(items: Sequence[Any]) -> list[str]:
 
 def program_text(run: Run) -> str:
     """``torchcoll 0.1.0``: which version measured."""
+    if run.source:
+        words = [run.source.get(name) for name in ("tool", "version", "format")]
+        return f"imported from {' '.join(one_line(word) for word in words if word)}"
     version = run.header.get("torchcoll") or run.environment.get("torchcoll") or ""
     return f"torchcoll {one_line(version)}".rstrip()
 
@@ -131,6 +149,8 @@ def _devices(members: Sequence[dict[str, Any]]) -> str:
 def ranks_text(run: Run) -> str:
     """How many ranks, on which hosts, with which devices."""
     count = f"{run.ranks} ranks" if run.ranks != 1 else "1 rank (no communication)"
+    if run.source and not run.ranks:
+        count = "ranks: unknown"
     hosts: dict[str, list[dict[str, Any]]] = {}
     for number, member in enumerate(run.members):
         host = one_line(member.get("host") or "?")

@@ -23,7 +23,7 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
-from torchcoll.report.header import NOT_ALIGNED, program_text
+from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
 from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
@@ -85,7 +85,9 @@ def block_start(
         f"{one_line(first.cadence)}{group}",
         f"# torchcoll: time is the median over calls of {_READINGS.get(how, how)}",
     ]
-    if how == "max" and first.cadence != "isolated":
+    if text := given_text(run):
+        lines[-1] = f"# torchcoll: {text}"
+    elif how == "max" and first.cadence != "isolated":
         lines.append(f"# torchcoll: {NOT_ALIGNED}")
     if run.ranks == 1:
         lines.append("# torchcoll: one rank, no communication")
@@ -94,12 +96,14 @@ def block_start(
     if first.collective == "all_to_all_v":
         lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
     for in_place in (True, False):
-        if all(case.in_place == in_place for case in cases):
+        if all(case.in_place is in_place for case in cases):
             names = ("out-of-place", "in-place")
             lines.append(
                 f"# torchcoll: measured {names[in_place]} only, "
                 f"the {names[not in_place]} columns repeat it"
             )
+    if any(case.in_place is None for case in cases):
+        lines.append("# torchcoll: placement unknown, both columns hold the one figure")
     lines += ["#", "# Using devices", *map(_device_line, _members(run, members)), "#"]
     return lines + _heading()
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core.facts import facts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_ranges
@@ -21,10 +22,6 @@ SPLITS_LINE = (
     "all_to_all_v: size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count"
 )
-_APART = ("host", "libraries", "variables")  # of the environment, told in other words
-_FEW_HOSTS = 4
-# Variables that differ from job to job and say nothing about what was measured.
-_OF_THE_JOB = ("MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_", "TORCHELASTIC_")
 
 
 class Notes:
@@ -129,19 +126,6 @@ def problems_of(run: Run) -> list[str]:
     ending = one_line(run.ending)
     # load() says it, a run that has just ended does not.
     return problems if not ending or ending in problems else [*problems, ending]
-
-
-def facts_of(run: Run) -> dict[str, str]:
-    """What a number may depend on: versions, hosts, libraries, variables."""
-    environment = run.environment or {}
-    facts = {k: str(v) for k, v in environment.items() if k not in _APART}
-    facts |= environment.get("libraries") or {}
-    variables = environment.get("variables") or {}
-    facts |= {k: v for k, v in variables.items() if not k.startswith(_OF_THE_JOB)}
-    hosts = list(dict.fromkeys(str(member.get("host")) for member in run.members))
-    if len(hosts) > _FEW_HOSTS:
-        hosts = [hosts[0], "...", hosts[-1], f"({len(hosts)} hosts)"]
-    return {**facts, "hosts": " ".join(hosts)} if hosts else facts
 
 
 def differences(facts: Sequence[dict[str, str]]) -> str:

@@ -14,13 +14,14 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.facts import facts_of
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import NOT_ALIGNED, header_lines, what_text
-from torchcoll.report.notes import differences, facts_of, launch_lines, problems_of, row_lines
+from torchcoll.report.notes import differences, launch_lines, problems_of, row_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
@@ -204,7 +205,10 @@ def _cell(rows: Sequence[Row], field: str) -> str:
 
 def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     cadences = values_of(_rows(points), "cadence")
-    words = [f"median over calls, {view.over_ranks} over ranks"]
+    statistics = values_of(_rows(points), "statistic") or ["median"]
+    words = [f"{' or '.join(map(one_line, statistics))} over calls, {view.over_ranks} over ranks"]
+    if set(statistics) - {"median"}:
+        words = [f"{words[0]} (imported figures: as their source has them)"]
     for name, values in (("clock", values_of(_rows(points), "clock")), ("cadence", cadences)):
         words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
     if view.over_ranks == "max" and set(cadences) - {"isolated"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
@@ -17,6 +17,7 @@ from torchcoll.report.output import Output, one_line
 from torchcoll.report.view import FORMATS, METRICS, View, choice, texts_of
 
 Source = Run | str | os.PathLike[str]
+_RUNS = (Run, str, os.PathLike)
 
 
 def table_grid(run: Run, view: View | None = None) -> Grid:
@@ -60,7 +61,7 @@ def clock_lines(entries: Sequence[Entry], clock: str | None) -> list[str]:
 
 
 def show(
-    *sources: Source,
+    *sources: Source | Any,
     format: str = "table",
     columns: str | Sequence[str] | None = None,
     percentiles: str | Sequence[float] | None = None,
@@ -72,7 +73,7 @@ def show(
     calls: bool = False,
     file: TextIO | None = None,
 ) -> None:
-    """Print runs, or the result files at these paths, to stdout.
+    """Print runs, the result files at these paths, or what ``compare`` found, to stdout.
 
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
@@ -82,6 +83,11 @@ def show(
     tables in csv and json. Raises UsageError for choices that do not exist or do not go together,
     UnreadableError for a file.
     """
+    if sources and not isinstance(sources[0], _RUNS):
+        from torchcoll.report.compare import show_comparisons
+
+        show_comparisons([one for one in sources if not isinstance(one, _RUNS)], format, file)
+        return
     choice(format, "format", FORMATS)
     if metric is not None:
         choice(metric, "metric", METRICS)

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Makes the result files of this folder from the published tables beside them: bash results/import.sh DIR
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${1:?usage: bash results/import.sh DIR}
+mkdir -p "$out"
+cd "$here/h200-8gpu-kernels"
+for kernel in generic nvidia; do
+    release=6.8.0-51-generic
+    [ "$kernel" = generic ] || release=6.8.0-1019-nvidia
+    "${PYTHON:-python3}" -m torchcoll import tables.md --from plain \
+        --map "size=Size,algbw=Algbw (GB/s) - ${kernel^} Kernel" \
+        --ranks 8 --backend nccl --statistic mean \
+        --label "kernel=$release" --label "machine=one server, 8 H200" \
+        -o "$out/$kernel.jsonl"
+done

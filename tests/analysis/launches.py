@@ -1,0 +1,81 @@
+"""Launches made by hand for comparisons: one duration a case, which every call has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchcoll.core.case import Case
+from torchcoll.core.result import CaseResult, Given, Run, Verification
+
+FIELDS: dict[str, Any] = {
+    "collective": "all_reduce",
+    "nbytes": 1024,
+    "dtype": "float32",
+    "op": "sum",
+    "root": None,
+    "in_place": True,
+    "cadence": "isolated",
+    "backend": "gloo",
+    "device": "cpu",
+}
+COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
+
+
+def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
+    """Three calls of ``ns`` on the slowest rank; fields of Case and of CaseResult."""
+    asked = Case(**FIELDS | {k: changed.pop(k) for k in list(changed) if k in FIELDS})
+    fields: dict[str, Any] = {
+        "status": "ok",
+        "nbytes": asked.nbytes,
+        "cold_ns": [[3 * ns, ns]] * ranks,
+        "time_ns": {"host": [[ns] * 3, *([[ns // 2] * 3] * (ranks - 1))]},
+        "verification": Verification(checked=100, wrong=0),
+    }
+    return CaseResult(asked, ranks=ranks, **(fields | changed))
+
+
+def given(ns: float, ranks: int = 2, statistic: str = "mean", **changed: Any) -> CaseResult:
+    """A figure of a source that keeps no samples."""
+    figure = Given(ns, statistic, changed.pop("over_ranks", "mean"), "device")
+    return measured(0, ranks, cold_ns=[], time_ns={}, given=figure, verification=None, **changed)
+
+
+def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
+    """A launch; environment, variables, labels, device_name, hosts, source and other fields."""
+    environment = {
+        "torch": "2.13.0",
+        "kernel": "6.1",
+        "libraries": {"gloo": "gloo 1"},
+        "variables": changed.pop("variables", {}),
+        **changed.pop("environment", {}),
+    }
+    hosts = changed.pop("hosts", ["vm"])
+    name = changed.pop("device_name", "Xeon")
+    source = changed.pop("source", None)
+    header = {
+        "run_id": "r1",
+        "ranks": ranks,
+        "spec": {"labels": changed.pop("labels", {}), "rehearse": changed.pop("rehearse", False)},
+        "environment": {} if source else environment,
+        **({"source": source} if source else {}),
+        **changed.pop("header", {}),
+    }
+    members = [
+        {"rank": r, "host": hosts[r * len(hosts) // ranks], "device": "cpu", "device_name": name}
+        for r in range(ranks)
+    ]
+    fields: dict[str, Any] = {"members": [] if source else members, "end": COMPLETE}
+    return Run(header=header, results=list(results), **(fields | changed))
+
+
+def launches(times: Sequence[Mapping[int, int] | int], **changed: Any) -> list[Run]:
+    """One launch for each element: size -> ns, or ns at 1K."""
+    return [
+        run(*(measured(ns, nbytes=n) for n, ns in _sizes(time).items()), **dict(changed))
+        for time in times
+    ]
+
+
+def _sizes(time: Mapping[int, int] | int) -> Mapping[int, int]:
+    return {1024: time} if isinstance(time, int) else time

@@ -1,0 +1,269 @@
+"""Every verdict with its reason, and what enters a comparison."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from launches import given, launches, measured, run
+from scipy import stats
+
+import torchcoll
+from torchcoll.analysis.compare import compare
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Verification
+
+BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
+
+
+def verdicts(base, new, **choices):
+    return [(row.verdict, row.reason) for row in compare(base, new, **choices).rows]
+
+
+def times(factor):
+    return launches(
+        [round(factor * n) for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)]
+    )
+
+
+def test_faster_and_slower():
+    assert verdicts(BASE, times(1.05)) == [("slower", "p < 0.0001")]
+    assert verdicts(BASE, times(0.95)) == [("faster", "p < 0.0001")]
+
+
+def test_of_bandwidth_more_is_faster():
+    (row,) = compare(BASE, times(1.05), metric="busbw").rows
+    assert row.verdict == "slower"
+    assert row.ratio == pytest.approx(1 / 1.05, rel=1e-3)
+    # 1024 bytes in 100 us are 0.01024 GB/s, and two ranks have a bus factor of 1.
+    assert row.base == pytest.approx(0.01024, rel=1e-3)
+    assert compare(BASE, times(0.95), metric="algbw").rows[0].verdict == "faster"
+
+
+def test_same_and_the_threshold():
+    assert verdicts(BASE, times(1)) == [("same", "90 % within 2 %")]
+    assert verdicts(BASE, times(1.05), threshold=0.1) == [("same", "90 % within 10 %")]
+
+
+def test_unclear_says_how_many_launches_would_settle_it():
+    noisy = launches([100_000, 110_000, 95_000])
+    ((verdict, reason),) = verdicts(noisy, launches([104_000, 113_000, 98_000]))
+    assert (verdict, reason) == ("unclear", "p 0.62, needs 111 launches")
+
+
+def test_a_change_within_the_threshold_is_no_change_however_sure():
+    new = launches([round(1.019 * n) for n in (100_000, 100_010, 99_990) * 4])
+    base = launches([100_000, 100_010, 99_990] * 4)
+    assert verdicts(base, new) == [("same", "90 % within 2 %")]
+
+
+def test_at_the_threshold_no_number_of_launches_helps():
+    new = launches([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
+    ((verdict, reason),) = verdicts(launches([100_000, 101_000, 99_000]), new)
+    assert (verdict, reason) == ("unclear", "p 0.073, too near 2 % to settle")
+
+
+def test_one_launch_a_side():
+    (row,) = compare(launches([100]), launches([150])).rows
+    assert (row.verdict, row.reason) == ("unclear", "1 launch a side")
+    assert row.ratio == pytest.approx(1.5)
+    assert row.judged.p_value is None
+    assert verdicts(launches([100]), times(1)) == [("unclear", "1 launch in base")]
+    assert verdicts(times(1), launches([100])) == [("unclear", "1 launch in new")]
+
+
+def test_launches_that_are_copies():
+    reason = "the launches of each side are equal: no spread to judge by"
+    assert verdicts(launches([100, 100]), launches([150, 150])) == [("unclear", reason)]
+
+
+def test_the_calls_of_a_launch_are_no_replicates():
+    many = {"host": [[100_000 + i % 7 for i in range(1000)]] * 2}
+    more = {"host": [[105_000 + i % 7 for i in range(1000)]] * 2}
+    one, other = run(measured(1, time_ns=many)), run(measured(1, time_ns=more))
+    assert verdicts(one, other) == [("unclear", "1 launch a side")]
+
+
+def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
+    twice = run(measured(100), measured(121))
+    (row,) = compare(twice, launches([110])).rows
+    assert (row.reason, row.ratio) == ("1 launch a side", pytest.approx(1.0))
+
+
+@pytest.mark.parametrize(
+    ("new", "reason"),
+    [
+        (run(measured(100, nbytes=2048), measured(5)), "only in base"),
+        (
+            run(
+                measured(100, status="wrong", verification=Verification(8, 3)),
+                measured(1, nbytes=8),
+            ),
+            "wrong in new: 3 of 8",
+        ),
+        (
+            run(measured(100, status="oom", reason="too large", time_ns={}), measured(1, nbytes=8)),
+            "oom in new: too large",
+        ),
+        (run(measured(100, time_ns={}), measured(1, nbytes=8)), "no time in new"),
+    ],
+)
+def test_incomparable(new, reason):
+    base = run(measured(100), measured(100, nbytes=8))
+    if reason == "only in base":
+        base = run(measured(100), measured(100, nbytes=4096))
+        assert ("incomparable", reason) in verdicts(base, new)
+        return
+    found = compare(base, new)
+    row = next(row for row in found.rows if row.pair.nbytes == 1024)
+    assert (row.verdict, row.reason, row.ratio) == ("incomparable", reason, None)
+
+
+def test_one_rank_has_no_bandwidth():
+    base, new = run(measured(100, ranks=1), ranks=1), run(measured(120, ranks=1), ranks=1)
+    assert verdicts(base, new, metric="busbw") == [("incomparable", "no busbw in base")]
+    assert verdicts(base, new) == [("unclear", "1 launch a side")]
+
+
+def test_wrong_launches_are_left_out_and_counted():
+    wrong = [run(measured(10, status="wrong", verification=Verification(8, 3)))]
+    (row,) = compare(BASE, times(1) + wrong).rows
+    assert row.verdict == "same"
+    assert len(row.judged.new) == 6
+    assert row.notes == ("1 of 7 launches of new left out: wrong",)
+
+
+def test_holm_is_over_the_cases():
+    """A p of 0.008 alone is evidence; beside nine other cases it is none."""
+    base = [{n: time for n in range(1, 11)} for time in (1000, 1010, 990)]
+    new = [
+        {n: time if n > 1 else round(1.04 * time) for n in range(1, 11)}
+        for time in (1000, 1010, 990)
+    ]
+    alone = compare(launches(base), launches(new), filter="size=1").rows[0]
+    raw = stats.ttest_ind(
+        [math.log(t) for t in (1040, 1050, 1030)],
+        [math.log(t) for t in (1000, 1010, 990)],
+        equal_var=False,
+    ).pvalue
+    assert alone.judged.p_value == pytest.approx(raw)
+    assert alone.verdict == "slower"
+    beside = compare(launches(base), launches(new))
+    assert beside.rows[0].judged.p_value == pytest.approx(min(1, 10 * raw))
+    assert beside.tally == {"unclear": 1, "same": 9}
+
+
+def test_mann_whitney_beside_it():
+    few = compare(launches([100, 101, 102]), launches([200, 201, 202]))
+    assert few.notes == [
+        "Mann-Whitney cannot confirm: 3 against 3 launches reach p = 0.1, and Holm over 1 case "
+        "asks for 0.05"
+    ]
+    assert compare(BASE, times(1.05)).notes == [
+        "Mann-Whitney with Holm confirms 1 of 1 differences"
+    ]
+
+
+def test_the_worst_is_the_slowest_whatever_the_metric():
+    base = launches([{8: 100, 64: 200, 512: 400}])
+    new = launches([{8: 150, 64: 200, 512: 200}])
+    for metric in ("time", "busbw"):
+        ranked = compare(base, new, metric=metric).ranked
+        assert [row.pair.nbytes for row in ranked] == [8, 64, 512]
+
+
+def test_ratios_beyond_the_threshold_are_counted_without_a_test():
+    found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
+    assert found.beyond == 2
+    assert found.notes == [
+        "2 of 3 ratios that no test could judge are beyond 2 %; the furthest: all_reduce 512 0.50, "
+        "all_reduce 64 1.03"
+    ]
+
+
+def test_means_are_compared_like_with_like():
+    # Rank 0 takes 100, 100, 400 and rank 1 half of it: the mean over both is 150; the median of
+    # the completions is 100.
+    calls = {"host": [[100, 100, 400], [50, 50, 200]]}
+    ours = run(measured(1, time_ns=calls))
+    source = {"tool": "nccl-tests", "version": "2.13"}
+    theirs = run(given(300), source=source)
+    found = compare(ours, theirs)
+    (row,) = found.rows
+    assert (row.base, row.new) == (pytest.approx(150), pytest.approx(300))
+    assert (row.verdict, row.reason) == ("unclear", "single means, 1 launch a side")
+    assert (
+        "some figures are means, and no single calls are known; samples are read alike: mean over "
+        "calls, mean over ranks"
+    ) in found.notes
+    slowest = compare(ours, run(given(300, over_ranks="max"), source=source)).rows[0]
+    assert slowest.base == pytest.approx(200)
+    assert compare(ours, theirs, over_ranks="min").rows[0].base == pytest.approx(100)
+
+
+def test_published_figures_are_a_reference_and_never_evidence():
+    table = [run(given(f * 100), source={"tool": "a published table"}) for f in (1, 1.01, 0.99)]
+    ours = launches([200, 201, 199])
+    (row,) = compare(table, ours).rows
+    assert (row.verdict, row.reason) == ("unclear", "reference, a published figure")
+    assert (row.judged.ratio.low, row.judged.p_value) == (None, None)
+    assert row.ratio == pytest.approx(1.5, rel=2e-3)  # means over two ranks, as given
+
+
+def test_launches_of_means_are_launches():
+    sides = [
+        [run(given(f * n), source={"tool": "osu"}) for n in (100, 101, 99, 100.5)] for f in (1, 1.1)
+    ]
+    assert [row.verdict for row in compare(*sides).rows] == ["slower"]
+
+
+def test_over_ranks():
+    base, new = run(measured(1000)), run(measured(1000, time_ns={"host": [[1000], [600]]}))
+    assert compare(base, new).rows[0].ratio == pytest.approx(1)
+    assert compare(base, new, over_ranks="min").rows[0].ratio == pytest.approx(1.2)
+
+
+def test_rehearsals_do_not_mix_with_real_launches():
+    rehearsals = launches([100], rehearse=True)
+    with pytest.raises(UsageError, match=r"got 1 rehearsals \(--rehearse\) among 2 launches"):
+        compare(rehearsals, launches([100]))
+    event = launches([100], events=[{"kind": "rehearsal", "message": "one GPU"}])
+    assert any("rehearsals" in note for note in compare(rehearsals, event).notes)
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"metric": "gbps"}, "metric: got gbps, expected one of time, algbw, busbw"),
+        ({"over_ranks": "p99"}, "over-ranks: got p99, expected one of max, mean, min, rank0"),
+        ({"threshold": 0}, "threshold: got 0, expected above 0 % and below 100 %"),
+        ({"by": "weather"}, "by: got weather, expected one of collective, dtype, op, "),
+    ],
+)
+def test_choices_that_do_not_exist(choices, text):
+    with pytest.raises(UsageError) as caught:
+        compare(BASE, BASE[:1], **choices)
+    assert str(caught.value).startswith(text)
+
+
+def test_the_public_name_and_what_show_prints(capsys):
+    found = torchcoll.compare(BASE, times(1.05))
+    assert found.tally == {"slower": 1}
+    torchcoll.show(found)
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        "1 case: 1 slower",
+        "worst: 1K 1.050 (slower); best: 1K 1.050 (slower)",
+        "p: Welch's t on the logarithms of the launches' figures, one case; below 0.05 counts",
+        "Mann-Whitney with Holm confirms 1 of 1 differences",
+    ]
+
+
+def test_without_samples_the_sources_say_what_a_figure_is():
+    source = {"tool": "a published table"}
+    sides = [run(given(ns, over_ranks="unknown"), source=source) for ns in (100, 150)]
+    assert compare(*sides).reading == "mean over calls, unknown over ranks"
+    medians = run(given(100, statistic="median", over_ranks="max"), source=source)
+    found = compare(sides[0], medians)
+    assert (
+        found.reading == "mean over calls, unknown over ranks or median over calls, max over ranks"
+    )

@@ -1,0 +1,310 @@
+"""``torchcoll compare``: sides, gates, formats, and one line for each error."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launches import given, launches, measured, run
+
+from torchcoll.cli import main
+from torchcoll.core.records import save
+from torchcoll.core.summary import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
+SLOW = launches([n * 104 // 100 for n in (100_100, 101_000, 99_000, 100_600, 99_400, 99_900)])
+
+
+@pytest.fixture
+def folder(in_tmp_path):
+    for name, runs in (("before", BASE), ("after", SLOW), ("third", BASE[::-1])):
+        for number, each in enumerate(runs):
+            save(each, in_tmp_path / name / f"{number}.jsonl")
+    return in_tmp_path
+
+
+def rows(capsys):
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+TABLE = """\
+base (before, 6 launches) -> new (after, 6 launches)
+all_reduce, float32, sum, in place
+gloo, cpu, 2 ranks, isolated cadence, host clock
+what differs: nothing that is known of the environments
+time: median over calls, max over ranks; geometric mean over the launches
+ratio = new / base, and its 95 % interval; launches are the replicates
+
+size      base       new  ratio            95 %  verdict
+  1K  100.0 us  104.0 us  1.040  1.030 to 1.050  slower (p < 0.0001)
+
+1 case: 1 slower
+worst: 1K 1.040 (slower); best: 1K 1.040 (slower)
+p: Welch's t on the logarithms of the launches' figures, one case; below 0.05 counts
+Mann-Whitney with Holm confirms 1 of 1 differences
+"""
+
+
+def test_the_table(folder, capsys):
+    assert main(["compare", "before", "after"]) == 0
+    assert capsys.readouterr().out == TABLE
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        "before after",
+        "before/*.jsonl after/*.jsonl",
+        "old=before new=after",
+        "old=before/*.jsonl new=after/[0-4].jsonl new=after/5.jsonl",
+        "before " + " ".join(f"after/{number}.jsonl" for number in range(6)),
+    ],
+)
+def test_sides(folder, sides, capsys):
+    assert main(["compare", *sides.split(), "--format", "json"]) == 0
+    (row,) = rows(capsys)
+    assert (row["base_launches"], row["new_launches"], row["verdict"]) == (6, 6, "slower")
+
+
+def test_two_backends_of_the_same_launches(folder, capsys):
+    for number, noise in enumerate((0, 100, -100, 50)):
+        both = [measured(100_000 + noise), measured(120_000 - noise, backend="ccl")]
+        more = [measured(90_000 + noise, dtype="bfloat16"), measured(9, nbytes=8, dtype="bfloat16")]
+        save(run(*both, *more), folder / "one" / f"{number}.jsonl")
+    assert main(["compare", "backend:gloo=one", "backend:ccl=one", "--format", "json"]) == 0
+    found = rows(capsys)
+    assert [(r["verdict"], r["dtype"], r["ratio"] and round(r["ratio"], 2)) for r in found] == [
+        ("slower", "float32", 1.2),
+        ("incomparable", "bfloat16", None),
+        ("incomparable", "bfloat16", None),
+    ]
+    # What keeps cases apart otherwise is compared where it is asked for.
+    line = "compare dtype:float32=one dtype:bfloat16=one --filter backend=gloo,size=1K"
+    assert main([*line.split(), "--format", "json"]) == 0
+    assert [r["verdict"] for r in rows(capsys)] == ["faster"]
+    assert main(["compare", "speed:1=one", "speed:2=one"]) == 2
+    assert "filter name: got speed, expected one of size, " in capsys.readouterr().err
+
+
+def test_three_sides_are_two_comparisons(folder, capsys):
+    assert main(["compare", "a=before", "b=after", "c=third", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["base"]["name"], each["new"]["name"]) for each in found] == [
+        ("a", "b"),
+        ("a", "c"),
+    ]
+    assert [each["rows"][0]["verdict"] for each in found] == ["slower", "same"]
+    assert main(["compare", "a=before", "b=after", "c=third"]) == 0
+    text = capsys.readouterr().out
+    assert "a (before, 6 launches) -> c (third, 6 launches)" in text
+    assert main(["compare", "a=before", "b=after", "c=third", "--format", "csv"]) == 0
+    assert [r["new_name"] for r in csv.DictReader(io.StringIO(capsys.readouterr().out))] == [
+        "b",
+        "c",
+    ]
+
+
+def test_json_has_the_fields_of_a_row_and_what_was_found(folder, capsys):
+    assert main(["compare", "before", "after", "--format", "json"]) == 0
+    (row,) = rows(capsys)
+    assert {field.name for field in dataclasses.fields(Row)} <= set(row)
+    wanted = {
+        "verdict": "slower",
+        "reason": "p < 0.0001",
+        "ratio": pytest.approx(1.04, abs=1e-3),
+        "ratio_low": pytest.approx(1.030, abs=1e-3),
+        "ratio_high": pytest.approx(1.050, abs=1e-3),
+        "nbytes": 1024,
+        "calls": 18,
+        "median_ns": pytest.approx(104_000, rel=1e-3),
+        "notes": [],
+    }
+    assert {name: row[name] for name in wanted} == wanted
+    assert 0 < row["p_value"] < 1e-4
+
+
+def test_csv_and_markdown(folder, capsys):
+    assert main(["compare", "before", "after", "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["collective"], row["verdict"], row["p_value"] != "") == (
+        "all_reduce",
+        "slower",
+        True,
+    )
+    assert main(["compare", "before", "after", "--format", "markdown"]) == 0
+    text = capsys.readouterr().out
+    assert "\n| size | base | new | ratio | 95 % | verdict |\n" in text
+    assert "| slower (p \\< 0.0001) |" in text
+
+
+@pytest.mark.parametrize(
+    ("gate", "code", "line"),
+    [
+        ("slower", 1, "1 slower"),
+        ("slower:3%", 1, "1 slower"),
+        ("slower:0.03", 1, "1 slower"),
+        ("slower:5%", 0, ""),
+        ("unclear,incomparable", 0, ""),
+        ("unclear,slower", 1, "1 slower"),
+    ],
+)
+def test_fail_on(folder, gate, code, line, capsys):
+    assert main(["compare", "before", "after", "--fail-on", gate]) == code
+    out, err = capsys.readouterr()
+    assert out == TABLE
+    assert err == (f"torchcoll: --fail-on {gate}: {line}\n" if line else "")
+
+
+def test_fail_on_what_could_not_be_compared(folder, capsys):
+    save(run(measured(100, status="wrong"), measured(9, nbytes=8)), folder / "bad.jsonl")
+    save(run(measured(100), measured(9, nbytes=8)), folder / "good.jsonl")
+    line = ["compare", "good.jsonl", "bad.jsonl", "--fail-on"]
+    assert main([*line, "slower"]) == 0
+    assert main([*line, "incomparable"]) == 1
+
+
+def test_fit(folder, capsys):
+    sizes = {n: 20_000 + n // 10 for n in (1024, 1 << 16, 1 << 20)}
+    for name in ("x", "y"):
+        for number, one in enumerate(launches([sizes, {n: t + 50 for n, t in sizes.items()}])):
+            save(one, folder / name / f"{number}.jsonl")
+    assert main(["compare", "x", "y", "--fit"]) == 0
+    out = capsys.readouterr().out
+    assert "latency and bandwidth (algbw): time = latency + size / bandwidth" in out
+    assert "\n2 fits: " in out
+    assert main(["compare", "x", "y", "--fit", "--format", "json"]) == 0
+    fits = json.loads(capsys.readouterr().out)["fits"]
+    assert [fit["figure"] for fit in fits] == ["latency_ns", "bandwidth_gbps"]
+    assert main(["compare", "x", "y", "--fit", "--format", "csv"]) == 0
+    assert "misfit" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_different_hardware_is_shown_side_by_side(folder, capsys):
+    sizes = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
+    save(launches([sizes])[0], folder / "a.jsonl")
+    save(launches([sizes], device_name="PVC")[0], folder / "b.jsonl")
+    assert main(["compare", "nccl=a.jsonl", "oneccl=b.jsonl"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = lines.index("each by its own measure nccl oneccl")
+    assert lines[start + 1 : start + 10] == [
+        "best busbw (GB/s) 83.886 83.886",
+        "half-bandwidth size 1M 1M",
+        "latency floor 10.00 us at 1K 10.00 us at 1K",
+        "time to first result 30.00 us 30.00 us",
+        "",
+        "size nccl of its oneccl of its verdict",
+        "best best",
+        "1K 10.00 us 0.1 % 10.00 us 0.1 % "
+        "incomparable (different hardware: device names Xeon and PVC)",
+        "1M 20.00 us 62.5 % 20.00 us 62.5 % "
+        "incomparable (different hardware: device names Xeon and PVC)",
+    ]
+    assert "3 cases: 3 incomparable" in lines
+    assert not any(line.startswith("worst") for line in lines)
+
+
+def test_what_only_one_side_has_is_told_in_short(folder, capsys):
+    save(run(*(measured(9, nbytes=n) for n in (8, 16, 32))), folder / "a.jsonl")
+    more = (64, 128, 256, 512, 1024, 2048)
+    save(run(*(measured(9, nbytes=n) for n in (16, *more))), folder / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "9 cases: 1 unclear, 8 incomparable" in lines
+    assert lines[-2:] == [
+        "only in base: all_reduce: 8, 32",
+        "only in new: all_reduce: 64, 128, ..., 2K, (6)",
+    ]
+    assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
+    assert len(rows(capsys)) == 9
+
+
+def test_single_means_of_another_tool(folder, capsys):
+    for name, ns in (("a", 100), ("b", 150)):
+        save(run(given(ns), source={"tool": "nccl-tests"}), folder / f"{name}.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    assert "unclear (single means, 1 launch a side)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        ("", 2, "the following arguments are required: SIDE. See torchcoll compare --help."),
+        (
+            "before",
+            2,
+            "compare: got the side base alone, expected BASE and NEW. Name each side where they "
+            "have several files: before='a/*.jsonl' after='b/*.jsonl'.",
+        ),
+        (
+            "before/0.jsonl before/1.jsonl after/0.jsonl",
+            2,
+            "new: got files of 2 folders, one of them the folder of BASE, expected files of one "
+            "side. Name the folders (before ...), or each side: before=PATH after=PATH.",
+        ),
+        (
+            "before before/0.jsonl",
+            2,
+            "new: got before/0.jsonl, expected files that are not in base too. Two backends of one "
+            "launch: backend:gloo=PATH backend:ccl=PATH.",
+        ),
+        ("before =after", 2, "side: got =after, expected a path, or label=path"),
+        ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "
+         "file matches"),
+        ("before empty", 3, "folder: got empty, expected a folder with result files"),
+        ("before nowhere", 3, "result file: got nowhere, expected a file that exists"),
+        ("before after --threshold 2", 2, "threshold: got 2, expected a share above 0 and below 1, "
+         "such as 2% or 0.02"),
+        ("before after --fail-on faster", 2, "fail-on: got faster, expected slower, slower:5%, "
+         "unclear or incomparable"),
+        ("before after --fail-on slower:much", 2, "fail-on slower: got much, expected a share "
+         "above 0 and below 1, such as 2% or 0.02"),
+        ("before after --format html", 2, "format: got html, expected one of table, markdown, csv, "
+         "json"),
+        ("before after --metric speed", 2, "metric: got speed, expected one of time, algbw, busbw"),
+        ("before other", 2, "cases: got nothing in common in dtype (float32; bfloat16), expected "
+         "cases that both sides have"),
+    ],
+)  # fmt: skip
+def test_errors_are_one_line(folder, arguments, code, line, capsys):
+    (folder / "empty").mkdir()
+    save(run(measured(100, dtype="bfloat16")), folder / "other" / "0.jsonl")
+    assert main(["compare", *arguments.split()]) == code
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"torchcoll: error: {line}\n")
+
+
+def test_a_truncated_file_is_said_to_be(folder, capsys):
+    save(run(measured(100), end=None), folder / "cut.jsonl")
+    assert main(["compare", "cut.jsonl", "after/0.jsonl"]) == 0
+    assert "cut.jsonl: truncated: the file has no end record\n" in capsys.readouterr().out
+
+
+def test_compare_imports_no_torch(folder):
+    program = (
+        "import sys\nfrom torchcoll.cli import main\n"
+        f"main(['compare', '{folder}/before', '{folder}/after'])\n"
+        "sys.exit(str([n for n in ('torch', 'pandas', 'rich', 'matplotlib') if n in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == "[]\n"
+
+
+def test_the_simulation_in_small():
+    """The benchmark states the rates; here only that nothing is far off."""
+    path = ROOT / "tests" / "benchmarks" / "compare_simulation.py"
+    spec = importlib.util.spec_from_file_location("compare_simulation", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    alarms, _ = module.rates(module.Scenario(6, 0.02), 25)
+    assert alarms <= 4  # 5 % would give that few in 96 of 100
+    alarms, found = module.rates(module.Scenario(6, 0.01, 0.05), 10)
+    assert (alarms <= 2, found >= 9) == (True, True)

@@ -1,0 +1,285 @@
+"""What is compared with what, what differs beside it, and different hardware."""
+
+from __future__ import annotations
+
+import pytest
+from launches import given, launches, measured, run
+
+from torchcoll.analysis.compare import compare
+from torchcoll.core.errors import UsageError
+
+
+def one(ns=100, **changed):
+    return run(measured(ns, **changed))
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "what"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}, "dtype (float32; bfloat16)"),
+        (
+            {"collective": "all_gather", "op": None},
+            {"collective": "broadcast", "op": None},
+            "collective (all_gather; broadcast)",
+        ),
+        ({"nbytes": 1024}, {"nbytes": 2048}, "size (1K; 2K)"),
+        ({"op": "sum"}, {"op": "max"}, "op (sum; max)"),
+        (
+            {"op": "sum", "nbytes": 8},
+            {"op": "max", "nbytes": 16},
+            "op (sum; max) and size (8; 16)",
+        ),
+    ],
+)
+def test_nothing_in_common_names_what_keeps_them_apart(base, new, what):
+    with pytest.raises(UsageError) as caught:
+        compare(one(**base), one(**new))
+    assert str(caught.value) == (
+        f"cases: got nothing in common in {what}, expected cases that both sides have"
+    )
+
+
+def test_nothing_in_common_with_many_sizes():
+    base = run(*(measured(9, nbytes=n) for n in range(1, 90, 2)))
+    new = run(*(measured(9, nbytes=n) for n in range(2, 90, 2)))
+    with pytest.raises(UsageError, match=r"in size \(1, 3, ..., 89; 2, 4, ..., 88\)"):
+        compare(base, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "note"),
+    [
+        ("backend", "gloo", "ccl", "differ: backend (gloo -> ccl)"),
+        ("cadence", "isolated", "stream", "differ: cadence (isolated -> stream)"),
+        ("in_place", True, False, "differ: in_place (in place -> out of place)"),
+        ("dtype", "float32", None, "matched without dtype: one side does not tell"),
+        ("in_place", None, False, "matched without in_place: one side does not tell"),
+    ],
+)
+def test_what_may_differ_is_said(name, ours, theirs, note):
+    found = compare(one(**{name: ours}), one(**{name: theirs}))
+    assert [row.reason for row in found.rows] == ["1 launch a side"]
+    assert note.replace("differ:", "compared although they differ:") in found.notes
+
+
+def test_two_kinds_of_one_side_are_compared_apart():
+    base = one(100)
+    new = run(measured(110, backend="ccl"), measured(130, backend="mpi"))
+    found = compare(base, new)
+    assert [round(row.ratio, 2) for row in found.rows] == [1.1, 1.3]
+    assert [row.pair.own[1]["backend"] for row in found.rows] == ["ccl", "mpi"]
+    float32, both = one(100), run(measured(110), measured(130, dtype="bfloat16"))
+    rows = compare(float32, both).rows
+    assert [(row.verdict, row.reason) for row in rows] == [
+        ("unclear", "1 launch a side"),
+        ("incomparable", "only in new"),
+    ]
+
+
+def test_requested_bytes_match_where_both_have_them():
+    base, new = one(nbytes=1000, ranks=2), run(measured(100, nbytes=1000))
+    base.results[0].nbytes = 996
+    (row,) = compare(base, new).rows
+    assert row.notes == ("actual sizes differ: 996, 1000 bytes",)
+
+
+def test_actual_bytes_match_what_was_imported():
+    ours = one(nbytes=1000)
+    ours.results[0].nbytes = 992
+    theirs = run(given(100, nbytes=992), source={"tool": "nccl-tests"})
+    (row,) = compare(ours, theirs).rows
+    assert (row.pair.nbytes, row.reason) == (992, "single means, 1 launch a side")
+
+
+def test_an_unknown_number_of_ranks_matches_any():
+    theirs = run(given(100, ranks=0), source={"tool": "osu"}, ranks=0)
+    found = compare(one(), theirs)
+    assert found.rows[0].verdict == "unclear"
+    assert "matched without ranks, cadence: one side does not tell" not in found.notes
+    assert any(note.startswith("matched without ranks") for note in found.notes)
+
+
+# -- environments -------------------------------------------------------------------------------
+
+
+def test_what_differs_between_the_environments_comes_first():
+    base = run(measured(100), labels={"node": "a"}, variables={"GLOO_X": "1"})
+    environment = {"kernel": "6.8", "libraries": {"gloo": "gloo 2"}}
+    new = run(measured(100), labels={"node": "b"}, environment=environment, hosts=["vm2"])
+    assert [str(d) for d in compare(base, new).differences] == [
+        "label=node: a -> b",
+        "hosts: vm -> vm2",
+        "kernel: 6.1 -> 6.8",
+        "GLOO_X: 1 -> unset",
+        "gloo: gloo 1 -> gloo 2",
+    ]
+    assert compare(one(), one()).differences == []
+
+
+def test_what_only_one_side_tells_may_differ():
+    found = compare(one(), run(given(100), source={"tool": "osu", "version": "7.4"}))
+    assert [str(d) for d in found.differences] == ["source: torchcoll -> osu 7.4"]
+    assert "new does not tell torch, kernel, hosts, device_name: it may differ" in found.notes
+
+
+def test_hidden_dimensions_are_reported_and_by_keeps_them_apart():
+    ring, tree = ({"variables": {"NCCL_ALGO": name}} for name in ("Ring", "Tree"))
+    base = [run(measured(100), **ring), run(measured(200), **tree)]
+    new = [run(measured(101), **ring), run(measured(150), **tree)]
+    found = compare(base, new)
+    assert [line for line in found.notes if line.startswith("hidden")] == [
+        f"hidden: the launches of {side} are not alike in NCCL_ALGO (Ring, Tree) "
+        "(--by NAME keeps them apart)"
+        for side in ("base", "new")
+    ]
+    apart = compare(base, new, by="NCCL_ALGO")
+    assert [round(row.ratio, 2) for row in apart.rows] == [1.01, 0.75]
+    assert not any(line.startswith("hidden") for line in apart.notes)
+
+
+# -- filter -------------------------------------------------------------------------------------
+
+MANY = run(
+    *(measured(100, nbytes=n) for n in (1024, 1 << 20, 2 << 20)),
+    *(measured(100, nbytes=n, collective="all_gather", op=None) for n in (1024, 1 << 20)),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cases"),
+    [
+        ("", 5),
+        ("size>=1M", 3),
+        ("size > 1M", 1),
+        ("size<1M,collective=allreduce", 1),
+        ("collective!=all_reduce", 2),
+        ("collective=all_reduce|allgather,size=1K", 2),
+        ("in_place=yes,ranks<=2,backend=gloo", 5),
+        ("op=sum", 3),
+    ],
+)
+def test_filter(text, cases):
+    assert len(compare(MANY, MANY, filter=text).rows) == cases
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("size", "filter: got size, expected NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas "),
+        ("speed=1", "filter name: got speed, expected one of size, collective, dtype, op, root"),
+        ("size>1KB", "filter size: got 1KB, expected a number of bytes with an optional K, M, G"),
+        ("collective=scan", "collective: got scan, expected one of all_reduce, "),
+        ("dtype>float", "filter: got dtype>float, expected = or != with dtype, or one number"),
+        ("size>=1M|2M", "filter: got size>=1M|2M, expected = or != with size, or one number"),
+        ("ranks=x", "filter ranks: got x, expected a whole number"),
+        ("in_place=maybe", "filter in_place: got maybe, expected yes or no"),
+        ("size>1G", "filter: got size>1G, expected conditions that some case fulfils"),
+    ],
+)
+def test_bad_filters(text, error):
+    with pytest.raises(UsageError) as caught:
+        compare(MANY, MANY, filter=text)
+    assert str(caught.value).startswith(error)
+
+
+# -- hardware -----------------------------------------------------------------------------------
+
+SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"device_name": "PVC"}, "different hardware: device names Xeon and PVC"),
+        ({"hosts": ["a", "b"]}, "different hardware: numbers of hosts 1 and 2"),
+    ],
+)
+def test_different_hardware_has_no_faster_and_slower(changed, reason):
+    base, new = (
+        launches([SIZES] * 3),
+        launches([{n: 2 * t for n, t in SIZES.items()}] * 3, **changed),
+    )
+    found = compare(base, new)
+    assert {(row.verdict, row.reason, row.ratio) for row in found.rows} == {
+        ("incomparable", reason, None)
+    }
+    ((_, ours, theirs),) = found.profiles
+    # 4 MiB in 50 us are 83.9 GB/s, 1 MiB in 20 us are 52.4: above half of it; 1 KiB is not.
+    assert ours.best_gbps == pytest.approx((4 << 20) / 50_000)
+    assert (ours.half_nbytes, ours.floor_nbytes, ours.floor_ns) == (1 << 20, 1024, 10_000)
+    assert theirs.floor_ns == pytest.approx(20_000)
+    assert ours.first_result_ns == 30_000  # the first call of the launch, thrice the others
+
+
+def test_each_side_is_judged_by_all_of_its_own_sizes():
+    base, new = launches([{1024: 10_000}]), launches([{8: 5_000, **SIZES}], device_name="PVC")
+    ((_, ours, theirs),) = compare(base, new).profiles
+    assert (ours.best_gbps, ours.floor_ns) == (pytest.approx(0.1024), 10_000)
+    assert (theirs.best_gbps, theirs.floor_ns) == (pytest.approx((4 << 20) / 50_000), 5_000)
+
+
+def test_other_devices_and_ranks():
+    found = compare(one(), run(measured(100, device="cuda", backend="nccl"), device_name=None))
+    assert found.rows[0].reason == "different hardware: devices cpu and cuda"
+    found = compare(one(ranks=2), run(measured(100, ranks=4), ranks=4))
+    assert found.rows[0].reason == "different numbers of ranks: 2 and 4"
+    assert len(found.profiles) == 1
+
+
+def test_another_host_of_the_same_kind_is_no_other_hardware():
+    found = compare(one(), run(measured(100), hosts=["vm2"]))
+    assert found.rows[0].reason == "1 launch a side"
+
+
+def test_time_to_first_result_counts_connecting():
+    changed = {"header": {"connects": "init_process_group"}, "device_name": "PVC"}
+    late = run(measured(100), phases={"init_process_group": [1_000, 5_000]}, **changed)
+    eager = run(measured(100), phases={"communicator": [7_000, 6_000]})
+    own = run(measured(100, connect_ns=[9_000, 1]))
+    used = run(measured(100), header={"connects": "before"})
+    for base, expected in ((eager, 7_300), (own, 9_300), (used, None)):
+        ((_, ours, theirs),) = compare(base, late).profiles
+        assert (ours.first_result_ns, theirs.first_result_ns) == (expected, 5_300)
+
+
+# -- fit ----------------------------------------------------------------------------------------
+
+
+def line(latency, gbps, noise=1.0):
+    return {n: round(noise * (latency + n / gbps)) for n in (1024, 1 << 16, 1 << 20, 1 << 26)}
+
+
+def test_fit_finds_latency_and_bandwidth():
+    noises = (1, 1.004, 0.996, 1.002)
+    base = launches([line(20_000, 10, noise) for noise in noises])
+    new = launches([line(30_000, 10, noise) for noise in noises])
+    found = compare(base, new, fit=True)
+    latency, bandwidth = found.fitted
+    assert (latency.base, latency.new) == (
+        pytest.approx(20_000, rel=0.01),
+        pytest.approx(30_000, rel=0.01),
+    )
+    assert (latency.judged.verdict, bandwidth.judged.verdict) == ("slower", "same")
+    assert bandwidth.base == pytest.approx(10, rel=0.01)
+    assert latency.judged.ratio.low < 1.5 < latency.judged.ratio.high
+    assert latency.misfit < 0.01
+
+
+def test_fit_without_enough_sizes_or_on_other_hardware():
+    few = compare(launches([{8: 1, 64: 2}]), launches([{8: 1, 64: 2}]), fit=True).fitted
+    assert few[0].judged.reason == "no latency in base: 3 sizes that differ in it are needed"
+    other = compare(launches([SIZES]), launches([SIZES], device_name="PVC"), fit=True).fitted
+    assert {one.judged.verdict for one in other} == {"incomparable"}
+
+
+def test_fit_says_where_sizes_follow_no_line():
+    from torchcoll.analysis.fit import misfit_note
+
+    steps = launches([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
+    (note,) = misfit_note(compare(steps, launches([SIZES]), fit=True, filter="size=1K").fitted) or [
+        ""
+    ]
+    assert note == ""
+    fitted = compare(steps, launches([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
+    (note,) = misfit_note(fitted)
+    assert note.startswith("1 of 1 fits are poor: sizes there follow no line")

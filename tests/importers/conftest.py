@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchcoll.importers.base import Imported, Options
+from torchcoll.importers.registry import import_file
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Callable[..., Imported]:
+    """Text, or bytes, as a file through ``import_file``."""
+
+    def run(text: str | bytes, name: str = "x.log", importer: Any = None, **known: Any) -> Imported:
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return import_file(str(path), Options(**known), importer)
+
+    return run

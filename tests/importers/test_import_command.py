@@ -1,0 +1,315 @@
+"""Which file is what, bad input, and the commands ``import``, ``show`` and ``export``."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_nccl_tests_text import ROW, SMALL, text
+from test_other_formats import DEEPSPEED, ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.records import load
+from torchcoll.importers import registry
+from torchcoll.importers.base import Options
+from torchcoll.importers.command import columns_of
+
+FORMATS = {
+    "nccl-tests": text(),
+    "nccl-tests-json": json.dumps(nccl_json()),
+    "oneccl": ONECCL.format(names="allreduce"),
+    "osu": OSU.format(kind="", name="Allreduce"),
+    "param": PARAM,
+    "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
+    "rccl-tests": f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
+    "deepspeed": DEEPSPEED,
+    "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_is_recognised(imported, name):
+    found = imported(FORMATS[name])
+    assert (found.importer, len(found.runs)) == (name, 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_after_much_noise(imported, name):
+    """What tells the format comes after more lines than one look takes."""
+    noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
+    if name not in ("nccl-tests-json", "nccl-inspector"):
+        assert imported(noise + FORMATS[name] + noise).importer == name
+
+
+NOISE_NBYTES = 4_000_000
+
+
+def test_noise_takes_no_memory(tmp_path):
+    line = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC/read\n"
+    path = tmp_path / "noise.log"
+    path.write_text(line * (NOISE_NBYTES // len(line)) + text())
+    registry.importers()
+    tracemalloc.start()
+    found = registry.import_file(str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.rows == 2
+    assert peak < NOISE_NBYTES / 4
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "output of a benchmark; this one is empty"),
+        (b" \n\n", "output of a benchmark; this one is empty"),
+        (b"\x7fELF\x02\x01\x01\0\0\0", "text; this one is binary"),
+        (b"dear diary\n", "or output of nccl-tests-json,"),
+        (b"\x1f\x8b\x08broken", "a readable file"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_and_exit_3(tmp_path, capsys, content, expected):
+    path = tmp_path / "x.log"
+    path.write_bytes(content)
+    for command in ("import", "show"):
+        assert main([command, str(path)]) == 3
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith("torchcoll: error: ") and expected in err
+
+
+def test_missing_files_and_folders(tmp_path, capsys):
+    for path, expected in ((tmp_path, "a file, not a folder"), (tmp_path / "no", "that exists")):
+        assert main(["import", str(path)]) == 3
+        assert expected in capsys.readouterr().err
+
+
+def test_encodings(imported):
+    latin = "# Gerät\n".encode("latin-1") + "# Gerät\n".encode() + text().encode()
+    assert imported(latin).rows == 2
+    assert imported(text().encode("utf-16")).rows == 2
+    assert imported(b"\xef\xbb\xbf" + text().replace("\n", "\r\n").encode()).rows == 2
+
+
+def test_packed_and_stdin(imported, monkeypatch):
+    assert imported(gzip.compress(text().encode()), "x.log.gz").rows == 2
+    half = gzip.compress(text().encode() * 50)
+    found = imported(half[: len(half) // 2], "x.log.gz")
+    assert any("cut off: the .gz has no end" in warning for warning in found.warnings)
+    for packed in (text().encode(), gzip.compress(text().encode())):
+        stdin = io.TextIOWrapper(io.BytesIO(packed))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        found = registry.import_file("-")
+        assert (found.rows, found.runs[0].source["file"]) == (2, "stdin")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_no_cut_and_no_change_is_a_traceback(tmp_path_factory, name, data):
+    whole = FORMATS[name]
+    cut = data.draw(st.integers(0, len(whole)))
+    odd = data.draw(
+        st.sampled_from(["", "\x00", "9" * 400, "inf", "nan", "|", ",", "{", "-1", "\n"])
+    )
+    path = tmp_path_factory.getbasetemp() / "cut.log"
+    path.write_text(whole[:cut] + odd + (whole[cut:] if data.draw(st.booleans()) else ""))
+    try:
+        found = registry.import_file(str(path))
+    except UnreadableError:
+        return
+    for run in found.runs:
+        target = path.with_suffix(".jsonl")
+        target.unlink(missing_ok=True)
+        registry_saved(run, target)
+
+
+def registry_saved(run, path):
+    from torchcoll.core.records import save
+
+    save(run, path)
+    loaded = load(path)
+    assert loaded.results == run.results
+    assert not [p for p in loaded.problems if "unusable" in p]
+
+
+def test_import_says_what_it_read_and_refused(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(text(SMALL + ROW[:60] + "\n" + SMALL, foot=""))
+    out = tmp_path / "run.jsonl"
+    assert main(["import", str(path), "-o", str(out), "--label", "kernel=generic"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"{path}: nccl-tests: 2 of 3 rows read, 4 cases",
+        f"{path}:13: refused: half a row: fields are missing, or are no numbers",
+        f"{path}: 2 cases come up to 2 times (8 to 8): all are kept, none is averaged",
+        f"written: {out}",
+    ]
+    run = load(out)
+    assert (len(run.results), run.labels) == (4, {"kernel": "generic"})
+    # What was refused stays with the run, and a table shows it.
+    assert main(["show", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "imported from nccl-tests 2.19.6 text: all_reduce, float32, sum" in shown
+    assert f"import: refused: {path}:13: half a row" in shown
+    assert "truncated: the output stops before its last lines" in shown
+
+
+def test_nothing_read_is_exit_3(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(ONECCL.format(names="allreduce bcast"))
+    assert main(["import", str(path)]) == 3
+    assert "0 of 3 rows read" in capsys.readouterr().out
+    assert main(["show", str(path)]) == 3
+    assert "the sum over several collectives" in capsys.readouterr().err
+
+
+def test_several_runs_are_several_files_and_none_is_overwritten(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(text() + text(program="reduce_perf"))
+    out = tmp_path / "run.jsonl"
+    assert main(["import", str(path), "-o", str(out)]) == 0
+    assert load(tmp_path / "run-2.jsonl").results[0].case.collective == "reduce"
+    out.unlink()
+    assert main(["import", str(path), "-o", str(out)]) == 2
+    assert "run-2.jsonl, expected a file that does not exist" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_show_and_export_of_foreign_files(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    path.write_text(text())
+    assert main(["show", str(path), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["statistic"] for row in rows] == ["mean"] * 4
+    again = tmp_path / "b.txt"
+    assert main(["export", str(path), "--format", "nccl-tests", "-o", str(again)]) == 0
+    found = registry.import_file(str(again))
+    assert [r.given.time_ns for r in found.runs[0].results] == [11520, 11400, 24310, 24070]
+    assert main(["export", str(path), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count("\n") == 5
+    assert main(["export", str(path), "--format", "xml"]) == 2
+    assert main(["export", str(path), "--format", "parquet"]) == 2
+    assert main(["export", str(path), "--format", "csv", "-o", str(again)]) == 2
+
+
+def test_parquet(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "a.log"
+    path.write_text(text())
+    out = tmp_path / "a.parquet"
+    assert main(["export", str(path), "--format", "parquet", "-o", str(out)]) == 0
+    assert pandas.read_parquet(out)["median_ns"].tolist() == [11520, 11400, 24310, 24070]
+
+
+def test_forced_formats_and_wrong_words(imported):
+    with pytest.raises(UsageError, match="from: got xml, expected one of nccl-tests-json"):
+        imported(text(), importer="xml")
+    assert imported(text(), importer="oneccl").runs == []
+    with pytest.raises(UsageError, match="ranks: got 0"):
+        Options(ranks=0)
+    with pytest.raises(UsageError, match="collective: got all_reduced"):
+        Options(collective="all_reduced")
+
+
+def test_map():
+    assert columns_of("size=Size, algbw=Algbw (GB/s)") == {"size": "Size", "algbw": "Algbw (GB/s)"}
+    assert columns_of(r"time=t\, mean") == {"time": "t, mean"}
+    assert columns_of(None) == {}
+    with pytest.raises(UsageError, match="map: got size"):
+        columns_of("size")
+
+
+IMPORTER = """
+from torchcoll.core.result import Given
+from torchcoll.importers.base import Imported, make_result, make_run
+
+NAME = "diary"
+
+def sniff(head):
+    return any(line.startswith("dear diary") for line in head)
+
+def read(lines, options):
+    found = Imported()
+    results = []
+    for number, line in lines:
+        if line[:1].isdigit():
+            size, us = line.split()
+            results.append(make_result("all_reduce", int(size), Given(float(us) * 1e3)))
+            found.rows += 1
+    found.runs.append(make_run(results, options, {"tool": "diary"}))
+    return found
+"""
+
+
+@pytest.fixture
+def third_party(tmp_path, monkeypatch):
+    """A distribution with one importer, as pip would leave it."""
+    (tmp_path / "diary_importer.py").write_text(IMPORTER)
+    info = tmp_path / "diary-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: diary\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchcoll.importers]\ndiary = diary_importer\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry.importers.cache_clear()
+    yield tmp_path
+    registry.importers.cache_clear()
+    sys.modules.pop("diary_importer", None)
+
+
+def test_a_third_party_adds_one_file_and_an_entry_point(third_party, imported, capsys):
+    found = imported("dear diary\n1024 2.5\n")
+    assert (found.importer, found.rows) == ("diary", 1)
+    assert main(["show", str(third_party / "x.log")]) == 0
+    assert "imported from diary: all_reduce" in capsys.readouterr().out
+
+
+def test_a_broken_third_party_is_named(third_party, imported):
+    (third_party / "diary_importer.py").write_text("1 / 0")
+    with pytest.raises(
+        UnreadableError, match=r"entry point diary of torchcoll\.importers: got Zero"
+    ):
+        imported(text())
+
+
+WORDS = st.sampled_from(
+    [
+        *("#", "size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "\n"),
+        *("1048576", "262144", "float", "sum", "-1", "24.31", "43.13", "0", "N/A", "1e999", "-5"),
+        *("Rank  0 on h device  0", "# Avg bus bandwidth : x", "NCCL INFO", "h:1:2 [0] NCCL INFO"),
+        *("Collective test starting: all_reduce_perf", "#ranks,", "t_avg[usec]", "#elem_count"),
+        *("COMMS-RES-all_reduce-float32", "# OSU MPI Allreduce Latency Test v7", "(us)", "|", ","),
+        *(
+            "---- Performance of all_reduce on 8 devices ----",
+            "Size",
+            "16x4",
+            "{",
+            "}",
+            '"results"',
+        ),
+        *('"coll_exec_time_us"', '"nccl_version"', "numCycle", "\t", "9" * 30, "\ud7ff", "  "),
+    ]
+)
+
+
+@pytest.mark.parametrize("name", list(registry.importers()))
+@given(words=st.lists(WORDS, max_size=60))
+@settings(max_examples=60)
+def test_any_words_are_read_or_refused(tmp_path_factory, name, words):
+    path = tmp_path_factory.getbasetemp() / "words.log"
+    path.write_text(" ".join(words), encoding="utf-8")
+    try:
+        found = registry.import_file(str(path), Options(collective="all_reduce"), name)
+    except UnreadableError:
+        return
+    for run in found.runs:
+        target = path.with_suffix(".jsonl")
+        target.unlink(missing_ok=True)
+        registry_saved(run, target)

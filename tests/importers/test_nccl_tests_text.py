@@ -1,0 +1,331 @@
+"""nccl-tests' text: every layout there has been, and what happens to it on its way to us."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchcoll.core.summary import summarise
+
+HEAD = """\
+# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902
+# Collective test starting: {program}
+# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 1 iters: 20 \
+agg iters: 1 validation: 1 graph: 0 unalign: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid   4711 on      node0 device  0 [0000:18:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   4712 on      node0 device  1 [0000:28:00] NVIDIA H100 80GB HBM3
+#
+"""
+NAMES = (
+    f"#{'out-of-place':>73}{'in-place':>35}          \n"
+    "#       size         count      type   redop    root     time   algbw   busbw  #wrong "
+    "    time   algbw   busbw  #wrong \n"
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)         "
+    "    (us)  (GB/s)  (GB/s)         \n"
+)
+SMALL = (
+    "           8             2     float     sum      -1    11.52    0.00    0.00       0"
+    "    11.40    0.00    0.00       0\n"
+)
+# 1048576 B in 24.31 us are 43.13 GB/s; two ranks have the factor 1.
+ROW = (
+    "     1048576        262144     float     sum      -1    24.31   43.13   43.13       0"
+    "    24.07   43.56   43.56       0\n"
+)
+FOOT = """\
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 21.6725
+#
+# Collective test concluded: {program}
+#
+"""
+
+
+def text(rows=SMALL + ROW, program="all_reduce_perf", names=NAMES, head=HEAD, foot=FOOT):
+    return head.format(program=program) + names + rows + foot.format(program=program)
+
+
+def cases(found):
+    return [result for run in found.runs for result in run.results]
+
+
+def test_the_ordinary_text(imported):
+    found = imported(text())
+    assert (found.rows, found.refused, found.warnings) == (2, [], [])
+    (run,) = found.runs
+    assert run.source == {
+        "tool": "nccl-tests",
+        "version": "2.19.6",
+        "format": "text",
+        "file": "x.log",
+    }
+    assert run.environment["libraries"] == {"nccl": "NCCL 2.29.2"}
+    assert (run.ranks, run.complete) == (2, True)
+    assert run.members[1]["host"] == "node0"
+    assert run.members[1]["device_name"] == "NVIDIA H100 80GB HBM3"
+    row = summarise(run.results[2])
+    assert (row.nbytes, row.count, row.dtype, row.op, row.root) == (
+        1048576,
+        262144,
+        "float32",
+        "sum",
+        None,
+    )
+    assert (row.statistic, row.median_ns, row.calls, row.clock) == ("mean", 24310.0, 20, "host")
+    assert (row.cadence, row.backend, row.device) == ("stream", "nccl", "cuda")
+    assert row.algbw_gbps == row.busbw_gbps == pytest.approx(43.1335, abs=1e-4)
+    assert (row.in_place, summarise(run.results[3]).in_place) == (False, True)
+    assert row.verified == "correct"
+
+
+def test_per_iteration_columns(imported):
+    names = NAMES.replace("#wrong ", "#wrong    i_min    i_max    i_p99    i_cv% ")
+    names = names.replace("(GB/s)  ", "(GB/s)  ")
+    row = (
+        "     1048576        262144     float     sum      -1    24.31   43.13   43.13       0"
+        "    23.58    34.03    33.00     8.31    24.07   43.56   43.56       0    23.34    33.69"
+        "    33.69     8.31\n"
+    )
+    first, second = cases(imported(text(row, names=names, foot="")))
+    assert (first.given.min_ns, first.given.max_ns, first.given.p99_ns) == (23580, 34030, 33000)
+    assert (second.given.time_ns, second.given.min_ns) == (24070, 23340)
+
+
+def test_time_stamps_are_two_words(imported):
+    names = NAMES.replace("#wrong \n", "#wrong           timestamp\n")
+    row = ROW.rstrip("\n") + "  2026-07-20 19:33:49\n"
+    first, second = cases(imported(text(row, names=names, foot="")))
+    assert (first.given.time_ns, second.given.time_ns) == (24310, 24070)
+
+
+def test_cpu_time_is_no_time_of_the_operation(imported):
+    found = imported(text(names=NAMES.replace("   time", "cputime")))
+    row = summarise(cases(found)[2])
+    assert (row.clock, row.median_ns, row.algbw_gbps) == ("issue", 24310.0, 43.13)
+    assert "-C" in cases(found)[2].warnings[0]
+
+
+def test_not_checked_is_not_correct(imported):
+    found = imported(text(ROW.replace("       0", "     N/A"), foot=""))
+    assert [summarise(r).verified for r in cases(found)] == ["unchecked"] * 2
+
+
+def test_wrong_elements_make_the_case_wrong(imported):
+    found = imported(text(ROW.replace("43.13       0", "43.13       7"), foot=""))
+    assert [r.status for r in cases(found)] == ["wrong", "ok"]
+    assert cases(found)[0].verification.wrong == 7
+
+
+def test_hypercube_has_no_redop(imported):
+    # 2 ranks: 131072 elements of 4 bytes to each; algbw counts half of 1 MiB.
+    row = (
+        "     1048576        131072     float                  -1    24.31   21.57   21.57       0"
+        "    24.07   21.78   21.78       0\n"
+    )
+    found = imported(text(row, "hypercube_perf", foot=""))
+    assert (found.rows, found.warnings) == (1, [])
+    row = summarise(cases(found)[0])
+    assert (row.collective, row.count, row.op) == ("hypercube", 131072, None)
+    assert row.algbw_gbps == row.busbw_gbps == pytest.approx(21.567, abs=1e-3)
+
+
+def test_in_place_only(imported):
+    row = ROW[:51] + " " * 32 + ROW[51 + 34 :]
+    found = imported(text(row, foot=""))
+    (only,) = cases(found)
+    assert (only.case.in_place, only.given.time_ns) == (True, 24070)
+
+
+def test_half_a_row_is_refused_by_its_line(imported):
+    whole = text(SMALL, foot="")
+    for cut in (60, 78, 86, 100):
+        found = imported(whole + ROW[:cut])
+        assert found.rows == 1
+        assert [(r.line, r.reason) for r in found.refused] == [
+            (13, "half a row: fields are missing, or are no numbers")
+        ]
+        assert found.runs[0].end["status"] == "truncated"
+
+
+def test_old_columns_in_milliseconds(imported):
+    old = """\
+nThread 1 nGpus 2 minBytes 1048576 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20
+NCCL version 2.4.7ms0+cuda10.0
+# Rank 0 on a device 0 [0x00] Tesla V100-SXM2-16GB
+# out-of-place in-place
+# bytes N type op time algbw busbw res time algbw busbw res
+# Rank 1 on b device 0 [0x00] Tesla V100-SXM2-16GB
+1048576 262144 float sum 2.059 0.51 0.51 N/A 3.314 0.32 0.32 N/A
+"""
+    assert imported(old).refused[0].reason == (
+        "the file does not name the collective: give --collective"
+    )
+    found = imported(old, collective="allreduce")
+    assert found.warnings == []
+    row = summarise(cases(found)[0])
+    # 1048576 B in 2.059 ms.
+    assert (row.median_ns, row.ranks) == (pytest.approx(2_059_000), 2)
+    assert row.algbw_gbps == pytest.approx(0.5093, abs=1e-4)
+    assert found.runs[0].environment["libraries"]["nccl"] == "NCCL 2.4.7ms0+cuda10.0"
+
+
+OLD_GATHER = """\
+#                                             out-of-place                       in-place
+#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error
+hostname:3442:3442 [0] NCCL INFO Launch mode Parallel
+           0             0   float    34.27    0.00    0.00    N/A    33.57    0.00    0.00    N/A
+       32768          1024   float    34.54    0.95    0.83  0e+00    35.23    0.93    0.81  2e-07
+"""
+
+
+def test_the_error_column_and_ranks_from_size_over_count(imported):
+    found = imported(OLD_GATHER, "nccl_allgather.log")
+    assert found.warnings == [
+        "collective all_gather: taken from the name of the file",
+        "8 ranks: recovered from size / count",
+    ]
+    assert [(r.line, r.reason[:7]) for r in found.refused] == [(4, "0 bytes")]
+    first, second = cases(found)
+    assert (summarise(first).verified, summarise(second).verified) == ("correct", "unchecked")
+    assert second.warnings == ["largest error 2e-07, as the source gives it"]
+    assert (first.count, first.nbytes_in, first.nbytes_out) == (1024, 4096, 32768)
+    assert summarise(first).busbw_gbps == pytest.approx(32768 / 34540 * 7 / 8)
+
+
+def test_size_and_count_are_checked(imported):
+    found = imported(OLD_GATHER, collective="all_reduce")
+    assert found.rows == 0
+    assert "size / (count x 4 bytes) is 8, for all_reduce it is 1" in found.refused[1].reason
+    found = imported(OLD_GATHER, collective="all_gather", ranks=4)
+    assert "is 8, for all_gather it is the ranks (4)" in found.refused[1].reason
+
+
+def test_ranks_from_the_bus_factor_only_where_one_number_fits(imported):
+    row = (
+        "  2147483648     536870912     float     sum      -1  5784.75  371.23  {:.2f}       0"
+        "  5728.40  374.88  702.90       0\n"
+    )
+    found = imported(NAMES + row.format(696.06), collective="all_reduce")
+    assert (found.runs[0].ranks, found.warnings) == (16, ["16 ranks: recovered from busbw / algbw"])
+    # Small figures fit many numbers of ranks: unknown.
+    found = imported(NAMES + SMALL, collective="all_reduce")
+    assert found.runs[0].ranks == 0
+    assert summarise(cases(found)[0]).busbw_gbps == 0.0  # as given
+
+
+def test_a_bandwidth_that_does_not_follow_is_said(imported):
+    found = imported(text(ROW.replace("43.13   43.13", "43.13   75.48"), foot=""))
+    assert found.warnings == [
+        "1 of 2 bandwidths do not follow from size, time and ranks: the first in line 12"
+    ]
+    assert "given algbw 43.13, busbw 75.48" in cases(found)[0].warnings[0]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["[1,0]<stdout>:", "[1,3]<stderr>: ", " 0: ", "[rank0]: ", "\x1b[32m", "[0] "]
+)
+def test_prefixes_of_launchers(imported, prefix):
+    found = imported("".join(f"{prefix}{line}\n" for line in text().splitlines()))
+    assert (found.rows, found.refused, found.runs[0].ranks) == (2, [], 2)
+    assert cases(found)[2].given.time_ns == 24310
+
+
+@pytest.mark.parametrize("cut", [51, 60, 85, 91, 119])
+def test_a_library_speaks_inside_a_row(imported, cut):
+    log = "node0:4711:4720 [0] NCCL INFO Launch mode Parallel\n"
+    rows = SMALL + ROW[:cut] + log + log + ROW[cut:]
+    found = imported(text(rows, foot=""))
+    assert (found.rows, found.refused) == (2, [])
+    assert [r.given.time_ns for r in cases(found)[2:]] == [24310, 24070]
+
+
+def test_several_tests_in_one_file_are_several_launches(imported):
+    second = text(program="broadcast_perf", rows=ROW.replace("sum      -1", "none      0"))
+    found = imported(text() + "%%% next %%%\n" + second)
+    assert [(r.results[0].case.collective, len(r.results)) for r in found.runs] == [
+        ("all_reduce", 4),
+        ("broadcast", 2),
+    ]
+    assert found.runs[1].results[0].case.root == 0
+    assert found.runs[1].source["version"] == "2.19.6"
+
+
+def test_repeated_sizes_are_all_kept(imported):
+    found = imported(text(ROW + ROW, foot=""))
+    assert len(cases(found)) == 4
+    assert found.warnings == [
+        "2 cases come up to 2 times (1M to 1M): all are kept, none is averaged"
+    ]
+
+
+ONE = "\n".join(line for line in HEAD.splitlines() if "Rank  1" not in line) + "\n"
+
+
+def test_interleaved_outputs_of_one_rank_are_named(imported):
+    ones = [
+        line
+        for pair in zip(text(head=ONE).splitlines(), text(head=ONE).splitlines(), strict=True)
+        for line in pair
+    ]
+    found = imported("\n".join(ones))
+    assert (found.rows, found.runs) == (0, [])
+    assert "2 outputs of one rank each lie in each other" in found.refused[0].reason
+    assert "Build it with MPI=1" in found.refused[0].reason
+
+
+def test_one_rank_outputs_one_after_the_other_are_a_warning(imported):
+    found = imported(text(head=ONE) * 2)
+    assert len(found.runs) == 2
+    assert "2 outputs of one rank each" in found.warnings[-1]
+
+
+def test_a_fractional_factor_is_said(imported):
+    found = imported("$ mpirun -np 2 ./all_reduce_perf -b 1M -e 256M -f 1.15\n" + text())
+    assert found.warnings == [
+        "-f 1.15 was read as 1: nccl-tests takes a whole number, so that the sizes rise by the "
+        "default step of 1 MiB"
+    ]
+    found = imported(text().replace("step: 2(factor)", "step: 1048576(bytes)"))
+    assert "nccl-tests reads -f as a whole number" in found.warnings[0]
+
+
+def test_the_average_tells_that_rows_are_missing(imported):
+    found = imported(text(SMALL))
+    assert found.warnings == [
+        "average bus bandwidth 21.6725 given, 0 of the rows that are here: rows are missing, or "
+        "are another launch's"
+    ]
+
+
+def test_errors_and_a_shortened_sweep(imported):
+    lines = "# Reducing maxBytes to 1048576 due to memory limitation\n"
+    found = imported(text(ROW + "node0: Test NCCL failure common.cu:958 'x'\n", foot=lines))
+    assert found.runs[0].events[0]["message"].startswith("node0: Test NCCL failure")
+    assert "Reducing maxBytes to 1048576" in found.warnings[0]
+
+
+def test_rccl_is_called_rccl(imported):
+    found = imported(text().replace("# Using", "RCCL version : 2.27.7-HEAD:0d2c4fd\n# Using"))
+    assert found.runs[0].source["tool"] == "rccl-tests"
+    assert found.runs[0].environment["libraries"] == {"nccl": "RCCL 2.27.7-HEAD:0d2c4fd"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    "choice", ["    RING    SIMPLE          56", "     N/A       N/A         N/A"]
+)
+def test_rccl_columns_of_the_algorithm(imported, named, choice):
+    names = NAMES.replace("#wrong \n", "#wrong     algo     proto  nchannels\n") if named else NAMES
+    found = imported(text(ROW.rstrip("\n") + choice + "\n", names=names, foot=""))
+    assert [r.given.time_ns for r in cases(found)] == [24310, 24070]
+
+
+@pytest.mark.parametrize(("placement", "in_place"), [("out-of-place", False), ("in-place", True)])
+def test_rccl_can_leave_one_placement_out(imported, placement, in_place):
+    names = (
+        f"#{placement:>73}\n"
+        "#       size         count      type   redop    root     time   algbw   busbw  #wrong\n"
+    )
+    found = imported(text(ROW[:85] + "\n", names=names, foot=""))
+    assert [(r.case.in_place, r.given.time_ns) for r in cases(found)] == [(in_place, 24310)]

@@ -1,0 +1,421 @@
+"""oneCCL, OSU, PARAM, DeepSpeed, NCCL Inspector, rccl-tests, nccl-tests' JSON, plain tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from torchcoll.bench import environment
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import summarise
+from torchcoll.importers import variables
+from torchcoll.importers.base import collective_in
+from torchcoll.importers.nccl_tests import version_text
+
+
+def rows_of(found):
+    return [summarise(result) for run in found.runs for result in run.results]
+
+
+ONECCL = """\
+options:
+  processes:       4
+  backend:         host
+  buf_count:       1
+  inplace:         0
+
+datatype: float32
+reduction: sum
+
+#------------------------------------------------------------
+# Benchmarking: {names}
+# #processes: 4
+#------------------------------------------------------------
+
+        #bytes   #elem_count  #repetitions   t_min[usec]   t_max[usec]   t_avg[usec]  stddev[%]
+             0             0            16         10.10         12.20         11.15       9.42
+            12             3            16         10.10         12.20         11.15       9.42
+2026:11:20-10:41:04:( 9855) |CCL_WARN| workers are disabled
+          4096          1024            16         10.20         12.30         11.25       9.42
+
+# All done
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes", "count"),
+    [
+        ("allreduce", 4096, 1024),
+        ("bcast", 4096, 1024),
+        ("allgather", 16384, 1024),  # 4096 B of each of 4 ranks
+        ("allgatherv", 16384, 1024),
+        ("alltoall", 16384, 1024),
+        ("reduce_scatter", 4096, 256),  # 4096 B is the whole input
+    ],
+)
+def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, nbytes, count):
+    found = imported(ONECCL.format(names=name))
+    row = rows_of(found)[-1]
+    assert (row.nbytes, row.count, row.ranks) == (nbytes, count, 4)
+    assert (row.median_ns, row.statistic, row.calls) == (11250, "mean", 16)
+    assert (row.backend, row.device, row.in_place) == ("ccl", "cpu", False)
+    assert row.algbw_gbps == pytest.approx(nbytes / 11250)
+    given = found.runs[0].results[-1].given
+    printed = {"allgather": "per rank", "allgatherv": "per rank", "alltoall": "per peer"}.get(name)
+    assert (given.nbytes, given.size_basis) == ((4096, printed) if printed else (None, ""))
+
+
+def test_oneccl_times_an_empty_reduce_scatter(imported):
+    found = imported(ONECCL.format(names="reduce_scatter"))
+    assert found.rows == 1
+    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [
+        (16, "0 elements"),
+        (17, "reduce_scatter of 3 elements on 4 ranks does nothing in oneCCL"),
+    ]
+    assert found.warnings == ["rows of an empty reduce_scatter are dropped"]
+
+
+def test_oneccl_sums_are_refused(imported):
+    found = imported(ONECCL.format(names="allreduce bcast"))
+    assert (found.rows, len(found.refused)) == (0, 3)
+    assert "the sum over several collectives (allreduce, bcast)" in found.refused[0].reason
+
+
+CSV = (
+    "#ranks,collective,reduction,dtype,dtype_size,#elements/buffer,message_size,#buffers,"
+    "#repetitions,t_min[usec],t_max[usec],t_avg[usec],stddev[%],wait_t_avg[usec]\n"
+)
+
+
+def test_oneccl_csv(imported):
+    found = imported(
+        CSV
+        + "2,allreduce,sum,float32,4,1024,4096,1,16,10.2024,12.3024,11.2524,9.33125,4.2\n"
+        + "2,allgather,,bfloat16,2,1024,2048,2,16,20.1,22.2,21.1,1.2,8.8\n"
+        + "2,allgather,,bfloat16,2,10"
+    )
+    first, second = rows_of(found)
+    assert (first.collective, first.op, first.median_ns) == ("all_reduce", "sum", 11252.4)
+    assert (second.nbytes, second.coalesce, second.op) == (4096, 2, None)
+    # Two buffers of 2048 B from each of 2 ranks in 21.1 us.
+    assert second.algbw_gbps == pytest.approx(8192 / 21100)
+    assert [r.line for r in found.refused] == [4]
+
+
+def test_oneccl_csv_repeats_a_sum_once_for_each_name(imported):
+    row = "2,{},sum,float32,4,1024,4096,1,16,10.2024,12.3024,11.2524,9.33125,4.2\n"
+    found = imported(CSV + row.format("allreduce") + row.format("reduce"))
+    assert (found.rows, len(found.refused)) == (0, 2)
+
+
+OSU = """\
+# OSU MPI{kind} {name} Latency Test v7.4
+# Datatype: MPI_FLOAT.
+# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          \
+Validation    P50 Tail Lat(us)    P99 Tail Lat(us)
+1024                      3.31                3.10                3.70        1000                \
+Pass                3.80                4.29
+1048576                 108.07              107.86              108.46         100                \
+Fail              108.56              109.05
+"""
+
+
+def test_osu(imported):
+    found = imported(OSU.format(kind="-CUDA", name="Allreduce"), ranks=4)
+    assert found.warnings == []
+    first, second = rows_of(found)
+    assert (first.nbytes, first.median_ns, first.calls, first.p99_ns) == (1024, 3310, 1000, 4290)
+    assert (first.device, first.dtype, first.ranks, first.verified) == (
+        "cuda",
+        "float32",
+        4,
+        "correct",
+    )
+    assert second.status == "wrong"
+    assert second.busbw_gbps == pytest.approx(1048576 / 108070 * 1.5)
+    assert found.runs[0].source["version"] == "7.4"
+
+
+def test_osu_without_ranks_has_no_bus_bandwidth(imported):
+    found = imported(OSU.format(kind="", name="Allreduce"))
+    assert [(r.ranks, r.busbw_gbps) for r in rows_of(found)] == [(0, None)] * 2
+    found = imported(OSU.format(kind="", name="Allgather"))
+    assert (found.rows, len(found.refused)) == (0, 2)
+    assert "give --ranks" in found.refused[0].reason
+    found = imported(OSU.format(kind="", name="Allgather"), ranks=4)
+    assert [r.nbytes for r in rows_of(found)] == [4096, 4194304]
+
+
+def test_osu_barrier_and_python(imported):
+    barrier = "# OSU MPI Barrier Latency Test v5.9\n# Avg Latency(us)\n             2.31\n"
+    (row,) = rows_of(imported(barrier))
+    assert (row.collective, row.median_ns) == ("barrier", 2310)
+    python = "# OMB Python MPI Allreduce Test\n# Size (B)          Latency (us)\n8   1.50\n"
+    (row,) = rows_of(imported(python))
+    assert (row.collective, row.nbytes, row.median_ns) == ("all_reduce", 8, 1500)
+
+
+PARAM = (
+    "\t PARAM COMM environment: {'world_size': 2, 'local_size': -1} \n"
+    "\t backend: gloo nw-stack: pytorch-dist\n"
+    "[Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2\n"
+    "\tCOMMS-RES                          total-size (B)  nElementsPerRank      Time(us):p50\n"
+    "\tCOMMS-RES-all_reduce-float32              4096              1024             211.2       "
+    "211.5       211.9       210.4       212.9          0.019       0.019                 0.0\n"
+    "\tCOMMS-RES-QUANT-all_reduce-float32        4096  1024  1 2 3 4\n"
+    "\tCOMMS-RES-all_reduce-float32              4096              1024\n"
+    "\tCOMMS-RES        size (B) pingLatency(us):p50\n"
+    "\tCOMMS-RES-recv-float32   8   1056.0 1089.4 1116.1 253.8 284.7 309.4 0 0 0 0\n"
+)
+
+
+def test_param(imported):
+    found = imported(PARAM)
+    (row,) = rows_of(found)
+    assert (row.collective, row.backend, row.device, row.ranks) == ("all_reduce", "gloo", "cpu", 2)
+    assert (row.median_ns, row.count) == (211200, 1024)
+    given = found.runs[0].results[0].given
+    assert (given.statistic, given.over_ranks, given.max_ns) == ("mean", "median", 212900)
+    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [
+        (6, "quantised"),
+        (7, "half a row"),
+        (9, "point-to-point latency of two ranks"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "256.0 MB             67108864x4                1.432 ms             2999.170           26",
+        "268435456            67108864x4                1432.0               2999.170           26",
+    ],
+)
+def test_deepspeed_throughput_is_not_believed(imported, row):
+    unit = "" if "ms" in row else " (us)"
+    found = imported(
+        "---- Performance of all_reduce on 8 devices ----------------\n"
+        f"Size (Bytes)         Description               Duration{unit}             Throughput\n"
+        f"------------------------------------------\n{row}\n"
+    )
+    (one,) = rows_of(found)
+    assert (one.nbytes, one.median_ns, one.ranks) == (268435456, 1432000, 8)
+    assert one.algbw_gbps == pytest.approx(268435456 / 1432000)  # 187, not 2999 Gbps = 375 GB/s
+
+
+DEEPSPEED = (
+    "---- Performance of all_reduce on 8 devices ----------------\n"
+    "Size (Bytes)         Description               Duration             Throughput (Gbps)    B\n"
+    "64.0 B               16x4                      45.312 us            0.023              0.020\n"
+)
+
+
+def test_deepspeed_logger(imported):
+    found = imported(
+        "Comm. Op            Message Size        Count               Total Latency(ms)   "
+        "Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)    \n"
+        "broadcast\n"
+        "                    2.0 KB              146                 11.12               "
+        "0.08                0.43                0.41                \n",
+        ranks=2,
+    )
+    (row,) = rows_of(found)
+    assert (row.collective, row.nbytes, row.calls, row.median_ns) == ("broadcast", 2048, 146, 80000)
+    assert row.statistic == "mean without the slowest and fastest tenth"
+
+
+def inspector(rank, number, us, **changed):
+    perf = {
+        "coll": "AllGather",
+        "coll_sn": number,
+        "coll_msg_size_bytes": 1024,
+        "coll_exec_time_us": us,
+        "coll_timing_source": "kernel_gpu",
+    }
+    header = {"id": "0x7f", "rank": rank, "n_ranks": 2, "nnodes": 1}
+    return {"header": header, "metadata": {"hostname": "n0"}, "coll_perf": perf | changed}
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_inspector_joins_ranks(imported, flat):
+    records = [inspector(r, n, 10 * n + r) for n in (1, 2, 3) for r in (0, 1)][:-1]
+    if flat:
+        records = [{k: v for part in r.values() for k, v in part.items()} for r in records]
+    found = imported("".join(json.dumps(r) + "\n" for r in records) + '{"header":{"id":\n')
+    assert (found.rows, [r.line for r in found.refused]) == (5, [6])
+    (result,) = found.runs[0].results
+    assert result.time_ns == {"device": [[10000, 20000], [11000, 21000]]}
+    assert result.nbytes == 2048  # 1024 B of each of 2 ranks
+    assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
+    row = summarise(result)
+    assert (row.statistic, row.median_ns, row.collective) == ("median", 16000, "all_gather")
+
+
+RCCL = "numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong"
+
+
+def test_rccl_csv(imported):
+    found = imported(
+        f"{RCCL},\n"
+        "1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0,\n"
+        "1,AllReduce,2,1048576,float,sum,1,24.07,43.56,43.56,N/A,\n"
+        "1,AllReduce,2,1048\n"
+    )
+    first, second = rows_of(found)
+    assert (first.in_place, first.verified, first.count) == (False, "correct", 262144)
+    assert (second.in_place, second.verified) == (True, "unchecked")
+    assert [(r.line, r.reason[:10]) for r in found.refused] == [(4, "half a row")]
+
+
+def test_rccl_json_without_its_brackets(imported):
+    names, values = RCCL.split(","), "1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0"
+    record = dict(zip(names, values.split(","), strict=True))
+    found = imported(f"{json.dumps(record)},\n{json.dumps(record)}")
+    assert [r.median_ns for r in rows_of(found)] == [24310] * 2
+
+
+def nccl_json(**changed):
+    block = {"time": 24.31, "alg_bw": 43.133525, "bus_bw": 43.133525, "nwrong": 0.0}
+    row = {
+        "size": 1048576,
+        "count": 262144,
+        "type": "float",
+        "redop": "sum",
+        "root": "    -1",
+        "out_of_place": block,
+        "in_place": None,
+    }
+    device = {"rank": 0, "pid": 1, "hostname": "n0", "device": 0, "device_info": "H100"}
+    return {
+        "version": 1,
+        "args": ["./all_reduce_perf", "-f", "1.5"],
+        "env": ["PATH=\\/usr", "AWS_SECRET=x", "NCCL_ALGO=Ring", "SLURM_JWT=eyJ"],
+        "nccl_version": 22902,
+        "config": {"nthreads": 1, "ngpus": 1, "iterations": 5, "devices": [device, device]},
+        "results": [row | changed],
+        "average_bus_bandwidith": {"bandwidith": 43.1, "okay": "unchecked"},
+        "end_time": "2026-07-20 19:33:55",
+    }
+
+
+def test_nccl_json_keeps_no_environment_but_the_allowed(imported, tmp_path):
+    found = imported(json.dumps(nccl_json()))
+    (row,) = rows_of(found)
+    assert (row.in_place, row.median_ns, row.ranks, row.verified) == (False, 24310, 2, "correct")
+    environment = found.runs[0].environment
+    assert environment["variables"] == {"NCCL_ALGO": "Ring", "SLURM_JWT": "***"}
+    assert "AWS" not in str(found.runs[0].header)
+    assert found.warnings[0].startswith("-f 1.5: sizes rise by 1 MiB")
+
+
+def test_the_allow_list_is_that_of_our_own_runs():
+    assert variables.PREFIXES == environment._PREFIXES
+    assert variables.SECRET == environment._SECRET
+
+
+def test_nccl_json_with_bare_inf_and_cut_off(imported):
+    text = json.dumps(nccl_json()).replace('"bus_bw": 43.133525', '"bus_bw": inf')
+    (row,) = rows_of(imported(text))
+    assert row.busbw_gbps == pytest.approx(43.1335, abs=1e-4)  # from the time
+    cut = text[: text.index('"average_bus')]
+    found = imported(cut)
+    assert (found.rows, found.runs[0].end["status"]) == (1, "truncated")
+    assert "cut off" in found.warnings[0]
+    assert imported(text[: text.index('"results"')] + '"results": [{"size"').rows == 0
+
+
+def test_nccl_json_samples(imported):
+    times = [[10.0, 20.0, 30.0], [11.0, 19.0, 31.0]]
+    each = {"times_us": [11.0, 20.0, 31.0], "per_process_max_times_us": times, "p99_us": 31.0}
+    found = imported(json.dumps(nccl_json(out_of_place_per_iter=each)))
+    (result,) = found.runs[0].results
+    assert result.time_ns == {"device": [[10000, 20000, 30000], [11000, 19000, 31000]]}
+    assert summarise(result).median_ns == 20000
+    assert summarise(result, clock="host").statistic == "mean"
+
+
+def test_nccl_json_cpu_time(imported):
+    block = {"cpu_time": 2.5, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": None}
+    (row,) = rows_of(imported(json.dumps(nccl_json(out_of_place=block))))
+    assert (row.clock, row.algbw_gbps, row.verified) == ("issue", 43.1, "unchecked")
+
+
+MARKDOWN = """\
+# Report
+
+### 1. All_gather
+
+| Size    | Algbw (GB/s) - A | Algbw (GB/s) - B |
+|---------|------------------|------------------|
+| 1MB     | 19.63            | 20.35            |
+| 16GB    | 421.78           |                  |
+
+### 6. Hypercube
+
+| Size    | Algbw (GB/s) - A | Algbw (GB/s) - B |
+|---------|------------------|------------------|
+| 1MB     | 9.31             | 5.17             |
+| 4MB     | 35.95            |
+"""
+
+
+def test_markdown_with_a_map(imported):
+    columns = {"size": "Size", "algbw": "Algbw (GB/s) - B"}
+    found = imported(MARKDOWN, importer="plain", columns=columns, ranks=8)
+    assert (found.rows, [(r.line, r.reason) for r in found.refused]) == (
+        2,
+        [(8, "no figure"), (15, "half a row: 2 fields, the heading has 3")],
+    )
+    gather, cube = rows_of(found)
+    assert (gather.collective, gather.nbytes, gather.algbw_gbps) == ("all_gather", 1 << 20, 20.35)
+    assert gather.busbw_gbps == pytest.approx(20.35 * 7 / 8)
+    assert (cube.collective, cube.algbw_gbps) == ("hypercube", pytest.approx(5.17))
+    assert found.runs[0].results[0].given.derived
+    assert (gather.in_place, gather.dtype, gather.backend) == (None, None, "unknown")
+
+
+def test_two_systems_side_by_side_need_a_map(imported):
+    found = imported(MARKDOWN, importer="plain")
+    assert found.runs == []
+    assert "name them by --map" in found.refused[0].reason
+
+
+def test_a_map_that_no_table_has(imported):
+    found = imported(MARKDOWN, importer="plain", columns={"size": "Size", "time": "Zeit"})
+    assert found.refused[0].reason == "no table has the columns Size, Zeit"
+    with pytest.raises(UsageError, match="map: got speed, expected one of size, time"):
+        imported(MARKDOWN, importer="plain", columns={"speed": "Size"})
+
+
+def test_csv_with_units(imported):
+    found = imported(
+        "collective,size,time (ms),busbw (Gbps),gpus\nbroadcast,16M,2.0,67.1,8\n", "t.csv"
+    )
+    (row,) = rows_of(found)
+    assert (row.collective, row.nbytes, row.median_ns, row.ranks) == (
+        "broadcast",
+        16 << 20,
+        2_000_000,
+        8,
+    )
+    assert row.statistic == "unknown"
+    assert found.runs[0].results[0].given.busbw_gbps == pytest.approx(67.1 / 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nccl_allreduce.log", "all_reduce"),
+        ("2. All_reduce", "all_reduce"),
+        ("reduce-scatter-8.txt", "reduce_scatter"),
+        ("reduce_and_broadcast.txt", None),
+        ("preduced.txt", None),
+        ("### 3. All_to_all", "all_to_all"),
+    ],
+)
+def test_a_collective_in_a_name(text, name):
+    assert collective_in(text) == name
+
+
+def test_versions():
+    assert [version_text(v) for v in (22902, 2708, "x")] == ["2.29.2", "2.7.8", "x"]

@@ -1,0 +1,77 @@
+"""Imported runs: figures of the source, shown as what they are."""
+
+from __future__ import annotations
+
+import json
+
+from handmade import case, run
+
+from torchcoll.core.records import load, save
+from torchcoll.core.result import CaseResult, Given
+
+MIB = 1 << 20
+
+
+def imported(**changed):
+    asked = case(in_place=None, op=None, dtype=None, cadence="unknown", backend="nccl", nbytes=MIB)
+    given = {"time_ns": 100_000, "statistic": "mean", "over_ranks": "max", "clock": "host"}
+    result = CaseResult(
+        asked, "ok", changed.pop("ranks", 8), nbytes=MIB, given=Given(**{**given, **changed})
+    )
+    launch = run(result, ranks=result.ranks)
+    source = {"tool": "nccl-tests", "version": "2.19.6", "format": "text"}
+    launch.header = {"ranks": result.ranks, "source": source}
+    launch.members, launch.phases = [], {}
+    return launch
+
+
+def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
+    lines = shown(imported()).splitlines()
+    assert lines[0] == "imported from nccl-tests 2.19.6 text: all_reduce"
+    assert lines[1] == "backend: nccl; 8 ranks"
+    assert (
+        "time = mean over calls, max over ranks: figures of the source, which has no samples"
+        in lines
+    )
+    head = next(i for i, line in enumerate(lines) if line.lstrip().startswith("size"))
+    assert lines[head].split() == ["size", "mean", "algbw", "busbw", "verified"]
+    assert lines[-1].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
+
+
+def test_unknown_ranks_are_said_and_leave_no_busbw(shown):
+    text = shown(imported(ranks=0))
+    assert "ranks: unknown" in text
+    assert text.splitlines()[-1].split() == ["1M", "100.0", "us", "10.486", "-", "unchecked"]
+    text = shown(imported(ranks=0), columns="all")
+    assert "0 ranks" not in text
+
+
+def test_given_figures_survive_the_file(tmp_path, shown):
+    before = imported(p99_ns=2.5e5, algbw_gbps=10.49, calls=20, derived=False)
+    save(before, tmp_path / "a.jsonl")
+    after = load(tmp_path / "a.jsonl")
+    assert after.results == before.results
+    assert after.source["tool"] == "nccl-tests"
+    rows = json.loads(shown(after, format="json"))["rows"]
+    assert (rows[0]["statistic"], rows[0]["p99_ns"], rows[0]["in_place"]) == ("mean", 2.5e5, None)
+
+
+def test_a_broken_given_is_a_problem_of_its_line(tmp_path):
+    for broken in ({"time_ns": "1"}, {"time_ns": -1}, {"time_ns": 1, "clock": None}, {}, 3):
+        path = tmp_path / "b.jsonl"
+        path.unlink(missing_ok=True)
+        save(imported(), path)
+        lines = path.read_text().splitlines()
+        record = json.loads(lines[1])
+        record["given"] = broken
+        path.write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]) + "\n")
+        found = load(path)
+        assert found.results == []
+        assert found.problems[0].startswith(f"{path}:2: unusable record")
+
+
+def test_nccl_tests_text_says_that_the_figures_are_a_mean(shown):
+    text = shown(imported(), format="nccl-tests")
+    assert "# torchcoll: time = mean over calls, max over ranks: figures of the source" in text
+    assert "# torchcoll: placement unknown, both columns hold the one figure" in text
+    assert "the median" not in text

@@ -1,0 +1,154 @@
+"""The cases of a comparison: the launches of each, their figures, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.analysis.hardware import unlike, unlike_ranks
+from torchcoll.analysis.matching import Pair
+from torchcoll.analysis.sides import METRICS, Measured, Side
+from torchcoll.analysis.stats import geometric
+from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
+from torchcoll.core.summary import Row, median
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One case on both sides.
+
+    row: the new side's (the base's, where new has none): figures are geometric means over the
+    launches, other numbers medians. base, new: the metric, as ``row`` has it.
+    """
+
+    pair: Pair
+    row: Row
+    judged: Judged
+    base: float | None
+    new: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> bool:
+        """False where only one side has the case."""
+        return bool(self.pair.base and self.pair.new)
+
+    @property
+    def verdict(self) -> str:
+        return self.judged.verdict
+
+    @property
+    def reason(self) -> str:
+        return self.judged.reason
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The case as an object of base units: the fields of a Row and what was found."""
+        return dataclasses.asdict(self.row) | record_of(self.judged, self.base, self.new)
+
+    @property
+    def ratio(self) -> float | None:
+        return self.judged.ratio.ratio if self.judged.ratio else None
+
+
+def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
+    """What was found of two sets of launches. p_value and mann_whitney_p are Holm's."""
+    ratio = judged.ratio
+    return {
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+        "ratio": ratio.ratio if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "p_value": judged.p_value,
+        "mann_whitney_p": judged.mann_whitney,
+        "base": base,
+        "new": new,
+        "base_launches": len(judged.base),
+        "new_launches": len(judged.new),
+    }
+
+
+def compared_rows(
+    pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
+) -> list[Compared]:
+    different = unlike(base, new)
+    single = "" if base.keeps_samples and new.keeps_samples else "single means, "
+    reference = base.reference != new.reference
+    cases = []
+    for pair in pairs:
+        ours, theirs = launches_of(pair.base), launches_of(pair.new)
+        reason = _why_not(pair, ours, theirs, metric) or different or unlike_ranks(pair)
+        values = [x for x, _ in ours], [x for x, _ in theirs]
+        if reason:
+            cases.append(incomparable(*values, reason))
+        else:
+            cases.append(reference_ratio(*values) if reference else measure(*values, single))
+    judged = judge(cases, threshold, metric != "time")
+    return [_compared(pair, case) for pair, case in zip(pairs, judged, strict=True)]
+
+
+def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
+    """One figure a launch, of those that are right: a case that ran twice in one is one."""
+    by_launch: dict[int, list[Measured]] = {}
+    for item in items:
+        if item.row.status == "ok" and item.row.verified != "wrong" and item.figure:
+            by_launch.setdefault(item.launch, []).append(item)
+    return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
+
+
+def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str) -> str:
+    """Why a case has no ratio; '' where it has one."""
+    if not pair.base or not pair.new:
+        return f"only in {'base' if pair.base else 'new'}"
+    for name, items, found in (("base", pair.base, ours), ("new", pair.new, theirs)):
+        if found:
+            continue
+        bad = next((m for m in items if m.row.status != "ok" or m.row.verified == "wrong"), None)
+        if bad is None:
+            return f"no {metric} in {name}"
+        check = bad.result.verification
+        if check and check.wrong:
+            return f"wrong in {name}: {check.wrong} of {check.checked}"
+        return f"{bad.row.status} in {name}" + (f": {bad.row.reason}" if bad.row.reason else "")
+    return ""
+
+
+def _compared(pair: Pair, judged: Judged) -> Compared:
+    items = pair.new or pair.base
+    good = [m.row for _, own in launches_of(items) for m in own]
+    notes = []
+    for name, side_items in (("base", pair.base), ("new", pair.new)):
+        wrong = [m for m in side_items if m.row.status != "ok" or m.row.verified == "wrong"]
+        if wrong and len(wrong) < len(side_items):
+            words = ", ".join(dict.fromkeys(m.row.status for m in wrong))
+            notes.append(f"{len(wrong)} of {len(side_items)} launches of {name} left out: {words}")
+    sizes = {m.row.nbytes for m in [*pair.base, *pair.new] if m.row.nbytes}
+    if len(sizes) > 1 and pair.base and pair.new:
+        notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
+    row = _one_row(good or [m.row for m in items])
+    return Compared(pair, row, judged, geometric(judged.base), geometric(judged.new), tuple(notes))
+
+
+def _one_row(rows: Sequence[Row]) -> Row:
+    """One row of several launches."""
+
+    def over(name: str) -> float | None:
+        known = [value for row in rows if (value := getattr(row, name)) is not None]
+        return median(known) if known else None
+
+    names = ("first_call_ns", "second_call_ns", "low_ns", "high_ns", "p99_ns")
+    changed: dict[str, Any] = {name: over(name) for name in names}
+    for name in METRICS.values():
+        changed[name] = geometric([getattr(row, name) for row in rows])
+    return dataclasses.replace(rows[0], calls=sum(row.calls for row in rows), **changed)
+
+
+def tables_of(rows: Sequence[Compared]) -> list[list[Compared]]:
+    """The cases in their tables: those that differ in nothing but the size."""
+    tables: dict[str, list[Compared]] = {}
+    for row in rows:
+        tables.setdefault(repr((row.pair.common, row.pair.own)), []).append(row)
+    return list(tables.values())

@@ -1,0 +1,211 @@
+"""Two sides compared case by case: what differs, how much, and whether that is evidence."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.analysis.cases import Compared, compared_rows, tables_of
+from torchcoll.analysis.conditions import Condition, conditions
+from torchcoll.analysis.environments import (
+    Difference,
+    apart_of,
+    differences_of,
+    hidden_of,
+    unknown_of,
+)
+from torchcoll.analysis.fit import Fitted, fit_pairs
+from torchcoll.analysis.hardware import Profile, profile, unlike
+from torchcoll.analysis.matching import NAMES, Pair, pairs_of
+from torchcoll.analysis.sides import (
+    METRICS,
+    Reader,
+    Reading,
+    Side,
+    Source,
+    check_together,
+    reading_of,
+    side,
+    values_by_name,
+)
+from torchcoll.analysis.verdicts import (
+    beyond,
+    mann_whitney_notes,
+    percent,
+)
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load_all
+from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.units import format_size
+
+FURTHEST = 5  # so many of the ratios that no test could judge are named
+THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
+
+
+@dataclass
+class Comparison:
+    """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
+    hardware: (the first pair of the table, base, new) for each table.
+    """
+
+    base: Side
+    new: Side
+    metric: str
+    threshold: float
+    reading: str
+    rows: list[Compared]
+    differences: list[Difference]
+    notes: list[str] = field(default_factory=list)
+    by: tuple[str, ...] = ()
+    fitted: list[Fitted] = field(default_factory=list)
+    profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """How many cases have each verdict; those that none has are left out."""
+        return dict(Counter(row.verdict for row in self.rows))
+
+    @property
+    def more_is_faster(self) -> bool:
+        return self.metric != "time"
+
+    @property
+    def ranked(self) -> list[Compared]:
+        """The cases that have a ratio, the slowest in comparison first."""
+        known = [row for row in self.rows if row.ratio is not None]
+        return sorted(known, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
+
+    @property
+    def beyond(self) -> int:
+        """How many ratios differ by more than the threshold, evidence or not."""
+        ratios = [row.judged.ratio for row in self.rows if row.judged.ratio]
+        return sum(beyond(ratio, self.threshold) for ratio in ratios)
+
+
+def compare(
+    base: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source],
+    *,
+    threshold: float = THRESHOLD,
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    fit: bool = False,
+    reader: Reader = load_all,
+) -> Comparison:
+    """``new`` against ``base``: Runs, files, folders or globs; several are the launches of a side.
+
+    threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
+    max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
+    ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
+    each collective in place of the cases. Raises UsageError for choices that do not exist, for
+    sides without a common case, and for rehearsals among real launches; UnreadableError for a file.
+    """
+    choose(metric, "metric", METRICS)
+    if over_ranks is not None:
+        choose(over_ranks, "over-ranks", OVER_RANKS)
+    if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
+        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+    ours = base if isinstance(base, Side) else side("base", base, reader)
+    theirs = new if isinstance(new, Side) else side("new", new, reader)
+    check_together(ours, theirs)
+    names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
+    _check_names(names, ours, theirs)
+    pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
+    rows = compared_rows(pairs, ours, theirs, metric, threshold)
+    found = Comparison(
+        ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
+    )
+    if fit:
+        found.fitted = fit_pairs(pairs, unlike(ours, theirs), threshold)
+    if any(row.reason.startswith("different ") for row in rows):
+        found.profiles = _profiles(rows, ours, theirs)
+    found.notes = _notes(found, pairs)
+    return found
+
+
+def choose(value: object, what: str, allowed: Sequence[str] | dict[str, str]) -> None:
+    if value not in allowed:
+        raise UsageError(what, value, f"one of {', '.join(allowed)}")
+
+
+def _check_names(names: Sequence[str], base: Side, new: Side) -> None:
+    known = {*NAMES, *values_by_name(base), *values_by_name(new)}
+    for name in names:
+        if name not in known:
+            raise UsageError("by", name, f"one of {', '.join(NAMES)}, or a fact of the environment")
+
+
+def _pairs_of(
+    base: Side,
+    new: Side,
+    metric: str,
+    over_ranks: str | None,
+    wanted: Sequence[Condition],
+    by: Sequence[str],
+) -> tuple[list[Pair], str]:
+    reading = reading_of(base, new, over_ranks)
+    only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
+    ours, theirs = (
+        [m for m in s.measured(metric, reading) if all(c.holds(m) for c in [*wanted, *own])]
+        for s, own in zip((base, new), only, strict=True)
+    )
+    asked = [one.name for own in only for one in own]
+    if wanted and not (ours or theirs):
+        texts = ",".join(c.text for c in wanted)
+        raise UsageError("filter", texts, "conditions that some case fulfils")
+    return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
+
+
+def _reading_text(base: Side, new: Side, reading: Reading) -> str:
+    """``median over calls, max over ranks``; without samples what the sources tell."""
+    if base.keeps_samples or new.keeps_samples:
+        return f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
+    given = [r.given for s in (base, new) for r in s.results if r.given]
+    ways = dict.fromkeys((one.statistic, one.over_ranks) for one in given)
+    return " or ".join(f"{calls} over calls, {ranks} over ranks" for calls, ranks in ways)
+
+
+def _profiles(
+    rows: Sequence[Compared], base: Side, new: Side
+) -> list[tuple[Pair, Profile, Profile]]:
+    """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
+    found = []
+    for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
+        pair = table[0].pair
+        alike = [row.pair for row in rows if row.pair.common == pair.common]
+        ours = {p.nbytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
+        theirs = {p.nbytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+        found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
+    return found
+
+
+def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
+    notes = [*apart_of(pairs), *unknown_of(found.base, found.new)]
+    both = (found.base, found.new)
+    if any(
+        r.given and r.given.statistic == "mean" and not r.time_ns for s in both for r in s.results
+    ):
+        samples = any(s.keeps_samples for s in both)
+        like = f"; samples are read alike: {found.reading}" if samples else ""
+        notes.append(f"some figures are means, and no single calls are known{like}")
+    notes += hidden_of(found.base, found.new, found.by)
+    if found.base.rehearsals:
+        notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
+    untested = [row for row in found.rows if row.judged.ratio and row.judged.p_value is None]
+    outside = [r for r in untested if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
+    if outside:
+        furthest = sorted(outside, key=lambda row: -abs(math.log(row.ratio or 1)))[:FURTHEST]
+        notes.append(
+            f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
+            f"{percent(found.threshold)}; the furthest: {', '.join(map(_named, furthest))}"
+        )
+    return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+
+
+def _named(row: Compared) -> str:
+    size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
+    return f"{row.row.collective}{size} {row.ratio:.2f}"

@@ -1,0 +1,123 @@
+"""What differs between the sides beside the figures: that is usually the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.analysis.matching import Pair
+from torchcoll.analysis.sides import Side, values_by_name
+
+# Told first: what an upgrade changes. Then the variables and the rest, by name.
+_FIRST: tuple[str, ...] = (
+    *("label=", "source", "device_name", "hosts", "kernel", "driver", "nccl", "rccl", "xccl"),
+    *("ccl", "mapped ", "torch", "torchcoll"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fact that is not the same on both sides, with the values that each side has."""
+
+    name: str
+    base: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_several(self.base)} -> {_several(self.new)}"
+
+
+def differences_of(base: Side, new: Side) -> list[Difference]:
+    """Every fact whose values are not those of the other side, where both tell it."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    found = [
+        Difference(name, tuple(a), tuple(b))
+        for name in dict.fromkeys([*ours, *theirs])
+        if (a := _values(ours, name)) and (b := _values(theirs, name)) and {*a} != {*b}
+    ]
+    return sorted(found, key=lambda d: (_place(d.name), d.name))
+
+
+def unknown_of(base: Side, new: Side) -> list[str]:
+    """What only one side tells: it may differ or not."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    # A library belongs to its backend, and those are told apart elsewhere.
+    libraries = {
+        name
+        for s in (base, new)
+        for run in s.parts
+        for name in run.environment.get("libraries") or ()
+    }
+    lines = []
+    for one, facts, others in ((base, ours, theirs), (new, theirs, ours)):
+        names = [
+            n
+            for n in others
+            if not _values(facts, n) and n not in libraries and not n.startswith("mapped ")
+        ]
+        if names:
+            lines.append(f"{one.name} does not tell {', '.join(names)}: it may differ")
+    return lines
+
+
+def _values(facts: dict[str, list[str]], name: str) -> list[str]:
+    # A variable that a launch of ours does not have was not set. Of an imported file nearly
+    # nothing is known, a label is there or not, and a library belongs to its backend.
+    if name in facts or not (name.isupper() and "torch" in facts):
+        return facts.get(name, ["none"] if name.startswith("label=") else [])
+    return ["unset"]
+
+
+def _place(name: str) -> int:
+    return next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+
+
+def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
+    """What varies among the launches of one side: their ratio is one over a mixture."""
+    lines = []
+    for one in (base, new):
+        varying = [
+            f"{name} ({_several(values)})"
+            for name, values in values_by_name(one).items()
+            if len(values) > 1 and name not in by
+        ]
+        if varying:
+            lines.append(
+                f"hidden: the launches of {one.name} are not alike in {'; '.join(varying)} "
+                "(--by NAME keeps them apart)"
+            )
+    return lines
+
+
+def apart_of(pairs: Sequence[Pair]) -> list[str]:
+    """What is compared although it differs, or although one side does not tell it."""
+    values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for pair in pairs:
+        if not (pair.base and pair.new):
+            continue
+        for name in pair.own[0]:
+            both = values.setdefault(name, ({}, {}))
+            for own, found in zip(pair.own, both, strict=True):
+                found[_text(name, own[name])] = None
+    lists = {name: (list(a), list(b)) for name, (a, b) in values.items()}
+    differ = [
+        f"{n} ({_several(a)} -> {_several(b)})"
+        for n, (a, b) in lists.items()
+        if ["-"] not in (a, b)
+    ]
+    unknown = [n for n, both in lists.items() if ["-"] in both]
+    lines = [f"compared although they differ: {'; '.join(differ)}"] if differ else []
+    if unknown:
+        lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
+    return lines
+
+
+def _text(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)
+
+
+def _several(values: Sequence[str]) -> str:
+    return ", ".join(values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"])

@@ -1,0 +1,146 @@
+"""Latency and bandwidth of each collective, in place of a verdict on every size.
+
+The model is the oldest one: time = latency + size / bandwidth (R. W. Hockney, Parallel Computing 20
+(1994) 389). It is fitted to each launch on its own, so that launches stay the replicates, and it
+is told how badly it fits: a library that changes its algorithm at some size follows no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from scipy import optimize
+
+from torchcoll.analysis.cases import record_of
+from torchcoll.analysis.hardware import unlike_ranks
+from torchcoll.analysis.matching import Pair
+from torchcoll.analysis.sides import Measured
+from torchcoll.analysis.stats import geometric
+from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure
+
+FEWEST_SIZES = 3
+_POOR = 0.25  # beyond, a footnote says that the sizes follow no line
+
+
+@dataclass(frozen=True)
+class Line:
+    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0; the largest
+    relative error, and where it is.
+    """
+
+    latency: float | None
+    bandwidth: float | None
+    misfit: float
+    misfit_nbytes: int
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (algbw, GB/s)."""
+
+    pair: Pair
+    figure: str
+    judged: Judged
+    misfit: float | None  # the largest error of the line among all points of both sides
+    misfit_nbytes: int | None
+
+    @property
+    def base(self) -> float | None:
+        return geometric(self.judged.base)
+
+    @property
+    def new(self) -> float | None:
+        return geometric(self.judged.new)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            **self.pair.common,
+            "figure": f"{self.figure}_{'ns' if self.figure == 'latency' else 'gbps'}",
+            **record_of(self.judged, self.base, self.new),
+            "misfit": self.misfit,
+            "misfit_nbytes": self.misfit_nbytes,
+        }
+
+
+def fit_pairs(pairs: Sequence[Pair], different: str, threshold: float) -> list[Fitted]:
+    """Latency and bandwidth of every table; Holm is over all of them."""
+    tables: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.base and pair.new:
+            tables.setdefault(repr((pair.common, pair.own)), []).append(pair)
+    found = []
+    for table in tables.values():
+        ours = _lines([pair.base for pair in table])
+        theirs = _lines([pair.new for pair in table])
+        worst = max([*ours, *theirs], key=lambda line: line.misfit, default=None)
+        for figure in ("latency", "bandwidth"):
+            base, new = (
+                [value for line in lines if (value := getattr(line, figure))]
+                for lines in (ours, theirs)
+            )
+            reason = different or unlike_ranks(table[0]) or _why_not(figure, base, new)
+            case = incomparable(base, new, reason) if reason else measure(base, new)
+            misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
+            found.append(Fitted(table[0], figure, case, *misfit))
+    more = [one.figure == "bandwidth" for one in found]
+    # Holm counts all; which direction is the faster one differs.
+    up = judge([one.judged for one in found], threshold, more_is_faster=True)
+    down = judge([one.judged for one in found], threshold, more_is_faster=False)
+    return [
+        Fitted(one.pair, one.figure, (a if is_more else b), one.misfit, one.misfit_nbytes)
+        for one, is_more, a, b in zip(found, more, up, down, strict=True)
+    ]
+
+
+def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
+    for name, values in (("base", base), ("new", new)):
+        if not values:
+            return f"no {figure} in {name}: {FEWEST_SIZES} sizes that differ in it are needed"
+    return ""
+
+
+def _lines(sizes: Sequence[Sequence[Measured]]) -> list[Line]:
+    """The line of each launch that has enough sizes."""
+    points: dict[int, list[tuple[int, float]]] = {}
+    for items in sizes:
+        for m in items:
+            if m.row.status == "ok" and m.row.median_ns and m.row.nbytes:
+                points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
+    return [line for own in points.values() if (line := fit_line(own)) is not None]
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
+    """Least squares of the relative error, neither figure below 0.
+
+    Relative, because noise is: else the largest size alone would decide, and the latency would be
+    what is left over.
+    """
+    if len({nbytes for nbytes, _ in points}) < FEWEST_SIZES:
+        return None
+    sizes = numpy.array([nbytes for nbytes, _ in points], dtype=float)
+    times = numpy.array([ns for _, ns in points])
+    largest = float(sizes.max())
+    matrix = numpy.column_stack((1 / times, sizes / largest / times))
+    (latency, slope), _ = optimize.nnls(matrix, numpy.ones(len(times)))
+    errors = abs((latency + slope * sizes / largest) / times - 1)
+    worst = int(errors.argmax())
+    bandwidth = largest / float(slope) if slope > 0 else None
+    return Line(float(latency) or None, bandwidth, float(errors[worst]), int(sizes[worst]))
+
+
+def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
+    """How badly the lines fit, where they do."""
+    poor = [one for one in fitted if one.misfit is not None and one.misfit > _POOR]
+    if not poor:
+        return []
+    worst = max(poor, key=lambda one: one.misfit or 0)
+    return [
+        f"{len({id(one.pair) for one in poor})} of {len({id(one.pair) for one in fitted})} fits "
+        f"are poor: sizes there follow no line latency + size / bandwidth; the worst is off by "
+        f"{100 * (worst.misfit or 0):.0f} % ({worst.pair.common.get('collective')}, "
+        f"{worst.misfit_nbytes} bytes)"
+    ]

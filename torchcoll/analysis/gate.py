@@ -1,0 +1,43 @@
+"""``--fail-on slower:5%``: which verdicts make the command exit with 1."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+from torchcoll.analysis.verdicts import Judged
+from torchcoll.core.errors import UsageError
+
+_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
+_GATES = ("slower", "unclear", "incomparable")
+
+
+def parse_share(text: str, what: str) -> float:
+    """0.02 of ``2%`` and of ``0.02``. Raises UsageError for anything else and from 100 % on."""
+    match = _FORM.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else math.nan
+    if not 0 < share < 1:
+        raise UsageError(what, text, "a share above 0 and below 1, such as 2% or 0.02")
+    return share
+
+
+def parse_gate(text: str) -> dict[str, float]:
+    """Verdict -> the least change that counts, of ``slower:5%,incomparable``."""
+    gate = {}
+    for part in text.split(","):
+        name, colon, share = (word.strip() for word in part.partition(":"))
+        if name not in _GATES or (colon and name != "slower"):
+            raise UsageError("fail-on", part, "slower, slower:5%, unclear or incomparable")
+        gate[name] = parse_share(share, "fail-on slower") if colon else 0.0
+    return gate
+
+
+def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
+    """How many cases have each verdict of the gate, and so large a change."""
+    found: dict[str, int] = {}
+    for case in cases:
+        change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
+        if case.verdict in gate and change >= math.log1p(gate[case.verdict]):
+            found[case.verdict] = found.get(case.verdict, 0) + 1
+    return found

@@ -1,0 +1,113 @@
+"""Sides on different hardware: no faster and slower, but each measured against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchcoll.analysis.matching import Pair
+from torchcoll.analysis.sides import Measured, Side
+from torchcoll.analysis.stats import geometric
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import median, over_ranks
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one side reaches in one table, by its own measure. None is unknown.
+
+    best_gbps: the highest busbw. half_nbytes: the smallest size that reaches half of it.
+    floor_ns: the time of the smallest size. first_result_ns: connecting and the first call of the
+    launch, median over the launches.
+    """
+
+    best_gbps: float | None
+    half_nbytes: int | None
+    floor_nbytes: int | None
+    floor_ns: float | None
+    first_result_ns: float | None
+
+
+def unlike(base: Side, new: Side) -> str:
+    """Why the two machines are not the same kind, as a reason; '' where they are, or where a
+    source does not tell.
+    """
+    for what, of in (
+        ("devices", _devices),
+        ("device names", _device_names),
+        ("numbers of hosts", _hosts),
+    ):
+        ours, theirs = ({v for run in s.parts if (v := of(run))} for s in (base, new))
+        if ours and theirs and ours != theirs:
+            texts = " and ".join(", ".join(sorted(values)) for values in (ours, theirs))
+            return f"different hardware: {what} {texts}"
+    return ""
+
+
+def unlike_ranks(pair: Pair) -> str:
+    """``different numbers of ranks: 4 and 8``; '' where they agree."""
+    ours, theirs = ({m.row.ranks for m in items} - {0} for items in (pair.base, pair.new))
+    if not ours or not theirs or ours == theirs:
+        return ""
+    texts = " and ".join(", ".join(map(str, sorted(ranks))) for ranks in (ours, theirs))
+    return f"different numbers of ranks: {texts}"
+
+
+def _devices(run: Run) -> str:
+    kinds = {result.case.device for result in run.results} - {"unknown", ""}
+    return ", ".join(sorted(kinds))
+
+
+def _device_names(run: Run) -> str:
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    return ", ".join(sorted(names))
+
+
+def _hosts(run: Run) -> str:
+    hosts = {m["host"] for m in run.members if m.get("host")}
+    return str(len(hosts)) if hosts else ""
+
+
+def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
+    """The profile of one side in one table; ``items``: its launches of each size, ascending."""
+    points = [
+        (
+            ok[0].row.nbytes,
+            geometric(m.row.median_ns for m in ok),
+            geometric(m.row.busbw_gbps for m in ok),
+        )
+        for launches in items
+        if (ok := [m for m in launches if m.row.status == "ok"])
+    ]
+    timed = [(nbytes, ns) for nbytes, ns, _ in points if ns]
+    bandwidths = [(nbytes, gbps) for nbytes, _, gbps in points if gbps]
+    best = max((gbps for _, gbps in bandwidths), default=None)
+    half = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    firsts = [ns for run in side.parts if (ns := first_result_ns(run)) is not None]
+    floor = min(timed, default=None)
+    return Profile(
+        best,
+        min(half, default=None),
+        floor[0] if floor else None,
+        floor[1] if floor else None,
+        median(firsts) if firsts else None,
+    )
+
+
+def first_result_ns(run: Run) -> float | None:
+    """Connecting and the first call of a launch, each as its slowest rank saw it; None where the
+    launch did not make its own communicator, or no rank told.
+    """
+    first = next((r for r in run.results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)), None)
+    if first is None or run.header.get("connects") == "before":
+        return None
+    return over_ranks(first.cold_ns)[0] + _connect_ns(run, first)
+
+
+def _connect_ns(run: Run, first: CaseResult) -> int:
+    # A backend that connects within init_process_group cannot tell the two apart.
+    within = run.header.get("connects") == "init_process_group"
+    ways = [first.connect_ns, *([run.phases.get("init_process_group") or []] if within else [])]
+    return max(next((way for way in [*ways, run.phases.get("communicator") or []] if way), [0]))

@@ -1,0 +1,160 @@
+"""Which cases of two sides are the same: matched on what they have in common.
+
+A dimension of which the sides share no value is what is being compared, where it may be (a
+backend), or it keeps them apart (a dtype). One that a source does not tell matches everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.analysis.sides import Measured
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import Row
+from torchcoll.core.units import format_size
+
+# Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
+_SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
+# These may be what is compared; a footnote says so.
+_COMPARED = (
+    *("backend", "device", "ranks", "in_place", "buffers", "asynchronous"),
+    *("communicator", "cadence", "clock"),
+)
+# A case that did not run has none of these: it is taken for one like the others.
+_OF_SAMPLES = ("communicator", "clock")
+NAMES = (*_SAME, *_COMPARED)
+
+Key = tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class Pair:
+    """One case on both sides; a side without it is empty.
+
+    common: what both have, size aside; own: the values of each side in what they do not share.
+    """
+
+    common: dict[str, Any]
+    nbytes: int
+    base: list[Measured] = field(default_factory=list)
+    new: list[Measured] = field(default_factory=list)
+    own: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+
+
+def value_of(item: Measured, name: str) -> Any:
+    """A dimension or a fact of a measured case; None is 'has no such thing' or 'unknown'."""
+    if name not in NAMES:
+        return item.facts.get(name)
+    value = getattr(item.row, name)
+    return None if value == "unknown" or (name == "ranks" and not value) else value
+
+
+def pairs_of(
+    base: Sequence[Measured],
+    new: Sequence[Measured],
+    by: Sequence[str] = (),
+    asked: Sequence[str] = (),
+) -> list[Pair]:
+    """Every case of either side, in the order of the base, sizes ascending.
+
+    ``by``: further names that both sides must agree in; ``asked``: what is to be compared, whatever
+    it is. Raises UsageError where the sides share no
+    case, naming what keeps them apart.
+    """
+    names = [*NAMES, *(name for name in by if name not in NAMES)]
+    pairs = []
+    for collective in dict.fromkeys(m.row.collective for m in [*base, *new]):
+        ours = [m for m in base if m.row.collective == collective]
+        theirs = [m for m in new if m.row.collective == collective]
+        free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
+        pairs += _pairs(ours, theirs, names, free)
+    if not any(pair.base and pair.new for pair in pairs):
+        raise UsageError("cases", _apart(base, new, names), "cases that both sides have")
+    order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
+    return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.nbytes))
+
+
+def _table_key(pair: Pair) -> tuple[Any, ...]:
+    return (*pair.common.items(), *pair.own[0].items(), *pair.own[1].items())
+
+
+def _pairs(
+    base: list[Measured], new: list[Measured], names: Sequence[str], free: Sequence[str]
+) -> list[Pair]:
+    shared = [n for n in names if n not in free]
+    size = _size_of([*base, *new])
+    found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
+    for number, items in enumerate((base, new)):
+        usual = {name: _usual(name, items) or _usual(name, [*base, *new]) for name in _OF_SAMPLES}
+        for item in items:
+            values = {name: value_of(item, name) for name in names}
+            values |= {name: values[name] or value for name, value in usual.items()}
+            common = tuple((name, values[name]) for name in shared)
+            own = tuple((name, values[name]) for name in free)
+            groups = found.setdefault((common, size(item.row)), ({}, {}))
+            groups[number].setdefault(own, []).append(item)
+    pairs = []
+    for (common, nbytes), (ours, theirs) in found.items():
+        # What one side has in several kinds is compared in each of them, never pooled.
+        pairs += [
+            Pair(dict(common), nbytes, b, n, (dict(own_b), dict(own_n)))
+            for own_b, b in (ours or {(): []}).items()
+            for own_n, n in (theirs or {(): []}).items()
+        ]
+    return pairs
+
+
+def _usual(name: str, items: Iterable[Measured]) -> Any:
+    return next((v for item in items if (v := value_of(item, name)) is not None), None)
+
+
+def _is_free(name: str, base: Iterable[Measured], new: Iterable[Measured]) -> bool:
+    ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
+    if name in _OF_SAMPLES and ours != {None} != theirs:
+        ours, theirs = ours - {None}, theirs - {None}
+    if not ours or not theirs or ours & theirs:
+        return False
+    return name in _COMPARED or ours == {None} or theirs == {None}
+
+
+def _size_of(items: Iterable[Measured]) -> Callable[[Row], int]:
+    """Requested bytes where both sides have them, else the actual ones."""
+    if all(item.knows_requested for item in items):
+        return lambda row: row.nbytes_requested
+    return lambda row: row.nbytes or row.nbytes_requested
+
+
+def _apart(base: Sequence[Measured], new: Sequence[Measured], names: Sequence[str]) -> str:
+    """``nothing in common in dtype (float32, bfloat16)``: the differences of the nearest cases."""
+    if not base or not new:
+        return f"none in {'base' if not base else 'new'}"
+    names = [*(n for n in names if n not in _COMPARED), "size"]
+    size = _size_of([*base, *new])
+
+    def values(items: Iterable[Measured]) -> list[tuple[Any, ...]]:
+        every = ((*(value_of(m, n) for n in names[:-1]), size(m.row)) for m in items)
+        return list(dict.fromkeys(every))
+
+    ours, theirs = values(base), values(new)
+    # Two lists of a hundred thousand sizes each need no exact answer.
+    differ = min(
+        (
+            [n for n, a, b in zip(names, one, other, strict=True) if a != b]
+            for one in ours[:300]
+            for other in theirs[:300]
+        ),
+        key=len,
+    )
+    words = []
+    for name in differ:
+        place = names.index(name)
+        lists = [list(dict.fromkeys(v[place] for v in side)) for side in (ours, theirs)]
+        words.append(f"{name} ({_several(name, lists[0])}; {_several(name, lists[1])})")
+    return f"nothing in common in {' and '.join(words) or 'any dimension'}"
+
+
+def _several(name: str, values: Sequence[Any]) -> str:
+    texts = [format_size(v) if name == "size" else str(v) for v in values]
+    return ", ".join(texts if len(texts) < 5 else [*texts[:2], "...", texts[-1]])

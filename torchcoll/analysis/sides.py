@@ -1,0 +1,252 @@
+"""The two sides of a comparison: their launches, and what is known of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.facts import facts_of
+from torchcoll.core.records import load_all
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
+
+Source = Run | str | os.PathLike[str]
+Reader = Callable[[Iterable[Source]], list[Run]]
+METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
+
+_PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case of one launch. ``figure``: what enters the comparison; None where there is none."""
+
+    row: Row
+    result: CaseResult
+    launch: int  # the number of its file on its side
+    figure: float | None
+    facts: dict[str, str]
+    knows_requested: bool  # False: imported, the size in the file is the actual one
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the samples of a case become one duration."""
+
+    over_ranks: str = "max"
+    mean: bool = False  # over the calls; else their median
+
+
+@dataclass
+class Side:
+    """One side: its name, its launches, and where they were asked for."""
+
+    name: str
+    runs: list[Run] = field(default_factory=list)
+    where: str = ""
+
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """(dimension, value) of a side named ``backend:gloo``: its cases are those alone."""
+        dimension, colon, value = self.name.partition(":")
+        return (dimension, value) if colon else None
+
+    @property
+    def parts(self) -> list[Run]:
+        """All launches, those of --resume too."""
+        return [part for run in self.runs for part, _ in run.launches()]
+
+    @property
+    def results(self) -> list[CaseResult]:
+        return [result for run in self.runs for result in run.results]
+
+    @property
+    def keeps_samples(self) -> bool:
+        return any(result.time_ns for result in self.results)
+
+    @property
+    def reference(self) -> bool:
+        """True where all figures are published ones, of a machine that is not here."""
+        return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
+
+    @property
+    def rehearsals(self) -> int:
+        """How many launches shared one GPU among several ranks."""
+        return sum(
+            bool((run.header.get("spec") or {}).get("rehearse"))
+            or any(event.get("kind") == "rehearsal" for event in run.events)
+            for run in self.parts
+        )
+
+    def measured(self, metric: str, reading: Reading) -> list[Measured]:
+        """Every case of every launch, read for ``metric``."""
+        found = []
+        for number, run in enumerate(self.runs):
+            libraries = libraries_of(run)
+            for part, results in run.launches():
+                facts = known_of(part)
+                for result in results:
+                    row = summarise(result, reading.over_ranks, library=libraries[id(result)])
+                    if reading.mean and not result.given:
+                        row = _read_as_mean(row, result, reading.over_ranks)
+                    figure: float | None = getattr(row, METRICS[metric])
+                    # A duration of nothing has no logarithm; only a broken clock gives one.
+                    figure = figure if figure and math.isfinite(figure) else None
+                    found.append(Measured(row, result, number, figure, facts, not run.source))
+        return found
+
+
+def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
+    """How samples are read beside what the other side gives.
+
+    A source that knows only means is compared like with like: samples are read as means too, over
+    the ranks in the way of the source; where it does not tell, over all of them.
+    """
+    given = [r.given for s in (base, new) for r in s.results if r.given and not r.time_ns]
+    if over_ranks is None and given and not (base.keeps_samples and new.keeps_samples):
+        ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in given}
+        how = ways.pop() if len(ways) == 1 else "mean"
+    else:
+        how = over_ranks or "max"
+    return Reading(how, mean=any(one.statistic == "mean" for one in given))
+
+
+def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
+    """The row with the mean over the calls in place of the median."""
+    calls = over_ranks(result.time_ns.get(row.clock or "", []), how)
+    if not calls or not row.median_ns:
+        return row
+    mean = sum(calls) / len(calls)
+    scale = row.median_ns / mean
+    return dataclasses.replace(
+        row,
+        statistic="mean",
+        median_ns=mean,
+        algbw_gbps=None if row.algbw_gbps is None else row.algbw_gbps * scale,
+        busbw_gbps=None if row.busbw_gbps is None else row.busbw_gbps * scale,
+    )
+
+
+def known_of(run: Run) -> dict[str, str]:
+    """Everything known of a launch by name: environment, devices, labels."""
+    facts = facts_of(run)
+    devices = [str(m["device_name"]) for m in run.members if m.get("device_name")]
+    if devices:
+        facts["device_name"] = ", ".join(dict.fromkeys(devices))
+    for member in run.members[:1]:
+        for library in member.get("mapped") or []:
+            if isinstance(library, dict) and library.get("version"):
+                facts[f"mapped {library.get('name')}"] = str(library["version"])
+    source = [run.source[name] for name in ("tool", "version") if run.source.get(name)]
+    facts["source"] = " ".join(source) or ("imported" if run.source else "torchcoll")
+    return facts | {f"label={name}": value for name, value in run.labels.items()}
+
+
+def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_all) -> Side:
+    """A side of a Run, a file, a folder, a glob, or several of them."""
+    several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
+    found: list[Source] = [one for source in several for one in _expanded(source)]
+    if not found:
+        raise UsageError(name, "no file", "at least one result file")
+    paths = [str(one) for one in several if not isinstance(one, Run)]
+    return Side(name, reader(found), ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
+
+
+def _expanded(source: Source) -> list[Source]:
+    if isinstance(source, Run):
+        return [source]
+    path = Path(source)
+    if path.is_dir():
+        inside = [p for p in sorted(path.iterdir()) if p.is_file() and p.name[0] != "."]
+        own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        if not inside:
+            raise UnreadableError("folder", path, "a folder with result files")
+        return [*(own or inside)]
+    if not path.exists() and glob.has_magic(str(source)):
+        matches = sorted(p for p in glob.glob(str(source), recursive=True) if os.path.isfile(p))
+        if not matches:
+            raise UnreadableError("result files", source, "a pattern that some file matches")
+        return [*matches]
+    return [source]
+
+
+def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``BASE NEW...`` of the command line: names of sides, and their paths.
+
+    ``label=path`` names the side; those of one label are its launches, and of a label such as
+    ``backend:gloo`` only those cases. Without a label the first
+    is the base and all others are launches of the new side. Raises UsageError for fewer than two
+    sides, and for a glob that the shell has torn apart.
+    """
+    named: dict[str, list[str]] = {}
+    for number, argument in enumerate(arguments):
+        label, found, path = argument.partition("=")
+        if os.path.exists(argument) or not found:
+            label, path = "new" if number else "base", argument
+        if not label or not path:
+            raise UsageError("side", argument, "a path, or label=path")
+        named.setdefault(label, []).append(path)
+    if len(named) < 2:
+        raise UsageError(
+            "compare", f"the side {next(iter(named), 'none')} alone", "BASE and NEW",
+            "Name each side where they have several files: before='a/*.jsonl' after='b/*.jsonl'.",
+        )  # fmt: skip
+    _check_torn(named)
+    return list(named.items())
+
+
+def _check_torn(named: dict[str, list[str]]) -> None:
+    """``compare before/* after/*``: the shell makes files of it, and BASE would be one of them."""
+    if set(named) != {"base", "new"} or len(named["base"]) > 1:
+        return
+    folder = os.path.dirname(named["base"][0])
+    others = {os.path.dirname(path) for path in named["new"] if os.path.isfile(path)}
+    if os.path.isfile(named["base"][0]) and folder in others and len(others) > 1:
+        raise UsageError(
+            "new",
+            f"files of {len(others)} folders, one of them the folder of BASE",
+            "files of one side",
+            f"Name the folders ({folder or '.'} ...), or each side: before=PATH after=PATH.",
+        )
+
+
+def check_together(base: Side, new: Side) -> None:
+    """Raises UsageError where the two must not be compared at all."""
+    if base.only and new.only and base.only != new.only:
+        shared: set[str] = set()  # two backends of one launch are two sides
+    else:
+        shared = {os.path.realpath(run.path) for run in base.runs if run.path}
+    for run in new.runs:
+        if run.path and os.path.realpath(run.path) in shared:
+            raise UsageError(
+                new.name,
+                run.path,
+                f"files that are not in {base.name} too",
+                "Two backends of one launch: backend:gloo=PATH backend:ccl=PATH.",
+            )
+    rehearsals = base.rehearsals + new.rehearsals
+    launches = len(base.parts) + len(new.parts)
+    if 0 < rehearsals < launches:
+        raise UsageError(
+            "launches",
+            f"{rehearsals} rehearsals (--rehearse) among {launches} launches",
+            "real ones alone",
+            "What shares one GPU says nothing about time.",
+        )
+
+
+def values_by_name(side: Side) -> dict[str, list[str]]:
+    """Each fact of a side with its different values, in order; a launch may lack it.
+
+    A fact that no launch of the side has is not in it.
+    """
+    facts = [known_of(run) for run in side.parts]
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    missing = {n: "unset" if n.isupper() else "unknown" for n in names}
+    return {n: list(dict.fromkeys(fact.get(n, missing[n]) for fact in facts)) for n in names}

@@ -1,0 +1,263 @@
+"""What every importer shares: its contract, and how a figure of a source becomes a CaseResult.
+
+An importer is a module, built in or named by an entry point of the group ``torchcoll.importers``::
+
+    NAME = "osu"                                     what --from takes
+    def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
+    def read(lines: Iterable[Line], options: Options) -> Imported
+
+``lines`` are (line number, text), without ANSI codes and launchers' prefixes. ``read`` never raises
+for what a file holds: a row that it cannot use is refused with its line and a reason.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchcoll.core.case import Case
+from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
+from torchcoll.core.dtypes import DTYPES, find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Given, Run, Verification
+from torchcoll.core.units import format_ranges
+
+Line = tuple[int, str]
+# Sizes of types that torchcoll does not measure; a log may have them.
+_OTHER_SIZES = {"uint16": 2, "uint32": 4, "uint64": 8}
+_MOST_RANKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user knows and the file does not. ``columns``: --map of a plain table."""
+
+    file: str = ""
+    ranks: int | None = None
+    collective: str | None = None
+    dtype: str | None = None
+    backend: str | None = None
+    statistic: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.ranks is not None and not 1 <= self.ranks <= _MOST_RANKS:
+            raise UsageError("ranks", self.ranks, f"1 to {_MOST_RANKS}")
+        if self.collective is not None:
+            object.__setattr__(self, "collective", find_collective(self.collective).name)
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", find_dtype(self.dtype).name)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that was not read; line 0 is the whole file."""
+
+    line: int
+    reason: str
+
+
+@dataclass
+class Imported:
+    """What one file holds. ``rows``: rows read; a row of nccl-tests is two cases."""
+
+    runs: list[Run] = field(default_factory=list)
+    rows: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    importer: str = ""
+
+    def refuse(self, line: int, reason: str) -> None:
+        self.refused.append(Refused(line, reason))
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def refusals(self) -> list[tuple[str, str]]:
+        """(lines in short, reason), each reason once."""
+        found: dict[str, list[int]] = {}
+        for refused in self.refused:
+            found.setdefault(refused.reason, []).append(refused.line)
+        return [(format_ranges(lines) if any(lines) else "", why) for why, lines in found.items()]
+
+
+class Importer(Protocol):
+    NAME: str
+
+    def sniff(self, head: Sequence[str]) -> bool: ...
+
+    def read(self, lines: Iterable[Line], options: Options) -> Imported: ...
+
+
+def number(text: object) -> float | None:
+    """A finite number from 0 on, else None."""
+    try:
+        value = float(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) and 0 <= value < 1e18 else None
+
+
+def whole(text: object) -> int | None:
+    """A whole number from 0 on of 62 bits, else None."""
+    if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):
+        return None
+    try:
+        value = int(text)  # type: ignore[call-overload]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return value if 0 <= value < 1 << 62 else None
+
+
+def collective_named(text: str) -> str | None:
+    """torch's name of a collective in the spelling of any tool; None where there is none."""
+    try:
+        return find_collective(text).name
+    except UsageError:
+        return None
+
+
+def collective_in(text: str) -> str | None:
+    """The one collective that a text such as a file name or a heading names; None if several.
+
+    ``2. All_reduce`` and ``nccl_allgather.log`` name one; all_reduce is not also reduce.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "_", text.lower())
+    found = set()
+    spellings = sorted(
+        {s for c in COLLECTIVES.values() for n in (c.name, *c.aliases) for s in _spellings(n)},
+        key=len,
+        reverse=True,
+    )
+    for spelling in spellings:
+        pattern = rf"(?<![a-z]){spelling}(?![a-z])"
+        if re.search(pattern, plain):
+            found.add(find_collective(spelling).name)
+            plain = re.sub(pattern, "#", plain)
+    return found.pop() if len(found) == 1 else None
+
+
+def _spellings(name: str) -> tuple[str, str]:
+    return name, name.replace("_", "")
+
+
+def dtype_named(text: str | None) -> str | None:
+    """torch's name of a type; what torch has not stays as it is; None for no text."""
+    if not text:
+        return None
+    plain = re.sub(r"^(mpi|nccl|ncclfloat)_", "", text.strip().lower())
+    try:
+        return find_dtype(plain).name
+    except UsageError:
+        return plain
+
+
+def itemsize(dtype: str | None) -> int | None:
+    if dtype in DTYPES:
+        return DTYPES[dtype].itemsize
+    return _OTHER_SIZES.get(dtype or "")
+
+
+def basis(collective: str) -> str:
+    """What a size that is not S is of, where a source counts by call arguments."""
+    return "per peer" if collective.startswith("all_to_all") else "per rank"
+
+
+def make_result(
+    collective: str,
+    nbytes: int,
+    given: Given,
+    *,
+    ranks: int = 0,
+    dtype: str | None = None,
+    op: str | None = None,
+    root: int | None = None,
+    in_place: bool | None = None,
+    cadence: str = "unknown",
+    backend: str = "unknown",
+    device: str = "unknown",
+    count: int | None = None,
+    wrong: int | None = None,
+    checked: int = 0,
+    warnings: Sequence[str] = (),
+    coalesce: int = 1,
+) -> CaseResult:
+    """A case of a source. ``nbytes`` is S as nccl-tests defines it: importers convert to it.
+
+    ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
+    """
+    entry = COLLECTIVES[collective]
+    case = Case(
+        collective,
+        nbytes,
+        dtype if entry.has_data else None,
+        op if entry.has_op else None,
+        root if entry.has_root else None,
+        in_place,
+        cadence,
+        backend,
+        device,
+        coalesce=coalesce,
+    )
+    result = CaseResult(case, "ok", ranks, nbytes=nbytes, given=given, ordinal=None)
+    size = itemsize(dtype)
+    if count is not None:
+        result.count = count
+    elif size and (ranks or entry.parts(2) == 1):
+        result.count = nbytes // (size * entry.parts(ranks or 1))
+    if ranks and entry.has_data and collective != "all_to_all_v":
+        # In bytes, so that the type need not be known; the root holds the most.
+        layout = Layout(root or 0, ranks, nbytes // entry.parts(ranks), root or 0)
+        result.nbytes_in, result.nbytes_out = entry.elements(layout)
+    result.warnings = list(warnings)
+    if wrong is not None and checked:
+        result.verification = Verification(checked=checked, wrong=wrong)
+        if wrong:
+            result.status = "wrong"
+    return result
+
+
+def make_run(
+    results: Sequence[CaseResult],
+    options: Options,
+    source: Mapping[str, str | None],
+    *,
+    ranks: int = 0,
+    environment: Mapping[str, Any] | None = None,
+    start_utc: str | None = None,
+    members: Sequence[Mapping[str, Any]] = (),
+    end: Mapping[str, Any] | None = None,
+    events: Sequence[Mapping[str, Any]] = (),
+) -> Run:
+    """A run of a source, complete unless ``end`` says otherwise."""
+    origin = {k: str(v) for k, v in source.items() if v}
+    header: dict[str, Any] = {
+        "run_id": f"{origin.get('tool', 'import')}:{options.file}",
+        "ranks": ranks,
+        "source": {**origin, "file": options.file},
+        "environment": dict(environment or {}),
+    }
+    if start_utc:
+        header["start_utc"] = start_utc
+    return Run(
+        header=header,
+        members=[dict(member) for member in members],
+        results=list(results),
+        events=[dict(event) for event in events],
+        end=dict(end or {"status": "complete"}),
+    )
+
+
+TRUNCATED = "truncated"
+
+
+def rounding(text: str) -> float:
+    """Half a unit in the last place of a number as it was printed."""
+    mantissa, _, power = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    exponent = int(power) if power.lstrip("+-").isdigit() else 0
+    return float(0.5 * 10.0 ** (exponent - decimals))

@@ -1,0 +1,188 @@
+"""The lines of a foreign file: unpacked, decoded, without what terminals and launchers add."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.importers.base import Line
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# Open MPI --tag-output, srun -l, torchrun, mpiexec -l (hydra), pdsh, time stamps of kubectl.
+_PREFIX = re.compile(
+    r"\[\d+,\d+\]<(?:stdout|stderr)>:\s?"
+    r"|\[(?:rank|default)?\d+\]:?\s?(?=[\s#\d])"
+    r"|\s{0,6}\d+:\s(?=.*\S)"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\s"
+)
+# A message of a library, which may begin inside a row that another process is printing.
+# A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
+_LOG = re.compile(
+    r"(?:[A-Za-z_][\w.-]*)?:\d+:\d+ \[\S*\] .*$"
+    r"|\[\S*\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
+    r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
+    r"|NCCL_TESTS_ALLTOALLV\S*.*$"
+)
+_MARKS = ("NCCL", "|CCL_")
+_HEAD = 1 << 16
+_WINDOW = 2000  # lines
+_LONGEST = 1 << 24  # a line beyond this is no text
+
+
+class _Unpacked(io.RawIOBase):
+    """A .gz as it unpacks, its start read already; a cut one gives what there is."""
+
+    def __init__(self, start: bytes, rest: IO[bytes]) -> None:
+        self._packed, self._rest = start, rest
+        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._ready = b""
+        self.problem = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._ready and not self.problem:
+            packed = self._packed or self._rest.read(_HEAD)
+            self._packed = b""
+            if not packed:
+                if not self._unpacker.eof:
+                    self.problem = "cut off: the .gz has no end"
+                break
+            if self._unpacker.eof:  # another file packed behind the first
+                self._unpacker = zlib.decompressobj(31)
+            try:
+                self._ready = self._unpacker.decompress(packed)
+            except zlib.error as error:
+                self.problem = f"damaged: {error}"
+            self._packed = self._unpacker.unused_data
+        part = self._ready[: len(target)]
+        self._ready = self._ready[len(part) :]
+        target[: len(part)] = part
+        return len(part)
+
+
+class Source:
+    """A file to import: its first lines to sniff at, then all of its lines once."""
+
+    def __init__(self, path: str) -> None:
+        self.name = "stdin" if path == "-" else path
+        self._unpacked: _Unpacked | None = None
+        self._disk: IO[bytes] | None = None
+        try:
+            if path != "-":
+                self._disk = open(path, "rb")  # noqa: SIM115
+            self._file: IO[bytes] = self._disk or sys.stdin.buffer
+            self.start = self._file.read(_HEAD)
+            if self.start.startswith(b"\x1f\x8b"):
+                self._unpacked = _Unpacked(self.start, self._file)
+                self._file = io.BufferedReader(self._unpacked, _HEAD)
+                self.start = self._file.read(_HEAD)
+            self.start += self._file.readline(_LONGEST)
+        except FileNotFoundError:
+            raise UnreadableError("file", path, "a file that exists") from None
+        except IsADirectoryError:
+            raise UnreadableError("file", path, "a file, not a folder") from None
+        except OSError as error:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({error.strerror})") from None
+        if not self.start and self.problem:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({self.problem})")
+
+    @property
+    def problem(self) -> str:
+        """What went wrong while reading; '' if nothing."""
+        return self._unpacked.problem if self._unpacked else ""
+
+    @property
+    def binary(self) -> bool:
+        """No text: null bytes that are not UTF-16, or mostly control characters."""
+        if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return False
+        odd = sum(byte < 9 or 13 < byte < 27 for byte in self.start)
+        return b"\0" in self.start or odd > len(self.start) // 10
+
+    def windows(self) -> Iterator[list[str]]:
+        """The lines without libraries' messages, some at a time: for sniffing, before ``lines``.
+
+        What tells the format may come after megabytes of messages. stdin is kept in memory then.
+        """
+        window: list[str] = []
+        for _, text in self.lines(keep=True):
+            if "NCCL INFO" not in text and "|CCL_" not in text:
+                window.append(text)
+                if len(window) >= _WINDOW:
+                    yield window
+                    window = []
+        yield window
+
+    def lines(self, keep: bool = False) -> Iterator[Line]:
+        """All lines with their numbers, once; ``keep``: they can be read again."""
+        if keep and not self.seekable:
+            self.start += self._file.read()
+        yield from cleaned(enumerate(_decoded(self._raw(), self.start), 1))
+
+    def _raw(self) -> Iterator[bytes]:
+        yield from io.BytesIO(self.start)
+        while line := self._file.readline(_LONGEST):
+            yield line
+
+    @property
+    def seekable(self) -> bool:
+        return self._file is self._disk
+
+    def rewind(self) -> None:
+        """Back to where the lines begin, for ``lines`` after ``windows``."""
+        if self.seekable:
+            self._file.seek(len(self.start))
+
+    def close(self) -> None:
+        if self._disk:
+            self._disk.close()
+
+
+def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:
+    """UTF-8, line by line Latin-1 where it is none: one log may hold both. UTF-16 by its mark."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
+        yield from b"".join(raw).decode("utf-16", "replace").splitlines()
+        return
+    first = True
+    for line in raw:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = line.decode("latin-1")
+        if first:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text.rstrip("\r\n")
+
+
+def cleaned(lines: Iterable[Line]) -> Iterator[Line]:
+    """Without ANSI codes and prefixes; a progress bar's line is what it showed last."""
+    for number, text in lines:
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
+        if "\r" in text:
+            text = text.rstrip("\r").rpartition("\r")[2]
+        if text[:7].strip()[:1] in _PREFIX_STARTS:
+            match = _PREFIX.match(text)
+            if match:
+                text = text[match.end() :]
+        yield number, text
+
+
+_PREFIX_STARTS = frozenset("[0123456789")
+
+
+def without_log(text: str) -> tuple[str, bool]:
+    """(text before a library's message, whether there was one)."""
+    if not any(mark in text for mark in _MARKS) and " [" not in text:
+        return text, False
+    match = _LOG.search(text)
+    return (text[: match.start()], True) if match else (text, False)

@@ -1,0 +1,237 @@
+"""What nccl-tests' text, its JSON and rccl-tests' CSV have in common: a row, judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult, Given, Matrix
+from torchcoll.core.units import format_size
+from torchcoll.importers.base import Imported, itemsize, make_result
+
+# The largest number of ranks that is looked for in busbw / algbw.
+_MOST = 100_000
+
+
+@dataclass
+class Block:
+    """One placement of a row. ``step_*``: half a unit in the last place as printed."""
+
+    in_place: bool | None
+    time_ns: float
+    algbw: float | None
+    busbw: float | None
+    time_step_ns: float = 0.0
+    bw_step: float = 0.0
+    wrong: int | None = None
+    error: float | None = None
+    min_ns: float | None = None
+    max_ns: float | None = None
+    p99_ns: float | None = None
+    samples: Matrix = field(default_factory=list)
+    remark: str = ""
+
+
+@dataclass
+class Row:
+    line: int
+    size: int
+    count: int
+    dtype: str
+    op: str | None
+    root: int | None
+    blocks: list[Block]
+
+
+@dataclass
+class Launch:
+    """What is known of all rows."""
+
+    collective: str | None = None
+    ranks: int = 0
+    backend: str = "nccl"
+    device: str = "cuda"
+    cadence: str = "stream"
+    calls: int | None = None
+    checked: bool = True
+    cpu_time: bool = False
+    agg_iters: int = 1
+
+
+def judge(row: Row, launch: Launch) -> str:
+    """Why a row cannot be used; '' if it can. Size and count are checked against each other."""
+    assert launch.collective
+    if not row.size:
+        return "0 bytes: nothing was sent (the size was rounded down to nothing)"
+    size = itemsize(row.dtype)
+    if size is None or not row.count:
+        return ""
+    entry, held = COLLECTIVES[launch.collective], row.count * size
+    if launch.collective == "all_to_all_v":
+        return ""
+    parts = row.size / held
+    if entry.parts(2) == 1:
+        fits, expected = parts == 1, "1"
+    else:
+        fits = parts == launch.ranks if launch.ranks else parts == int(parts) and parts >= 1
+        expected = f"the ranks ({launch.ranks or 'a whole number'})"
+    if fits:
+        return ""
+    return (
+        f"size / (count x {size} bytes) is {parts:g}, for {launch.collective} it is {expected}: "
+        "another collective, type or number of ranks"
+    )
+
+
+def ranks_of(rows: Sequence[Row], collective: str) -> tuple[int, str]:
+    """(ranks, where from) that rows tell: by size / count, else by busbw / algbw; 0 if not."""
+    entry = COLLECTIVES[collective]
+    if entry.parts(2) != 1:
+        found = {
+            row.size / (row.count * size)
+            for row in rows
+            if row.count and row.size and (size := itemsize(row.dtype))
+        }
+        if len(found) == 1 and (ranks := found.pop()) >= 1 and ranks == int(ranks):
+            return int(ranks), "size / count"
+        return 0, ""
+    if entry.bus_factor(2) == entry.bus_factor(3):
+        return 0, ""
+    # Each pair of rounded figures leaves an interval for the factor: they must leave one number.
+    low, high = 0.0, float("inf")
+    for row in rows:
+        for block in row.blocks:
+            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
+                low = max(low, (block.busbw - block.bw_step) / (block.algbw + block.bw_step))
+                high = min(high, (block.busbw + block.bw_step) / (block.algbw - block.bw_step))
+    fit = []
+    for n in range(2, _MOST) if low else ():
+        factor = entry.bus_factor(n)
+        if low <= factor <= high:
+            fit.append(n)
+        if factor > high or len(fit) > 1:
+            break
+    return (fit[0], "busbw / algbw") if len(fit) == 1 else (0, "")
+
+
+def results_of(rows: Iterable[Row], launch: Launch, found: Imported) -> list[CaseResult]:
+    """The cases of these rows; those that cannot be used are refused in ``found``."""
+    results: list[CaseResult] = []
+    odd = []
+    for row in rows:
+        why = judge(row, launch)
+        if why:
+            found.refuse(row.line, why)
+            continue
+        found.rows += 1
+        for block in row.blocks:
+            result = _result(row, block, launch)
+            if launch.ranks != 1 and not launch.cpu_time and _disagrees(result, block):
+                odd.append(row.line)
+                result.warnings.append(
+                    f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
+                    "time and ranks"
+                )
+            results.append(result)
+    if odd:
+        found.warn(
+            f"{len(odd)} of {len(results)} bandwidths do not follow from size, time and ranks: "
+            f"the first in line {odd[0]}"
+        )
+    return results
+
+
+def _result(row: Row, block: Block, launch: Launch) -> CaseResult:
+    assert launch.collective
+    given = Given(
+        block.time_ns,
+        statistic="mean",
+        over_ranks="mean",  # the default of -a
+        clock="issue" if launch.cpu_time else "host",
+        calls=launch.calls,
+        min_ns=block.min_ns,
+        max_ns=block.max_ns,
+        p99_ns=block.p99_ns,
+        algbw_gbps=block.algbw,
+        busbw_gbps=block.busbw,
+    )
+    remarks = [block.remark] if block.remark else []
+    if launch.cpu_time:
+        remarks.append("the time is that of the call on the CPU (-C), not of the operation")
+    if block.error:
+        remarks.append(f"largest error {block.error:g}, as the source gives it")
+    result = make_result(
+        launch.collective,
+        row.size,
+        given,
+        ranks=launch.ranks,
+        dtype=row.dtype,
+        op=row.op,
+        root=row.root,
+        in_place=block.in_place,
+        cadence=launch.cadence,
+        backend=launch.backend,
+        device=launch.device,
+        count=row.count,
+        wrong=0 if block.error == 0 else block.wrong,
+        checked=max(1, row.count),
+        warnings=remarks,
+    )
+    if block.samples:
+        result.time_ns = {"device": block.samples}
+        result.stop = "count"
+    return result
+
+
+def _disagrees(result: CaseResult, block: Block) -> bool:
+    """True where a bandwidth that was given cannot be the rounded form of the derived one."""
+    entry, ranks = COLLECTIVES[result.case.collective], result.ranks
+    if not ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
+        return False
+    if block.algbw is None or block.busbw is None or not block.time_ns:
+        return False
+    n = ranks or 2
+    for given, factor in ((block.algbw, 1.0), (block.busbw, entry.bus_factor(n))):
+        scale = result.nbytes * entry.moved(n) * factor
+        low = scale / (block.time_ns + block.time_step_ns) - block.bw_step
+        high = scale / max(block.time_ns - block.time_step_ns, 1e-3) + block.bw_step
+        if not low * 0.999 <= given <= high * 1.001:
+            return True
+    return False
+
+
+def repeats(results: Sequence[CaseResult]) -> str:
+    """A line on sizes that come several times; all of them are kept."""
+    counts: dict[object, int] = {}
+    for result in results:
+        counts[result.case] = counts.get(result.case, 0) + 1
+    most = max(counts.values(), default=0)
+    if most < 2:
+        return ""
+    sizes = [case.nbytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
+    return (
+        f"{sum(n > 1 for n in counts.values())} cases come up to {most} times "
+        f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
+    )
+
+
+def version_text(code: object) -> str:
+    """22902 -> 2.29.2, the way nccl.h counts since 2.9; before it was 2708 for 2.7.8."""
+    try:
+        number = int(str(code))
+    except ValueError:
+        return str(code)
+    if number >= 10000:
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+
+
+INTERLEAVED = (
+    "{n} outputs of one rank each lie in each other: nccl-tests was built without MPI, so the "
+    "launcher started {n} tests that never met. Build it with MPI=1"
+)
+STEP_1M = (
+    "sizes rise by 1 MiB: nccl-tests reads -f as a whole number, and -f 1.15 as this default step; "
+    "if a factor was meant, the sizes are not those that were asked for"
+)

@@ -1,0 +1,281 @@
+"""nccl-tests' JSON (-J), versions 1 to 3, and what a killed run left of it.
+
+The environment in the file is everything the shell had: only the variables that torchcoll records
+of its own runs are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import Matrix
+from torchcoll.importers.base import (
+    TRUNCATED,
+    Imported,
+    Line,
+    Options,
+    collective_in,
+    collective_named,
+    dtype_named,
+    make_run,
+    number,
+    whole,
+)
+from torchcoll.importers.nccl_tests import (
+    STEP_1M,
+    Block,
+    Launch,
+    Row,
+    ranks_of,
+    repeats,
+    results_of,
+    version_text,
+)
+from torchcoll.importers.variables import allowed
+
+NAME = "nccl-tests-json"
+
+# C's printf of an infinite double, which is no JSON; NaN is printed as a string.
+_BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
+_MOST_TEXT = 1 << 28
+
+
+def sniff(head: Sequence[str]) -> bool:
+    text = "".join(head)[:4096].lstrip()
+    return text.startswith("{") and (
+        '"nccl_version"' in "".join(head)
+        or ('"args"' in text and '"version"' in text and "coll_perf" not in text)
+    )
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    text = "\n".join(text for _, text in lines)
+    data, cut = decoded(text)
+    if cut:
+        found.warn("the file is cut off: what is whole was read")
+    if not isinstance(data, Mapping):
+        found.refuse(0, "no JSON object")
+        return found
+    rows = data.get("results")
+    rows = rows if isinstance(rows, list) else []
+    if not rows:
+        found.warn("the file holds no results")
+    _read(data, rows, cut, options, found)
+    return found
+
+
+def decoded(text: str) -> tuple[Any, bool]:
+    """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
+    text = text.strip()
+    for attempt in (text, _BARE.sub(" null", text)):
+        try:
+            return json.loads(attempt), False
+        except (ValueError, RecursionError):
+            continue
+    text = _BARE.sub(" null", text)
+    end = len(text)
+    for _ in range(10_000):
+        end = text.rfind("}", 0, end)
+        if end < 0:
+            break
+        closing = _closing(text[: end + 1])
+        if closing is not None:
+            try:
+                return json.loads(text[: end + 1] + closing), True
+            except (ValueError, RecursionError):
+                continue
+    return None, True
+
+
+def _closing(text: str) -> str | None:
+    """What closes the brackets that are open, strings apart; None inside a string."""
+    plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    if '"' in plain:
+        return None
+    stack: list[str] = []
+    for char in plain:
+        if char in "{[":
+            stack.append("}" if char == "{" else "]")
+        elif char in "}]" and (not stack or stack.pop() != char):
+            return None
+    return "".join(reversed(stack))
+
+
+def _read(
+    data: Mapping[str, Any], rows: Sequence[Any], cut: bool, options: Options, found: Imported
+) -> None:
+    config = data.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
+    program = os.path.basename(args[0]) if args else ""
+    name = options.collective or collective_named(program.removesuffix("_mpi"))
+    if name is None and (name := collective_in(options.file)):
+        found.warn(f"collective {name}: taken from the name of the file")
+    if name is None:
+        for place, _ in enumerate(rows, 1):
+            found.refuse(place, "the file does not name the collective: give --collective")
+        return
+    devices = config.get("devices")
+    devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
+    # Only the first GPU of each process is listed.
+    each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
+    launch = Launch(name, ranks=options.ranks or len(devices) * each)
+    launch.calls = whole(config.get("iterations"))
+    launch.cadence = "graph" if whole(config.get("graph")) else "stream"
+    parsed = []
+    for place, row in enumerate(rows, 1):
+        one = _row(row, place, launch, options)
+        if isinstance(one, str):
+            found.refuse(place, f"result {place}: {one}")
+        else:
+            parsed.append(one)
+    processes = max((len(b.samples) for row in parsed for b in row.blocks), default=0)
+    if processes > 1 and devices and processes > len(devices) and not options.ranks:
+        found.warn(f"the file lists {len(devices)} devices, but times of {processes} processes")
+        launch.ranks = processes * each
+    if not launch.ranks:
+        launch.ranks, where = ranks_of(parsed, name)
+        if launch.ranks:
+            found.warn(f"{launch.ranks} ranks: recovered from {where}")
+    _width(parsed, launch.ranks, found)
+    results = results_of(parsed, launch, found)
+    if text := repeats(results):
+        found.warn(text)
+    _fraction(args, found)
+    if not results:
+        return
+    dump = data.get("env")
+    version = version_text(data.get("nccl_version") or "unknown")
+    environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
+    dump = dump if isinstance(dump, list) else []
+    if variables := allowed(e.replace("\\/", "/") for e in dump if isinstance(e, str)):
+        environment["variables"] = variables
+    end: dict[str, Any] = {"status": "complete"}
+    if cut or not data.get("end_time"):
+        end = {"status": TRUNCATED, "reason": "the run did not end: no end_time"}
+    errors = [e for e in data.get("errors") or [] if isinstance(e, str) and e]
+    found.runs.append(
+        make_run(
+            results,
+            options,
+            {"tool": "nccl-tests", "version": None, "format": f"JSON {data.get('version', '')}"},
+            ranks=launch.ranks,
+            environment=environment,
+            start_utc=None,
+            members=_members(devices) if len(devices) == launch.ranks else (),
+            end=end,
+            events=[{"kind": "error", "message": e} for e in errors],
+        )
+    )
+
+
+def _row(row: object, place: int, launch: Launch, options: Options) -> Row | str:
+    if not isinstance(row, Mapping):
+        return "no object"
+    size, count = whole(row.get("size")), whole(row.get("count"))
+    if size is None or count is None:
+        return "no whole size and count"
+    blocks = []
+    for key, in_place in (("out_of_place", False), ("in_place", True)):
+        figures = row.get(key)
+        if not isinstance(figures, Mapping):
+            continue
+        if "cpu_time" in figures:
+            launch.cpu_time = True
+        time = number(figures.get("time", figures.get("cpu_time")))
+        if not time:
+            return f"{key} has no time"
+        block = Block(
+            in_place,
+            time * 1e3,
+            number(figures.get("alg_bw")),
+            number(figures.get("bus_bw")),
+            time_step_ns=5e-4,
+            bw_step=5e-7,
+            wrong=_count(figures.get("nwrong")),
+        )
+        _per_iteration(block, row.get(f"{key}_per_iter"))
+        blocks.append(block)
+    if not blocks:
+        return "neither placement has figures"
+    op = str(row.get("redop") or "").strip()
+    root = str(row.get("root") or "").strip()
+    entry = COLLECTIVES[launch.collective or ""]
+    return Row(
+        place,
+        size,
+        count,
+        options.dtype or dtype_named(str(row.get("type") or "")) or "",
+        op if op and op != "none" else None,
+        max(0, int(root)) if entry.has_root and root.lstrip("-").isdigit() else None,
+        blocks,
+    )
+
+
+def _count(value: object) -> int | None:
+    wrong = number(value)
+    return None if wrong is None else int(wrong)
+
+
+def _per_iteration(block: Block, data: object) -> None:
+    if not isinstance(data, Mapping):
+        return
+    block.min_ns, block.max_ns = _ns(data.get("min_us")), _ns(data.get("max_us"))
+    block.p99_ns = _ns(data.get("p99_us"))
+    each = data.get("per_process_max_times_us")
+    rows = each if isinstance(each, list) and each else [data.get("times_us")]
+    samples: Matrix = []
+    for times in rows:
+        values = [number(t) for t in times] if isinstance(times, list) else []
+        if not values or None in values:
+            return
+        samples.append([round(v * 1000) for v in values if v is not None])
+    block.samples = samples
+
+
+def _width(rows: Sequence[Row], ranks: int, found: Imported) -> None:
+    """Samples are of processes. Where a process had several ranks, they are maxima over those."""
+    told = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
+    if told and ranks:
+        found.warn(
+            f"times of each iteration are of {max(told)} processes, not of {ranks} ranks: "
+            "kept as the maximum over all"
+        )
+        for row in rows:
+            for block in row.blocks:
+                if len(block.samples) != ranks and block.samples:
+                    block.samples = [[max(call) for call in zip(*block.samples, strict=False)]]
+
+
+def _ns(value: object) -> float | None:
+    us = number(value)
+    return None if us is None else us * 1e3
+
+
+def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": place,
+            "host": str(d.get("hostname") or "?"),
+            "pid": whole(d.get("pid")) or 0,
+            "device": f"cuda:{whole(d.get('device')) or 0}",
+            "device_name": str(d.get("device_info") or ""),
+        }
+        for place, d in enumerate(devices)
+    ]
+
+
+def _fraction(args: Sequence[str], found: Imported) -> None:
+    for flag, value in pairwise(args):
+        if flag in ("-f", "--stepfactor") and "." in value and (n := number(value)) is not None:
+            if n <= 1 or int(n) == 1:
+                found.warn(f"-f {value}: {STEP_1M}")
+            elif n != int(n):
+                found.warn(f"-f {value} was read as {int(n)}: nccl-tests takes a whole number")

@@ -1,0 +1,250 @@
+"""oneCCL's benchmark: its text, and its CSV (-o).
+
+Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests
+follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per
+rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult, Given
+from torchcoll.importers.base import (
+    Imported,
+    Line,
+    Options,
+    basis,
+    collective_named,
+    dtype_named,
+    itemsize,
+    make_result,
+    make_run,
+    number,
+    whole,
+)
+from torchcoll.importers.lines import without_log
+
+NAME = "oneccl"
+_NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
+_PROCESSES = re.compile(r"#\s*#processes:\s*(\d+)")
+_OPTION = re.compile(r"\s+([a-z_]+):\s+(\S.*?)\s*$")
+# Without these a heading is broken, and so are its rows.
+_COLUMNS = ("bytes", "elem_count", "t_avg[usec]")
+_CSV_COLUMNS = (
+    *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
+)
+_PER_RANK = ("all_gather", "all_to_all", "all_to_all_v")
+_DEVICES = {"host": "cpu", "sycl": "xpu"}
+SUMMED = (
+    "the time is the sum over several collectives ({names}), of no single one: "
+    "run the benchmark with one --coll at a time"
+)
+EMPTY = (
+    "reduce_scatter of {count} elements on {ranks} ranks does nothing in oneCCL: an empty call was "
+    "timed"
+)
+
+
+def sniff(head: Sequence[str]) -> bool:
+    return any(
+        "t_avg[usec]" in text and ("#elem_count" in text or text.startswith("#ranks,"))
+        for text in head
+    )
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    reader = _Reader(options, found)
+    for line, text in lines:
+        reader.line(line, text)
+    reader.end()
+    return found
+
+
+class _Reader:
+    def __init__(self, options: Options, found: Imported) -> None:
+        self.options, self.found = options, found
+        self.settings: dict[str, str] = {}
+        self.names: list[str] = []  # the columns
+        self.collectives: list[str] = []
+        self.csv = False
+        self.ended = False
+        self.results: dict[int, list[CaseResult]] = {}
+        self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows of one timing
+
+    def line(self, line: int, text: str) -> None:
+        text = without_log(text)[0].strip("\n")
+        plain = text.strip()
+        if not plain:
+            return
+        if plain.startswith("#ranks,"):
+            names = plain[1:].split(",")
+            self.csv, self.names = True, names if set(_CSV_COLUMNS) <= set(names) else []
+        elif "t_avg[usec]" in plain:
+            names = plain.replace("#", "").split()
+            self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
+        elif match := _NAMES.match(plain):
+            self.collectives = match[1].split()
+        elif match := _PROCESSES.match(plain):
+            self.settings["processes"] = match[1]
+        elif plain.startswith("# All done"):
+            self.ended = True
+        elif plain.startswith(("datatype:", "reduction:")):
+            key, _, value = plain.partition(":")
+            self.settings[key] = value.strip()
+        elif match := _OPTION.match(text):
+            self.settings[match[1]] = match[2]
+        elif self.names and plain[0].isdigit():
+            self.row(line, plain)
+
+    def row(self, line: int, text: str) -> None:
+        fields = next(csv.reader([text])) if self.csv else text.split()
+        if len(fields) != len(self.names):
+            if "," in text or len(fields) > 3:
+                why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
+                self.found.refuse(line, why)
+            return
+        record = dict(zip(self.names, fields, strict=True))
+        if not self.csv:
+            if len(self.collectives) > 1:
+                self.found.refuse(line, SUMMED.format(names=", ".join(self.collectives)))
+                return
+            self.add(line, self.of_text(record))
+            return
+        if self.same and not _same_timing(self.same[0][1], record):
+            self.flush()
+        self.same.append((line, record))
+
+    def of_text(self, record: Mapping[str, str]) -> dict[str, str]:
+        s = self.settings
+        return {
+            "ranks": s.get("processes", ""),
+            "collective": self.collectives[0] if self.collectives else "",
+            "reduction": s.get("reduction", ""),
+            "dtype": s.get("datatype", ""),
+            "elements/buffer": record["elem_count"],
+            "message_size": record["bytes"],
+            "buffers": s.get("buf_count", "1"),
+            "together": "yes",
+            **record,
+        }
+
+    def flush(self) -> None:
+        """Rows of equal figures and several names are one sum, written once for each name."""
+        names = list(dict.fromkeys(record["collective"] for _, record in self.same))
+        for line, record in self.same:
+            if len(names) > 1:
+                self.found.refuse(line, SUMMED.format(names=", ".join(names)))
+            else:
+                self.add(line, {k.lstrip("#"): v for k, v in record.items()})
+        self.same = []
+
+    def add(self, line: int, record: Mapping[str, str]) -> None:
+        result = self.result(record)
+        if isinstance(result, str):
+            self.found.refuse(line, result)
+            if "does nothing" in result:
+                self.found.warn("rows of an empty reduce_scatter are dropped")
+            return
+        self.found.rows += 1
+        self.results.setdefault(result.ranks, []).append(result)
+
+    def result(self, record: Mapping[str, str]) -> CaseResult | str:
+        name = self.options.collective or collective_named(
+            re.sub(r"gatherv$", "gather", record["collective"])
+        )
+        ranks = self.options.ranks or whole(record["ranks"]) or 0
+        dtype = self.options.dtype or dtype_named(record["dtype"])
+        count, nbytes = whole(record["elements/buffer"]), whole(record["message_size"])
+        time = number(record.get("t_avg[usec]"))
+        buffers = whole(record.get("buffers")) or 1
+        if name is None:
+            return f"unknown collective {record['collective'] or '(none named)'}"
+        if count is None or nbytes is None or not time:
+            return "no count, size or time"
+        if record.get("together"):  # text multiplies by the buffers, CSV does not
+            count, nbytes = count // buffers, nbytes // buffers
+        if not nbytes and COLLECTIVES[name].has_data:
+            return "0 elements: nothing was sent"
+        if name == "reduce_scatter" and ranks and count < ranks:
+            return EMPTY.format(count=count, ranks=ranks)
+        remarks = []
+        printed: int | None = None
+        size = itemsize(dtype) or 1
+        per_call = count
+        if name in _PER_RANK:
+            if not ranks:
+                return f"the size of {name} is for one rank: give --ranks"
+            printed, nbytes = nbytes, nbytes * ranks
+        elif name == "reduce_scatter" and ranks:
+            per_call = count // ranks
+            if count % ranks:
+                remarks.append("the tail of the buffer is not sent (no whole share for each rank)")
+                nbytes = per_call * ranks * size
+        if record.get("collective") in ("allgatherv", "alltoallv"):
+            remarks.append(f"measured as {record['collective']} with equal parts")
+        reduction = record.get("reduction") or None
+        given = Given(
+            time * 1e3,
+            statistic="mean",
+            over_ranks="mean",
+            clock="host",
+            calls=whole(record.get("repetitions")),
+            min_ns=_ns(record.get("t_min[usec]")),
+            max_ns=_ns(record.get("t_max[usec]")),
+            nbytes=printed,
+            size_basis=basis(name) if printed else "",
+        )
+        if buffers > 1:
+            remarks.append(f"{buffers} buffers in flight: the time is of all of them")
+        placement = self.settings.get("inplace")
+        backend = self.settings.get("backend", "")
+        return make_result(
+            name,
+            nbytes,
+            given,
+            ranks=ranks,
+            dtype=dtype,
+            op=reduction,
+            in_place=None if placement is None else placement == "1",
+            backend=self.options.backend or "ccl",
+            device=_DEVICES.get(backend, "unknown"),
+            count=per_call,
+            coalesce=buffers,
+            warnings=remarks,
+        )
+
+    def end(self) -> None:
+        if self.same:
+            self.flush()
+        done: dict[str, Any] = {"status": "complete"}
+        if not self.csv and not self.ended:
+            done = {"status": "truncated", "reason": "the output stops before '# All done'"}
+        for ranks, results in self.results.items():
+            source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
+            environment = {"libraries": {"ccl": "oneCCL"}}
+            self.found.runs.append(
+                make_run(
+                    results,
+                    self.options,
+                    source,
+                    ranks=ranks,
+                    environment=environment,
+                    end=done,
+                )
+            )
+
+
+def _same_timing(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
+    keys = ("#elements/buffer", "message_size", "t_min[usec]", "t_max[usec]", "t_avg[usec]")
+    return all(a.get(key) == b.get(key) for key in keys)
+
+
+def _ns(text: str | None) -> float | None:
+    value = number(text)
+    return None if value is None else value * 1e3

@@ -1,0 +1,147 @@
+"""OSU micro-benchmarks: collective latency, blocking and not, and omb-py.
+
+The file has no ranks and no bandwidth, and sizes are of one rank's buffer: S of all_gather, gather,
+scatter and all_to_all is that x ranks. reduce_scatter's is the whole input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult, Given
+from torchcoll.importers.base import (
+    Imported,
+    Line,
+    Options,
+    basis,
+    collective_named,
+    dtype_named,
+    make_result,
+    make_run,
+    number,
+    whole,
+)
+
+NAME = "osu"
+_TITLE = re.compile(
+    r"#\s*(?:OSU MPI|OMB Python MPI)(?:-(\w+))?\s+(?:Non-blocking |Persistent )?(\S+?)"
+    r"(?:\s+(?:Non-blocking\s+)?(?:Latency|Test)\b.*?)?(?:\s+v(\S+))?\s*$"
+)
+_DATATYPE = re.compile(r"#\s*Datatype:\s*([\w]+)")
+_TIMES = ("Avg Latency(us)", "Latency (us)", "Latency(us)", "Overall(us)")
+_PER_RANK = ("all_gather", "all_to_all", "all_to_all_v", "gather", "scatter")
+_DEVICES = {"CUDA": "cuda", "ROCM": "cuda", "SYCL": "xpu", None: "cpu"}
+# Of MPI's types those that torch has; MPI_CHAR is bytes.
+_TYPES = {"char": "int8", "float": "float32", "int": "int32", "double": "float64"}
+
+
+def sniff(head: Sequence[str]) -> bool:
+    return any(text.startswith(("# OSU MPI", "# OMB Python MPI")) for text in head)
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    reader = _Reader(options, found)
+    for line, text in lines:
+        reader.line(line, text.rstrip())
+    reader.end()
+    return found
+
+
+class _Reader:
+    def __init__(self, options: Options, found: Imported) -> None:
+        self.options, self.found = options, found
+        self.start("", None, None)
+
+    def start(self, name: str, kind: str | None, version: str | None) -> None:
+        self.title, self.kind, self.version = name, kind, version
+        self.names: list[str] = []
+        self.dtype: str | None = None
+        self.results: list[CaseResult] = []
+
+    def line(self, line: int, text: str) -> None:
+        if match := _TITLE.match(text):
+            self.end()
+            self.start(match[2], match[1], match[3])
+        elif match := _DATATYPE.match(text):
+            plain = match[1].removeprefix("MPI_").lower()
+            self.dtype = _TYPES.get(plain) or dtype_named(plain)
+        elif text.startswith("#") and "(us)" in text:
+            self.names = re.split(
+                r"\s{2,}", re.sub(r"^#\s*(Size)(?: \(B\))?\s*", r"\1  ", text).lstrip("# ")
+            )
+        elif (self.title and text[:1].isdigit()) or (self.names and text.strip()[:1].isdigit()):
+            self.row(line, text.split())
+
+    def row(self, line: int, fields: Sequence[str]) -> None:
+        if len(fields) != len(self.names):
+            why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
+            self.found.refuse(line, why)
+            return
+        result = self.result(dict(zip(self.names, fields, strict=True)))
+        if isinstance(result, str):
+            self.found.refuse(line, result)
+        else:
+            self.found.rows += 1
+            self.results.append(result)
+
+    def result(self, record: dict[str, str]) -> CaseResult | str:
+        asked = self.title.removeprefix("I") if self.title[:2] != "In" else self.title
+        name = self.options.collective or collective_named(self.title) or collective_named(asked)
+        if name is None:
+            return f"{self.title or 'a test without a title'} is no collective that torchcoll has"
+        entry = COLLECTIVES[name]
+        ranks = self.options.ranks or 0
+        held = whole(record.get("Size", "0" if not entry.has_data else None))
+        time = next((number(record[n]) for n in _TIMES if n in record), None)
+        if held is None or not time:
+            return "no size or no time"
+        if entry.has_data and not held:
+            return "0 bytes: nothing was sent"
+        if name in _PER_RANK and not ranks:
+            return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
+        nbytes = held * ranks if name in _PER_RANK else held
+        remarks = []
+        if "Overall(us)" in record:
+            remarks.append("non-blocking: the time includes computation that overlaps")
+        check = record.get("Validation")
+        given = Given(
+            time * 1e3,
+            statistic="mean",
+            over_ranks="mean",
+            clock="host",
+            calls=whole(record.get("Iterations")),
+            min_ns=_ns(record.get("Min Latency(us)")),
+            max_ns=_ns(record.get("Max Latency(us)")),
+            p99_ns=_ns(record.get("P99 Tail Lat(us)")),
+            nbytes=held if nbytes != held else None,
+            size_basis=basis(name) if nbytes != held else "",
+        )
+        return make_result(
+            name,
+            nbytes,
+            given,
+            ranks=ranks,
+            dtype=self.options.dtype or self.dtype,
+            cadence="isolated",
+            backend=self.options.backend or "mpi",
+            device=_DEVICES.get(self.kind, "unknown"),
+            wrong=None if check is None else int(check != "Pass"),
+            checked=0 if check is None else 1,
+            warnings=remarks,
+        )
+
+    def end(self) -> None:
+        if self.results:
+            source = {"tool": "OSU", "version": self.version, "format": "text"}
+            ranks = self.options.ranks or 0
+            self.found.runs.append(make_run(self.results, self.options, source, ranks=ranks))
+            if not ranks:
+                self.found.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
+
+
+def _ns(text: str | None) -> float | None:
+    value = number(text)
+    return None if value is None else value * 1e3

@@ -1,0 +1,116 @@
+"""PARAM's comms benchmark: rows ``COMMS-RES-<collective>-<type>``.
+
+The time is the median over ranks of each rank's mean; sizes are S of nccl-tests. Point-to-point
+rows are ping latencies of two ranks and no collective; quantised rows are several times at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from torchcoll.core.result import CaseResult, Given
+from torchcoll.importers.base import (
+    Imported,
+    Line,
+    Options,
+    collective_named,
+    dtype_named,
+    make_result,
+    make_run,
+    number,
+    whole,
+)
+
+NAME = "param"
+_ROW = re.compile(
+    r"\s*COMMS-RES-(?P<quant>QUANT-)?(?P<coll>[a-z0-9_]+)-(?P<dtype>[a-z0-9]+)(?P<tag>\S*)\s+"
+    r"(?P<figures>.*\S)"
+)
+_WORLD = re.compile(r"'world_size': (\d+)|groupSize (\d+)")
+_BACKEND = re.compile(r"\bbackend: (\w+)")
+_DEVICE = re.compile(r"host \S+, device: (\w+)")
+_FIGURES = 10
+
+
+def sniff(head: Sequence[str]) -> bool:
+    return any("COMMS-RES" in text or "PARAM COMM environment" in text for text in head)
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    ranks, backend, device = options.ranks or 0, options.backend or "unknown", "unknown"
+    pairs = False
+    results: list[CaseResult] = []
+    for line, text in lines:
+        if "COMMS-RES" not in text:
+            if not options.ranks and (match := _WORLD.search(text)):
+                # A group smaller than the world comes after it, and is what ran.
+                ranks = int(match[1] or match[2])
+            if not options.backend and (match := _BACKEND.search(text)):
+                backend = match[1]
+            if match := _DEVICE.search(text):
+                device = match[1]
+            continue
+        match = _ROW.match(text)
+        if match is None:
+            if "COMMS-RES-" in text:
+                found.refuse(line, "half a row")
+            else:
+                pairs = "pingLatency" in text
+            continue
+        if pairs:
+            found.refuse(line, "point-to-point latency of two ranks: no collective")
+            continue
+        if match["quant"]:
+            found.refuse(line, "quantised: the times of quantising and of the collective are apart")
+            continue
+        result = _result(match, options, ranks, backend, device)
+        if isinstance(result, str):
+            found.refuse(line, result)
+        else:
+            found.rows += 1
+            results.append(result)
+    if results:
+        source = {"tool": "PARAM", "format": "text"}
+        found.runs.append(make_run(results, options, source, ranks=ranks))
+    return found
+
+
+def _result(
+    match: re.Match[str], options: Options, ranks: int, backend: str, device: str
+) -> CaseResult | str:
+    fields = match["figures"].split()
+    name = options.collective or collective_named(match["coll"].removesuffix("_base"))
+    if name is None:
+        return f"{match['coll']} is no collective that torchcoll has"
+    if len(fields) != _FIGURES:
+        return f"half a row: {len(fields)} figures of {_FIGURES}"
+    figures = [number(field) for field in fields]
+    nbytes, count = whole(fields[0]), whole(fields[1])
+    time, fastest, slowest = figures[2], figures[5], figures[6]
+    if nbytes is None or not time:
+        return "no size or no time"
+    if not nbytes:
+        return "0 bytes: nothing was sent"
+    given = Given(
+        time * 1e3,
+        statistic="mean",
+        over_ranks="median",
+        clock="host",
+        min_ns=None if fastest is None else fastest * 1e3,
+        max_ns=None if slowest is None else slowest * 1e3,
+        algbw_gbps=figures[7],
+        busbw_gbps=figures[8],
+    )
+    return make_result(
+        name,
+        nbytes,
+        given,
+        ranks=ranks,
+        dtype=options.dtype or dtype_named(match["dtype"]),
+        backend=backend,
+        device=device,
+        count=count,
+        warnings=[f"tag {match['tag']}"] if match["tag"] else [],
+    )

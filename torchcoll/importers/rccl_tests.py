@@ -1,0 +1,124 @@
+"""rccl-tests' table files (-x FILE -Z csv or json). Its text is nccl-tests' and read there.
+
+CSV: ``numCycle,collective,[nodes,ranks,ranksPerNode,gpusPerRank | gpus],size,type,redop,inplace,
+time,algbw,busbw,wrong``; columns go by name, because they depend on the build. Older releases left
+commas at line ends and brackets out (ROCm/rccl-tests PR 140).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import CaseResult
+from torchcoll.importers.base import (
+    Imported,
+    Line,
+    Options,
+    collective_named,
+    dtype_named,
+    itemsize,
+    make_run,
+    number,
+    rounding,
+    whole,
+)
+from torchcoll.importers.nccl_tests import Block, Launch, Row, repeats, results_of
+
+NAME = "rccl-tests"
+_NEEDED = {"collective", "size", "time", "busbw"}
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+def sniff(head: Sequence[str]) -> bool:
+    for text in head[:50]:
+        if "numCycle" in text and {n.strip(' "{}[]:') for n in re.split(r"[,:]", text)} >= _NEEDED:
+            return True
+    text = "".join(head)[:2000]
+    return "numCycle" in text and '"busbw"' in text
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    cases: dict[tuple[str, int], list[Row]] = {}
+    for line, record in _records(lines, found):
+        row = _row(record, line, options)
+        if isinstance(row, str):
+            found.refuse(line, row)
+            continue
+        name, ranks, parsed = row
+        cases.setdefault((name, ranks), []).append(parsed)
+    by_ranks: dict[int, list[CaseResult]] = {}
+    for (name, ranks), rows in cases.items():
+        results = results_of(rows, Launch(name, ranks), found)
+        by_ranks.setdefault(ranks, []).extend(results)
+    for ranks, results in by_ranks.items():
+        if text := repeats(results):
+            found.warn(text)
+        if results:
+            source = {"tool": "rccl-tests", "format": "table"}
+            libraries = {"libraries": {"nccl": "RCCL"}}
+            found.runs.append(
+                make_run(results, options, source, ranks=ranks, environment=libraries)
+            )
+    return found
+
+
+def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapping[str, str]]]:
+    """One mapping a row, of CSV or of JSON objects, whatever holds them together."""
+    names: list[str] = []
+    for line, text in lines:
+        text = text.strip()
+        objects = _OBJECT.findall(text)
+        if objects or text[:1] in "[]{}":
+            for one in objects:
+                try:
+                    data = json.loads(re.sub(r",\s*}", "}", one))
+                    yield line, {str(k): str(v) for k, v in data.items()}
+                except ValueError:
+                    found.refuse(line, "a broken JSON object")
+            continue
+        fields = [field.strip() for field in next(csv.reader([text.rstrip(",")]), [])]
+        if "numCycle" in fields:
+            names = fields
+        elif not names or not fields:
+            continue
+        elif len(fields) != len(names):
+            found.refuse(line, f"half a row: {len(fields)} fields, the heading has {len(names)}")
+        else:
+            yield line, dict(zip(names, fields, strict=True))
+
+
+def _row(record: Mapping[str, str], line: int, options: Options) -> tuple[str, int, Row] | str:
+    name = options.collective or collective_named(record.get("collective", ""))
+    if name is None:
+        return f"unknown collective {record.get('collective')}"
+    size, time = whole(record.get("size")), number(record.get("time"))
+    if size is None or not time:
+        return "no size or no time"
+    ranks = options.ranks or whole(record.get("ranks", record.get("gpus"))) or 0
+    dtype = options.dtype or dtype_named(record.get("type")) or ""
+    each = itemsize(dtype)
+    entry = COLLECTIVES[name]
+    count = size // (each * entry.parts(ranks)) if each and ranks else 0
+    placement = record.get("inplace", "").lower()
+    wrong = number(record.get("wrong"))
+    bandwidth = record.get("busbw", "")
+    block = Block(
+        placement in ("1", "true") if placement else None,
+        time * 1e3,
+        number(record.get("algbw")),
+        number(bandwidth),
+        time_step_ns=rounding(record.get("time", "")) * 1e3,
+        bw_step=rounding(bandwidth) if bandwidth else 0.0,
+        wrong=None if wrong is None else int(wrong),
+    )
+    op = record.get("redop", "").lower()
+    return (
+        name,
+        ranks,
+        Row(line, size, count, dtype, op if op not in ("", "none") else None, None, [block]),
+    )

@@ -1,0 +1,165 @@
+"""Which importers there are, and which of them a file is for.
+
+A third party adds a format by a module as importers/base.py describes and an entry point::
+
+    [options.entry_points]
+    torchcoll.importers =
+        mine = my_package.my_importer
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
+from typing import cast
+
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.result import Run
+from torchcoll.importers.base import Imported, Importer, Options
+from torchcoll.importers.lines import Source
+
+GROUP = "torchcoll.importers"
+# In the order in which they are asked: what is recognised by less comes later.
+BUILT_IN = (
+    *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "oneccl", "param"),
+    *("deepspeed", "osu", "plain"),
+)
+
+
+@cache
+def importers() -> dict[str, Importer]:
+    """name -> importer: those of entry points first, so that they can replace a built-in one."""
+    found: dict[str, Importer] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            module = cast(Importer, point.load())
+            found[module.NAME] = module
+        except Exception as error:  # it is another's code: it must not break every import
+            raise UnreadableError(
+                f"entry point {point.name} of {GROUP}",
+                f"{type(error).__name__}: {error}",
+                "a module with NAME, sniff and read",
+                "Repair or uninstall its package.",
+            ) from None
+    for name in BUILT_IN:
+        module = cast(Importer, importlib.import_module(f"torchcoll.importers.{name}"))
+        found.setdefault(module.NAME, module)
+    return found
+
+
+def importer_of(windows: Iterable[Sequence[str]]) -> Importer | None:
+    """The first importer that knows the format of a file, of which these are the lines."""
+    for lines in windows:
+        for each in importers().values():
+            if each.sniff(lines):
+                return each
+    return None
+
+
+def _names() -> str:
+    return ", ".join(importers())
+
+
+def import_file(path: str, options: Options | None = None, name: str | None = None) -> Imported:
+    """What the file holds; ``-`` is stdin. ``name``: the importer, else it is found by sniffing.
+
+    Raises UnreadableError for a file that is missing, empty, binary or of no known format, and
+    UsageError for an importer that does not exist.
+    """
+    if name is not None and name not in importers():
+        raise UsageError("from", name, f"one of {_names()}")
+    source = Source(path)
+    try:
+        return _imported(source, path, options, name)
+    finally:
+        source.close()
+
+
+def _imported(source: Source, path: str, options: Options | None, name: str | None) -> Imported:
+    if not source.start.strip():
+        raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
+    if source.binary:
+        raise UnreadableError("file", source.name, "text; this one is binary")
+    importer = importers()[name] if name else _sniffed(source)
+    if importer is None:
+        raise UnreadableError(
+            "file",
+            source.name,
+            f"a torchcoll result file, or output of {_names()}",
+            "Force one with --from.",
+        )
+    options = options or Options()
+    options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
+    collecting = gc.isenabled()
+    gc.disable()  # rows are many and hold no cycles: walking all of them again and again doubles it
+    try:
+        found = importer.read(source.lines(), options)
+    finally:
+        if collecting:
+            gc.enable()
+    found.importer = importer.NAME
+    if source.problem:
+        found.warn(source.problem)
+    for run in found.runs:
+        # Events are kept in the file, problems are not.
+        run.events += [{"kind": "import", "message": text} for text in _told(found, source.name)]
+    return found
+
+
+def _sniffed(source: Source) -> Importer | None:
+    windows = source.windows()
+    try:
+        return importer_of(windows)
+    finally:
+        source.rewind()
+
+
+def _told(found: Imported, name: str) -> list[str]:
+    refused = [f"{name}{f':{lines}' if lines else ''}: {why}" for lines, why in found.refusals()]
+    return [*found.warnings, *(f"refused: {text}" for text in refused)]
+
+
+def is_ours(path: str) -> bool:
+    """True where the first line is that of a result file of torchcoll, and for what is no file."""
+    if path == "-" or not os.path.isfile(path):
+        return path != "-"
+    source = Source(path)
+    try:
+        first = source.start.split(b"\n", 1)[0]
+        return b'"record"' in first and b'"schema"' in first
+    finally:
+        source.close()
+
+
+def resolve(paths: Iterable[str], options: Options | None = None) -> list[Run | str]:
+    """For every command that reads result files: our own stay paths, foreign ones become Runs.
+
+    Raises UnreadableError for a foreign file of which nothing could be read.
+    """
+    found: list[Run | str] = []
+    for path in paths:
+        if is_ours(path):
+            found.append(path)
+            continue
+        imported = import_file(path, options)
+        if not imported.runs:
+            raise nothing_read(path, imported)
+        found += imported.runs
+    return found
+
+
+def nothing_read(path: str, imported: Imported) -> UnreadableError:
+    """The one line for a file whose every row was refused."""
+    refusals = imported.refusals()
+    if not refusals:
+        text = "; ".join(imported.warnings) or "no rows"
+        return UnreadableError(f"{path} ({imported.importer})", text, "rows of results")
+    lines, why = refusals[0]
+    count = len(imported.refused)
+    where = f"{path}:{lines}" if lines else path
+    more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
+    return UnreadableError(f"{where}: {why}{more}")

@@ -1,0 +1,281 @@
+"""The tables of a comparison: what differs, the cases or the fits, and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.header import what_text
+from torchcoll.report.notes import problems_of
+from torchcoll.report.output import one_line
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.cases import Compared
+    from torchcoll.analysis.compare import Comparison
+    from torchcoll.analysis.fit import Fitted
+    from torchcoll.analysis.hardware import Profile
+    from torchcoll.analysis.matching import Pair
+    from torchcoll.analysis.sides import Side
+    from torchcoll.analysis.verdicts import Judged
+
+_RAN = {
+    "backend": "{}",
+    "device": "{}",
+    "ranks": "{} ranks",
+    "cadence": "{} cadence",
+    "clock": "{} clock",
+}
+_STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparable": "dim"}
+
+
+def comparison_grids(found: Comparison) -> list[Grid]:
+    """What differs; a table for each collective, dtype, ...; what it amounts to."""
+    from torchcoll.analysis.cases import tables_of
+
+    tables = tables_of([row for row in found.rows if row.matched])
+    first = Grid([], [], above=_above(found))
+    last = Grid([], [], below=_below(found))
+    if found.fitted:
+        return [first, _fit_grid(found), last]
+    titles = _titles([table[0].pair for table in tables])
+    grids = []
+    profiles = {id(pair): both for pair, *both in found.profiles}
+    notes: dict[str, int] = {}
+    for table, title in zip(tables, titles, strict=True):
+        known = profiles.get(id(table[0].pair))
+        if known and not any(row.ratio for row in table):  # other ranks, or another machine
+            grids.append(_profile_grid(found, known[0], known[1], title))
+            grids.append(_shares_grid(found, table, known[0], known[1]))
+        else:
+            grids.append(_case_grid(found, table, title, notes))
+    last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
+    last.below += _unmatched(found)
+    return [first, *grids, last]
+
+
+def _unmatched(found: Comparison) -> list[str]:
+    """What only one side has, in short: rows of it would hide the others."""
+    from torchcoll.analysis.cases import tables_of
+
+    alone = [row for row in found.rows if not row.matched]
+    tables = [
+        t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
+    ]
+    lines = []
+    for table, title in zip(tables, _titles([table[0].pair for table in tables]), strict=True):
+        sizes = [_size(row) for row in table]
+        several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
+        side = found.base if table[0].pair.base else found.new
+        what = title or table[0].row.collective
+        lines.append(f"only in {one_line(side.name)}: {what}: {', '.join(several)}")
+    return lines
+
+
+def _above(found: Comparison) -> list[str]:
+    rows = [row.row for row in found.rows]
+    lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(rows)]
+    lines += _in_common(found)
+    if found.differences:
+        lines += ["what differs:", *(f"  {one_line(str(d))}" for d in found.differences)]
+    else:
+        lines.append("what differs: nothing that is known of the environments")
+    for side in (found.base, found.new):
+        for run in side.runs:
+            where = one_line(run.path or run.header.get("run_id") or side.name)
+            lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
+    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
+    many = len(found.base.runs) + len(found.new.runs) > 2
+    several = "; geometric mean over the launches" if many else ""
+    return [
+        *lines,
+        f"{figures}: {found.reading}{several}",
+        "ratio = new / base, and its 95 % interval; launches are the replicates",
+    ]
+
+
+def _in_common(found: Comparison) -> list[str]:
+    """Where all cases that both sides have ran, and how, as far as it is the same."""
+    commons = [row.pair.common for row in found.rows if row.matched]
+    values = {n: {common.get(n) for common in commons} - {None} for n in _RAN}
+    known = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
+    return [", ".join(form.format(known[n]) for n, form in _RAN.items() if n in known)] * bool(
+        known
+    )
+
+
+def _side_text(side: Side) -> str:
+    count = len(side.runs)
+    where = f"{one_line(side.where)}, " if side.where else ""
+    return f"{one_line(side.name)} ({where}{count} launch{'es' if count > 1 else ''})"
+
+
+def _titles(pairs: Sequence[Pair]) -> list[str]:
+    """What tells each table from the others; one table needs no title."""
+    names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
+    varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
+    owns = [n for n in DIMENSIONS if len({repr([o.get(n) for o in p.own]) for p in pairs}) > 1]
+    titles = []
+    for pair in pairs:
+        words = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
+        for name in owns:
+            both = [_word(name, own[name]) for own in pair.own if own.get(name) is not None]
+            words += [" -> ".join(both)] if both else []
+        titles.append(", ".join(words))
+    return titles
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "in_place":
+        return "in place" if value else "out of place"
+    if name == "collective":
+        return str(value)
+    return one_line(value) if isinstance(value, str) else f"{name} {value}"
+
+
+def _figure(value: float | None, metric: str) -> str:
+    return format_time(value) if metric == "time" else format_bandwidth(value)
+
+
+def ratio_text(ratio: float | None) -> str:
+    """Three decimals, of large ones four digits."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3f}" if ratio < 100 else f"{ratio:.4g}"
+
+
+def interval_text(judged: Judged) -> str:
+    ratio = judged.ratio
+    if ratio is None or ratio.low is None:
+        return "-"
+    return f"{ratio_text(ratio.low)} to {ratio_text(ratio.high)}"
+
+
+def _size(row: Compared) -> str:
+    return format_size(row.pair.nbytes) if COLLECTIVES[row.row.collective].has_data else "-"
+
+
+def _case_grid(
+    found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
+) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1]), Head("ratio")]
+    heads += [Head("95 %"), Head("verdict", left=True)]
+    cells = []
+    for row in table:
+        marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
+        figures = [_figure(value, found.metric) for value in (row.base, row.new)]
+        verdict = f"{row.verdict} ({one_line(row.reason)}){marks}"
+        cells.append(
+            [_size(row), *figures, ratio_text(row.ratio), interval_text(row.judged), verdict]
+        )
+    styles = [_STYLES.get(row.verdict, "") for row in table]
+    return Grid(heads, cells, above=[title] if title else [], styles=styles)
+
+
+def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
+
+    def floor(one: Profile) -> str:
+        at = f" at {format_size(one.floor_nbytes)}" if one.floor_nbytes else ""
+        return f"{format_time(one.floor_ns).strip()}{at}"
+
+    rows = [
+        ["best busbw (GB/s)", *(format_bandwidth(p.best_gbps) for p in (ours, theirs))],
+        [
+            "half-bandwidth size",
+            *(format_size(p.half_nbytes) if p.half_nbytes else "-" for p in (ours, theirs)),
+        ],
+        ["latency floor", *(floor(p) for p in (ours, theirs))],
+        [
+            "time to first result",
+            *(format_time(p.first_result_ns).strip() for p in (ours, theirs)),
+        ],
+    ]
+    return Grid(heads, rows, above=[title] if title else [])
+
+
+def _shares_grid(
+    found: Comparison, table: Sequence[Compared], ours: Profile, theirs: Profile
+) -> Grid:
+    """Each side beside its own best: no ratio between machines that are not alike."""
+    heads = [Head("size", repeat=True)]
+    for side in (found.base, found.new):
+        heads += [Head(one_line(side.name)), Head("of its", "best")]
+    heads.append(Head("verdict", left=True, drop=1))
+    cells = []
+    for row in table:
+        line = [_size(row)]
+        for value, items, best in (
+            (row.base, row.pair.base, ours.best_gbps),
+            (row.new, row.pair.new, theirs.best_gbps),
+        ):
+            known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
+            share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
+            line += [_figure(value, found.metric), share]
+        cells.append([*line, f"{row.verdict} ({one_line(row.reason)})"])
+    return Grid(heads, cells)
+
+
+def _fit_grid(found: Comparison) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    titles = dict(
+        zip(
+            (id(one.pair) for one in found.fitted),
+            _titles([one.pair for one in found.fitted]),
+            strict=True,
+        )
+    )
+    heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
+    heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
+    heads.append(Head("verdict", left=True))
+    rows = [
+        [
+            titles[id(one.pair)] or str(one.pair.common.get("collective")),
+            one.figure,
+            *(_fit_figure(one, value) for value in (one.base, one.new)),
+            ratio_text(one.judged.ratio.ratio if one.judged.ratio else None),
+            interval_text(one.judged),
+            f"{one.judged.verdict} ({one_line(one.judged.reason)})",
+        ]
+        for one in found.fitted
+    ]
+    return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
+
+
+def _fit_figure(one: Fitted, value: float | None) -> str:
+    if one.figure == "latency":
+        return format_time(value)
+    return "-" if value is None else f"{format_bandwidth(value)} GB/s"
+
+
+def _below(found: Comparison) -> list[str]:
+    from torchcoll.analysis.fit import misfit_note
+    from torchcoll.analysis.verdicts import NEEDS, VERDICTS, counted, p_note
+
+    judged = [one.judged for one in (found.fitted or found.rows)]
+    counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}
+    words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
+    if found.ranked and not found.fitted:
+        worst, best = found.ranked[0], found.ranked[-1]
+        lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
+    if any("needs" in one.reason for one in judged):
+        lines.append(NEEDS)
+    lines += p_note(judged)
+    if found.fitted:
+        lines.append("latency and bandwidth (algbw): time = latency + size / bandwidth")
+        lines += misfit_note(found.fitted)
+    return lines + [one_line(note) for note in found.notes]
+
+
+def _extreme(found: Comparison, row: Compared) -> str:
+    words = [] if len(values_of([r.row for r in found.rows], "collective")) < 2 else [
+        row.row.collective
+    ]  # fmt: skip
+    words += [size] if (size := _size(row)) != "-" else []
+    return " ".join([*words, ratio_text(row.ratio), f"({row.verdict})"])

@@ -1,0 +1,144 @@
+"""Published figures beside a run: ``show --reference``.
+
+A point is one bandwidth from elsewhere with a status. It is never a side of a test: one figure has
+no spread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchcoll.core.bandwidth import busbw_gbps
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.units import format_bandwidth, format_size
+from torchcoll.report.grid import Grid, Head, print_grid
+from torchcoll.report.markdown import markdown_text
+from torchcoll.report.notes import Notes
+from torchcoll.report.output import Output, one_line
+
+STATUSES = ("measured", "derived", "implausible", "unknown")
+
+
+@dataclass(frozen=True)
+class Point:
+    """busbw_gbps of a collective. nbytes: None for a peak over sizes; ranks: 0 if not told."""
+
+    name: str
+    collective: str
+    nbytes: int | None
+    ranks: int
+    busbw_gbps: float
+    status: str
+    why: str = ""
+    source: str = ""
+
+
+def is_points(path: str) -> bool:
+    """True for a file of points, whose first letters are those of a JSON object over lines."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return '"points"' in file.read(400)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def load_points(path: str) -> list[Point]:
+    """The points of a file. Raises UnreadableError where it is broken."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return [_point(record) for record in data["points"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnreadableError("reference", path, f"a file of points ({error})") from None
+
+
+def _point(record: dict[str, Any]) -> Point:
+    point = Point(**record)
+    if point.collective not in COLLECTIVES or point.status not in STATUSES:
+        raise ValueError(f"{point.name}: unknown collective or status")
+    return point
+
+
+def points_of(run: Run) -> list[Point]:
+    """The rows of another run as points."""
+    name = one_line(run.source.get("file") or run.path or "run")
+    rows = [row for row in summarise_run(run) if row.busbw_gbps and row.status == "ok"]
+    return [
+        Point(name, r.collective, r.nbytes, r.ranks, r.busbw_gbps or 0.0, "measured") for r in rows
+    ]
+
+
+def beside(run: Run, points: Sequence[Point]) -> Grid:
+    """Each point of a collective that the run has, and what the run has at that size."""
+    rows = [row for row in summarise_run(run) if row.busbw_gbps and row.status == "ok"]
+    notes = Notes()
+    lines = []
+    for point in points:
+        own = _own(rows, point)
+        if own is None or own.busbw_gbps is None:
+            continue
+        share = 100 * own.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
+        marks = notes.mark(f"{point.status}: {point.why}") if point.why else ""
+        lines.append(
+            [
+                point.collective,
+                "peak" if point.nbytes is None else format_size(point.nbytes),
+                str(own.ranks or "-"),
+                format_bandwidth(own.busbw_gbps),
+                str(point.ranks or "-"),
+                format_bandwidth(point.busbw_gbps),
+                "-" if share is None else f"{share:.0f}",
+                one_line(point.name),
+                f"{point.status} {marks}".strip(),
+            ]
+        )
+    heads = [
+        Head("collective", left=True),
+        Head("size"),
+        Head("ranks"),
+        Head("busbw", "GB/s"),
+        Head("ranks", "there"),
+        Head("busbw", "there"),
+        Head("% of", "that"),
+        Head("reference", left=True),
+        Head("status", left=True),
+    ]
+    below = notes.lines() if lines else ["no point is of a collective and size of this run"]
+    below.append("single published figures: beside a run, no verdict follows from them")
+    return Grid(
+        heads, lines, above=[one_line(run.path or run.header.get("run_id") or "run")], below=below
+    )
+
+
+def _own(rows: Sequence[Row], point: Point) -> Row | None:
+    """The run's best row of the point's collective and size; of a peak, its best of all sizes."""
+    same = [r for r in rows if r.collective == point.collective]
+    if point.nbytes is not None:
+        same = [r for r in same if point.nbytes in (r.nbytes, r.nbytes_requested)]
+    return max(same, key=lambda r: r.busbw_gbps or 0.0, default=None)
+
+
+def show_beside(
+    runs: Sequence[Run], points: Sequence[Point], format: str, file: TextIO | None = None
+) -> None:
+    out = Output(file)
+    for place, run in enumerate(runs):
+        out.write("\n" if place else "")
+        grid = beside(run, points)
+        if format == "markdown":
+            out.write(markdown_text(grid))
+        else:
+            print_grid(grid, out)
+    out.flush()
+
+
+def busbw_of_algbw(collective: str, nbytes: int, ranks: int, algbw: float) -> float | None:
+    """busbw of an algbw that was published: the time it means, and the factor."""
+    moved = nbytes * COLLECTIVES[collective].moved(ranks)
+    return busbw_gbps(collective, nbytes, ranks, moved / algbw) if algbw else None
