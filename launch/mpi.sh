@@ -24,6 +24,12 @@ case ${1:-} in
     '' | -*) module=allreduce ;;
     *)
         module=${1//_/} # torch writes all_reduce
+        known='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
+        known+=' sendrecv hypercube barrier suite'
+        case " $known " in
+            *" $module "*) ;;
+            *) fail "collective: got '$1', expected one of: $known" ;;
+        esac
         shift
         ;;
 esac

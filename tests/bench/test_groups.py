@@ -104,7 +104,7 @@ def test_a_wrong_group_is_named(launch):
         ("mod:2/1", "wrong"),
     ]
     check = run.results[1].verification
-    assert (check.wrong, check.wrong_ranks) == (1, (1,))  # place 1 of its members [1, 3]
+    assert (check.wrong, check.wrong_ranks) == (1, (3,))  # a rank of the launch
 
 
 def test_fresh_sub_groups(launch):
@@ -194,7 +194,8 @@ def test_async_op_is_asked_for_and_waited_for(launch):
     options = "--async --sizes 64 -n 0 --cold 20 --quiet"
     measured = launch("all_reduce", options, 2, setup=watch).ended(0)
     told = [line for line in measured.stdout(1).splitlines() if line]
-    assert told == [*["async_op True", "wait"] * 20, "async_op False"]  # the last one verifies
+    # The last one verifies: what was timed is what is verified.
+    assert told == ["async_op True", "wait"] * 21
 
 
 # -- coalesced ---------------------------------------------------------------------------------
@@ -243,9 +244,10 @@ def test_bytes_of_coalesced_calls(launch):
     measured = launch("all_reduce", options, 2, setup=with_groups).ended(0)
     first, second = measured.run.results
     assert (first.case.coalesce, first.status, first.nbytes) == (4, "ok", 1024)
-    assert first.verification.wrong == 0
+    # Four sums of one buffer give what no pattern foresees: not verified.
+    assert first.verification is None
     assert [len(ns) for ns in first.time_ns["host"]] == [3, 3]
-    assert second.ordinal == 4 * (20 + 3) + 1
+    assert second.ordinal == 4 * (20 + 3)
     row = summarise_run(measured.run)[0]
     assert (row.coalesce, row.nbytes) == (4, 1024)
     assert row.algbw_gbps == 4 * 1024 / row.median_ns

@@ -514,6 +514,7 @@ def test_fingerprints_differ_with_every_field():
         "buffers": "registered",
         "asynchronous": True,
         "coalesce": 4,
+        "rehearsal": True,
     }
     assert set(others) == {f.name for f in dataclasses.fields(Case)}
     prints = {

@@ -125,6 +125,7 @@ def test_row_by_hand():
         buffers="default",
         asynchronous=False,
         coalesce=1,
+        rehearsal=False,
         splits=None,
         communicator="shared",
         cadence="isolated",
@@ -157,7 +158,7 @@ def test_row_by_hand():
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
         "collective backend library device ranks dtype op root in_place "
-        "group buffers asynchronous coalesce splits communicator cadence clock "
+        "group buffers asynchronous coalesce rehearsal splits communicator cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
         "statistic median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps "
         "verified status reason"

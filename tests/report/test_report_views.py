@@ -25,6 +25,7 @@ VALUES = {
     "buffers": "default",
     "asynchronous": False,
     "coalesce": 1,
+    "rehearsal": False,
     "splits": None,
     "communicator": "shared",
     "cadence": "isolated",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchcoll.bench.launcher import Launch
@@ -27,6 +27,7 @@ class Cpu:
 
     kind = name = "cpu"
     captures = False
+    lead_calls = 0
     index = None
     calls_per_sample = 1
 
@@ -75,6 +76,8 @@ class Cpu:
 
 class Accelerator:
     """Calls are queued: the device's own clock, or the host's with a synchronise at both ends."""
+
+    lead_calls = 1  # untimed, before each batch of ``stream``
 
     def __init__(
         self, torch: Any, kind: str, index: int, now: Callable[[], int] = time.perf_counter_ns
@@ -127,10 +130,15 @@ class Accelerator:
             issue(issued - start)
 
     def stream(self, call: Call, calls: int, clocks: Clocks) -> None:
-        """Device and issue clock: an event between calls, one synchronise at the end."""
+        """Device and issue clock: an event between calls, one synchronise at the end.
+
+        One call goes before the first event. On an idle device that event would complete at once,
+        and the first sample would be the host's time to issue a call.
+        """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
         counts = [each] * (calls // each) + ([calls % each] if calls % each else [])
         events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(counts) + 1)]
+        call()
         events[0].record()
         for count, event in zip(counts, events[1:], strict=True):
             for _ in range(count):
@@ -191,14 +199,23 @@ _REHEARSAL = {
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MAX_CTAS": "2",
 }
-REHEARSAL = "rehearsal: several ranks share one GPU, so bandwidth and time mean nothing"
+REHEARSAL = "several ranks share one GPU, so bandwidth and time mean nothing"
 
 
 def rehearse(backend: str, kind: str, rank: int) -> None:
     """Set NCCL's variables for several ranks on one GPU, before its first call."""
-    if backend != "nccl" or kind != "cuda":
+    if not backend.startswith("nccl") or kind != "cuda":
         raise UnavailableError("rehearse", f"{backend} on {kind}", "nccl on cuda")
     os.environ.update(_REHEARSAL, NCCL_HOSTID=f"torchcoll-rehearsal-{rank}")
+
+
+def rehearsal_over(environ: Mapping[str, str]) -> None:
+    """Put the variables of a rehearsal back to what they were in ``environ``."""
+    for name in (*_REHEARSAL, "NCCL_HOSTID"):
+        if name in environ:
+            os.environ[name] = environ[name]
+        else:
+            os.environ.pop(name, None)
 
 
 def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:

@@ -90,7 +90,8 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
         found = inner
     for other in found[1:]:
         if (other.rank, other.ranks) != (found[0].rank, found[0].ranks):
-            raise UsageError(
+            kind = UsageError if other.ranks == found[0].ranks else ContradictionOnAllRanks
+            raise kind(
                 "launcher variables",
                 f"{_told(found[0])} and {_told(other)}",
                 "launchers that agree",
@@ -109,6 +110,10 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     names = ("PALS", "Open MPI", "srun", "MPI", "torchrun")
     launch = next(there for name in names if (there := started.get(name)) and there in found)
     return replace(launch, launcher=_name(launch.launcher, env))
+
+
+class ContradictionOnAllRanks(UsageError):
+    """The launchers disagree about the number of ranks, so every rank finds it."""
 
 
 def likely_rank() -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.launcher import Launch, detect, likely_rank
+from torchcoll.bench.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.watchdog import write_error_file
 from torchcoll.core.case import fingerprint
@@ -28,9 +28,12 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
     """Measure and exit with the designed code; ``collective`` None is the suite."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     rank = likely_rank()
+    # Where a launcher's variables make no sense on some ranks, rank 0 may not be one of them: each
+    # speaks for itself.
+    alone = True
     try:
         launch = detect()
-        rank = launch.rank
+        rank, alone = launch.rank, launch.rank == 0
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
             sys.exit(0)  # rank 0 prints it
         options = parse(arguments, collective, _program(collective))
@@ -38,8 +41,10 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
             _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
         )
     except TorchcollError as error:
+        if isinstance(error, ContradictionOnAllRanks):
+            alone = rank == 0
         # A HangError that comes to here is of a rank that rank 0 cannot hear.
-        _complain(error.line(), rank, speaks=rank == 0 or isinstance(error, HangError))
+        _complain(error.line(), rank, speaks=alone or isinstance(error, HangError))
         code = int(error.exit_code)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()

@@ -119,6 +119,7 @@ class _Measurement:
             communicator.group,
         )
         self.call = _called(session, case, self.once, communicator.group)
+        self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.checker = Checker(session.torch, sizing, self.place, buffers, session.progress.beat)
         self.align = nothing if session.alone else session.communicators.align(case.backend)
         self.cold: list[int] = []
@@ -150,6 +151,8 @@ class _Measurement:
         session.has_called = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
+        if self.sizing.case.cadence != "isolated":
+            calls += len(self.batches) * self.device.lead_calls
         if self.communicator.calls is not None:
             self.communicator.calls += calls * self.sizing.case.coalesce + ("checked" in samples)
         return _results(
@@ -243,6 +246,7 @@ class _Measurement:
             call, refused = self._captured(name)
             if refused:
                 return refused
+            self.timed = call
         began = time.perf_counter_ns()
         while size := session.control.decide(
             rule and rule.next_batch(time.perf_counter_ns() - began)
@@ -270,11 +274,14 @@ class _Measurement:
         session, failure = self.session, ""
         if not (self.spec.check and self.communicator.backend.communicates and self.sizing.nbytes):
             return None
+        case = self.sizing.case
+        if case.coalesce > 1 and case.in_place and case.op:
+            return None  # N reductions of the same buffer: what they give depends on their order
         session.progress.step(f"{name}: verification")
         self.checker.prepare()
         try:
             self.align()
-            self.once()
+            self.timed()
             self.device.synchronize()
         except RuntimeError as error:
             assert session.watchdog is not None
@@ -365,6 +372,9 @@ def _results(
         own = size_case(case, len(part))
         result = _result(own, [gathered[rank] for rank in part], **facts)
         result.members = list(part)
+        if result.verification:
+            wrong = tuple(part[place] for place in result.verification.wrong_ranks)
+            result.verification = replace(result.verification, wrong_ranks=wrong)
         results.append(result)
     return results
 
@@ -415,7 +425,9 @@ def _result(
                 f"{result.verification.wrong} of {result.verification.checked} elements wrong"
             )
     if result.settled is None:
-        result.warnings.append(f"cold calls did not settle within {len(result.cold_ns[0])}")
+        result.warnings.append(
+            f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
+        )
     if result.calls_per_sample > 1:
         result.warnings.append(
             f"each sample is the mean of up to {result.calls_per_sample} calls: "

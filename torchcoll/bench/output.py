@@ -16,6 +16,7 @@ from torchcoll.bench.options import Options
 from torchcoll.core.case import Case, Spec
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load
 from torchcoll.core.result import CaseResult, Run
 
@@ -70,7 +71,10 @@ class Output:
                 "Leave them out: the file has them.",
             )
         self.spec = earlier
-        self._done = {_asked(result.case) for result in run.results if result.status in _DONE}
+        # A case with sub-groups is done when all of them are.
+        parts = len(partition(earlier.groups, self._ranks)) if earlier.groups else 1
+        counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
+        self._done = {case for case, count in counts.items() if count >= parts}
         self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench import backends, environment
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import GRACE_S, Control, cloneable, open_store, second_client
-from torchcoll.bench.device import REHEARSAL, Cpu, nothing, open_device, rehearse
+from torchcoll.bench.device import REHEARSAL, Cpu, nothing, open_device, rehearsal_over, rehearse
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
@@ -110,6 +110,7 @@ class Session:
         self._began = time.monotonic()
         self.has_called = False  # some case has made its first call
         self._cost_known = False
+        self._environ: dict[str, str] | None = None  # before a rehearsal changed it
         self._weights = ""  # hash of the weights of all_to_all_v
         self.recorder: Recorder | None = None
         if self.rank == 0:
@@ -253,12 +254,12 @@ class Session:
             if self.found_group and names is None:
                 names = backends.found_backend(self.torch, kind)
             self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            if self.spec.rehearse:
+                self._rehearse(kind)
             if not _INTERFACES.isdisjoint(os.environ):
                 from torchcoll.bench.interfaces import check_interfaces
 
                 check_interfaces(entry.name for entry in self.entries)
-            if self.spec.rehearse:
-                rehearse(names or self.entries[0].name, kind, self.rank)
             with self._phase("device"):
                 self.device = open_device(self.torch, kind, self.launch, self.spec.rehearse)
             where = [environment.hostname(), environment.device_place(self.torch, self.device)]
@@ -274,6 +275,15 @@ class Session:
                 raise refusal
         if self.device.kind != "cpu" and not self.spec.rehearse:
             self._refuse_shared([place for _, place in words])
+
+    def _rehearse(self, kind: str) -> None:
+        if self.found_group:
+            raise UsageError("rehearse", "inside a process group", "a launch of its own")
+        hosts = {member["host"] for member in self.control.members}
+        if len(hosts) > 1:
+            raise UsageError("rehearse", f"ranks on {len(hosts)} hosts", "one host, one GPU")
+        self._environ = dict(os.environ)
+        rehearse(self.entries[0].name, kind, self.rank)
 
     def _refuse_shared(self, places: list[Any]) -> None:
         first: dict[tuple[str, str], int] = {}
@@ -419,6 +429,8 @@ class Session:
                 with contextlib.suppress(TorchcollError):
                     self.control.gather(None, GRACE_S)
             self.communicators.close()
+            if self._environ is not None:
+                rehearsal_over(self._environ)
         finally:
             self.watchdog.close()
             self.watchdog = None

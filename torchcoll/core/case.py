@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -65,6 +66,7 @@ class Case:
     buffers: str = "default"
     asynchronous: bool = False
     coalesce: int = 1
+    rehearsal: bool = False  # several ranks share one GPU: no bandwidth
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -86,6 +88,7 @@ class Case:
             and all(type(number) is int for number in numbers)
             and (case.in_place is None or isinstance(case.in_place, bool))
             and isinstance(case.asynchronous, bool)
+            and isinstance(case.rehearsal, bool)
         ):
             raise TypeError("a case has a field of another type")
         if case.collective not in COLLECTIVES:
@@ -362,7 +365,7 @@ class Spec:
 
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
-        forth, back = self.backends, self.backends[::-1]
+        forth, back, points = self.backends, self.backends[::-1], itertools.count()
         cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
         for name in self.collectives:
             entry = COLLECTIVES[name]
@@ -377,9 +380,9 @@ class Spec:
                     for root in self.roots if entry.has_root else (None,):
                         for in_place in placements if entry.has_data else (False,):
                             sizes = self.size_list() if entry.has_data else (0,)
-                            for place, nbytes in enumerate(sizes):
+                            for nbytes in sizes:
                                 # A B B A: what drifts with time favours neither.
-                                for backend in back if place % 2 else forth:
+                                for backend in back if next(points) % 2 else forth:
                                     yield Case(
                                         name,
                                         nbytes,
@@ -395,6 +398,7 @@ class Spec:
                                         self.buffers,
                                         self.asynchronous,
                                         self.coalesce,
+                                        self.rehearse,
                                     )
 
     def to_json(self) -> dict[str, Any]:

@@ -243,7 +243,8 @@ def _hypercube(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, 
 
 def _barrier(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # nccl would guess the device from the rank.
-    ids = {"device_ids": [recv.device.index]} if dist.get_backend(group) == "nccl" else {}
+    nccl = dist.get_backend(group).startswith("nccl")
+    ids = {"device_ids": [recv.device.index]} if nccl else {}
     return partial(dist.barrier, group, **ids)
 
 

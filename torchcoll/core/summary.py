@@ -100,6 +100,7 @@ class Row:
     buffers: str
     asynchronous: bool
     coalesce: int
+    rehearsal: bool
     splits: str | None
     communicator: str | None  # shared, or how --fresh-group made one of its own
     cadence: str
@@ -160,8 +161,9 @@ def summarise(
     given = result.given if result.given and result.given.clock == clock and not steady else None
     middle = quantile(steady, 0.5) if steady else given.time_ns if given else None
     case = result.case
-    # Coalesced calls are timed together: their bytes are too. The fake backend moves none.
-    nbytes = 0 if case.backend == "fake" else result.nbytes * case.coalesce
+    # Coalesced calls are timed together: their bytes are too. The fake backend moves none, and what
+    # ranks that share one GPU move says nothing.
+    nbytes = 0 if case.backend == "fake" or case.rehearsal else result.nbytes * case.coalesce
     bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
     algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth)
     p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
@@ -183,6 +185,7 @@ def summarise(
         buffers=case.buffers,
         asynchronous=case.asynchronous,
         coalesce=case.coalesce,
+        rehearsal=case.rehearsal,
         splits=case.splits,
         communicator=result.communicator if result.cold_ns or result.time_ns else None,
         cadence=case.cadence,

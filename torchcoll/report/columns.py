@@ -23,7 +23,7 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "splits"),
+    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "rehearsal", "splits"),
     *("communicator", "cadence", "clock"),
 )
 # 0 in these is what an imported file does not tell.
@@ -112,6 +112,7 @@ COLUMNS: dict[str, Column] = {
         _text("buffers", "buffers"),
         Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
         _text("coalesce", "calls in", "a group", left=False),
+        Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),
         _text("splits", "splits"),
         _text("communicator", "communicator"),
         _text("cadence", "cadence"),

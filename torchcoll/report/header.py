@@ -97,6 +97,7 @@ def what_text(items: Sequence[Any]) -> str:
     words += [
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
+    words += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
     words += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
     calls = [n for n in values_of(items, "coalesce") if n > 1]
     words += [f"{n} calls in one group, timed together" for n in calls]
