@@ -86,13 +86,13 @@ def test_a_wrong_group_is_named(launch):
         once = measure._Measurement._check
 
         def check(self, samples, name):
-            once_called = self.once
+            timed = self.timed
 
             def call():
-                once_called()
+                timed()
                 self.checker._buffers.recv[0] += 1
 
-            self.once = call
+            self.timed = call
             return once(self, samples, name)
 
         measure._Measurement._check = check

@@ -10,9 +10,10 @@ import itertools
 import os
 import re
 import socket
+import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -61,7 +62,10 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
         else:
             # torch's client takes up to twice its timeout and prints pages of C++ frames.
             _wait_for_listener(host, port, timeout_s)
-            store = dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+            store = _within(
+                timeout_s,
+                lambda: dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False),
+            )
     except RuntimeError as error:
         if launch.rank == 0 and "EADDRINUSE" in str(error):
             raise UnavailableError(
@@ -73,6 +77,28 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
         raise _unreachable(host, port, timeout_s, str(error).splitlines()[0][:160]) from None
     # Another launch that was given the same port must not hear our ranks.
     return dist.PrefixStore(f"torchcoll/{launch_key(launch) or ''}", store)
+
+
+def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
+    """torch's client asks the store for an answer and waits for ever where another program listens.
+    Raises RuntimeError then; the thread that waits ends with the process.
+    """
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append(connect())
+        except RuntimeError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask, name="torchcoll-rendezvous", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not found:
+        raise RuntimeError("what listens there is no torch store")
+    if isinstance(found[0], RuntimeError):
+        raise found[0]
+    return found[0]
 
 
 def _unreachable(host: str, port: int, timeout_s: float, reason: str) -> HangError:
