@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+
 NO_MASTER = {"MASTER_ADDR": None, "MASTER_PORT": None}
 
 
@@ -24,3 +27,32 @@ def test_an_interface_that_is_not_there(launch):
     assert line.startswith("torchcoll: error: GLOO_SOCKET_IFNAME: got eth77 on ")
     assert "(no interface eth77), expected one of" in line and "\n" not in line
     assert ended[1].stderr == ""
+
+
+def test_a_master_that_is_no_store_is_named_in_time(launch):
+    """torch's client would wait for its answer for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        began = time.monotonic()
+        environment = {"MASTER_PORT": str(port)}
+        measured = launch("all_reduce", "-T 1", 2, absent=[0], environment=environment)
+        ended = measured.job.wait()
+        assert time.monotonic() - began < 20
+    assert ended[1].code == 5
+    assert f"got no store at 127.0.0.1:{port} within 1 s" in ended[1].stderr
+
+
+def test_variables_that_only_some_ranks_find_contradictory_are_told_by_those(launch):
+    """RANK=0 for all: rank 0 finds nothing wrong with it."""
+
+    def environment(rank):
+        return {
+            **{"RANK": "0", "WORLD_SIZE": "2"},
+            **{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"},
+        }
+
+    measured = launch("all_reduce", "-T 2", 2, environment=environment)
+    ended = measured.job.wait()
+    assert ended[1].code == 2
+    told = "rank 0 of 2 from torchrun's variables and rank 1 of 2 from Open MPI"
+    assert told in ended[1].stderr

@@ -20,7 +20,7 @@ from torchcoll.bench.backends import BACKENDS
 from torchcoll.bench.communicators import Communicator, Communicators
 from torchcoll.bench.device import Accelerator, Cpu, open_device, rehearse
 from torchcoll.bench.launcher import Launch
-from torchcoll.bench.registered import allocate_registered, deregister
+from torchcoll.bench.registered import allocate_in_pool, deregister, register
 from torchcoll.bench.runner import Session
 from torchcoll.core.case import Case, Spec, size_case
 from torchcoll.core.errors import UnavailableError
@@ -599,7 +599,9 @@ class Pools:
         self.group = SimpleNamespace(_get_backend=lambda device: self.backend)
 
     def allocate(self, buffers):
-        return allocate_registered(self.torch, sizing(buffers), 0, "cpu", self.group)
+        made = allocate_in_pool(self.torch, sizing(buffers), 0, "cpu", self.group)
+        register(self.torch, made, buffers, "cpu", self.group)
+        return made
 
 
 @pytest.mark.parametrize(("asked", "options"), [("registered", {}), ("symmetric", {"symm": True})])

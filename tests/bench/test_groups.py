@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import torchcoll
 from torchcoll.bench import measure
 from torchcoll.bench.device import Cpu
 from torchcoll.core.collectives import COLLECTIVES
@@ -339,3 +340,17 @@ def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
     measured = launch("all_gather", arguments, 2, setup=watch).ended(0)
     told = [line for line in measured.stdout(1).splitlines() if line]
     assert told == ["alive 0 of 1", "alive 0 of 2"]
+
+
+def test_resume_runs_a_case_again_whose_sub_groups_are_not_all_there(launch):
+    whole = launch("all_reduce", "--groups mod:2 --sizes 1K,4K -n 1", 4)
+    whole.ended(0)
+    lines = whole.path.read_text().splitlines(keepends=True)
+    cases = [i for i, line in enumerate(lines) if '"record":"case"' in line]
+    whole.path.write_text("".join(lines[: cases[-1]]))  # the last sub-group of 4K is lost
+    launch("all_reduce", f"--resume {whole.path}", 4, output=False).ended(0)
+    results = torchcoll.load(whole.path).results
+    assert sorted((r.case.nbytes, r.case.group) for r in results) == [
+        *((1024, "mod:2/0"), (1024, "mod:2/1")),
+        *((4096, "mod:2/0"), (4096, "mod:2/1")),
+    ]

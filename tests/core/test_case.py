@@ -541,3 +541,13 @@ def test_fingerprint_is_the_same_on_every_rank():
 )
 def test_describe(one, text):
     assert one.describe() == text
+
+
+def test_backends_take_turns_over_all_points_not_only_over_sizes():
+    spec = Spec(sizes="64K", dtypes="float32,float16,int32", backend="gloo,ccl")
+    order = [(case.dtype, case.backend) for case in spec.cases(2)]
+    assert order == [
+        *(("float32", "gloo"), ("float32", "ccl")),
+        *(("float16", "ccl"), ("float16", "gloo")),
+        *(("int32", "gloo"), ("int32", "ccl")),
+    ]

@@ -77,12 +77,18 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
         if sizing.case.buffers == "default":
             buffers = allocate(torch, sizing, place, device)
         else:
-            from torchcoll.bench.registered import allocate_registered
+            from torchcoll.bench.registered import allocate_in_pool, register
 
-            buffers = allocate_registered(torch, sizing, place, device, group)
+            buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
         failure = _brief(error)
     failures = session.control.all_gather(failure)
+    if buffers is not None and buffers.pool is not None and not any(failures):
+        try:
+            register(torch, buffers, sizing.case.buffers, device, group)
+        except RuntimeError as error:
+            failure = _brief(error)
+        failures = session.control.all_gather(failure)
     lacking = [rank for rank, text in enumerate(failures) if text]
     if buffers is None or lacking:
         names = ", ".join(session.control.name(rank) for rank in lacking[:16])
