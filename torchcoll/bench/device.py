@@ -166,7 +166,9 @@ class Accelerator:
         return replay
 
     def event_costs(self, calls: int) -> list[int]:
-        """ns of the host for an event pair: what one ``device`` sample costs."""
+        """ns of the host to make and record two events. ``stream`` makes its events beforehand, so
+        this is more than a sample costs.
+        """
         durations = []
         for _ in range(calls):
             start = self._now()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.comparison import comparison_grids
-from torchcoll.report.grid import print_grid
 from torchcoll.report.output import Output, one_line
+from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
@@ -40,24 +40,8 @@ def show_comparisons(
     elif format == "csv":
         out.write(csv_text(found))
     else:
-        _print(found, format, out)
+        print_grids([("", [g for one in found for g in comparison_grids(one)])], format, out)
     out.flush()
-
-
-def _print(found: Sequence[Comparison], format: str, out: Output) -> None:
-    from torchcoll.report.markdown import markdown_text
-
-    between = ""
-    for one in found:
-        for grid in comparison_grids(one):
-            if not (grid.above or grid.rows or grid.below):
-                continue
-            out.write(between)
-            between = "\n"
-            if format == "markdown":
-                out.write(markdown_text(grid))
-            else:
-                print_grid(grid, out)
 
 
 def comparison_object(found: Comparison) -> dict[str, Any]:

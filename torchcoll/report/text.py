@@ -102,7 +102,7 @@ def show(
     out = Output(file)
     if format in ("table", "markdown"):
         titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls)
-        _print_grids(titled, format, out)
+        print_grids(titled, format, out)
     elif format in ("csv", "json"):
         out.write(_machine_text(runs, view, format, per_rank, calls))
     else:
@@ -164,7 +164,8 @@ def _title(run: Run) -> str:
     return one_line(run.path or run.header.get("run_id") or "run")
 
 
-def _print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
+def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
+    """Tables one below the other, each group below its title, as text or markdown."""
     from torchcoll.report.markdown import markdown_text
 
     between = ""
