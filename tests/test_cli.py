@@ -137,7 +137,8 @@ def test_version_and_help(capsys):
             f"show {__file__}",
             3,
             f"file: got {__file__}, expected a torchcoll result file, or output of "
-            f"{', '.join(importers())}. Force one with --from.",
+            f"{', '.join(importers())}. Force one with torchcoll import --from; --map names the "
+            "columns of a table.",
         ),
     ],
 )

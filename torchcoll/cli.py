@@ -93,11 +93,11 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
-    from torchcoll.analysis.gate import parse_gate, parse_share, tripped
+    from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
-    from torchcoll.report.compare import FORMATS, show_comparisons
+    from torchcoll.report.compare import FORMATS, show_comparisons, told_beside
     from torchcoll.report.view import choice
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
@@ -121,8 +121,13 @@ def _compare(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(found, options.format)
+    if options.format in ("csv", "json"):  # the tables hold them
+        for text in told_beside(found, options.format):
+            print(f"torchcoll: {text}", file=sys.stderr)
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
+        if text := untested(gate, found):
+            print(f"torchcoll: warning: --fail-on {options.fail_on}: {text}", file=sys.stderr)
         return ExitCode.OK
     words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
     print(f"torchcoll: --fail-on {options.fail_on}: {words}", file=sys.stderr)
@@ -156,14 +161,18 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--collective", metavar="NAME", help="where the file does not tell it")
     add("--dtype", metavar="NAME", help="where the file does not tell it")
     add("--backend", metavar="NAME", help="where the file does not tell it")
-    add("--statistic", metavar="NAME", help="what a plain table's figures are: mean, median, ...")
+    add(
+        "--statistic",
+        metavar="NAME",
+        help="what a plain table's figures are: mean, median, min, max",
+    )
     add("--label", action="append", default=[], metavar="K=V", help="kept in the result file")
 
 
 def _import(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers import command
     from torchcoll.importers.base import Options
-    from torchcoll.importers.registry import import_file, is_ours
+    from torchcoll.importers.registry import import_file, is_ours, nothing_read
     from torchcoll.report.output import one_line
 
     known = Options(
@@ -174,7 +183,7 @@ def _import(options: argparse.Namespace) -> ExitCode:
         statistic=options.statistic,
         columns=command.columns_of(options.map),
     )
-    labels = dict(label.partition("=")[::2] for label in options.label)
+    labels = command.labels_of(options.label)
     runs: list[Run] = []
     code = ExitCode.OK
     for path in options.files:
@@ -190,6 +199,8 @@ def _import(options: argparse.Namespace) -> ExitCode:
             print(one_line(line))
         if not found.runs:
             code = ExitCode.UNREADABLE
+            if not found.refused:
+                print(nothing_read(path, found).line(), file=sys.stderr)
         runs += found.runs
     for run in runs:
         if labels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ FIELDS: dict[str, Any] = {
     "backend": "gloo",
     "device": "cpu",
 }
+_NUMBERS = itertools.count()
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 
@@ -55,6 +57,7 @@ def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
     source = changed.pop("source", None)
     header = {
         "run_id": "r1",
+        "start_utc": f"2026-01-01T00:00:00.{next(_NUMBERS):06}Z",  # no two are one launch
         "ranks": ranks,
         "spec": {"labels": changed.pop("labels", {}), "rehearse": changed.pop("rehearse", False)},
         "environment": {} if source else environment,

@@ -104,6 +104,24 @@ def test_show_reference_puts_points_beside_a_run(capsys):
     assert capsys.readouterr().out.count("measured") == 80
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("busbw_gbps", "many", "busbw_gbps is no number above 0"),
+        ("busbw_gbps", -1, "busbw_gbps is no number above 0"),
+        ("ranks", "8", "ranks or nbytes is no whole number"),
+        ("nbytes", 1.5, "ranks or nbytes is no whole number"),
+    ],
+)
+def test_a_point_of_another_type_is_one_line(tmp_path, capsys, field, value, why):
+    point = {"name": "p", "collective": "all_reduce", "nbytes": 1048576, "ranks": 8}
+    point |= {"busbw_gbps": 1.0, "status": "measured", field: value}
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"points": [point]}))
+    assert main(["show", str(TABLES / "generic.jsonl"), "--reference", str(path)]) == 3
+    assert capsys.readouterr().err.endswith(f"expected a file of points (p: {why})\n")
+
+
 def test_broken_points_are_one_line(tmp_path, capsys):
     path = tmp_path / "p.json"
     for content in ('{"points": [{"name": 1}]}', '{"points": [', '{"points": 3}'):

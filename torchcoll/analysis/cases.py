@@ -75,8 +75,6 @@ def compared_rows(
     pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
 ) -> list[Compared]:
     different = unlike(base, new)
-    single = "" if base.keeps_samples and new.keeps_samples else "single means, "
-    reference = base.reference != new.reference
     cases = []
     for pair in pairs:
         ours, theirs = launches_of(pair.base), launches_of(pair.new)
@@ -85,16 +83,31 @@ def compared_rows(
         if reason:
             cases.append(incomparable(*values, reason))
         else:
-            cases.append(reference_ratio(*values) if reference else measure(*values, single))
+            cases.append(case_of(*values, base, new))
     judged = judge(cases, threshold, metric != "time")
     return [_compared(pair, case) for pair, case in zip(pairs, judged, strict=True)]
+
+
+def case_of(ours: Sequence[float], theirs: Sequence[float], base: Side, new: Side) -> Judged:
+    """The ratio of figures, one a launch, of what may be compared."""
+    if base.reference != new.reference:
+        return reference_ratio(ours, theirs)
+    if base.keeps_samples and new.keeps_samples:
+        return measure(ours, theirs)
+    given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
+    return measure(ours, theirs, "single means, " if given == {"mean"} else "single figures, ")
+
+
+def is_right(item: Measured) -> bool:
+    """False for what has no result, or a wrong one: it never enters a comparison."""
+    return item.row.status == "ok" and item.row.verified != "wrong"
 
 
 def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
     """One figure a launch, of those that are right: a case that ran twice in one is one."""
     by_launch: dict[int, list[Measured]] = {}
     for item in items:
-        if item.row.status == "ok" and item.row.verified != "wrong" and item.figure:
+        if is_right(item) and item.figure:
             by_launch.setdefault(item.launch, []).append(item)
     return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
 
@@ -106,14 +119,25 @@ def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str
     for name, items, found in (("base", pair.base, ours), ("new", pair.new, theirs)):
         if found:
             continue
-        bad = next((m for m in items if m.row.status != "ok" or m.row.verified == "wrong"), None)
+        bad = next((m for m in items if not is_right(m)), None)
         if bad is None:
             return f"no {metric} in {name}"
         check = bad.result.verification
         if check and check.wrong:
             return f"wrong in {name}: {check.wrong} of {check.checked}"
         return f"{bad.row.status} in {name}" + (f": {bad.row.reason}" if bad.row.reason else "")
-    return ""
+    return other_clock(pair)
+
+
+def other_clock(pair: Pair) -> str:
+    """Why a call is not compared with an operation: the issue clock stops when the call returns.
+
+    '' where both sides have it or neither.
+    """
+    issued = [{m.row.clock == "issue" for m in items} for items in (pair.base, pair.new)]
+    if issued[0] == issued[1]:
+        return ""
+    return f"the issue clock in {'base' if True in issued[0] else 'new'} alone: no operation's time"
 
 
 def _compared(pair: Pair, judged: Judged) -> Compared:
@@ -121,15 +145,23 @@ def _compared(pair: Pair, judged: Judged) -> Compared:
     good = [m.row for _, own in launches_of(items) for m in own]
     notes = []
     for name, side_items in (("base", pair.base), ("new", pair.new)):
-        wrong = [m for m in side_items if m.row.status != "ok" or m.row.verified == "wrong"]
-        if wrong and len(wrong) < len(side_items):
-            words = ", ".join(dict.fromkeys(m.row.status for m in wrong))
-            notes.append(f"{len(wrong)} of {len(side_items)} launches of {name} left out: {words}")
+        out = [m for m in side_items if not (is_right(m) and m.figure)]
+        if out and len(out) < len(side_items):
+            words = ", ".join(dict.fromkeys(map(_why_out, out)))
+            notes.append(f"{len(out)} of {len(side_items)} launches of {name} left out: {words}")
+        remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
+        notes += [f"{name}: {text}" for text in remarks]
     sizes = {m.row.nbytes for m in [*pair.base, *pair.new] if m.row.nbytes}
     if len(sizes) > 1 and pair.base and pair.new:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])
     return Compared(pair, row, judged, geometric(judged.base), geometric(judged.new), tuple(notes))
+
+
+def _why_out(item: Measured) -> str:
+    if is_right(item):
+        return "no figure"
+    return "wrong" if item.row.verified == "wrong" else item.row.status
 
 
 def _one_row(rows: Sequence[Row]) -> Row:

@@ -17,7 +17,7 @@ from torchcoll.analysis.environments import (
     unknown_of,
 )
 from torchcoll.analysis.fit import Fitted, fit_pairs
-from torchcoll.analysis.hardware import Profile, profile, unlike
+from torchcoll.analysis.hardware import Profile, profile
 from torchcoll.analysis.matching import NAMES, Pair, pairs_of
 from torchcoll.analysis.sides import (
     METRICS,
@@ -120,7 +120,7 @@ def compare(
         ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
     )
     if fit:
-        found.fitted = fit_pairs(pairs, unlike(ours, theirs), threshold)
+        found.fitted = fit_pairs(pairs, ours, theirs, threshold)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.notes = _notes(found, pairs)
@@ -203,7 +203,19 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
             f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
             f"{percent(found.threshold)}; the furthest: {', '.join(map(_named, furthest))}"
         )
+    notes += _nothing_sent(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+
+
+def _nothing_sent(found: Comparison) -> list[str]:
+    """Ratios of what communicates nothing: they are of the cost of a call."""
+    rows = [row.row for row in found.rows if row.judged.ratio]
+    lines = []
+    if any(row.ranks == 1 for row in rows):
+        lines.append("one rank, no communication: the times are of the calls alone")
+    if any(row.backend == "fake" for row in rows):
+        lines.append("fake backend: nothing was communicated, the times are of the calls alone")
+    return lines
 
 
 def _named(row: Compared) -> str:

@@ -14,12 +14,12 @@ from typing import Any
 import numpy
 from scipy import optimize
 
-from torchcoll.analysis.cases import record_of
-from torchcoll.analysis.hardware import unlike_ranks
+from torchcoll.analysis.cases import case_of, is_right, other_clock, record_of
+from torchcoll.analysis.hardware import unlike, unlike_ranks
 from torchcoll.analysis.matching import Pair
-from torchcoll.analysis.sides import Measured
+from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure
+from torchcoll.analysis.verdicts import Judged, incomparable, judge
 
 FEWEST_SIZES = 3
 _POOR = 0.25  # beyond, a footnote says that the sizes follow no line
@@ -66,8 +66,11 @@ class Fitted:
         }
 
 
-def fit_pairs(pairs: Sequence[Pair], different: str, threshold: float) -> list[Fitted]:
+def fit_pairs(
+    pairs: Sequence[Pair], base_side: Side, new_side: Side, threshold: float
+) -> list[Fitted]:
     """Latency and bandwidth of every table; Holm is over all of them."""
+    different = unlike(base_side, new_side)
     tables: dict[str, list[Pair]] = {}
     for pair in pairs:
         if pair.base and pair.new:
@@ -82,8 +85,13 @@ def fit_pairs(pairs: Sequence[Pair], different: str, threshold: float) -> list[F
                 [value for line in lines if (value := getattr(line, figure))]
                 for lines in (ours, theirs)
             )
-            reason = different or unlike_ranks(table[0]) or _why_not(figure, base, new)
-            case = incomparable(base, new, reason) if reason else measure(base, new)
+            reason = different or unlike_ranks(table[0]) or other_clock(table[0])
+            reason = reason or _why_not(figure, base, new)
+            case = (
+                incomparable(base, new, reason)
+                if reason
+                else case_of(base, new, base_side, new_side)
+            )
             misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, *misfit))
     more = [one.figure == "bandwidth" for one in found]
@@ -108,7 +116,7 @@ def _lines(sizes: Sequence[Sequence[Measured]]) -> list[Line]:
     points: dict[int, list[tuple[int, float]]] = {}
     for items in sizes:
         for m in items:
-            if m.row.status == "ok" and m.row.median_ns and m.row.nbytes:
+            if is_right(m) and m.row.median_ns and m.row.nbytes:
                 points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
     return [line for own in points.values() if (line := fit_line(own)) is not None]
 

@@ -6,7 +6,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from torchcoll.analysis.verdicts import Judged
+from torchcoll.analysis.compare import Comparison
+from torchcoll.analysis.verdicts import Judged, counted
 from torchcoll.core.errors import UsageError
 
 _FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
@@ -41,3 +42,18 @@ def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
         if case.verdict in gate and change >= math.log1p(gate[case.verdict]):
             found[case.verdict] = found.get(case.verdict, 0) + 1
     return found
+
+
+def untested(gate: dict[str, float], found: Iterable[Comparison]) -> str:
+    """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
+
+    With one launch on a side it never trips, and wrong results are slower than nothing.
+    """
+    cases: list[Judged] = []
+    for each in found:
+        cases += [one.judged for one in each.fitted]
+        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    unseen = sum(case.p_value is None for case in cases)
+    if "slower" not in gate or not unseen:
+        return ""
+    return f"{unseen} of {counted(len(cases), 'case')} could not be judged, and cannot fail it"

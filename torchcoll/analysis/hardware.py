@@ -79,7 +79,7 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
             geometric(m.row.busbw_gbps for m in ok),
         )
         for launches in items
-        if (ok := [m for m in launches if m.row.status == "ok"])
+        if (ok := [m for m in launches if m.row.status == "ok" and m.row.verified != "wrong"])
     ]
     timed = [(nbytes, ns) for nbytes, ns, _ in points if ns]
     bandwidths = [(nbytes, gbps) for nbytes, _, gbps in points if gbps]

@@ -156,5 +156,6 @@ def _apart(base: Sequence[Measured], new: Sequence[Measured], names: Sequence[st
 
 
 def _several(name: str, values: Sequence[Any]) -> str:
-    texts = [format_size(v) if name == "size" else str(v) for v in values]
+    none = "unset" if name.isupper() else "none"
+    texts = [format_size(v) if name == "size" else none if v is None else str(v) for v in values]
     return ", ".join(texts if len(texts) < 5 else [*texts[:2], "...", texts[-1]])

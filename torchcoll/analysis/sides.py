@@ -20,6 +20,7 @@ Source = Run | str | os.PathLike[str]
 Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
+_TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
 
 
@@ -97,7 +98,7 @@ class Side:
                         row = _read_as_mean(row, result, reading.over_ranks)
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
-                    figure = figure if figure and math.isfinite(figure) else None
+                    figure = figure if figure and 0 < figure < math.inf else None
                     found.append(Measured(row, result, number, figure, facts, not run.source))
         return found
 
@@ -109,7 +110,7 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     the ranks in the way of the source; where it does not tell, over all of them.
     """
     given = [r.given for s in (base, new) for r in s.results if r.given and not r.time_ns]
-    if over_ranks is None and given and not (base.keeps_samples and new.keeps_samples):
+    if over_ranks is None and given:
         ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in given}
         how = ways.pop() if len(ways) == 1 else "mean"
     else:
@@ -155,7 +156,31 @@ def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_al
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
-    return Side(name, reader(found), ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
+    runs = _without_copies(reader(found))
+    return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
+
+
+def _without_copies(runs: Sequence[Run]) -> list[Run]:
+    """Each launch once: a copy is no further replicate. What is left out is a problem."""
+    kept: dict[object, Run] = {}
+    for number, run in enumerate(runs):
+        first = kept.setdefault(identity_of(run) or number, run)
+        if first is not run:
+            first.problems.append(f"{run.path or 'another run'} holds the same launch: left out")
+    return list(kept.values())
+
+
+def identity_of(run: Run) -> object:
+    """What only one launch has; None where nothing tells it from another.
+
+    Of our own its start and every cold call to the nanosecond; of an imported one its figures, for
+    which two launches may well agree in one or two of three digits.
+    """
+    if not run.source:
+        start = run.header.get("start_utc")
+        return (start, repr([r.cold_ns for r in run.results])) if start else None
+    figures = [(r.case, r.given.time_ns) for r in run.results if r.given]
+    return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
 def _expanded(source: Source) -> list[Source]:
@@ -220,14 +245,18 @@ def check_together(base: Side, new: Side) -> None:
     """Raises UsageError where the two must not be compared at all."""
     if base.only and new.only and base.only != new.only:
         shared: set[str] = set()  # two backends of one launch are two sides
+        copies: dict[object, Path | None] = {}
     else:
         shared = {os.path.realpath(run.path) for run in base.runs if run.path}
+        copies = {identity_of(run): run.path for run in base.runs}
     for run in new.runs:
-        if run.path and os.path.realpath(run.path) in shared:
+        copy = copies.get(identity_of(run)) if identity_of(run) else None
+        if copy or (run.path and os.path.realpath(run.path) in shared):
             raise UsageError(
                 new.name,
                 run.path,
-                f"files that are not in {base.name} too",
+                f"files that are not in {base.name} too"
+                + (f" ({copy} is the same launch)" if copy and copy != run.path else ""),
                 "Two backends of one launch: backend:gloo=PATH backend:ccl=PATH.",
             )
     rehearsals = base.rehearsals + new.rehearsals

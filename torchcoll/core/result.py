@@ -191,6 +191,8 @@ class CaseResult:
             if not isinstance(matrix, list):
                 raise TypeError("samples are not lists by rank")
             check_lists(*matrix)
+            if any(min(calls, default=0) < 0 for calls in matrix):
+                raise ValueError("a duration below 0")
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
@@ -264,7 +266,7 @@ class Run:
     @property
     def way_on(self) -> str:
         """What runs the missing cases of a file, as one line; '' where nothing is to be done."""
-        if self.path is None or self.complete:
+        if self.path is None or self.complete or self.source:  # another tool's cannot go on
             return ""
         base = self.path.with_suffix("")  # FILE.2 is resumed as FILE
         path = base if self.path.suffix[1:].isdecimal() and base.is_file() else self.path

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
@@ -26,9 +26,11 @@ from torchcoll.core.result import CaseResult, Given, Run, Verification
 from torchcoll.core.units import format_ranges
 
 Line = tuple[int, str]
+Value = TypeVar("Value", int, str)
 # Sizes of types that torchcoll does not measure; a log may have them.
 _OTHER_SIZES = {"uint16": 2, "uint32": 4, "uint64": 8}
 _MOST_RANKS = 1 << 20
+STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.ranks is not None and not 1 <= self.ranks <= _MOST_RANKS:
             raise UsageError("ranks", self.ranks, f"1 to {_MOST_RANKS}")
+        if self.statistic not in (None, *STATISTICS):
+            raise UsageError("statistic", self.statistic, f"one of {', '.join(STATISTICS)}")
         if self.collective is not None:
             object.__setattr__(self, "collective", find_collective(self.collective).name)
         if self.dtype is not None:
@@ -76,6 +80,12 @@ class Imported:
     def warn(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def choose(self, option: str, asked: Value | None, told: Value | None) -> Value | None:
+        """What the user gave, else what the file tells; said where they contradict each other."""
+        if asked and told and asked != told:
+            self.warn(f"--{option} {asked}, but the file tells {told}")
+        return asked or told
 
     def refusals(self) -> list[tuple[str, str]]:
         """(lines in short, reason), each reason once."""
@@ -111,6 +121,12 @@ def whole(text: object) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return value if 0 <= value < 1 << 62 else None
+
+
+def ranks_told(text: object) -> int | None:
+    """A number of ranks as a file may hold it, else None."""
+    value = whole(text)
+    return value if value and value <= _MOST_RANKS else None
 
 
 def collective_named(text: str) -> str | None:

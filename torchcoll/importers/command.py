@@ -24,6 +24,14 @@ def columns_of(text: str | None) -> dict[str, str]:
     return found
 
 
+def labels_of(texts: Sequence[str]) -> dict[str, str]:
+    """``KEY=VALUE`` of each --label."""
+    for text in texts:
+        if not text.partition("=")[0].strip() or "=" not in text:
+            raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
+    return {key.strip(): value for key, _, value in (text.partition("=") for text in texts)}
+
+
 def report_lines(path: str, found: Imported) -> Iterator[str]:
     """One line on the whole file, one for each reason of a refusal, one for each warning."""
     present = found.rows + len(found.refused)
@@ -34,6 +42,8 @@ def report_lines(path: str, found: Imported) -> Iterator[str]:
         yield f"{path}{f':{lines}' if lines else ''}: refused: {why}"
     for text in found.warnings:
         yield f"{path}: {text}"
+    for ending in dict.fromkeys(run.ending for run in found.runs if run.ending):
+        yield f"{path}: {ending}"
 
 
 def output_paths(path: str, count: int) -> list[Path]:

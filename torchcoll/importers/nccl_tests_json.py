@@ -33,7 +33,6 @@ from torchcoll.importers.nccl_tests import (
     Launch,
     Row,
     ranks_of,
-    repeats,
     results_of,
     version_text,
 )
@@ -115,7 +114,8 @@ def _read(
     config = config if isinstance(config, Mapping) else {}
     args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
     program = os.path.basename(args[0]) if args else ""
-    name = options.collective or collective_named(program.removesuffix("_mpi"))
+    told = collective_named(program.removesuffix("_mpi"))
+    name = found.choose("collective", options.collective, told)
     if name is None and (name := collective_in(options.file)):
         found.warn(f"collective {name}: taken from the name of the file")
     if name is None:
@@ -126,7 +126,7 @@ def _read(
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
     each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
-    launch = Launch(name, ranks=options.ranks or len(devices) * each)
+    launch = Launch(name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0)
     launch.calls = whole(config.get("iterations"))
     launch.cadence = "graph" if whole(config.get("graph")) else "stream"
     parsed = []
@@ -146,8 +146,6 @@ def _read(
             found.warn(f"{launch.ranks} ranks: recovered from {where}")
     _width(parsed, launch.ranks, found)
     results = results_of(parsed, launch, found)
-    if text := repeats(results):
-        found.warn(text)
     _fraction(args, found)
     if not results:
         return

@@ -25,6 +25,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
+    ranks_told,
     whole,
 )
 from torchcoll.importers.lines import without_log
@@ -155,11 +156,10 @@ class _Reader:
         self.results.setdefault(result.ranks, []).append(result)
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:
-        name = self.options.collective or collective_named(
-            re.sub(r"gatherv$", "gather", record["collective"])
-        )
-        ranks = self.options.ranks or whole(record["ranks"]) or 0
-        dtype = self.options.dtype or dtype_named(record["dtype"])
+        choose, told = self.found.choose, re.sub(r"gatherv$", "gather", record["collective"])
+        name = choose("collective", self.options.collective, collective_named(told))
+        ranks = choose("ranks", self.options.ranks, ranks_told(record["ranks"])) or 0
+        dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
         count, nbytes = whole(record["elements/buffer"]), whole(record["message_size"])
         time = number(record.get("t_avg[usec]"))
         buffers = whole(record.get("buffers")) or 1

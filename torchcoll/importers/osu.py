@@ -89,7 +89,8 @@ class _Reader:
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         asked = self.title.removeprefix("I") if self.title[:2] != "In" else self.title
-        name = self.options.collective or collective_named(self.title) or collective_named(asked)
+        told = collective_named(self.title) or collective_named(asked)
+        name = self.found.choose("collective", self.options.collective, told)
         if name is None:
             return f"{self.title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
@@ -124,7 +125,7 @@ class _Reader:
             nbytes,
             given,
             ranks=ranks,
-            dtype=self.options.dtype or self.dtype,
+            dtype=self.found.choose("dtype", self.options.dtype, self.dtype),
             cadence="isolated",
             backend=self.options.backend or "mpi",
             device=_DEVICES.get(self.kind, "unknown"),

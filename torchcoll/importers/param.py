@@ -19,6 +19,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
+    ranks_told,
     whole,
 )
 
@@ -39,14 +40,15 @@ def sniff(head: Sequence[str]) -> bool:
 
 def read(lines: Iterable[Line], options: Options) -> Imported:
     found = Imported()
-    ranks, backend, device = options.ranks or 0, options.backend or "unknown", "unknown"
+    listed, ranks = None, options.ranks or 0
+    backend, device = options.backend or "unknown", "unknown"
     pairs = False
     results: list[CaseResult] = []
     for line, text in lines:
         if "COMMS-RES" not in text:
-            if not options.ranks and (match := _WORLD.search(text)):
+            if match := _WORLD.search(text):
                 # A group smaller than the world comes after it, and is what ran.
-                ranks = int(match[1] or match[2])
+                listed = ranks_told(match[1] or match[2])
             if not options.backend and (match := _BACKEND.search(text)):
                 backend = match[1]
             if match := _DEVICE.search(text):
@@ -65,7 +67,8 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         if match["quant"]:
             found.refuse(line, "quantised: the times of quantising and of the collective are apart")
             continue
-        result = _result(match, options, ranks, backend, device)
+        ranks = found.choose("ranks", options.ranks, listed) or 0
+        result = _result(match, options, ranks, backend, device, found)
         if isinstance(result, str):
             found.refuse(line, result)
         else:
@@ -78,10 +81,16 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
 
 
 def _result(
-    match: re.Match[str], options: Options, ranks: int, backend: str, device: str
+    match: re.Match[str],
+    options: Options,
+    ranks: int,
+    backend: str,
+    device: str,
+    found: Imported,
 ) -> CaseResult | str:
     fields = match["figures"].split()
-    name = options.collective or collective_named(match["coll"].removesuffix("_base"))
+    told = collective_named(match["coll"].removesuffix("_base"))
+    name = found.choose("collective", options.collective, told)
     if name is None:
         return f"{match['coll']} is no collective that torchcoll has"
     if len(fields) != _FIGURES:
@@ -108,7 +117,7 @@ def _result(
         nbytes,
         given,
         ranks=ranks,
-        dtype=options.dtype or dtype_named(match["dtype"]),
+        dtype=found.choose("dtype", options.dtype, dtype_named(match["dtype"])),
         backend=backend,
         device=device,
         count=count,

@@ -2,14 +2,15 @@
 
 ``--map size=Size,algbw='Algbw (GB/s)'`` names its columns; without it, names that say what they
 are are found. A heading of Markdown above a table names its collective. Sizes are binary (16GB is
-16 x 2^30 bytes), as nccl-tests has it; units of times and bandwidths are read from the heading.
+16 x 2^30 bytes), as nccl-tests has it; units are read from the heading, and what it leaves open is
+said. Bandwidths that do not follow from size, time and ranks are kept, and said.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchcoll.core.bandwidth import algbw_gbps
 from torchcoll.core.collectives import COLLECTIVES
@@ -25,10 +26,13 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
+    ranks_told,
     whole,
 )
+from torchcoll.importers.headings import Unit, bandwidth_unit, size_unit, time_unit
 
 NAME = "plain"
+ODD = "bandwidths do not follow from size, time and ranks"
 KEYS = ("size", "time", "algbw", "busbw", "collective", "ranks", "dtype", "op")
 _WORDS = {
     "size": r"(?:message |msg )?(?:size|bytes)\b",
@@ -36,21 +40,14 @@ _WORDS = {
     "algbw": r"alg(?:orithm)? ?(?:bw|bandwidth)\b",
     "busbw": r"bus ?(?:bw|bandwidth)\b",
     "collective": r"(?:collective|operation)\b",
-    "ranks": r"(?:n_?)?(?:ranks|gpus)\b|world.?size\b",
+    "ranks": r"(?:n ?)?(?:ranks|gpus)\b|world ?size\b",
     "dtype": r"(?:dtype|data ?type)\b",
     "op": r"(?:red)?op\b",
 }
 _SIZE = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_TIMES = {"ns": 1.0, "us": 1e3, "µs": 1e3, "μs": 1e3, "ms": 1e6, "s": 1e9}
-_BANDWIDTHS = {
-    "gb/s": 1.0,
-    "gbps": 1 / 8,
-    "gbit/s": 1 / 8,
-    "gib/s": 1.073741824,
-    "mb/s": 1e-3,
-    "gbyte/s": 1.0,
-}
+_NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
+_NEAR = 0.05  # figures of a table are rounded, and means of each their own
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 
@@ -80,6 +77,9 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
             if named
             else "no table with one column each of size and time or bandwidth: name them by --map",
         )
+    if reader.odd:
+        count = f"{len(reader.odd)} of {found.rows} rows: {ODD}"
+        found.warn(f"{count}: the first in line {reader.odd[0]}")
     for ranks, results in reader.results.items():
         source = {"tool": "a published table", "format": f"({reader.form})"}
         found.runs.append(make_run(results, options, source, ranks=ranks))
@@ -108,7 +108,8 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
         return places if len(places) == len(chosen) else {}
     found: dict[str, int] = {}
     for key, word in _WORDS.items():
-        matches = [i for i, field in enumerate(fields) if re.match(word, field, re.IGNORECASE)]
+        plain = [field.replace("_", " ") for field in fields]
+        matches = [i for i, field in enumerate(plain) if re.match(word, field, re.IGNORECASE)]
         if len(matches) == 1:
             found[key] = matches[0]
         elif len(matches) > 1 and key in ("time", "algbw", "busbw"):
@@ -116,13 +117,27 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
     return found
 
 
-def size_of(text: str) -> int | None:
-    """``16GB``, ``16 GiB``, ``16G`` and ``1048576`` as bytes, binary; None for no size."""
+def size_of(text: str, unit: int = 1) -> int | None:
+    """``16GB``, ``16 GiB``, ``16G`` and ``1048576`` as bytes, binary; None for no size.
+
+    ``unit``: bytes in one of a number that stands alone.
+    """
     match = _SIZE.fullmatch(text.strip().replace(",", ""))
     value = number(match[1]) if match else None
     if match is None or value is None:
         return None
-    return whole(value * 1024 ** _SCALE[match[2].lower()])
+    return whole(value * (1024 ** _SCALE[match[2].lower()] if match[2] or match[4] else unit))
+
+
+def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
+    """Time and bandwidths as they are printed; what is there and no number is the answer."""
+    found = {}
+    for key in ("time", "algbw", "busbw"):
+        text = record.get(key, "")
+        found[key] = None if text.lower() in _NONE else number(text)
+        if found[key] is None and text.lower() not in _NONE:
+            return f"{key} is no number from 0 on: {text}"
+    return found if any(found.values()) else "no figure"
 
 
 class _Reader:
@@ -132,6 +147,7 @@ class _Reader:
         self.columns: dict[str, int] = {}
         self.names: list[str] = []
         self.tables, self.form = 0, "table"
+        self.odd: list[int] = []  # lines whose bandwidths do not follow
         self.results: dict[int, list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -156,41 +172,48 @@ class _Reader:
             why = f"half a row: {len(fields)} fields, the heading has {len(self.names)}"
             self.found.refuse(line, why)
             return
-        result = self.result({key: fields[i] for key, i in self.columns.items()})
+        result = self.result(line, {key: fields[i] for key, i in self.columns.items()})
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
             self.found.rows += 1
             self.results.setdefault(result.ranks, []).append(result)
 
-    def unit(self, key: str, units: Mapping[str, float], default: float) -> float:
-        """The scale that the heading of a column names."""
-        words = re.split(r"[\s()\[\]_]+", self.names[self.columns[key]].lower())
-        return next((units[word] for word in words if word in units), default)
+    def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
+        """The scale that the heading of a column names; what it leaves open is warned of."""
+        scale, doubt = unit_of(self.names[self.columns[key]])
+        if doubt:
+            self.found.warn(doubt)
+        return scale
 
-    def result(self, record: Mapping[str, str]) -> CaseResult | str:
+    def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
         named = record.get("collective")
-        name = options.collective or (collective_named(named) if named else self.heading)
+        told = collective_named(named) if named else self.heading
+        name = self.found.choose("collective", options.collective, told)
         if name is None and (name := collective_in(options.file)):
             self.found.warn(f"collective {name}: taken from the name of the file")
         if name is None:
             return "the table does not name the collective: give --collective"
-        nbytes = size_of(record.get("size", ""))
-        if not nbytes:
-            return f"no size: {record.get('size')!r}"
-        ranks = options.ranks or whole(record.get("ranks")) or 0
-        figures = {key: number(record.get(key)) for key in ("time", "algbw", "busbw")}
-        if not any(figures.values()):
-            return "no figure"
+        scale, why = size_unit(self.names[self.columns["size"]]) if "size" in record else (1, "")
+        nbytes = size_of(record.get("size", ""), scale)
+        if why or not nbytes:
+            return why or f"no size: {record.get('size')!r}"
+        ranks = self.found.choose("ranks", options.ranks, ranks_told(record.get("ranks"))) or 0
+        if not ranks and record.get("ranks", "").lower() not in _NONE:
+            return f"ranks: {record['ranks']!r}"
+        figures = _figures(record)
+        if isinstance(figures, str):
+            return figures
         time, algbw, busbw = figures["time"], figures["algbw"], figures["busbw"]
         if time is not None:
-            time *= self.unit("time", _TIMES, 1e3)
+            time *= self.unit("time", time_unit)
         if algbw is not None:
-            algbw *= self.unit("algbw", _BANDWIDTHS, 1.0)
+            algbw *= self.unit("algbw", bandwidth_unit)
         if busbw is not None:
-            busbw *= self.unit("busbw", _BANDWIDTHS, 1.0)
+            busbw *= self.unit("busbw", bandwidth_unit)
         entry, derived = COLLECTIVES[name], False
+        by_time = _algbw_of(name, nbytes, ranks, time or 0)
         if not time:
             if algbw is None and busbw is not None and ranks > 1:
                 algbw = busbw / entry.bus_factor(ranks)
@@ -198,6 +221,12 @@ class _Reader:
                 time, derived = _time_of(name, nbytes, ranks, algbw), True
         if derived and not time:
             derived = False
+        follow = by_time or algbw  # the busbw that follows from either
+        odd = _apart(algbw, by_time) or (
+            ranks > 1 and follow and _apart(busbw, follow * entry.bus_factor(ranks))
+        )
+        if odd:
+            self.odd.append(line)
         given = Given(
             time or None,
             statistic=options.statistic or "unknown",
@@ -211,10 +240,26 @@ class _Reader:
             nbytes,
             given,
             ranks=ranks,
-            dtype=options.dtype or dtype_named(record.get("dtype")),
+            dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
+            warnings=[ODD] if odd else [],
         )
+
+
+def _apart(given: float | None, expected: float | None) -> bool:
+    """True where a bandwidth that was given is another than the one that follows."""
+    if not given or not expected:
+        return False
+    # A small one is printed with two decimals, or as 0.
+    return abs(given - expected) > _NEAR * expected + 0.01
+
+
+def _algbw_of(name: str, nbytes: int, ranks: int, time: float) -> float | None:
+    """S / t; hypercube's with its share, which needs the ranks. None of no time."""
+    if ranks or not time:
+        return algbw_gbps(name, nbytes, ranks, time)
+    return nbytes / time if COLLECTIVES[name].moved(2) == 1 else None
 
 
 def _time_of(name: str, nbytes: int, ranks: int, algbw: float) -> float | None:

@@ -23,10 +23,11 @@ from torchcoll.importers.base import (
     itemsize,
     make_run,
     number,
+    ranks_told,
     rounding,
     whole,
 )
-from torchcoll.importers.nccl_tests import Block, Launch, Row, repeats, results_of
+from torchcoll.importers.nccl_tests import Block, Launch, Row, results_of
 
 NAME = "rccl-tests"
 _NEEDED = {"collective", "size", "time", "busbw"}
@@ -45,7 +46,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
     found = Imported()
     cases: dict[tuple[str, int], list[Row]] = {}
     for line, record in _records(lines, found):
-        row = _row(record, line, options)
+        row = _row(record, line, options, found)
         if isinstance(row, str):
             found.refuse(line, row)
             continue
@@ -56,8 +57,6 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         results = results_of(rows, Launch(name, ranks), found)
         by_ranks.setdefault(ranks, []).extend(results)
     for ranks, results in by_ranks.items():
-        if text := repeats(results):
-            found.warn(text)
         if results:
             source = {"tool": "rccl-tests", "format": "table"}
             libraries = {"libraries": {"nccl": "RCCL"}}
@@ -92,15 +91,19 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
             yield line, dict(zip(names, fields, strict=True))
 
 
-def _row(record: Mapping[str, str], line: int, options: Options) -> tuple[str, int, Row] | str:
-    name = options.collective or collective_named(record.get("collective", ""))
+def _row(
+    record: Mapping[str, str], line: int, options: Options, found: Imported
+) -> tuple[str, int, Row] | str:
+    told = collective_named(record.get("collective", ""))
+    name = found.choose("collective", options.collective, told)
     if name is None:
         return f"unknown collective {record.get('collective')}"
     size, time = whole(record.get("size")), number(record.get("time"))
     if size is None or not time:
         return "no size or no time"
-    ranks = options.ranks or whole(record.get("ranks", record.get("gpus"))) or 0
-    dtype = options.dtype or dtype_named(record.get("type")) or ""
+    listed = ranks_told(record.get("ranks", record.get("gpus")))
+    ranks = found.choose("ranks", options.ranks, listed) or 0
+    dtype = found.choose("dtype", options.dtype, dtype_named(record.get("type"))) or ""
     each = itemsize(dtype)
     entry = COLLECTIVES[name]
     count = size // (each * entry.parts(ranks)) if each and ranks else 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
@@ -21,12 +22,14 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, Options
 from torchcoll.importers.lines import Source
+from torchcoll.importers.nccl_tests import repeats
 
 GROUP = "torchcoll.importers"
+_PLAIN = "plain"
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
-    *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "oneccl", "param"),
-    *("deepspeed", "osu", "plain"),
+    *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
+    *("param", "deepspeed", "osu", "plain"),
 )
 
 
@@ -72,6 +75,10 @@ def import_file(path: str, options: Options | None = None, name: str | None = No
     """
     if name is not None and name not in importers():
         raise UsageError("from", name, f"one of {_names()}")
+    if options and options.columns:  # only a plain table has columns to name
+        if name not in (None, _PLAIN):
+            raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")
+        name = _PLAIN
     source = Source(path)
     try:
         return _imported(source, path, options, name)
@@ -90,7 +97,7 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
             "file",
             source.name,
             f"a torchcoll result file, or output of {_names()}",
-            "Force one with --from.",
+            "Force one with torchcoll import --from; --map names the columns of a table.",
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
@@ -102,6 +109,11 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
         if collecting:
             gc.enable()
     found.importer = importer.NAME
+    if options.statistic and importer.NAME != _PLAIN:
+        found.warn(f"--statistic {options.statistic} is for plain tables: not used")
+    for run in found.runs:
+        if text := repeats(run.results):
+            found.warn(text)
     if source.problem:
         found.warn(source.problem)
     for run in found.runs:
@@ -162,4 +174,5 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     count = len(imported.refused)
     where = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
-    return UnreadableError(f"{where}: {why}{more}")
+    way = f"torchcoll import {shlex.quote(path)} ... -o RUN.jsonl takes it." * (": give --" in why)
+    return UnreadableError(f"{where}: {why}{more}", action=way)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.comparison import comparison_grids
+from torchcoll.report.notes import problems_of
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -42,6 +43,18 @@ def show_comparisons(
     else:
         print_grids([("", [g for one in found for g in comparison_grids(one)])], format, out)
     out.flush()
+
+
+def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
+    """What the tables say and this format has no place for."""
+    lines = []
+    for one in found:
+        for side in (one.base, one.new):
+            lines += [f"warning: {text}" for run in side.runs for text in problems_of(run)]
+        if format == "csv":
+            lines += [f"differs: {one_line(str(each))}" for each in one.differences]
+            lines += [f"note: {one_line(text)}" for text in one.notes]
+    return list(dict.fromkeys(lines))
 
 
 def comparison_object(found: Comparison) -> dict[str, Any]:
@@ -79,8 +92,10 @@ def csv_text(found: Sequence[Comparison]) -> str:
     records: list[dict[str, Any]] = []
     for one in found:
         names = {"base_name": one.base.name, "new_name": one.new.name}
-        records += [{**names, **item.record} for item in (one.fitted or one.rows)]
-    heads: Iterable[str] = ("base_name", "new_name", *CASE_NAMES)
+        records += [{**names, **item.record} for item in one.fitted]
+        if not one.fitted:
+            records += [{**names, **r.record, "notes": "; ".join(r.notes)} for r in one.rows]
+    heads: Iterable[str] = ("base_name", "new_name", *CASE_NAMES, "notes")
     if any(one.fitted for one in found):
         heads = dict.fromkeys(name for record in records for name in record)
     out = io.StringIO()

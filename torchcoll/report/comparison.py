@@ -66,7 +66,9 @@ def _unmatched(found: Comparison) -> list[str]:
         t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
     ]
     lines = []
-    for table, title in zip(tables, _titles([table[0].pair for table in tables]), strict=True):
+    # What tells them from the cases that both have is a part of the answer.
+    every = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
+    for table, title in zip(tables, _titles(every), strict=False):
         sizes = [_size(row) for row in table]
         several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
         side = found.base if table[0].pair.base else found.new
@@ -88,6 +90,7 @@ def _above(found: Comparison) -> list[str]:
             where = one_line(run.path or run.header.get("run_id") or side.name)
             lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
+    figures = "latency and bandwidth" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the launches" if many else ""
     return [
@@ -102,9 +105,8 @@ def _in_common(found: Comparison) -> list[str]:
     commons = [row.pair.common for row in found.rows if row.matched]
     values = {n: {common.get(n) for common in commons} - {None} for n in _RAN}
     known = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
-    return [", ".join(form.format(known[n]) for n, form in _RAN.items() if n in known)] * bool(
-        known
-    )
+    words = [form.format(known[n]) for n, form in _RAN.items() if n in known]
+    return [", ".join(words).replace(" 1 ranks", " 1 rank")] * bool(known)
 
 
 def _side_text(side: Side) -> str:
@@ -133,6 +135,8 @@ def _word(name: str, value: Any) -> str:
         return "in place" if value else "out of place"
     if name == "collective":
         return str(value)
+    if name in ("cadence", "clock"):
+        return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
 
@@ -206,7 +210,9 @@ def _shares_grid(
     heads = [Head("size", repeat=True)]
     for side in (found.base, found.new):
         heads += [Head(one_line(side.name)), Head("of its", "best")]
-    heads.append(Head("verdict", left=True, drop=1))
+    verdicts = {f"{row.verdict} ({one_line(row.reason)})" for row in table}
+    if len(verdicts) > 1:  # what is the same for all sizes is said once
+        heads.append(Head("verdict", left=True))
     cells = []
     for row in table:
         line = [_size(row)]
@@ -217,8 +223,9 @@ def _shares_grid(
             known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
             share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
             line += [_figure(value, found.metric), share]
-        cells.append([*line, f"{row.verdict} ({one_line(row.reason)})"])
-    return Grid(heads, cells)
+        own = [f"{row.verdict} ({one_line(row.reason)})"] if len(verdicts) > 1 else []
+        cells.append([*line, *own])
+    return Grid(heads, cells, above=[f"all sizes: {verdicts.pop()}"] if len(verdicts) == 1 else [])
 
 
 def _fit_grid(found: Comparison) -> Grid:

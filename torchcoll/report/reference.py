@@ -7,6 +7,7 @@ no spread.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ def _point(record: dict[str, Any]) -> Point:
     point = Point(**record)
     if point.collective not in COLLECTIVES or point.status not in STATUSES:
         raise ValueError(f"{point.name}: unknown collective or status")
+    whole = (point.ranks, 0 if point.nbytes is None else point.nbytes)
+    if not isinstance(point.busbw_gbps, (int, float)) or not 0 < point.busbw_gbps < math.inf:
+        raise ValueError(f"{point.name}: busbw_gbps is no number above 0")
+    if any(type(value) is not int or value < 0 for value in whole):
+        raise ValueError(f"{point.name}: ranks or nbytes is no whole number")
     return point
 
 

@@ -1,0 +1,177 @@
+"""What must not pass for evidence: copies, wrong results, other clocks, gates that see nothing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import shutil
+
+import pytest
+from launches import given, launches, measured, run
+
+from torchcoll.analysis.compare import compare
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load, save
+from torchcoll.core.result import Verification
+
+SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
+NOISE = (1.0, 1.01, 0.99, 1.005)
+TABLE = {"tool": "a published table"}
+
+
+def side(scale=1.0, **changed):
+    return launches(
+        [{n: round(ns * scale * noise) for n, ns in SIZES.items()} for noise in NOISE], **changed
+    )
+
+
+def files(folder, runs):
+    for number, each in enumerate(runs):
+        save(each, folder / f"{number}.jsonl")
+    return folder
+
+
+def test_a_copy_is_no_further_launch(tmp_path):
+    base, new = files(tmp_path / "base", side()), files(tmp_path / "new", side(2.0)[:2])
+    for number in range(2):
+        shutil.copy(new / f"{number}.jsonl", new / f"copy{number}.jsonl")
+    found = compare(base, new)
+    assert {row.judged.new for row in found.rows if row.pair.nbytes == 1024} == {(20_000, 20_200)}
+    problems = [text for each in found.new.runs for text in each.problems]
+    assert problems == [f"{new}/copy{n}.jsonl holds the same launch: left out" for n in range(2)]
+
+
+def test_a_copy_on_the_other_side(tmp_path):
+    base = files(tmp_path / "base", side())
+    shutil.copytree(base, tmp_path / "new")
+    with pytest.raises(UsageError, match=r"not in base too \(.*base/0.jsonl is the same launch\)"):
+        compare(base, tmp_path / "new")
+
+
+def test_figures_of_others_that_are_one_launch():
+    def imported(*times):
+        cases = [given(ns, nbytes=n) for ns, n in zip(times, (8, 16, 32), strict=True)]
+        return run(*cases, source={"tool": "nccl-tests"})
+
+    twice = [imported(10.5, 11.5, 12.5), imported(10.5, 11.5, 12.5)]
+    found = compare(twice, [imported(10.5, 11.5, 12.6)])
+    assert len(found.base.runs) == 1
+    # Two figures alike may well be two launches.
+    few = [imported(10.5, 10.5, 12.5), imported(10.5, 10.5, 12.5)]
+    assert len(compare(few, [imported(10.5, 11.5, 12.6)]).base.runs) == 2
+
+
+def test_wrong_results_have_no_fit():
+    wrong = Verification(checked=100, wrong=1)
+    fast = [
+        run(*(measured(ns, nbytes=n, verification=wrong) for n, ns in SIZES.items())) for _ in NOISE
+    ]
+    found = compare(side(), fast, fit=True)
+    assert {one.judged.verdict for one in found.fitted} == {"incomparable"}
+
+
+def test_published_figures_are_no_evidence_for_a_fit():
+    published = [
+        run(*(given(2 * ns * noise, nbytes=n) for n, ns in SIZES.items()), source=TABLE)
+        for noise in NOISE
+    ]
+    found = compare(side(), published, fit=True)
+    assert {(one.judged.verdict, one.judged.p_value) for one in found.fitted} == {("unclear", None)}
+
+
+def test_a_fit_of_single_means_says_so():
+    sides = [run(*(given(k * ns, nbytes=n) for n, ns in SIZES.items())) for k in (1, 2)]
+    reasons = {one.judged.reason for one in compare(*sides, fit=True).fitted}
+    assert reasons == {"single means, 1 launch a side"}
+
+
+def test_an_issued_call_is_no_faster_operation():
+    def issued(noise):
+        one = given(1000 * noise)
+        one.given = dataclasses.replace(one.given, clock="issue")
+        return run(one, source={"tool": "nccl-tests"})
+
+    (row,) = compare(side(), [issued(noise) for noise in NOISE], filter="size=1K").rows
+    assert row.verdict == "incomparable"
+    assert row.reason == "the issue clock in new alone: no operation's time"
+
+
+def test_samples_among_means_are_read_as_means():
+    mean = [run(given(100), source={"tool": "nccl-tests"})]
+    found = compare(launches([100]), [*launches([101]), *mean])
+    assert found.reading == "mean over calls, mean over ranks"
+    assert [row.base for row in found.rows if row.base] == [75.0]  # ranks of 100 and 50 ns
+
+
+def test_remarks_on_a_case_are_footnotes(capsys):
+    slow = [run(measured(ns, warnings=["4 buffers in flight"])) for ns in (200, 202)]
+    (row,) = compare(launches([100, 101]), slow).rows
+    assert row.notes == ("new: 4 buffers in flight",)
+
+
+def test_one_rank_and_fake_send_nothing():
+    alone = [launches(times, ranks=1) for times in ([100], [110])]
+    for runs in alone:
+        for each in runs:
+            each.results = [dataclasses.replace(r, ranks=1) for r in each.results]
+    note = "one rank, no communication: the times are of the calls alone"
+    assert note in compare(*alone).notes
+    fakes = [run(measured(ns, backend="fake")) for ns in (100, 110)]
+    note = "fake backend: nothing was communicated, the times are of the calls alone"
+    assert note in compare(*fakes).notes
+
+
+def test_a_duration_below_0_is_no_case(tmp_path):
+    bad = run(measured(100), measured(50, nbytes=8))
+    bad.results[0].time_ns["host"][0][0] = -5
+    save(bad, tmp_path / "bad.jsonl")
+    loaded = load(tmp_path / "bad.jsonl")
+    assert [result.case.nbytes for result in loaded.results] == [8]
+    assert "unusable record: ValueError: a duration below 0" in loaded.problems[0]
+
+
+def test_a_launch_without_a_figure_is_counted():
+    broken = run(measured(100))
+    broken.results[0].time_ns = {"host": [[0] * 3] * 2}
+    (row,) = compare(launches([100, 101]), [*launches([100, 102]), broken]).rows
+    assert row.notes == ("1 of 3 launches of new left out: no figure",)
+
+
+def test_a_gate_that_can_see_nothing_says_so(in_tmp_path, capsys):
+    save(launches([100])[0], in_tmp_path / "a.jsonl")
+    save(launches([300])[0], in_tmp_path / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl", "--fail-on", "slower"]) == 0
+    assert capsys.readouterr().err == (
+        "torchcoll: warning: --fail-on slower: 1 of 1 case could not be judged, and cannot fail "
+        "it\n"
+    )
+
+
+def test_csv_and_json_say_the_rest_on_stderr(in_tmp_path, capsys):
+    save(launches([100])[0], in_tmp_path / "a.jsonl")
+    ending = {"status": "failed", "reason": "x"}
+    slow = run(measured(300, warnings=["hm"]), environment={"kernel": "6.2"}, end=ending)
+    save(slow, in_tmp_path / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl", "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["notes"] == "new: hm"
+    warning = "torchcoll: warning: failed: x"
+    assert err.splitlines()[:2] == [warning, "torchcoll: differs: kernel: 6.1 -> 6.2"]
+    assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
+    assert capsys.readouterr().err.splitlines() == [warning]
+
+
+def test_why_something_is_on_one_side_alone(in_tmp_path, capsys):
+    both = [measured(100, cadence=cadence) for cadence in ("isolated", "stream")]
+    save(run(measured(100)), in_tmp_path / "a.jsonl")
+    save(run(*both), in_tmp_path / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    assert "only in new: stream cadence: 1K" in capsys.readouterr().out
+
+
+def test_what_keeps_apart_is_unset():
+    with pytest.raises(UsageError, match=r"NCCL_ALGO \(unset; Ring\)"):
+        compare(launches([100]), launches([100], variables={"NCCL_ALGO": "Ring"}), by="NCCL_ALGO")

@@ -1,0 +1,99 @@
+"""``torchcoll import`` with options that do not fit, and what it says of files that stop."""
+
+from __future__ import annotations
+
+import pytest
+from test_nccl_tests_text import SMALL, text
+from test_other_formats import ONECCL, OSU, PARAM, RCCL
+
+from torchcoll.cli import main
+from torchcoll.core.records import load
+
+TABLE = "collective,Size,Zeit (us)\nreduce,1K,2.5\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--statistic typical", "statistic: got typical, expected one of mean, median, min, max"),
+        ("--label a", "label: got a, expected KEY=VALUE, such as kernel=6.8.0-generic"),
+        (
+            "--from osu --map size=Size",
+            "map: got columns for osu, expected them for --from plain alone",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path, capsys, arguments, line):
+    path = tmp_path / "x.csv"
+    path.write_text(TABLE)
+    assert main(["import", str(path), *arguments.split()]) == 2
+    assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
+
+
+def test_a_map_makes_it_a_plain_table(tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    path.write_text(TABLE)
+    assert (
+        main(["import", str(path), "--map", "collective=collective,size=Size,time=Zeit (us)"]) == 0
+    )
+    assert capsys.readouterr().out == f"{path}: plain: 1 of 1 rows read, 1 cases\n"
+
+
+def test_the_wrong_format_by_force(tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    path.write_text(TABLE)
+    assert main(["import", str(path), "--from", "oneccl"]) == 3
+    assert capsys.readouterr().err == (
+        f"torchcoll: error: {path} (oneccl): got no rows, expected rows of results\n"
+    )
+
+
+def test_a_statistic_is_for_tables(imported):
+    found = imported(text(), statistic="median")
+    assert "--statistic median is for plain tables: not used" in found.warnings
+    assert found.runs[0].results[0].given.statistic == "mean"
+
+
+def test_what_import_alone_can_fill_in(tmp_path, capsys):
+    path = tmp_path / "x.csv"
+    path.write_text("size,time (us)\n1K,2.5\n")
+    assert main(["show", str(path)]) == 3
+    assert capsys.readouterr().err == (
+        f"torchcoll: error: {path}:2: the table does not name the collective: give --collective. "
+        f"torchcoll import {path} ... -o RUN.jsonl takes it.\n"
+    )
+
+
+def test_another_tools_run_is_not_resumed(tmp_path, capsys):
+    path, out = tmp_path / "all_reduce.log", tmp_path / "run.jsonl"
+    path.write_text(text(SMALL, foot=""))
+    assert main(["import", str(path), "-o", str(out)]) == 0
+    stops = "truncated: the output stops before its last lines"
+    assert f"{path}: {stops}\n" in capsys.readouterr().out
+    assert (load(out).ending, load(out).way_on) == (stops, "")
+
+
+@pytest.mark.parametrize(
+    ("content", "known", "told"),
+    [
+        (ONECCL.format(names="allreduce"), {"ranks": 7}, "--ranks 7, but the file tells 4"),
+        (
+            ONECCL.format(names="allreduce"),
+            {"collective": "broadcast"},
+            "--collective broadcast, but the file tells all_reduce",
+        ),
+        (
+            OSU.format(kind="", name="Allreduce"),
+            {"collective": "broadcast"},
+            "--collective broadcast, but the file tells all_reduce",
+        ),
+        (PARAM, {"ranks": 7}, "--ranks 7, but the file tells "),
+        (
+            f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
+            {"ranks": 7},
+            "--ranks 7, but the file tells 2",
+        ),
+    ],
+)
+def test_an_option_against_the_file(imported, content, known, told):
+    assert any(one.startswith(told) for one in imported(content, **known).warnings)

@@ -1,0 +1,111 @@
+"""Tables of others: units that a heading names, or not, and figures that contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchcoll.core.summary import summarise
+
+
+def table(imported, heading, row, **known):
+    found = imported(f"{heading}\n{row}\n", "all_reduce.csv", **known)
+    return found, [summarise(r) for run in found.runs for r in run.results]
+
+
+@pytest.mark.parametrize(
+    ("heading", "cell", "nbytes"),
+    [
+        ("size", "1024", 1024),
+        ("Size (B)", "1024", 1024),
+        ("message size [KiB]", "4", 4 << 10),
+        ("Size (MB)", "16", 16 << 20),
+        ("size_mb", "1.5", 3 << 19),
+        ("Size (MB)", "2G", 2 << 30),  # the cell's own unit wins
+    ],
+)
+def test_the_unit_of_a_size(imported, heading, cell, nbytes):
+    (row,) = table(imported, f"{heading},time (us)", f"{cell},5")[1]
+    assert (row.nbytes, row.median_ns) == (nbytes, 5000)
+
+
+@pytest.mark.parametrize(
+    ("heading", "gbps", "doubt"),
+    [
+        ("busbw (GB/s)", 80, ""),
+        ("busbw (GBps)", 80, ""),
+        ("busbw (Gbps)", 10, ""),
+        ("busbw (Gb/s)", 10, ""),
+        ("busbw [Gbit/s]", 10, ""),
+        ("busbw (GiB/s)", 85.89934592, ""),
+        ("busbw (MB/s)", 0.08, ""),
+        ("busbw_gbps", 80, ""),  # torchcoll's own name
+        ("busbw (gbps)", 10, "gbps in 'busbw (gbps)': taken as bits"),
+        ("busbw", 80, "the heading 'busbw' names no unit: taken as GB/s"),
+    ],
+)
+def test_the_unit_of_a_bandwidth(imported, heading, gbps, doubt):
+    found, (row,) = table(imported, f"size,{heading}", "1M,80", ranks=2)
+    assert row.busbw_gbps == pytest.approx(gbps)
+    assert found.warnings[1:] == [doubt] * bool(doubt)
+
+
+@pytest.mark.parametrize(
+    ("heading", "ns"), [("time_ms", 5e6), ("Latency (usec)", 5e3), ("time (s)", 5e9), ("time", 5e3)]
+)
+def test_the_unit_of_a_time(imported, heading, ns):
+    found, (row,) = table(imported, f"size,{heading}", "1M,5")
+    assert row.median_ns == ns
+    assert ("the heading 'time' names no unit: taken as us" in found.warnings) is (
+        heading == "time"
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("1M,-5,4,10", "time is no number from 0 on: -5"),
+        ("1M,5,4,inf", "busbw is no number from 0 on: inf"),
+        ("1M,5,many,10", "ranks: 'many'"),
+        ("1M,5,999999999,10", "ranks: '999999999'"),
+        ("-1M,5,4,10", "no size: '-1M'"),
+    ],
+)
+def test_a_cell_that_is_no_number_is_refused(imported, row, reason):
+    found, rows = table(imported, "size,time (us),ranks,busbw (GB/s)", row)
+    assert (rows, [one.reason for one in found.refused]) == ([], [reason])
+
+
+def test_sizes_in_elements_are_refused(imported):
+    found, rows = table(imported, "size (elements),time (us)", "1M,5")
+    assert rows == []
+    assert found.refused[0].reason == "the sizes under 'size (elements)' are no bytes"
+
+
+@pytest.mark.parametrize(
+    ("busbw", "odd"),
+    [("15.73", False), ("15", False), ("10.49", True), ("125.8", True), ("-", False)],
+)
+def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
+    # 2^20 bytes in 100 us are 10.486 GB/s, of 4 ranks 15.729 GB/s of busbw.
+    found, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
+    assert row.busbw_gbps == pytest.approx(15.72864)
+    told = "1 of 1 rows: bandwidths do not follow from size, time and ranks: the first in line 2"
+    assert (told in found.warnings) is odd
+
+
+def test_rows_that_come_twice_are_told(imported):
+    found = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
+    assert found.rows == 2
+    assert "1 cases come up to 2 times (1M to 1M): all are kept, none is averaged" in found.warnings
+
+
+def test_what_the_user_says_against_the_file_is_told(imported):
+    heading, row = "collective,size,time (us),ranks,dtype", "broadcast,1M,5,8,float"
+    known = {"collective": "all_reduce", "ranks": 4, "dtype": "int8"}
+    found, (one,) = table(imported, heading, row, **known)
+    assert (one.collective, one.ranks, one.dtype) == ("all_reduce", 4, "int8")
+    assert found.warnings == [
+        "--collective all_reduce, but the file tells broadcast",
+        "--ranks 4, but the file tells 8",
+        "--dtype int8, but the file tells float32",
+    ]
