@@ -51,6 +51,7 @@ _BANDWIDTHS = {
     "mb/s": 1e-3,
     "gbyte/s": 1.0,
 }
+_ONLY = {"nccl": "cuda", "xccl": "xpu"}  # backends that have one kind of device
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 
@@ -214,6 +215,7 @@ class _Reader:
             dtype=options.dtype or dtype_named(record.get("dtype")),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
+            device=_ONLY.get(options.backend or "", "unknown"),
         )
 
 

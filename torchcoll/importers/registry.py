@@ -26,7 +26,7 @@ GROUP = "torchcoll.importers"
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "nccl_tests_text", "oneccl", "param"),
-    *("deepspeed", "osu", "plain"),
+    *("deepspeed_json", "deepspeed", "osu", "plain"),
 )
 
 
