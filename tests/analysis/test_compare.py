@@ -11,7 +11,7 @@ from scipy import stats
 import torchcoll
 from torchcoll.analysis.compare import compare
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Verification
+from torchcoll.core.result import Given, Verification
 
 BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
@@ -192,13 +192,18 @@ def test_means_are_compared_like_with_like():
     (row,) = found.rows
     assert (row.base, row.new) == (pytest.approx(150), pytest.approx(300))
     assert (row.verdict, row.reason) == ("unclear", "single means, 1 launch a side")
-    assert (
-        "some figures are means, and no single calls are known; samples are read alike: mean over "
-        "calls, mean over ranks"
-    ) in found.notes
+    note = "some figures are means, and no single calls are known; samples are read as means too"
+    assert note in found.notes
+    assert found.reading == "mean over calls, mean over ranks"
     slowest = compare(ours, run(given(300, over_ranks="max"), source=source)).rows[0]
     assert slowest.base == pytest.approx(200)
     assert compare(ours, theirs, over_ranks="min").rows[0].base == pytest.approx(100)
+
+
+def test_samples_beside_a_mean_of_their_own_source_are_read_as_means():
+    both = measured(1, time_ns={"host": [[100, 100, 400]] * 2}, given=Given(7, "mean", "mean"))
+    (row,) = compare(run(both), run(given(300, over_ranks="max"))).rows
+    assert row.base == pytest.approx(200)
 
 
 def test_published_figures_are_a_reference_and_never_evidence():
@@ -261,9 +266,13 @@ def test_the_public_name_and_what_show_prints(capsys):
 def test_without_samples_the_sources_say_what_a_figure_is():
     source = {"tool": "a published table"}
     sides = [run(given(ns, over_ranks="unknown"), source=source) for ns in (100, 150)]
-    assert compare(*sides).reading == "mean over calls, unknown over ranks"
+    assert compare(*sides).reading == "mean over calls, not told over ranks"
     medians = run(given(100, statistic="median", over_ranks="max"), source=source)
     found = compare(sides[0], medians)
-    assert (
-        found.reading == "mean over calls, unknown over ranks or median over calls, max over ranks"
+    assert found.reading == (
+        "base: mean over calls, not told over ranks; new: median over calls, max over ranks"
+    )
+    # Samples on one side say nothing of the other's source.
+    assert compare(sides[0], run(measured(100))).reading == (
+        "base: mean over calls, not told over ranks; new: mean over calls, mean over ranks"
     )

@@ -188,6 +188,30 @@ def test_fit(folder, capsys):
     assert "misfit" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_only_what_both_sides_tell_stands_above_the_table(folder, capsys):
+    asked = {"dtype": "float32", "op": "sum", "in_place": False}
+    untold = dict.fromkeys(asked)
+    save(run(given(100, **untold), measured(9, collective="broadcast")), folder / "a.jsonl")
+    save(run(given(120, **asked)), folder / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[1] == "all_reduce"
+    assert "ratio = new / base" in out
+
+
+def test_no_size_is_small_enough_for_a_latency(folder, capsys):
+    save(launches([{1 << 20: 20_000, 4 << 20: 50_000}])[0], folder / "a.jsonl")
+    save(launches([{1 << 20: 20_000}], device_name="PVC")[0], folder / "b.jsonl")
+    assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
+    out = capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    # 1 MiB in 20 us are 52 GB/s, above half of the 84 GB/s at 4 MiB.
+    assert "half-bandwidth size 1M or less 1M or less" in lines
+    assert "latency floor not seen, from 1M on not seen, from 1M on" in lines
+    assert "side by side although they differ" not in out  # in nothing but the hardware
+    assert "ratio = new / base" not in out
+
+
 def test_different_hardware_is_shown_side_by_side(folder, capsys):
     sizes = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
     save(launches([sizes])[0], folder / "a.jsonl")
@@ -197,7 +221,7 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
     start = lines.index("each by its own measure nccl oneccl")
     assert lines[start + 1 : start + 12] == [
         "best busbw (GB/s) 83.886 83.886",
-        "half-bandwidth size 1M 1M",
+        "half-bandwidth size 1K to 1M 1K to 1M",
         "latency floor 10.00 us at 1K 10.00 us at 1K",
         "time to first result 30.00 us 30.00 us",
         "",
@@ -218,7 +242,7 @@ def test_what_only_one_side_has_is_told_in_short(folder, capsys):
     save(run(*(measured(9, nbytes=n) for n in (16, *more))), folder / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "9 cases: 1 unclear, 8 incomparable" in lines
+    assert "9 cases: 1 unclear, 8 incomparable (8 on one side only)" in lines
     assert lines[-2:] == [
         "only in base: all_reduce: 8, 32",
         "only in new: all_reduce: 64, 128, ..., 2K, (6)",

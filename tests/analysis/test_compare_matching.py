@@ -7,6 +7,7 @@ from launches import given, launches, measured, run
 
 from torchcoll.analysis.compare import compare
 from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Given
 
 
 def one(ns=100, **changed):
@@ -89,6 +90,26 @@ def test_actual_bytes_match_what_was_imported():
     theirs = run(given(100, nbytes=992), source={"tool": "nccl-tests"})
     (row,) = compare(ours, theirs).rows
     assert (row.pair.nbytes, row.reason) == (992, "single means, 1 launch a side")
+
+
+def test_a_clock_that_is_not_told_is_not_the_other_sides():
+    theirs = run(given(100), source={"tool": "a published table"})
+    theirs.results[0].given = Given(100, "mean")
+    ours = run(measured(100), measured(0, nbytes=8, status="unsupported", time_ns={}))
+    found = compare(ours, theirs)
+    # Its clock is nobody's; a case that did not run is still one of its own side's.
+    assert [(row.matched, row.pair.own[1]["clock"]) for row in found.rows if row.matched] == [
+        (True, None)
+    ]
+    assert {row.pair.own[0]["clock"] for row in found.rows} == {"host"}
+    (note,) = (note for note in found.notes if note.startswith("matched without"))
+    assert "clock" in note
+    assert not any("clock (" in note for note in found.notes)
+
+
+def test_what_differs_without_a_ratio_is_not_called_compared():
+    found = compare(one(ranks=2), run(measured(100, ranks=4), ranks=4))
+    assert "side by side although they differ: ranks (2 -> 4)" in found.notes
 
 
 def test_an_unknown_number_of_ranks_matches_any():
@@ -206,7 +227,8 @@ def test_different_hardware_has_no_faster_and_slower(changed, reason):
     ((_, ours, theirs),) = found.profiles
     # 4 MiB in 50 us are 83.9 GB/s, 1 MiB in 20 us are 52.4: above half of it; 1 KiB is not.
     assert ours.best_gbps == pytest.approx((4 << 20) / 50_000)
-    assert (ours.half_nbytes, ours.floor_nbytes, ours.floor_ns) == (1 << 20, 1024, 10_000)
+    assert (ours.below_nbytes, ours.half_nbytes) == (1024, 1 << 20)
+    assert (ours.floor_nbytes, ours.floor_ns) == (1024, 10_000)
     assert theirs.floor_ns == pytest.approx(20_000)
     assert ours.first_result_ns == 30_000  # the first call of the launch, thrice the others
 
@@ -214,7 +236,9 @@ def test_different_hardware_has_no_faster_and_slower(changed, reason):
 def test_each_side_is_judged_by_all_of_its_own_sizes():
     base, new = launches([{1024: 10_000}]), launches([{8: 5_000, **SIZES}], device_name="PVC")
     ((_, ours, theirs),) = compare(base, new).profiles
-    assert (ours.best_gbps, ours.floor_ns) == (pytest.approx(0.1024), 10_000)
+    # Its one size is its best: nobody knows how much of the time is latency.
+    assert (ours.best_gbps, ours.floor_nbytes, ours.floor_ns) == (pytest.approx(0.1024), 1024, None)
+    assert (ours.below_nbytes, ours.half_nbytes) == (None, 1024)
     assert (theirs.best_gbps, theirs.floor_ns) == (pytest.approx((4 << 20) / 50_000), 5_000)
 
 

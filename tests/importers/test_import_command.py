@@ -30,6 +30,7 @@ FORMATS = {
     "nccl-inspector": json.dumps(inspector(0, 1, 5.0)) + "\n" + json.dumps(inspector(1, 1, 6.0)),
     "rccl-tests": f"{RCCL}\n1,AllReduce,2,1048576,float,sum,0,24.31,43.13,43.13,0\n",
     "deepspeed": DEEPSPEED,
+    "deepspeed-json": '{"all_reduce": {"1024": [1, [2.5], [1.0], [1.0]]}}',
     "plain": "| collective | size | time (us) |\n|---|---|---|\n| reduce | 1K | 2.5 |\n",
 }
 
@@ -44,7 +45,7 @@ def test_each_format_is_recognised(imported, name):
 def test_after_much_noise(imported, name):
     """What tells the format comes after more lines than one look takes."""
     noise = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC\n" * 3000
-    if name not in ("nccl-tests-json", "nccl-inspector"):
+    if name not in ("nccl-tests-json", "nccl-inspector", "deepspeed-json"):
         assert imported(noise + FORMATS[name] + noise).importer == name
 
 

@@ -224,6 +224,110 @@ def test_deepspeed_logger(imported):
     assert row.statistic == "mean without the slowest and fastest tenth"
 
 
+HEADING = "Comm. Op            Message Size        Count               "
+SUMMARY = (
+    f"{HEADING}Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)    \n"
+)
+
+
+def logged(size, *figures):
+    return " " * 20 + "".join(f"{field: <20}" for field in (size, *figures)) + "\n"
+
+
+def test_deepspeed_logger_names_the_callers_with_debug(imported):
+    # deepspeed/comm/utils.py get_debug_log_name: the operation, then its caller.
+    found = imported(
+        SUMMARY
+        + "broadcast | [Caller Func: _broadcast_model]\n"
+        + logged("2.0 KB", 146, 9.39, 0.06, 0.52, 0.48)
+        + "reduce_scatter_tensor | [Caller Func: reduce_scatter_fn]\n"
+        + logged("678.86 MB", 80, 1527.17, 13.94, 1211.75, 1136.01),
+        ranks=16,
+    )
+    assert [(r.collective, r.median_ns) for r in rows_of(found)] == [
+        ("broadcast", 60_000),
+        ("reduce_scatter", 13_940_000),
+    ]
+
+
+def test_deepspeed_logger_straggler_effect_is_no_duration(imported):
+    found = imported(
+        SUMMARY
+        + "all_reduce\n"
+        + logged("1.0 MB", 10, 20.0, 2.0, 8.0, 7.0)
+        + "_______________________________\nBreakdown with straggler effect\n"
+        + "-------------------------------\n"
+        + f"{HEADING}Total comm lat(ms)  Total straggler(ms) Avg comm lat(ms)    "
+        + "Avg straggler(ms)   \nall_reduce\n"
+        + logged("1.0 MB", 10, 15.0, 5.0, 1.5, 0.5)
+    )
+    assert [r.median_ns for r in rows_of(found)] == [2_000_000]
+    assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [(9, "straggler effect")]
+
+
+@pytest.mark.parametrize(
+    ("operation", "nbytes"),
+    [
+        # What the argument ``tensor`` of each is (deepspeed/comm/comm.py): a rank's share ...
+        ("all_gather_into_tensor", 8192),
+        ("gather", 8192),
+        ("scatter", 8192),
+        # ... or the whole.
+        ("reduce_scatter_tensor", 1024),
+        ("all_to_all_single", 1024),
+        ("all_reduce", 1024),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "summary", "raw"])
+def test_deepspeed_logger_sizes(imported, form, operation, nbytes):
+    ms = [2.0, 1.0, 1.5]
+    summary = {"count": 3, "total_latency_ms": 4.5, "avg_latency_ms": 1.5, "tput_avg_gbps": 99.0}
+    metadata = {"world_size": 8, "rank": 0, "timestamp": "2026-01-01T00:00:00"}
+    text = {
+        "text": SUMMARY + f"{operation}\n" + logged("1024.0 B", 3, 4.5, 1.5, 99.0, 99.0),
+        "summary": json.dumps(
+            {"summary": {operation: {1024: summary}}, "metadata": metadata}, indent=1
+        ),
+        "raw": json.dumps({operation: {1024: [3, ms, [99.0] * 3, [99.0] * 3]}}),
+    }[form]
+    found = imported(text, **({} if form == "summary" else {"ranks": 8}))
+    assert found.importer == ("deepspeed" if form == "text" else "deepspeed-json")
+    (row,) = rows_of(found)
+    assert (row.nbytes, row.ranks, row.calls) == (nbytes, 8, 3)
+    assert (row.median_ns, row.clock) == (1_500_000, "unknown")
+    trimmed = "mean without the slowest and fastest tenth"
+    assert row.statistic == ("median" if form == "raw" else trimmed)
+    # Not its 99 Gbit/s: all_reduce is 2 S / t there.
+    assert row.algbw_gbps == pytest.approx(nbytes / 1_500_000)
+    given = found.runs[0].results[0].given
+    assert (given.nbytes, given.size_basis) == ((1024, "per rank") if nbytes > 1024 else (None, ""))
+    assert given.over_ranks == ("unknown" if form == "raw" else "rank0")
+
+
+def test_deepspeed_json_says_what_it_does_not_read(imported):
+    whole = {"count": 1, "avg_latency_ms": 1.0}
+    document = {
+        "summary": {"all_reduce": {"64": whole, "0": whole}, "log_summary_barrier": {"8": whole}},
+        "straggler_analysis": {"all_reduce": {"64": {"avg_comm_lat_ms": 0.5}}},
+        "metadata": {"world_size": 4, "rank": 3},
+    }
+    found = imported(json.dumps(document))
+    assert (found.rows, found.runs[0].ranks) == (1, 4)
+    assert found.runs[0].results[0].given.over_ranks == "unknown"  # of rank 3
+    assert [r.reason for r in found.refused] == [
+        "all_reduce 0: no size or no latency",
+        "log_summary_barrier is no collective that torchcoll has",
+    ]
+    assert [text.split(":")[0] for text in found.warnings] == [
+        "the ranks are all of the job (4)",
+        "straggler_analysis was not read",
+    ]
+    found = imported('{"all_gather": {"64": [2, [1.0, 2.0], [1], [1]]}}')
+    assert [r.reason for r in found.refused] == [
+        "the size of all_gather is for one rank: give --ranks"
+    ]
+
+
 def inspector(rank, number, us, **changed):
     perf = {
         "coll": "AllGather",
@@ -249,6 +353,65 @@ def test_inspector_joins_ranks(imported, flat):
     assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
     row = summarise(result)
     assert (row.statistic, row.median_ns, row.collective) == ("median", 16000, "all_gather")
+
+
+def batch(rank, *calls, dropped=0):
+    """Format v4.3: one dump_stats record, then the records of that communicator alone."""
+    whole = inspector(rank, 0, 1.0)
+    stats = {"coll_records": len(calls), "coll_dropped_since_last_dump": dropped, "p2p_records": 1}
+    point = {"p2p_perf": {"p2p": "Send", "p2p_sn": 1, "p2p_exec_time_us": 5}}
+    marker = {"header": whole["header"], "metadata": whole["metadata"], "dump_stats": stats}
+    perfs = [{"coll_perf": inspector(rank, *call)["coll_perf"]} for call in calls]
+    return "".join(json.dumps(record) + "\n" for record in (marker, *perfs, point))
+
+
+def test_inspector_records_take_the_header_of_their_batch(imported):
+    found = imported(
+        batch(0, (1, 10), (2, 20), dropped=7) + batch(1, (1, 11), (2, 22)) + batch(0, (3, 30))
+    )
+    (result,) = found.runs[0].results
+    assert result.time_ns == {"device": [[10000, 20000], [11000, 22000]]}
+    assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
+    assert (found.rows, [r.line for r in found.refused]) == (5, [4, 8, 11])
+    assert {r.reason for r in found.refused} == {"point-to-point: no collective"}
+    assert found.warnings[0].startswith("7 collectives were overwritten before Inspector wrote")
+    assert [m["host"] for m in found.runs[0].members] == ["n0", "n0"]
+
+
+def test_inspector_record_of_a_lost_batch_is_not_given_to_another(imported):
+    first, second = batch(0, (1, 10)), batch(1, (1, 11))
+    found = imported(first + second[40:])
+    assert (found.rows, [r.line for r in found.refused]) == (1, [3, 4, 5, 6])
+    assert [r.reason.split(":")[0] for r in found.refused[1:3]] == ["half a row", "no header"]
+    (row,) = rows_of(found)
+    assert (row.ranks, row.statistic, row.median_ns) == (2, "mean", 10_000)
+
+
+def test_inspector_file_of_one_process(imported):
+    found = imported("".join(json.dumps(inspector(0, n, 10.0)) + "\n" for n in (1, 2)))
+    assert found.warnings == [
+        "records of rank 0 of 2 only: Inspector writes one file a process, and a call takes as "
+        "long as its slowest rank. Read them together: cat DIR/*.log | torchcoll import -"
+    ]
+    given = found.runs[0].results[0].given
+    assert (given.over_ranks, given.clock, given.calls) == ("rank0", "device", 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "clock", "remark"),
+    [
+        ({"coll_timing_source": "kernel_cpu"}, "host", "several clocks together: kernel_cpu, "),
+        ({"coll_timing_source": None}, "host", "several clocks together: kernel_gpu, unknown"),
+        ({"coll_algo": "TREE", "coll_proto": "LL"}, "device", "several algorithms together: RING"),
+    ],
+)
+def test_inspector_never_mixes_in_silence(imported, changed, clock, remark):
+    ring = {"coll_algo": "RING", "coll_proto": "SIMPLE"}
+    records = [inspector(r, 1, 10.0, **ring) for r in (0, 1)]
+    records += [inspector(r, 2, 10.0, **{**ring, **changed}) for r in (0, 1)]
+    (result,) = imported("".join(json.dumps(r) + "\n" for r in records)).runs[0].results
+    assert list(result.time_ns) == [clock]
+    assert result.warnings[0].startswith(remark)
 
 
 RCCL = "numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong"

@@ -50,6 +50,7 @@ def test_every_figure_and_its_bus_bandwidth(place, name):
         assert rows[key].algbw_gbps == pytest.approx(both[place], rel=1e-12)
         assert rows[key].busbw_gbps == pytest.approx(both[place] * FACTORS.get(key[0], 1))
         assert (rows[key].statistic, rows[key].dtype, rows[key].in_place) == ("mean", None, None)
+        assert (rows[key].backend, rows[key].device) == ("nccl", "cuda")  # NCCL has no other
 
 
 def test_the_files_are_what_the_importer_makes_of_the_tables(tmp_path):

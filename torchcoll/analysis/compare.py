@@ -37,6 +37,7 @@ from torchcoll.analysis.verdicts import (
 )
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
+from torchcoll.core.result import Given
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.units import format_size
 
@@ -161,12 +162,28 @@ def _pairs_of(
 
 
 def _reading_text(base: Side, new: Side, reading: Reading) -> str:
-    """``median over calls, max over ranks``; without samples what the sources tell."""
-    if base.keeps_samples or new.keeps_samples:
-        return f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
-    given = [r.given for s in (base, new) for r in s.results if r.given]
-    ways = dict.fromkeys((one.statistic, one.over_ranks) for one in given)
-    return " or ".join(f"{calls} over calls, {ranks} over ranks" for calls, ranks in ways)
+    """``median over calls, max over ranks``; without samples what each side's sources tell."""
+    read = f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
+    ours, theirs = (
+        " or ".join(
+            dict.fromkeys(
+                read if r.time_ns else _told(r.given) for r in s.results if r.time_ns or r.given
+            )
+        )
+        for s in (base, new)
+    )
+    if ours == theirs or not (ours and theirs):
+        return ours or theirs or read
+    return f"{base.name}: {ours}; {new.name}: {theirs}"
+
+
+def _told(given: Given | None) -> str:
+    """What a figure is of the calls and of the ranks, as far as its source tells."""
+    assert given is not None
+    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
+    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
+    unknown = [what for way, what in ways if way == "unknown"]
+    return ", ".join(known + [f"not told {what}" for what in unknown])
 
 
 def _profiles(
@@ -184,13 +201,14 @@ def _profiles(
 
 
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
-    notes = [*apart_of(pairs), *unknown_of(found.base, found.new)]
+    ratios = any(one.judged.ratio for one in found.fitted or found.rows)
+    notes = [*apart_of(pairs, ratios), *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
     if any(
         r.given and r.given.statistic == "mean" and not r.time_ns for s in both for r in s.results
     ):
         samples = any(s.keeps_samples for s in both)
-        like = f"; samples are read alike: {found.reading}" if samples else ""
+        like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
     notes += hidden_of(found.base, found.new, found.by)
     if found.base.rehearsals:

@@ -90,8 +90,8 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
     return lines
 
 
-def apart_of(pairs: Sequence[Pair]) -> list[str]:
-    """What is compared although it differs, or although one side does not tell it."""
+def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
+    """What differs in matched cases, or what one side does not tell; ``ratios``: some have one."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         if not (pair.base and pair.new):
@@ -107,7 +107,8 @@ def apart_of(pairs: Sequence[Pair]) -> list[str]:
         if ["-"] not in (a, b)
     ]
     unknown = [n for n, both in lists.items() if ["-"] in both]
-    lines = [f"compared although they differ: {'; '.join(differ)}"] if differ else []
+    how = "compared" if ratios else "side by side"
+    lines = [f"{how} although they differ: {'; '.join(differ)}"] if differ else []
     if unknown:
         lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
     return lines

@@ -18,13 +18,16 @@ _HALF = 0.5
 class Profile:
     """What one side reaches in one table, by its own measure. None is unknown.
 
-    best_gbps: the highest busbw. half_nbytes: the smallest size that reaches half of it.
-    floor_ns: the time of the smallest size. first_result_ns: connecting and the first call of the
-    launch, median over the launches.
+    best_gbps: the highest busbw. half_nbytes: the smallest size that reaches half of it, and
+    below_nbytes the next smaller one: the true size lies between them. floor_ns: the time of the
+    smallest size, floor_nbytes; None where that reaches half of the best already, so that its time
+    is no latency. first_result_ns: connecting and the first call of the launch, median over the
+    launches.
     """
 
     best_gbps: float | None
     half_nbytes: int | None
+    below_nbytes: int | None
     floor_nbytes: int | None
     floor_ns: float | None
     first_result_ns: float | None
@@ -84,14 +87,17 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
     timed = [(nbytes, ns) for nbytes, ns, _ in points if ns]
     bandwidths = [(nbytes, gbps) for nbytes, _, gbps in points if gbps]
     best = max((gbps for _, gbps in bandwidths), default=None)
-    half = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    reach = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    half = min(reach, default=None)
+    below = [nbytes for nbytes, _ in bandwidths if half and nbytes < half]
     firsts = [ns for run in side.parts if (ns := first_result_ns(run)) is not None]
     floor = min(timed, default=None)
     return Profile(
         best,
-        min(half, default=None),
+        half,
+        max(below, default=None),
         floor[0] if floor else None,
-        floor[1] if floor else None,
+        floor[1] if floor and floor[0] != half else None,
         median(firsts) if firsts else None,
     )
 

@@ -87,9 +87,12 @@ def _pairs(
     size = _size_of([*base, *new])
     found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
     for number, items in enumerate((base, new)):
-        usual = {name: _usual(name, items) or _usual(name, [*base, *new]) for name in _OF_SAMPLES}
+        own_usual = {name: _usual(name, items) for name in _OF_SAMPLES}
+        any_usual = {n: v or _usual(n, [*base, *new]) for n, v in own_usual.items()}
         for item in items:
             values = {name: value_of(item, name) for name in names}
+            # What ran and does not tell stays unknown: the other side cannot know it.
+            usual = own_usual if _ran(item) else any_usual
             values |= {name: values[name] or value for name, value in usual.items()}
             common = tuple((name, values[name]) for name in shared)
             own = tuple((name, values[name]) for name in free)
@@ -106,14 +109,19 @@ def _pairs(
     return pairs
 
 
+def _ran(item: Measured) -> bool:
+    return bool(item.result.given or item.result.time_ns)
+
+
 def _usual(name: str, items: Iterable[Measured]) -> Any:
     return next((v for item in items if (v := value_of(item, name)) is not None), None)
 
 
 def _is_free(name: str, base: Iterable[Measured], new: Iterable[Measured]) -> bool:
     ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
-    if name in _OF_SAMPLES and ours != {None} != theirs:
-        ours, theirs = ours - {None}, theirs - {None}
+    if name in _OF_SAMPLES:
+        told = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
+        ours, theirs = (values - {None} or values for values in told)
     if not ours or not theirs or ours & theirs:
         return False
     return name in _COMPARED or ours == {None} or theirs == {None}

@@ -94,7 +94,7 @@ class Side:
                 facts = known_of(part)
                 for result in results:
                     row = summarise(result, reading.over_ranks, library=libraries[id(result)])
-                    if reading.mean and not result.given:
+                    if reading.mean and result.time_ns:
                         row = _read_as_mean(row, result, reading.over_ranks)
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.

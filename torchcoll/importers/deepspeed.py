@@ -1,8 +1,10 @@
 """DeepSpeed: ds_bench / communication benchmarks, and the summary of its comms logger.
 
 Its 'Throughput' of all_reduce is 2 S / t and its unit Gbps by default, so only size and time are
-read. The bench prints the size of all_gather as one rank's input. The logger's averages leave out
-the slowest and fastest tenth, and its reduce_scatter_tensor counts the whole input.
+read. The bench prints the size of all_gather as one rank's input, and so does the logger: it counts
+the argument ``tensor`` (deepspeed/comm/utils.py), which is one rank's share in all_gather, gather
+and scatter, and the whole in the others. The logger's averages leave out the slowest and fastest
+tenth; its clock is the device's or the host's, as the accelerator has it (utils/timer.py).
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ from torchcoll.importers.base import (
 NAME = "deepspeed"
 _TITLE = re.compile(r"-{4} Performance of (\S+) on (\d+) devices -{4}")
 _LOGGER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
+# The caller stands there with "debug": true.
+_OPERATION = re.compile(r"(?:\|\s*)?(\S+)(?: \| \[Caller Func: .*\])?\s*")
+TRIMMED = "mean without the slowest and fastest tenth"
+STRAGGLER = "straggler effect: the least over the ranks call by call, which no rank took"
 _DESCRIPTION = re.compile(r"(\d+)x(\d+)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-_PER_RANK = ("all_gather",)
+_PER_RANK = ("all_gather", "gather", "scatter")
 _LOGGED = re.compile(
     r"\s+([\d.]+) ?([KMGT]?B)\s+(\d+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)\s+([\d.eE+-]+)"
 )
@@ -49,11 +55,39 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
     return found
 
 
+def case_of(
+    operation: str,
+    nbytes: int,
+    given: Given,
+    options: Options,
+    ranks: int,
+    remarks: Sequence[str] = (),
+) -> CaseResult | str:
+    """The case of an operation in DeepSpeed's name and size; else why it is none."""
+    name = options.collective or collective_named(operation)
+    if name is None:
+        return f"{operation or '(no name)'} is no collective that torchcoll has"
+    if name in _PER_RANK:
+        if not ranks:
+            return f"the size of {name} is for one rank: give --ranks"
+        given = replace(given, nbytes=nbytes, size_basis="per rank")
+        nbytes *= ranks
+    return make_result(
+        name,
+        nbytes,
+        given,
+        ranks=ranks,
+        dtype=options.dtype,
+        backend=options.backend or "unknown",
+        warnings=remarks,
+    )
+
+
 class _Reader:
     def __init__(self, options: Options, found: Imported) -> None:
         self.options, self.found = options, found
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
-        self.logger = False
+        self.logger = self.straggler = False
         self.results: dict[tuple[int, str], list[CaseResult]] = {}
 
     def line(self, line: int, text: str) -> None:
@@ -62,6 +96,7 @@ class _Reader:
             self.ranks = self.options.ranks or int(match[2])
         elif _LOGGER.search(text):
             self.logger, self.title = True, ""
+            self.straggler = "straggler" in text
         elif "Duration" in text and "Size" in text:
             unit = re.search(r"Duration \((\w+)\)", text)
             self.raw_unit = unit[1] if unit else ""
@@ -80,9 +115,6 @@ class _Reader:
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
         if len(fields) < 5:
             return f"half a row: {len(fields)} of 5 columns"
-        name = self.options.collective or collective_named(self.title)
-        if name is None:
-            return f"{self.title} is no collective that torchcoll has"
         elements = _DESCRIPTION.fullmatch(fields[1])
         if not elements:
             return f"the description {fields[1]} has no elements x bytes"
@@ -91,60 +123,26 @@ class _Reader:
         time = number(value)
         if not time or scale is None:
             return "no duration"
+        given = Given(time * scale, "mean", "rank0", "host")
         nbytes = int(elements[1]) * int(elements[2])
-        if name in _PER_RANK:
-            nbytes *= self.ranks
-        return self.result(name, nbytes, time * scale, "mean", None, [])
+        return case_of(self.title, nbytes, given, self.options, self.ranks)
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
         if match is None:
-            word = text.strip().lstrip("|").split()
-            if len(word) == 1 and not text.startswith(" "):
-                self.title = word[0]
+            if operation := _OPERATION.fullmatch(text):
+                self.title = operation[1]
             elif text[:1] == " " and text.strip()[:1].isdigit():
                 self.found.refuse(line, "half a row")
             return
-        name = self.options.collective or collective_named(self.title)
-        if name is None:
-            self.found.refuse(line, f"{self.title or '(no name)'} is no collective of torchcoll")
-            return
         size, latency = number(match[1]), number(match[5])
-        if not size or not latency:
-            self.found.refuse(line, "no size or no latency")
+        if self.straggler or not size or not latency:
+            self.found.refuse(line, STRAGGLER if self.straggler else "no size or no latency")
             return
         remarks = []
         if match[2] != "B":
             remarks.append(f"the size was printed as {match[1]} {match[2]}: rounded")
+        given = Given(latency * 1e6, TRIMMED, "rank0", calls=int(match[3]))
         nbytes = round(size * _UNITS[match[2]])
-        if name == "all_gather":  # logged is what a rank sends
-            if not self.ranks:
-                why = "the logger's size of all_gather is for one rank: give --ranks"
-                self.found.refuse(line, why)
-                return
-            nbytes *= self.ranks
-        given = "mean without the slowest and fastest tenth"
-        result = self.result(name, nbytes, latency * 1e6, given, int(match[3]), remarks)
+        result = case_of(self.title, nbytes, given, self.options, self.ranks, remarks)
         self.add(line, result, "comms logger")
-
-    def result(
-        self,
-        name: str,
-        nbytes: int,
-        time_ns: float,
-        statistic: str,
-        calls: int | None,
-        remarks: Sequence[str],
-    ) -> CaseResult:
-        given = Given(time_ns, statistic, "rank0", "host", calls)
-        if name in _PER_RANK and self.ranks:
-            given = replace(given, nbytes=nbytes // self.ranks, size_basis="per rank")
-        return make_result(
-            name,
-            nbytes,
-            given,
-            ranks=self.ranks,
-            dtype=self.options.dtype,
-            backend=self.options.backend or "unknown",
-            warnings=remarks,
-        )

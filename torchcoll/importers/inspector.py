@@ -1,18 +1,21 @@
 """NCCL Inspector: one JSON object for each collective that a rank ran.
 
-Both layouts: the nested one (header, metadata, coll_perf) and the flat one. Ranks of one collective
-are joined by communicator and sequence number; a case is all collectives of one kind and size, with
-a sample for each rank and collective. Its size of AllGather and ReduceScatter is for one rank.
+Until format v4.2 each record has its header and metadata (ext-profiler/inspector/inspector.cc);
+from v4.3 on they stand once, in the dump_stats record before the records of one communicator
+(plugins/profiler/inspector/inspector_json.cc). Ranks of one collective are joined by communicator
+and sequence number; a case is all collectives of one kind and size, with a sample for each rank and
+collective. Its size of AllGather and ReduceScatter is for one rank (inspectorComputeCollBw).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.units import format_ranges
 from torchcoll.importers.base import (
     Imported,
     Line,
@@ -26,36 +29,73 @@ from torchcoll.importers.base import (
 
 NAME = "nccl-inspector"
 _PER_RANK = ("all_gather", "reduce_scatter")
+_GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are the host's, of the same events
+_BATCH = ("coll_records", "p2p_records", "proxy_records")
+_NOT_COLLECTIVE = {"p2p_perf": "point-to-point: no collective", "proxy_trace": "network: no call"}
+LOST = (
+    "{n} collectives were overwritten before Inspector wrote them: those here are not all "
+    "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE)"
+)
+FEW = (
+    "records of rank {ranks} of {all} only: Inspector writes one file a process, and a call takes "
+    "as long as its slowest rank. Read them together: cat DIR/*.log | torchcoll import -"
+)
 
-# communicator, collective, bytes, ranks -> sequence number -> rank -> ns
-_Times = dict[int, dict[int, int]]
+
+@dataclass
+class _Calls:
+    """The calls of one case: sequence number -> rank -> ns, and how they were run and timed."""
+
+    times: dict[int, dict[int, int]] = field(default_factory=dict)
+    ways: dict[str, None] = field(default_factory=dict)  # algorithm and protocol
+    clocks: set[str] = field(default_factory=set)
+
+
+# communicator, collective, bytes, ranks
+_Cases = dict[tuple[str, str, int, int], _Calls]
+_Hosts = dict[tuple[str, int], dict[int, str]]  # communicator, ranks -> rank -> host
 
 
 def sniff(head: Sequence[str]) -> bool:
-    return any("coll_exec_time_us" in text for text in head)
+    return any(
+        "coll_exec_time_us" in text or "inspector_output_format_version" in text for text in head
+    )
 
 
 def read(lines: Iterable[Line], options: Options) -> Imported:
     found = Imported()
-    cases: dict[tuple[str, str, int, int], _Times] = {}
-    hosts: dict[int, str] = {}
-    clocks: set[str] = set()
+    cases: _Cases = {}
+    hosts: _Hosts = {}
+    marker: dict[str, Any] = {}
+    left = lost = 0  # left: how many records are still to come that the marker speaks for
     for line, text in lines:
         text = text.strip().rstrip(",")
         if not text or text in "[]":
             continue
         for record in _objects(text, line, found):
-            why = _take(record, cases, hosts, clocks, options)
+            stats = record.get("dump_stats")
+            if isinstance(stats, Mapping):
+                marker, left = _flat(record), 1 + sum(whole(stats.get(k)) or 0 for k in _BATCH)
+                lost += whole(stats.get("coll_dropped_since_last_dump")) or 0
+                continue
+            why = _take(record, marker if left else {}, cases, hosts, options)
             if why:
                 found.refuse(line, why)
             else:
                 found.rows += 1
+        left = max(0, left - 1)
+    if lost:
+        found.warn(LOST.format(n=lost))
     by_ranks: dict[int, list[CaseResult]] = {}
-    for (_, name, nbytes, ranks), times in cases.items():
-        by_ranks.setdefault(ranks, []).append(_result(name, nbytes, ranks, times, clocks, options))
+    for (_, name, nbytes, ranks), calls in cases.items():
+        by_ranks.setdefault(ranks, []).append(_result(name, nbytes, ranks, calls, options))
+        here = {rank for call in calls.times.values() for rank in call}
+        if len(here) < ranks:
+            found.warn(FEW.format(ranks=format_ranges(sorted(here)), all=ranks))
     for ranks, results in by_ranks.items():
-        known = len(hosts) == ranks and set(hosts) == set(range(ranks))
-        members = [{"rank": r, "host": hosts[r]} for r in range(ranks)] if known else []
+        groups = [where for (_, n), where in hosts.items() if n == ranks]
+        known = len(groups) == 1 and set(groups[0]) == set(range(ranks))
+        members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if known else []
         source = {"tool": "NCCL Inspector", "format": "JSON"}
         found.runs.append(make_run(results, options, source, ranks=ranks, members=members))
     return found
@@ -74,23 +114,31 @@ def _objects(text: str, line: int, found: Imported) -> Iterable[Mapping[str, Any
             found.refuse(line, "no JSON object")
 
 
-def _take(
-    record: Mapping[str, Any],
-    cases: dict[tuple[str, str, int, int], _Times],
-    hosts: dict[int, str],
-    clocks: set[str],
-    options: Options,
-) -> str:
-    """Puts one record in its place; else why it has none."""
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without their groups; Inspector's exporter writes them so, too."""
     flat: dict[str, Any] = {}
     for key in ("header", "metadata", "coll_perf"):
         part = record.get(key)
         flat.update(part if isinstance(part, Mapping) else {})
     flat.update({k: v for k, v in record.items() if not isinstance(v, Mapping)})
+    return flat
+
+
+def _take(
+    record: Mapping[str, Any],
+    marker: Mapping[str, Any],
+    cases: _Cases,
+    hosts: _Hosts,
+    options: Options,
+) -> str:
+    """Puts one record in its place; else why it has none. ``marker``: of the last dump_stats."""
+    flat = _flat(record)
     if "coll" not in flat:
-        return (
-            "point-to-point: no collective" if any("p2p" in k for k in record) else "no collective"
-        )
+        return next((why for key, why in _NOT_COLLECTIVE.items() if key in record), "no collective")
+    if "n_ranks" not in flat:
+        if not marker:
+            return "no header: the dump_stats record before it is missing"
+        flat = {**marker, **flat}
     name = options.collective or collective_named(str(flat["coll"]))
     ranks = options.ranks or whole(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
@@ -103,25 +151,37 @@ def _take(
         return "0 bytes: nothing was sent"
     total = nbytes * ranks if name in _PER_RANK else nbytes
     case = (str(flat.get("id")), name, total, ranks)
-    cases.setdefault(case, {}).setdefault(number_, {})[rank] = round(time * 1000)
-    hosts.setdefault(rank, str(flat.get("hostname") or "?"))
-    clocks.add(str(flat.get("coll_timing_source") or ""))
+    calls = cases.setdefault(case, _Calls())
+    calls.times.setdefault(number_, {})[rank] = round(time * 1000)
+    calls.clocks.add(str(flat.get("coll_timing_source") or "unknown"))
+    if way := " ".join(str(flat[k]) for k in ("coll_algo", "coll_proto") if flat.get(k)):
+        calls.ways[way] = None
+    hosts.setdefault((case[0], ranks), {})[rank] = str(flat.get("hostname") or "?")
     return ""
 
 
-def _result(
-    name: str, nbytes: int, ranks: int, times: _Times, clocks: set[str], options: Options
-) -> CaseResult:
+def _result(name: str, nbytes: int, ranks: int, calls: _Calls, options: Options) -> CaseResult:
+    times = calls.times
     whole_calls = [call for _, call in sorted(times.items()) if set(call) == set(range(ranks))]
-    clock = "device" if clocks and all("gpu" in c or "kernel" in c for c in clocks) else "host"
+    clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"
     every = [ns for call in times.values() for ns in call.values()]
-    given = Given(sum(every) / len(every), "mean", "mean", "all records", len(times))
+    here = {rank for call in times.values() for rank in call}
+    over_ranks = "mean" if len(here) == ranks else "rank0" if here == {0} else "unknown"
+    given = Given(sum(every) / len(every), "mean", over_ranks, clock, len(times))
     if name in _PER_RANK:
         given = replace(given, nbytes=nbytes // ranks, size_basis="per rank")
     remarks = []
-    if len(whole_calls) < len(times):
+    if not whole_calls:
+        remarks.append("no call has the records of all ranks: their mean")
+    elif len(whole_calls) < len(times):
         missing = len(times) - len(whole_calls)
         remarks.append(f"{missing} of {len(times)} calls lack the record of some rank: left out")
+    if len(calls.ways) > 1:
+        remarks.append(f"several algorithms together: {', '.join(calls.ways)}")
+    if len(calls.clocks) > 1:
+        remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
+    if "unknown" in calls.clocks:
+        remarks.append("the clock is not told: read as the host's")
     result = make_result(
         name,
         nbytes,
@@ -130,7 +190,7 @@ def _result(
         dtype=options.dtype,
         backend=options.backend or "nccl",
         device="cuda",
-        warnings=remarks if whole_calls else ["no call has the records of all ranks: their mean"],
+        warnings=remarks,
     )
     if whole_calls:
         result.time_ns = {clock: [[call[rank] for call in whole_calls] for rank in range(ranks)]}

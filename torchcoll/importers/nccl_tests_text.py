@@ -1,8 +1,7 @@
 """nccl-tests' text, of all versions, and rccl-tests'.
 
-The columns come from the heading and are counted from the right (superbenchmark's way), because
-the left ones have come and gone: root, redop (blank for hypercube), Group. Sources: src/util.cu and
-src/common.cu of nccl-tests from 2.0 to 2.19.
+Lines become launches here; nccl_tests_row.py reads one row. Sources: src/util.cu and src/common.cu
+of nccl-tests from 2.0 to 2.19.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ from torchcoll.importers.base import (
     Options,
     collective_in,
     collective_named,
-    dtype_named,
     make_run,
     number,
-    rounding,
     whole,
 )
 from torchcoll.importers.lines import without_log
 from torchcoll.importers.nccl_tests import (
     INTERLEAVED,
     STEP_1M,
-    Block,
     Launch,
     Row,
     ranks_of,
@@ -40,6 +36,7 @@ from torchcoll.importers.nccl_tests import (
     results_of,
     version_text,
 )
+from torchcoll.importers.nccl_tests_row import parse_row
 
 NAME = "nccl-tests"
 
@@ -63,9 +60,7 @@ _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
 _ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]")
 _ROW_HEAD = re.compile(r"\s*\d+\s+\d+\s+[a-z][a-z0-9]*\b")
-_CHOICE = re.compile(r"[A-Za-z][\w*/]*\s+[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
-_IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
 
@@ -187,7 +182,7 @@ class _Reader:
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
-            if self.parse(text, self.part) is None:
+            if parse_row(line, text, self.part.names, self.part.placements) is None:
                 self.pending = (line, text)
             else:
                 self.row(line, text)
@@ -204,63 +199,11 @@ class _Reader:
 
     def row(self, line: int, text: str) -> None:
         part = self.part
-        parsed = self.parse(text, part)
-        if parsed is None:
+        row = parse_row(line, text, part.names, part.placements)
+        if row is None:
             self.found.refuse(line, "half a row: fields are missing, or are no numbers")
-            return
-        size, count, dtype, op, root, blocks = parsed
-        part.rows.append(Row(line, size, count, dtype, op, root, blocks))
-
-    def parse(
-        self, text: str, part: _Part
-    ) -> tuple[int, int, str, str | None, int | None, list[Block]] | None:
-        names, tokens = part.names, text.split()
-        first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
-        body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
-        starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
-        width = starts[1] - starts[0] if len(starts) > 1 else 4
-        block_names = body[:width]
-        tail = body[2 * width :] if len(starts) > 1 else []
-        trailing = len(tail) + ("timestamp" in tail)
-        if not tail and _CHOICE.search(text):  # rccl-tests -A, without names of its own
-            del tokens[-3:]
-        placements: list[list[str]] = []
-        heads = len(tokens) - trailing - 2 * width
-        if (len(starts) > 1 or not first) and 3 <= heads <= 5:
-            cut = tokens[heads : heads + 2 * width]
-            placements = [cut[:width], cut[width:]]
-        if not placements:
-            heads = len(tokens) - trailing - width
-            single = len(starts) == 1 or _IN_PLACE_ONLY in text.strip()
-            if not (3 <= heads <= 5 and single):
-                return None
-            figures = tokens[heads : heads + width]
-            only_out = part.placements == ("out-of-place",)  # rccl-tests can leave one out
-            placements = [figures, []] if only_out else [[], figures]
-        head = tokens[:heads]
-        size, count = whole(head[0]), whole(head[1])
-        if size is None or count is None:
-            return None
-        op, root = self.op_and_root(head[3:], names)
-        old_ms = "res" in names
-        blocks = []
-        for place, figures in enumerate(placements):
-            if figures:
-                block = _block(figures, block_names, bool(place), 1e6 if old_ms else 1e3)
-                if block is None:
-                    return None
-                blocks.append(block)
-        return size, count, dtype_named(head[2]) or head[2], op, root, blocks
-
-    @staticmethod
-    def op_and_root(rest: Sequence[str], names: Sequence[str]) -> tuple[str | None, int | None]:
-        op, root = None, None
-        for token in rest:
-            if token.lstrip("-").isdigit():
-                root = int(token) if int(token) >= 0 else None
-            elif token != "none":
-                op = token
-        return op, root
+        else:
+            part.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
         part = self.part
@@ -350,50 +293,6 @@ def _settings(text: str) -> dict[str, str]:
     if iters := re.search(r"(?<!warmup )(?<!agg )iters: (\d+)", text):
         found["iters"] = iters[1]
     return found
-
-
-def _block(
-    figures: Sequence[str], names: Sequence[str], in_place: bool, scale: float
-) -> Block | None:
-    values = dict(zip(names, figures, strict=False))
-    raw = values.get("time") or values.get("cputime") or ""
-    time = number(raw)
-    algbw, busbw = number(values.get("algbw")), number(values.get("busbw"))
-    wrong_text = values.get("#wrong") or values.get("wrong") or "N/A"
-    if time is None or not time:
-        return None
-    odd = any(
-        value is None and text not in ("inf", "nan", "-nan", "-inf")
-        for value, text in ((algbw, values.get("algbw")), (busbw, values.get("busbw")))
-    )
-    if odd:
-        return None
-    wrong, error = None, None
-    if "error" in values or "res" in values:
-        error = number(values.get("error") or values.get("res"))
-    elif wrong_text != "N/A":
-        count = number(wrong_text.rstrip("*"))
-        if count is None:
-            return None
-        wrong = int(count)
-    return Block(
-        in_place,
-        time * scale,
-        algbw,
-        busbw,
-        time_step_ns=rounding(raw) * scale,
-        bw_step=rounding(values.get("busbw") or "0"),
-        wrong=wrong,
-        error=error,
-        min_ns=_ns(values.get("i_min")),
-        max_ns=_ns(values.get("i_max")),
-        p99_ns=_ns(values.get("i_p99")),
-    )
-
-
-def _ns(text: str | None) -> float | None:
-    value = number(text)
-    return None if value is None else value * 1e3
 
 
 def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:

@@ -48,6 +48,7 @@ _SIZE = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
+_ONLY = {"nccl": "cuda", "xccl": "xpu"}  # backends that have one kind of device
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 
@@ -243,6 +244,7 @@ class _Reader:
             dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
+            device=_ONLY.get(options.backend or "", "unknown"),
             warnings=[ODD] if odd else [],
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from torchcoll.analysis.matching import Pair
     from torchcoll.analysis.sides import Side
     from torchcoll.analysis.verdicts import Judged
+    from torchcoll.core.summary import Row
 
+_WHAT = ("dtype", "op", "root", "in_place")
 _RAN = {
     "backend": "{}",
     "device": "{}",
@@ -78,8 +81,7 @@ def _unmatched(found: Comparison) -> list[str]:
 
 
 def _above(found: Comparison) -> list[str]:
-    rows = [row.row for row in found.rows]
-    lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(rows)]
+    lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(_shared(found))]
     lines += _in_common(found)
     if found.differences:
         lines += ["what differs:", *(f"  {one_line(str(d))}" for d in found.differences)]
@@ -93,11 +95,19 @@ def _above(found: Comparison) -> list[str]:
     figures = "latency and bandwidth" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the launches" if many else ""
-    return [
-        *lines,
-        f"{figures}: {found.reading}{several}",
-        "ratio = new / base, and its 95 % interval; launches are the replicates",
-    ]
+    ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
+    known = found.ranked or found.fitted
+    return [*lines, f"{figures}: {found.reading}{several}", *([ratio] if known else [])]
+
+
+def _shared(found: Comparison) -> list[Row]:
+    """Cases that both sides have, with what both tell of them alike."""
+    matched = [row for row in found.rows if row.matched] or found.rows
+    return [dataclasses.replace(row.row, **_untold(row)) for row in matched]
+
+
+def _untold(row: Compared) -> dict[str, Any]:
+    return {name: None for name in _WHAT if name in row.pair.own[0]}
 
 
 def _in_common(found: Comparison) -> list[str]:
@@ -185,15 +195,22 @@ def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str)
     heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
 
     def floor(one: Profile) -> str:
-        at = f" at {format_size(one.floor_nbytes)}" if one.floor_nbytes else ""
-        return f"{format_time(one.floor_ns).strip()}{at}"
+        if not one.floor_nbytes:
+            return format_time(one.floor_ns).strip()
+        if one.floor_ns is None:
+            return f"not seen, from {format_size(one.floor_nbytes)} on"
+        return f"{format_time(one.floor_ns).strip()} at {format_size(one.floor_nbytes)}"
+
+    def half(one: Profile) -> str:
+        if not one.half_nbytes:
+            return "-"
+        if not one.below_nbytes:
+            return f"{format_size(one.half_nbytes)} or less"
+        return f"{format_size(one.below_nbytes)} to {format_size(one.half_nbytes)}"
 
     rows = [
         ["best busbw (GB/s)", *(format_bandwidth(p.best_gbps) for p in (ours, theirs))],
-        [
-            "half-bandwidth size",
-            *(format_size(p.half_nbytes) if p.half_nbytes else "-" for p in (ours, theirs)),
-        ],
+        ["half-bandwidth size", *(half(p) for p in (ours, theirs))],
         ["latency floor", *(floor(p) for p in (ours, theirs))],
         [
             "time to first result",
@@ -267,6 +284,8 @@ def _below(found: Comparison) -> list[str]:
     judged = [one.judged for one in (found.fitted or found.rows)]
     counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}
     words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
+    words += f" ({alone} on one side only)" if alone else ""
     lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
     if found.ranked and not found.fitted:
         worst, best = found.ranked[0], found.ranked[-1]

@@ -1,0 +1,93 @@
+"""DeepSpeed's comms logger as JSON: what a script saves of its two dictionaries.
+
+``json.dump(deepspeed.comm.log_summary(return_dict=True), file)``: summary, straggler_analysis,
+metadata; or ``comms_logger.get_raw_data()``: operation -> bytes -> [calls, [ms, ...], [..], [..]]
+(deepspeed/utils/comms_logging.py, since its pull request 7404 of July 2025). Both are of one rank.
+The bandwidths are not read: algbw of all_reduce is 2 S / t, in Gbit/s, and those of reduce_scatter
+were n times too high in older versions. What a size counts is said in deepspeed.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.summary import median
+from torchcoll.importers.base import Imported, Line, Options, make_run, number, whole
+from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
+from torchcoll.importers.nccl_tests_json import decoded
+
+NAME = "deepspeed-json"
+_RAW = re.compile(r'\{\s*"[^"]+"\s*:\s*\{\s*"\d+"\s*:\s*\[\s*\d+\s*,\s*\[')
+WORLD = "the ranks are all of the job ({n}): the logger does not tell the group of a call"
+
+
+def sniff(head: Sequence[str]) -> bool:
+    text = "".join(head).lstrip()
+    return bool(_RAW.match(text)) or (text[:1] == "{" and '"avg_latency_ms"' in text)
+
+
+def read(lines: Iterable[Line], options: Options) -> Imported:
+    found = Imported()
+    data, cut = decoded("\n".join(text for _, text in lines))
+    if cut:
+        found.warn("the file is cut off: what is whole was read")
+    if not isinstance(data, Mapping):
+        found.refuse(0, "no JSON object")
+        return found
+    summary, metadata = data.get("summary"), _mapping(data.get("metadata"))
+    world = whole(metadata.get("world_size")) or 0
+    ranks = options.ranks or (world if world < 1 << 20 else 0)
+    if ranks and not options.ranks:
+        found.warn(WORLD.format(n=ranks))
+    if data.get("straggler_analysis"):
+        found.warn(f"straggler_analysis was not read: {STRAGGLER}")
+    over_ranks = "rank0" if metadata.get("rank") == 0 else "unknown"
+    results: list[CaseResult] = []
+    for operation, size, record in _records(data if summary is None else summary):
+        given = _summed(record, over_ranks) if summary is not None else _raw(record)
+        nbytes, label = whole(size), str(operation).split(" | [Caller Func")[0]
+        if given is None or not nbytes:
+            found.refuse(0, f"{label} {size}: no size or no latency")
+            continue
+        result = case_of(label, nbytes, given, options, ranks)
+        if isinstance(result, str):
+            found.refuse(0, result)
+        else:
+            results.append(result)
+    found.rows = len(results)
+    if results:
+        source = {"tool": "DeepSpeed", "format": "comms logger, JSON"}
+        found.runs.append(make_run(results, options, source, ranks=ranks))
+    return found
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _records(operations: object) -> Iterator[tuple[str, str, object]]:
+    """(operation, bytes, record) of each size of each operation."""
+    for operation, sizes in _mapping(operations).items():
+        for size, record in _mapping(sizes).items():
+            yield operation, size, record
+
+
+def _summed(record: object, over_ranks: str) -> Given | None:
+    fields = _mapping(record)
+    latency_ms = number(fields.get("avg_latency_ms"))
+    calls = whole(fields.get("count"))
+    return Given(latency_ms * 1e6, TRIMMED, over_ranks, calls=calls) if latency_ms else None
+
+
+def _raw(record: object) -> Given | None:
+    """All latencies of one rank; which rank, the file does not tell."""
+    listed = record[1] if isinstance(record, list) and len(record) > 1 else None
+    times = [number(ms) for ms in listed] if isinstance(listed, list) else []
+    known = [ms * 1e6 for ms in times if ms]
+    if not known or len(known) < len(times):
+        return None
+    low, high = min(known), max(known)
+    return Given(median(known), "median", calls=len(known), min_ns=low, max_ns=high)
