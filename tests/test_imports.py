@@ -29,6 +29,7 @@ TABLE = {
     "analysis": ({"core", "libraries"}, {"numpy", "scipy", "pandas"}, set()),
     "report": ({"core"}, set(), {"analysis", "pandas", "rich", "jinja2", "matplotlib"}),
     "cli": ({"core"}, set(), ROOMS),
+    "commands": ({"core"}, set(), ROOMS),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }
@@ -155,7 +156,7 @@ def test_the_check_of_what_is_loaded_sees_it():
     assert loaded_by("numpy") == ["numpy"]
 
 
-PUBLIC = ["Case", "Run", "Spec", "TorchcollError"]
+PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
 PUBLIC += ["compare", "load", "run", "save", "show", "table"]
 
 

@@ -16,6 +16,7 @@ _LAZY = {
     "Case": "torchcoll.core.case",
     "Spec": "torchcoll.core.case",
     "Run": "torchcoll.core.result",
+    "Traffic": "torchcoll.core.traffic",
     "TorchcollError": "torchcoll.core.errors",
     "load": "torchcoll.core.records",
     "save": "torchcoll.core.records",

@@ -7,6 +7,7 @@ from torchcoll.core.errors import TorchcollError as TorchcollError
 from torchcoll.core.records import load as load
 from torchcoll.core.records import save as save
 from torchcoll.core.result import Run as Run
+from torchcoll.core.traffic import Traffic as Traffic
 from torchcoll.report.text import show as show
 
 __version__: str

@@ -191,31 +191,37 @@ def _judge(run: Run) -> None:
         run.problems.append(run.ending)
 
 
-def _read_file(path: Path) -> Run:
+def lines_of(path: Path, problems: list[str], what: str = "result file") -> Iterator[bytes]:
+    """The lines of a file, packed or not; a .gz that was copied in part gives those up to the cut.
+
+    Raises UnreadableError when the file cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             packed = file.peek(2).startswith(_GZIP)
-            return read_lines(gzip.GzipFile(fileobj=file) if packed else file, path)
+            yield from gzip.GzipFile(fileobj=file) if packed else file
+    except (EOFError, zlib.error) as error:
+        problems.append(f"{path}: cut off or damaged: {_brief(error)}")
     except FileNotFoundError:
-        raise UnreadableError("result file", path, "a file that exists") from None
+        raise UnreadableError(what, path, "a file that exists") from None
     except IsADirectoryError:
-        raise UnreadableError("result file", path, "a file, not a folder") from None
+        raise UnreadableError(what, path, "a file, not a folder") from None
     except OSError as error:
         why = error.strerror or error  # gzip's own errors have no strerror
-        raise UnreadableError("result file", path, f"a readable file ({why})") from None
+        raise UnreadableError(what, path, f"a readable file ({why})") from None
 
 
-def read_lines(lines: Iterable[bytes], path: Path) -> Run:
-    """The run in these lines. Raises UnreadableError when the first is no torchcoll header."""
+def _read_file(path: Path) -> Run:
+    """Raises UnreadableError when the first line is no torchcoll header."""
     run = Run(path=path)
-    for number, line in enumerate(_until_cut(lines, run), 1):
+    for number, line in enumerate(lines_of(path, run.problems), 1):
         if number == 1:
             run.header = _header(line, path, run.problems)
             continue
         if not line.strip():
             continue
         try:
-            data = _parsed(line)
+            data = parse_line(line)
             handler = _HANDLERS.get(data.pop("record"))
             if handler:
                 handler(run, data)
@@ -225,14 +231,6 @@ def read_lines(lines: Iterable[bytes], path: Path) -> Run:
     if not run.header:
         raise UnreadableError("result file", path, "a torchcoll result file; this one is empty")
     return run
-
-
-def _until_cut(lines: Iterable[bytes], run: Run) -> Iterator[bytes]:
-    # A .gz that was copied in part gives its lines up to the cut.
-    try:
-        yield from lines
-    except (EOFError, zlib.error) as error:
-        run.problems.append(f"{run.path}: cut off or damaged: {_brief(error)}")
 
 
 def _brief(error: Exception) -> str:
@@ -254,7 +252,8 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 
-def _parsed(line: bytes) -> Any:
+def parse_line(line: bytes) -> Any:
+    """The JSON value of a line. Raises ValueError, also for NaN and Infinity."""
     return _DECODER.decode(line.decode("utf-8", "surrogatepass"))
 
 
@@ -270,7 +269,7 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
 
 def _header(line: bytes, path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        header = _parsed(line)
+        header = parse_line(line)
         schema = header["schema"] if header["record"] == "header" else None
         if not isinstance(schema, str) or not schema.startswith("torchcoll/"):
             raise KeyError

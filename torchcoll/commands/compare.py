@@ -1,0 +1,71 @@
+"""``torchcoll compare``: what differs between launches, and whether it is evidence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from torchcoll.core.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sides",
+        nargs="+",
+        metavar="SIDE",
+        help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
+        "side (one label; without labels all behind the first) are its launches; "
+        "backend:gloo=PATH takes those cases alone",
+    )
+    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
+    add("--metric", default="time", help="time (the default), algbw or busbw")
+    add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--by", default="", metavar="NAMES", help="what cases must agree in too, such as kernel")
+    add("--fit", action="store_true", help="latency and bandwidth in place of every size")
+    add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.compare import compare
+    from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
+    from torchcoll.analysis.sides import side, sides_of
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.compare import FORMATS, show_comparisons, told_beside
+    from torchcoll.report.view import choice
+
+    gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
+    threshold = parse_share(options.threshold, "threshold")
+    choice(options.format, "format", FORMATS)
+    base, *others = [
+        side(name, paths, lambda files: load_all(resolve(str(file) for file in files)))
+        for name, paths in sides_of(options.sides)
+    ]
+    found = [
+        compare(
+            base,
+            new,
+            threshold=threshold,
+            metric=options.metric,
+            over_ranks=options.over_ranks,
+            filter=options.filter,
+            by=options.by,
+            fit=options.fit,
+        )
+        for new in others
+    ]
+    show_comparisons(found, options.format)
+    if options.format in ("csv", "json"):  # the tables hold them
+        for text in told_beside(found, options.format):
+            print(f"torchcoll: {text}", file=sys.stderr)
+    failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
+    if not failed:
+        if text := untested(gate, found):
+            print(f"torchcoll: warning: --fail-on {options.fail_on}: {text}", file=sys.stderr)
+        return ExitCode.OK
+    words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
+    print(f"torchcoll: --fail-on {options.fail_on}: {words}", file=sys.stderr)
+    return ExitCode.FAILED
