@@ -64,7 +64,7 @@ def case_of(
     remarks: Sequence[str] = (),
 ) -> CaseResult | str:
     """The case of an operation in DeepSpeed's name and size; else why it is none."""
-    name = options.collective or collective_named(operation)
+    name = collective_named(operation) or options.collective  # every row names its own
     if name is None:
         return f"{operation or '(no name)'} is no collective that torchcoll has"
     if name in _PER_RANK:

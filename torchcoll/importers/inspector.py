@@ -139,7 +139,7 @@ def _take(
         if not marker:
             return "no header: the dump_stats record before it is missing"
         flat = {**marker, **flat}
-    name = options.collective or collective_named(str(flat["coll"]))
+    name = collective_named(str(flat["coll"])) or options.collective  # every record names its own
     ranks = options.ranks or whole(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
     nbytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))

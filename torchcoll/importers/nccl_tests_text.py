@@ -299,7 +299,7 @@ def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:
     rows = part.rows
     if not rows:
         return []
-    name = options.collective or part.collective
+    name = found.choose("collective", options.collective, part.collective)
     if name is None and (name := collective_in(options.file)):
         found.warn(f"collective {name}: taken from the name of the file")
     if name is None:
@@ -308,9 +308,7 @@ def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:
         return []
     launch = Launch(name, cpu_time="cputime" in part.names)
     listed = max(part.members, default=-1) + 1
-    launch.ranks = options.ranks or listed
-    if options.ranks and listed and options.ranks != listed:
-        found.warn(f"--ranks {options.ranks}, but the file lists {listed} ranks")
+    launch.ranks = found.choose("ranks", options.ranks, listed) or 0
     if not launch.ranks:
         launch.ranks, where = ranks_of(rows, name)
         if launch.ranks:
