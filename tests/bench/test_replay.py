@@ -25,6 +25,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
 MS = 1_000_000
+UNTOLD = ("send", "recv", "reduce_scatter")
 
 
 def reduced(nbytes: int = 64, group: str = "", **fields) -> TrafficCall:
@@ -133,7 +134,10 @@ def test_every_kind_of_call(jobs, tmp_path):
         plays = [calls[i : i + size] for i in range(0, len(calls), size)]
         for play in plays:
             assert [told(call) for call in play] == expected
-        assert all(call.time_ns > 0 and call.clock == "host" for call in calls)
+        assert {call.clock for call in calls} == {"host"}
+        for call in calls:  # of some asynchronous ones gloo does not tell the end
+            if not (call.asynchronous and call.collective in UNTOLD and call.time_ns is None):
+                assert call.time_ns > 0
         starts = [call.start_ns for call in calls]
         assert starts == sorted(starts) and starts[0] == 0
         spans = found.steps[rank]
@@ -148,6 +152,7 @@ def test_every_kind_of_call(jobs, tmp_path):
     )
     assert "the step took 3.000 ms in training" in found.notes
     assert "here: 3 ranks on 1 core" in found.notes
+    assert any("have no duration: gloo does not tell when they end (" in n for n in found.notes)
 
 
 def test_what_torch_is_asked_for(jobs, tmp_path):

@@ -48,7 +48,7 @@ def test_the_end_of_an_asynchronous_call_stands_on_a_stream_beside():
     ]
 
 
-def test_the_host_hears_of_an_end_from_the_backend_or_from_its_own_wait():
+def test_the_host_hears_of_an_end_from_the_backend_or_not_at_all():
     calls = []
     future = SimpleNamespace(add_done_callback=calls.append)
     stamps = HostStamps()
@@ -66,7 +66,6 @@ def test_the_host_hears_of_an_end_from_the_backend_or_from_its_own_wait():
 
     mark = stamps.begin()
     stamps.follow(mark, SimpleNamespace(get_future=refuse), (0, 1))
-    assert len(mark) == 1
     stamps.settle()  # nobody will tell
     stamps.end(mark)
-    assert stamps.ns(mark) >= 0
+    assert stamps.ns(mark) is None  # where it was waited for is not where it ended

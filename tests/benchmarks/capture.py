@@ -4,7 +4,8 @@ DDP on 2 gloo ranks in one process pair; blocks of steps in pairs, in random ord
 ranks), medians of rank 0. A/A compares training with itself: what noise alone does. Then what a
 capture adds to a single call, on the fake backend; and how far off the durations are that it
 records: of a synchronous call against a clock around it; of an asynchronous one, on a rank that is
-busy, against the other rank, which waits: both issue it after a barrier.
+busy, against the other rank, which waits: both issue it after a barrier. torch's hook does what
+ddp_hook does but for the record: what any hook costs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, paired_ratio, tcp_store, title
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
@@ -42,12 +44,12 @@ def small() -> tuple[nn.Module, torch.Tensor]:
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {"tiny": tiny, "small": small}
 
 
-def training(name: str, hook: bool) -> Callable[[], None]:
+def training(name: str, state: Any = None, hook: Any = None) -> Callable[[], None]:
     """One step of the model, with its own DDP."""
     model, batch = MODELS[name]()
     ddp = DistributedDataParallel(model)
     if hook:
-        ddp.register_comm_hook(torchcoll.Traffic(), torchcoll.ddp_hook)
+        ddp.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
     def step() -> None:
@@ -78,11 +80,12 @@ def join(rank: int, port: int) -> None:
 
 def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, float]]]:
     join(rank, port)
-    plain, hooked = training(name, False), training(name, True)
+    plain = training(name)
     nothing = contextlib.nullcontext
     rows: dict[str, tuple[Callable[[], None], Callable[[], Any]]] = {
         "capture": (plain, torchcoll.capture),
-        "ddp_hook": (hooked, nothing),
+        "ddp_hook": (training(name, torchcoll.Traffic(), torchcoll.ddp_hook), nothing),
+        "a hook of torch's in Python": (training(name, None, allreduce_hook), nothing),
         "A/A": (plain, nothing),
     }
     rng = random.Random(1)

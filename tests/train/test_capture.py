@@ -83,6 +83,21 @@ def no_path():
     return sorted(Path().iterdir()) == before and traffic.path is None
 
 
+def ours():
+    """Whether a kernel stands above those of the backends: before, in and after a capture."""
+
+    def there():
+        return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+    found = [there()]
+    with capture():
+        found.append(there())
+    found.append(there())
+    with pytest.raises(OfTheBody), capture():
+        raise OfTheBody
+    return [*found, there()]
+
+
 class OfTheBody(Exception):
     pass
 
@@ -227,7 +242,7 @@ def everything_seen():
     return traffic.notes
 
 
-CASES = (nested, paths, ended, no_path, raised, no_room, profilers, compiled, another_thread)
+CASES = (nested, paths, ended, no_path, ours, raised, no_room, profilers, compiled, another_thread)
 CASES += (inference, made_of_others, failed, unknown_group, unreadable)
 
 
@@ -260,6 +275,10 @@ def test_a_step_after_the_end(alone):
 
 def test_nothing_is_written_without_a_path(alone):
     assert alone["no_path"] is True
+
+
+def test_nothing_is_in_the_way_without_a_capture(alone):
+    assert alone["ours"] == [False, True, False, False]
 
 
 def test_the_file_is_written_when_the_body_raises(alone):

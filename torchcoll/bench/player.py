@@ -46,7 +46,7 @@ class Player:
     """``prepare``, then ``play`` as often as wanted.
 
     started[n][i], times[n][i]: when call i of play n was issued on the host, and its duration on
-    ``clock``; nanoseconds. groups: torch's group of each group of the part.
+    ``clock``, None where the backend does not tell; nanoseconds. groups: torch's, by their ranks.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Player:
         self._received: dict[int, list[int]] = {}  # place of an uneven all_to_all: bytes from each
         self._items = _items(part)
         self.started: list[list[int]] = []
-        self.times: list[list[int]] = []
+        self.times: list[list[int | None]] = []
         self.doing = ""
-        self._buffers: list[Any] = []
+        self._buffers: dict[Any, Any] = {}
 
     # -- buffers -----------------------------------------------------------------------------
 
@@ -79,9 +79,8 @@ class Player:
                 sizing, place = self._sizing(play)
                 sizes[sizing.case, play.members] = sizing.buffer_nbytes(place)
             else:
-                sizes[call.collective, call.nbytes_in, call.nbytes_out] = (
-                    call.nbytes_in + call.nbytes_out
-                )
+                sizes["sent", call.nbytes_in] = call.nbytes_in
+                sizes["received", call.nbytes_out] = call.nbytes_out
         return sum(sizes.values())
 
     def _sizing(self, play: Play) -> tuple[Sizing, int]:
@@ -124,7 +123,7 @@ class Player:
         for item in self._items:
             play, place = item.play, item.places[0]
             if play.point is None:
-                item.issue = self._messages(item, made)
+                item.issue = self._messages(item)
             elif play.call.splits:
                 item.issue = _issue(self._uneven(play, self._received[place]))
             else:
@@ -138,9 +137,8 @@ class Player:
     def _collective(self, sizing: Sizing, rank: int, members: Members) -> Any:
         session, case = self._session, sizing.case
         buffers = allocate(session.torch, sizing, rank, session.device.name)
-        for buffer in (buffers.send, buffers.recv):
-            buffer.zero_()
-            self._buffers.append(buffer)
+        for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):
+            self._buffers[side, case, members] = buffer.zero_()
         return COLLECTIVES[case.collective].prepare(
             session.torch,
             session.dist,
@@ -151,32 +149,31 @@ class Player:
             self._groups[members],
         )
 
-    def _bytes(self, nbytes: int) -> Any:
-        torch = self._session.torch
-        buffer = torch.zeros(nbytes, dtype=torch.uint8, device=self._session.device.name)
-        self._buffers.append(buffer)
-        return buffer
+    def _bytes(self, side: str, nbytes: int) -> Any:
+        torch, key = self._session.torch, (side, nbytes)
+        if key not in self._buffers:
+            device = self._session.device.name
+            self._buffers[key] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        return self._buffers[key]
 
     def _uneven(self, play: Play, received: list[int]) -> Any:
         sent = list(play.call.splits)
         return partial(
             self._session.dist.all_to_all_single,
-            self._bytes(sum(received)),
-            self._bytes(sum(sent)),
+            self._bytes("received", sum(received)),
+            self._bytes("sent", sum(sent)),
             received,
             sent,
             group=self._groups[play.members],
         )
 
-    def _messages(self, item: _Item, made: dict[Any, Any]) -> Issue:
+    def _messages(self, item: _Item) -> Issue:
         dist, group, messages = self._session.dist, self._groups[item.play.members], []
         for place in item.places:
             call = self._part.plays[place].call
-            nbytes = call.nbytes_in or call.nbytes_out
-            key = (call.collective, call.nbytes_in, call.nbytes_out)
-            if key not in made:
-                made[key] = self._bytes(nbytes)
-            messages.append((call.collective == "send", made[key], call.peer))
+            sends = call.collective == "send"
+            side, nbytes = ("sent", call.nbytes_in) if sends else ("received", call.nbytes_out)
+            messages.append((sends, self._bytes(side, nbytes), call.peer))
         batch = [
             dist.P2POp(dist.isend if sends else dist.irecv, buffer, peer, group)
             for sends, buffer, peer in messages
@@ -214,7 +211,7 @@ class Player:
         for item in self._items:
             if self._compute:
                 _pause(item.play.gap_ns)
-            for place in item.after:
+            for place in sorted(item.after):
                 wait(place)
             self.doing = item.text
             asynchronous = item.play.asynchronous

@@ -97,10 +97,12 @@ def play(
             return None
         found = _traffic(gathered, player.clock, session.entries[0].name)
         found.environment = session.run.environment
-        if player.clock == "device":
-            found.notes.append(_ON_DEVICE)
-        found.notes += [event["message"] for event in session.run.events]
-        found.notes = _notes(gathered, traffic, step, compute) + found.notes
+        found.notes = [
+            *_what_was_played(gathered, traffic, step, compute),
+            *_untold(found, session.entries[0].name),
+            *([_ON_DEVICE] if player.clock == "device" else []),
+            *(event["message"] for event in session.run.events),
+        ]
         return found
 
 
@@ -261,7 +263,7 @@ def _group(
     return name
 
 
-def _notes(
+def _what_was_played(
     gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step, compute: bool
 ) -> list[str]:
     what = "the captured step" if step is None else f"step {step}"
@@ -275,3 +277,10 @@ def _notes(
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems
     return list(dict.fromkeys([*notes, *(note for words in gathered for note in words["notes"])]))
+
+
+def _untold(found: Traffic, backend: str) -> list[str]:
+    calls = [c.collective for own in found.calls.values() for c in own if c.time_ns is None]
+    names = ", ".join(dict.fromkeys(calls))
+    told = f"{backend} does not tell when they end ({names})"
+    return [f"{len(calls)} asynchronous calls have no duration: {told}"] if calls else []

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchcoll.bench.device import Device
 
+Mark = list[int | None]  # start, and once it is known the end
 _SETTLE_S = 5.0
 
 
 class HostStamps:
     """From issue to completion on the host's clock.
 
-    Of an asynchronous call the backend's own thread tells when it was complete; where it does not
-    (messages on gloo), the time goes to where it was waited for.
+    Of an asynchronous call the backend's own thread tells when it was complete. Where it does not
+    (messages on gloo) nobody knows: it is waited for where the step has time, not where it ends.
     """
 
     clock = "host"
@@ -25,19 +26,19 @@ class HostStamps:
         self._asked = 0
         self._freed: list[None] = []  # appended to by threads of the backend
 
-    def begin(self) -> list[int]:
+    def begin(self) -> Mark:
         return [time.perf_counter_ns()]
 
-    def end(self, mark: list[int]) -> None:
+    def end(self, mark: Mark) -> None:
         if len(mark) == 1:  # the first word counts
             mark.append(time.perf_counter_ns())
 
-    def follow(self, mark: list[int], work: Any, group: Hashable) -> None:
+    def follow(self, mark: Mark, work: Any, group: Hashable) -> None:
         try:
             future = work.get_future()
         except RuntimeError:
+            mark.append(None)
             return
-
         self._asked += 1
         future.add_done_callback(_Told(mark, self._freed))
 
@@ -47,14 +48,15 @@ class HostStamps:
         while len(self._freed) < self._asked and time.monotonic() < until:
             time.sleep(0.001)
 
-    def ns(self, mark: list[int]) -> int:
-        return mark[1] - mark[0]
+    def ns(self, mark: Mark) -> int | None:
+        start, end = mark[:2]
+        return None if start is None or end is None else end - start
 
 
 class _Told:
     """The callback of a call's end; tells when it is freed, too."""
 
-    def __init__(self, mark: list[int], freed: list[None]) -> None:
+    def __init__(self, mark: Mark, freed: list[None]) -> None:
         self._mark, self._freed = mark, freed
 
     def __call__(self, _: Any) -> None:

@@ -10,6 +10,7 @@ a duration, and says so.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from typing import Any
 
@@ -24,6 +25,7 @@ class DeviceTimes:
     """Holds each Work, and so what it received, until it has ended: not longer."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._waiting: deque[tuple[Call, Any]] = deque()
         self._asked: set[str] = set()
 
@@ -44,24 +46,25 @@ class DeviceTimes:
 
     def poll(self) -> None:
         """Reads the calls that have ended, in order."""
-        while self._waiting and not _capturing():
-            call, work = self._waiting[0]
-            try:
-                if not work.is_completed():
-                    return
-                call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
-            except (RuntimeError, NotImplementedError):
-                call.untold = _REFUSED
-            self._waiting.popleft()
+        with self._lock:
+            while self._waiting and not _capturing():
+                call, work = self._waiting[0]
+                try:
+                    if not work.is_completed():
+                        return
+                    call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
+                except (RuntimeError, NotImplementedError):
+                    call.untold = _REFUSED
+                self._waiting.popleft()
 
     def finish(self) -> None:
         """Waits for the device, so that the last calls are timed too."""
-        if self._waiting:
+        if self._waiting and torch.accelerator.is_available():
             torch.accelerator.synchronize()
             self.poll()
-            self._waiting.clear()
+        self._waiting.clear()
 
 
 def _capturing() -> bool:
     """In the capture of a CUDA graph events must not be asked."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -29,7 +29,9 @@ def group_of(group: Any, device: torch.device) -> Group:
     try:
         backend = str(group._get_backend(device).name())
     except RuntimeError:
-        backend = str(group.name())
+        backend = ""
+    if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
+        backend = str(dist.get_backend(group)) if ranks else ""
     return Group(str(group.group_name), ranks, backend, str(group.group_desc))
 
 

@@ -50,6 +50,12 @@ class Call:
         self.time_ns = time.perf_counter_ns() - self.start
         self.future = None
 
+    @property
+    def due(self) -> bool:
+        """It has ended, and ``end`` is still to be called: a future tells those who wait first."""
+        future = self.future  # which another thread may take away
+        return future is not None and future.done()
+
 
 class Recorder:
     """Fills the calls of this rank in a traffic: in the order of issue, when they have ended."""
@@ -94,12 +100,8 @@ class Recorder:
     def finish(self) -> None:
         """The end of the capture. Calls that have not ended are kept without a duration."""
         self.traffic.mark_step = None
-        # A future tells those who wait for it before it calls back: DDP may be done, and the
-        # callback be due.
         deadline = time.monotonic() + _CALLBACK_S
-        while any(call.future and call.future.done() for call in self._open):
-            if time.monotonic() > deadline:
-                break
+        while any(call.due for call in self._open) and time.monotonic() < deadline:
             time.sleep(1e-4)
         self._flush(final=True)
         if not self._steps:
