@@ -22,6 +22,7 @@ import torch
 
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
 try:
     import pytest
@@ -295,6 +296,47 @@ def test_rehearsal_in_sub_groups(tmp_path):
     results = Started(tmp_path, "allreduce", options, 4).run().results
     assert [r.members for r in results] == [[0, 2], [1, 3]]
     assert [(r.status, r.verification.wrong) for r in results] == [("ok", 0)] * 2
+
+
+def replayed(folder, ranks: int, arguments: str = "") -> Traffic:
+    """Two steps of a file: asynchronous and synchronous calls, and messages both ways."""
+    group = {"group": "a", "op": "sum", "asynchronous": True}
+    given = Traffic(ranks=ranks, groups={"a": Group("a", tuple(range(ranks)))})
+    for rank in range(ranks):
+        calls = given.calls[rank] = [
+            TrafficCall("all_reduce", 1 << 20, 1 << 20, "bfloat16", **group),
+            TrafficCall("all_gather", 4096, 4096 * ranks, "float32", group="a"),
+            TrafficCall("barrier", 0, 0, group="a"),
+        ]
+        if ranks > 1:
+            peer = (rank + 1) % ranks
+            calls.append(TrafficCall("send", 1024, 0, "float32", peer=peer, group="a"))
+            peer = (rank - 1) % ranks
+            calls.append(TrafficCall("recv", 0, 1024, "float32", peer=peer, group="a"))
+    given.save(folder / "given.jsonl")
+    started = Started(folder, "__main__", f"replay given.jsonl --steps 2 {arguments}", ranks)
+    assert set(started.codes) == {0}, (started.codes, *started.stderr)
+    return Traffic.load(started.path)
+
+
+def check_replay(found: Traffic, ranks: int) -> None:
+    assert found.groups["a"].backend == "nccl" and len(found.calls) == ranks
+    for rank, calls in found.calls.items():
+        assert len(calls) == 3 * (5 if ranks > 1 else 3)
+        assert {call.clock for call in calls} == {"device"}
+        for call in calls:
+            assert call.collective == "barrier" or call.time_ns > 0, call
+        for step, (start, end) in enumerate(found.steps[rank]):
+            own = [call for call in calls if call.step == step]
+            assert start <= own[0].start_ns and sum(c.time_ns for c in own[:1]) < end - start
+
+
+def test_replay(tmp_path):
+    check_replay(replayed(tmp_path, 1), 1)
+
+
+def test_replay_of_a_rehearsal(tmp_path):
+    check_replay(replayed(tmp_path, 2, "--rehearse"), 2)
 
 
 def test_more_ranks_than_gpus(tmp_path):

@@ -157,7 +157,8 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["compare", "load", "run", "save", "show", "table"]
+PUBLIC += ["advise", "capture", "compare", "cost", "ddp_hook", "gradient_buckets", "load"]
+PUBLIC += ["replay", "run", "save", "shard_traffic", "show", "table", "try_buckets"]
 
 
 def test_public_names():

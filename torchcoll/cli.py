@@ -16,6 +16,7 @@ from typing import NoReturn
 from torchcoll import __version__
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
 
+_ON_RANKS = "replay"  # the command that a launcher starts on every rank: rank 0 alone speaks
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
@@ -37,6 +38,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "import": ("read other tools' output: nccl-tests, oneCCL, OSU, ...", "importing"),
     "export": ("write result files as other tools read them", "export"),
+    "replay": ("on ranks: play a captured training step again, without the model", "replay"),
+    "gradients": ("which buckets of gradients a model sends, planned on meta", "gradients"),
+    "trace": (
+        "what a training sends: captured files, profiler traces, Flight Recorder dumps",
+        "trace",
+    ),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         "doctor",
@@ -71,15 +78,27 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
     try:
-        options = _parsed(sys.argv[1:] if argv is None else argv)
+        if arguments[:1] == [_ON_RANKS]:
+            from torchcoll.bench.launcher import likely_rank
+
+            rank = likely_rank()
+        if rank and not {"-h", "--help"}.isdisjoint(arguments):
+            return int(ExitCode.OK)  # rank 0 prints it
+        options = _parsed(arguments)
         del options.command
         code = options.run(options)
         if sys.stdout:  # None where it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)
     except TorchcollError as error:
-        print(error.line(), file=sys.stderr)
+        if arguments[:1] == [_ON_RANKS]:
+            from torchcoll.bench.main import complain
+
+            complain(error.line(), rank, speaks=rank == 0)
+        else:
+            print(error.line(), file=sys.stderr)
         return int(error.exit_code)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)

@@ -18,7 +18,7 @@ OPTIONS = (
     *("--device", "--cadence", "--in-place", "--precision", "--max-time", "--cold", "--label"),
     *("--fresh-group", "--splits", "--order", "--seed", "--ranks", "--dry-run", "--resume"),
     *("--no-output", "--format", "--quiet", "-h", "--help", "--async", "--buffers", "--groups"),
-    *("--init", "--coalesce", "--rehearse"),
+    *("--init", "--coalesce", "--rehearse", "--traffic"),
 )
 SWITCHES = ("--fresh-group", "--dry-run", "--no-output", "--quiet", "-h", "--help", "--rehearse")
 SWITCHES += ("--async",)
@@ -155,6 +155,7 @@ BAD = [
     ("--resume=", "resume: got an empty text, expected a name"),
     ("--backend=", "backend: got an empty text, expected a name"),
     ("--device=", "device: got an empty text, expected a name"),
+    ("--traffic=", "traffic: got an empty text, expected a name"),
     ("--bogus", "unrecognized arguments: --bogus. --help lists the options."),
     ("--siz 1K", "unrecognized arguments: --siz 1K. --help lists the options."),
     ("extra", "unrecognized arguments: extra. --help lists the options."),
@@ -226,7 +227,8 @@ def test_an_existing_output_is_kept(launch, tmp_path):
 def test_help_is_printed_once(launch):
     measured = launch("all_reduce", "--help", 2, output=False).ended(0)
     assert measured.stdout(0).startswith("usage: torchcoll.allreduce ")
-    assert all(option in measured.stdout(0) for option in OPTIONS if option != "--collectives")
+    of_suite = ("--collectives", "--traffic")
+    assert all(option in measured.stdout(0) for option in OPTIONS if option not in of_suite)
     assert measured.stdout(1) == ""
     assert len(max(measured.stdout(0).splitlines(), key=len)) <= 100
 

@@ -16,6 +16,7 @@ from torchcoll.core.summary import (
     default_clock,
     median,
     over_ranks,
+    paired_ratio,
     quantile,
     relative_half_width,
     summarise,
@@ -48,6 +49,20 @@ def test_median_is_numpys_in_any_order(values):
 @pytest.mark.parametrize("degrees", [*range(1, 61), 100, 1000, 10**6])
 def test_t_table_is_scipys(degrees):
     assert t_975(degrees) == pytest.approx(scipy.stats.t.ppf(0.975, degrees), rel=6e-5)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=50))
+def test_paired_ratio_is_scipys_interval_of_logarithms(ratios):
+    logs = numpy.log(ratios)
+    if logs.std() < 1e-9:  # all alike: scipy has no interval of no width
+        return
+    found = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+    expected = [numpy.exp(logs.mean()), *numpy.exp(found)]
+    assert paired_ratio(ratios) == pytest.approx(expected, rel=1e-3)
+
+
+def test_one_pair_has_no_interval():
+    assert paired_ratio([1.25]) == (1.25, None, None)
 
 
 @given(st.lists(st.floats(1, 1e9), min_size=2, max_size=50))

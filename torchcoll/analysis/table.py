@@ -1,4 +1,4 @@
-"""A run as a pandas table."""
+"""A run, or what a training sends, as a pandas table."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import dataclasses
 
 import pandas
 
+from torchcoll.analysis.traffic import TrafficRow, summarise_traffic
+from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.traffic import Traffic
 
 
-def table(run: Run, over_ranks: str = "max", clock: str | None = None) -> pandas.DataFrame:
+def table(
+    run: Run | Traffic, over_ranks: str = "max", clock: str | None = None
+) -> pandas.DataFrame:
     """One row a case; the columns are the fields of core.summary.Row, in base units.
 
     Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the completion of a
     call), mean, min, rank0. clock: None for each case's default.
+
+    Of a Traffic one row a collective and size, with the fields of TrafficRow (analysis/traffic.py).
+    Raises UsageError for other readings of it.
     """
-    names = [field.name for field in dataclasses.fields(Row)]
-    rows = [dataclasses.asdict(row) for row in summarise_run(run, over_ranks, clock)]
-    frame: pandas.DataFrame = pandas.DataFrame(rows, columns=names)
+    rows: list[Row] | list[TrafficRow]
+    if isinstance(run, Traffic):
+        if over_ranks != "max" or clock is not None:
+            raise UsageError("table", f"{clock or over_ranks} of traffic", "no choice with traffic")
+        kind: type[Row] | type[TrafficRow] = TrafficRow
+        rows = summarise_traffic(run).rows
+    else:
+        kind, rows = Row, summarise_run(run, over_ranks, clock)
+    names = [field.name for field in dataclasses.fields(kind)]
+    records = [dataclasses.asdict(row) for row in rows]
+    frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
     return frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.bench.control import Control
@@ -62,22 +62,28 @@ def _too_large(
 ) -> list[str] | None:
     """``words``: where each rank's buffers live, and how much is free there."""
     needs = needs_nbytes(sizing, check)
+    # With the fake backend this process is the only one of all ranks.
+    of_rank = {
+        rank: needs[place] for part in parts for place, rank in enumerate(part) if rank < len(words)
+    }
+    text = lacks_memory(of_rank, words)
+    return ["skipped", text] if text else None
+
+
+def lacks_memory(needs: Mapping[int, int], words: Sequence[Mapping[str, Any]]) -> str:
+    """Where the ranks together need more bytes than may be taken; '' where there is enough."""
     need: defaultdict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
     ranks: Counter[str] = Counter()
-    for part in parts:
-        for place, rank in enumerate(part):
-            if rank >= len(words):  # the fake backend: this process is the only one of all ranks
-                continue
-            where = words[rank]["where"]
-            need[where] += needs[place]
-            free[where] = min(free.get(where, words[rank]["free"]), words[rank]["free"])
-            ranks[where] += 1
+    for rank, nbytes in needs.items():
+        where = words[rank]["where"]
+        need[where] += nbytes
+        free[where] = min(free.get(where, words[rank]["free"]), words[rank]["free"])
+        ranks[where] += 1
     for where, nbytes in need.items():
         if nbytes > FREE_SHARE * free[where]:
-            return [
-                "skipped",
+            return (
                 f"needs {format_bytes(nbytes)} ({nbytes} bytes, {ranks[where]} ranks) on {where}, "
-                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less",
-            ]
-    return None
+                f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
+            )
+    return ""

@@ -171,6 +171,14 @@ class Communicators:
         self._connect(entry, own.group)
         return own
 
+    def over(self, entry: BackendEntry, ranks: tuple[int, ...]) -> Any:
+        """A group of these ranks of the launch; None for the default one. All ranks must call it;
+        what those that are not in it get is of no use.
+        """
+        if len(ranks) == self._session.ranks:
+            return self._whole[entry.name]
+        return self._new(entry, list(ranks))
+
     def _splits(self, entry: BackendEntry) -> bool:
         """Whether torch splits a new group off the default one: where that is bound to a device,
         as the user's own may be, and nothing tells it to be lazy.

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,20 @@ _AFTER_RANK_0_S = 0.5
 def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
     """Measure and exit with the designed code; ``collective`` None is the suite."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+
+    def measure(launch: Launch) -> int:
+        if launch.rank and not {"-h", "--help"}.isdisjoint(arguments):
+            return ExitCode.OK  # rank 0 prints it
+        options = parse(arguments, collective, _program(collective))
+        if options.dry_run:
+            return _dry_run(options, launch)
+        return _measure(options, launch, arguments)
+
+    sys.exit(on_ranks(measure))
+
+
+def on_ranks(action: Callable[[Launch], int]) -> int:
+    """The exit code of ``action``, or of its error, which rank 0 alone prints."""
     rank = likely_rank()
     # Where a launcher's variables make no sense on some ranks, rank 0 may not be one of them: each
     # speaks for itself.
@@ -34,23 +48,18 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
     try:
         launch = detect()
         rank, alone = launch.rank, launch.rank == 0
-        if rank and not {"-h", "--help"}.isdisjoint(arguments):
-            sys.exit(0)  # rank 0 prints it
-        options = parse(arguments, collective, _program(collective))
-        code = (
-            _dry_run(options, launch) if options.dry_run else _measure(options, launch, arguments)
-        )
+        code = action(launch)
     except TorchcollError as error:
         if isinstance(error, ContradictionOnAllRanks):
             alone = rank == 0
         # A HangError that comes to here is of a rank that rank 0 cannot hear.
-        _complain(error.line(), rank, speaks=alone or isinstance(error, HangError))
+        complain(error.line(), rank, speaks=alone or isinstance(error, HangError))
         code = int(error.exit_code)
     if sys.stdout:  # None where it was closed before the start
         sys.stdout.flush()
     if rank and code:
         time.sleep(_AFTER_RANK_0_S)
-    sys.exit(code)
+    return int(code)
 
 
 def _program(collective: str | None) -> str:
@@ -59,7 +68,7 @@ def _program(collective: str | None) -> str:
     return f"torchcoll.{COLLECTIVES[collective].module if collective else 'suite'}"
 
 
-def _complain(line: str, rank: int, speaks: bool) -> None:
+def complain(line: str, rank: int, speaks: bool) -> None:
     if speaks:
         print(line, file=sys.stderr, flush=True)
     write_error_file(line, rank)
@@ -69,13 +78,17 @@ def _dry_run(options: Options, launch: Launch) -> int:
     from torchcoll.core.plan import plan, plan_lines
 
     if launch.rank == 0:
-        print("\n".join(plan_lines(plan(options.spec, options.ranks or launch.ranks))))
+        ranks = options.ranks or launch.ranks
+        spec, notes = options.asked(ranks)
+        print("\n".join(plan_lines(plan(spec, ranks))))
+        for note in notes:
+            print(f"torchcoll: warning: {note}", file=sys.stderr)
     return ExitCode.OK
 
 
 def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
     start = time.perf_counter_ns()
-    torch = _import_torch()
+    torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
     from torchcoll.bench.runner import Session
 
@@ -92,7 +105,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
     def last_words(code: int, text: str, speaks: bool) -> None:
         if output:
             output.abandon(session.run)
-        _complain(f"torchcoll: error: {text}", launch.rank, speaks)
+        complain(f"torchcoll: error: {text}", launch.rank, speaks)
 
     session = Session(
         torch,
@@ -101,7 +114,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
         earlier=output.earlier if output else None,
         on_case=output.on_case if output else None,
         emit=output.emit if output else (lambda record, data: None),
-        asked=fingerprint([options.spec.to_json(), options.resume]),
+        asked=fingerprint([options.spec.to_json(), options.resume, options.traffic]),
         argv=arguments,
         phases=phases,
         on_last_words=last_words,
@@ -109,7 +122,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
     return _drive(session, output)
 
 
-def _import_torch() -> Any:
+def import_torch() -> Any:
     # torch prints pages of C++ frames about a store that is gone; the message is ours to give.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
@@ -148,5 +161,5 @@ def _drive(session: Session, output: Output | None) -> int:
         if output:
             output.close(session.run)
     if failure:
-        _complain(f"torchcoll: error: {failure}", session.rank, speaks=session.rank == 0)
+        complain(f"torchcoll: error: {failure}", session.rank, speaks=session.rank == 0)
     return int(code)

@@ -81,13 +81,13 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
 
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
-        failure = _brief(error)
+        failure = brief(error)
     failures = session.control.all_gather(failure)
     if buffers is not None and buffers.pool is not None and not any(failures):
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = session.control.all_gather(failure)
     lacking = [rank for rank, text in enumerate(failures) if text]
     if buffers is None or lacking:
@@ -114,14 +114,13 @@ class _Measurement:
         self.communicator = communicator
         self.place = session.part.index(session.rank)
         case, dist = sizing.case, session.dist
-        op = case.op and getattr(dist.ReduceOp, "PRODUCT" if case.op == "prod" else case.op.upper())
         self.once = COLLECTIVES[case.collective].prepare(
             session.torch,
             dist,
             sizing.layout(self.place),
             buffers.send,
             buffers.recv,
-            op,
+            reduce_op(dist, case.op),
             communicator.group,
         )
         self.call = _called(session, case, self.once, communicator.group)
@@ -153,7 +152,7 @@ class _Measurement:
             refused = self._measure_steady(name)
         except RuntimeError as error:
             assert session.watchdog is not None
-            session.watchdog.trouble(_brief(error))
+            session.watchdog.trouble(brief(error))
         session.has_called = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
@@ -194,7 +193,7 @@ class _Measurement:
         try:
             self._timed_alone(self.cold, 1, align=nothing)
         except Exception as error:
-            failure = _brief(error)
+            failure = brief(error)
         limit = REFUSAL_S if failure else None
         try:
             failures = session.control.all_gather(failure, limit)
@@ -234,7 +233,7 @@ class _Measurement:
         try:
             replay = self.device.graph(self.call)
         except RuntimeError as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = [text for text in self.session.control.all_gather(failure) if text]
         return replay, ["unsupported", f"graph capture: {failures[0]}"] if failures else None
 
@@ -291,11 +290,11 @@ class _Measurement:
             self.device.synchronize()
         except RuntimeError as error:
             assert session.watchdog is not None
-            session.watchdog.trouble(_brief(error))
+            session.watchdog.trouble(brief(error))
         try:
             samples["checked"], samples["wrong"] = self.checker.count_wrong()
         except (RuntimeError, MemoryError) as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = session.control.all_gather(failure)
         if not any(failures):
             return None
@@ -305,6 +304,11 @@ class _Measurement:
         text = failures[lacking[0]]
         status = "oom" if _is_memory(text) else "failed"
         return [status, f"verification on {names}: {text}"]
+
+
+def reduce_op(dist: Any, op: str | None) -> Any:
+    """torch's own; None for None."""
+    return op and getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
 
 
 def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
@@ -446,7 +450,7 @@ def _is_memory(text: str) -> bool:
     return any(word in text.lower() for word in _OUT_OF_MEMORY)
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """The first sentence of an error, without what C++ puts before it; never empty."""
     text = (str(error).strip().splitlines() or [""])[0]
     text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)

@@ -7,8 +7,8 @@ prefix of one of its own, even behind the module name (tested with torchrun's ow
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from torchcoll.core.case import ORDERS, Spec
@@ -36,9 +36,15 @@ _OF_NCCL_TESTS = ("-g", "--ngpus", "-t", "--nthreads", "-p", "--parallel_init")
 
 @dataclass(frozen=True)
 class Options:
-    """What one command line asks for beside the Spec."""
+    """What one command line asks for beside the Spec.
+
+    With ``traffic``, a file that rank 0 alone reads, ``spec`` is what stands in the command line,
+    and ``fields`` those of its fields that were given.
+    """
 
     spec: Spec
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    traffic: str | None = None
     output: str | None = None
     no_output: bool = False
     resume: str | None = None
@@ -47,6 +53,26 @@ class Options:
     format: str = "table"
     quiet: bool = False
     rendezvous_file: str | None = None
+
+    def asked(self, ranks: int) -> tuple[Spec, list[str]]:
+        """The Spec, and what of a traffic is not measured as it was. Reads the file, on rank 0.
+
+        Raises UnreadableError, and UsageError for sub-groups of another number of ranks.
+        """
+        if self.traffic is None:
+            return self.spec, []
+        from torchcoll.core.traffic import load_traffic
+
+        traffic = load_traffic(self.traffic)
+        known = len(traffic.notes)
+        spec = traffic.spec(**self.fields)
+        notes = traffic.problems + traffic.notes[known:]
+        if ranks != traffic.ranks:
+            if spec.groups:
+                expected = f"{traffic.ranks} as in {self.traffic}, for the sub-groups {spec.groups}"
+                raise UsageError("ranks", ranks, expected)
+            notes.append(f"sizes of {traffic.ranks} ranks, measured on {ranks}")
+        return spec, notes
 
 
 class _Parser(argparse.ArgumentParser):
@@ -71,6 +97,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     if several:
         what.add_argument(
             "--collectives", help=f"all, or several of {', '.join(COLLECTIVES)}", **text
+        )
+        what.add_argument(
+            "--traffic",
+            metavar="FILE",
+            help="the calls of a training, as torchcoll.capture saved them (or a folder of files)",
+            **text,
         )
     what.add_argument("-b", "--min-bytes", help="smallest size (8)", **text)
     what.add_argument("-e", "--max-bytes", help="largest size (128M)", **text)
@@ -152,10 +184,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
 def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     """The Options of a command line; ``collective`` None is the suite. Raises UsageError."""
     given = vars(_parser(program, collective is None).parse_args(list(argv)))
-    for name in ("output", "resume", "backend", "device"):
+    for name in ("output", "resume", "backend", "device", "traffic"):
         if given.get(name) == "":  # `--output "$UNSET"` is not the default
             raise UsageError(name, "", "a name")
-    fields: dict[str, Any] = {"collectives": collective or given.pop("collectives", "all")}
+    fields: dict[str, Any] = {}
+    if collective or "collectives" in given:
+        fields["collectives"] = collective or given.pop("collectives")
     renamed = {"dtype": "dtypes", "op": "ops", "max_time": "max_time_s", "timeout": "timeout_s"}
     for name in ("dtype", "op", "min_bytes", "max_bytes", "sizes", "splits", "backend", "device"):
         if name in given:
@@ -179,7 +213,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         )
     if "check" in given:
         fields["check"] = _one_of("check", given.pop("check"), {"0": False, "1": True})
-    fields["labels"] = dict(_label(text) for text in given.pop("label", ()))
+    if "label" in given:
+        fields["labels"] = dict(_label(text) for text in given.pop("label"))
     ranks = given.pop("ranks", None)
     if ranks is not None:
         ranks = _number(ranks, int)
@@ -187,8 +222,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
             raise UsageError("ranks", ranks, "a whole number from 1 on")
     formats = {name: name for name in FORMATS}
     given["format"] = _one_of("format", given.get("format", "table"), formats)
-    spec = Spec(**fields)
-    options = Options(spec=spec, ranks=ranks, **given)
+    spec = Spec(**{"collectives": "all", **fields})
+    options = Options(spec=spec, fields=fields, ranks=ranks, **given)
     if ranks is not None and not (options.dry_run or spec.backend == "fake"):
         raise UsageError(
             "ranks",

@@ -37,6 +37,7 @@ class Output:
         self.path: Path | None = None
         self._ranks = ranks
         self._done: set[Case] = set()
+        self._notes: list[str] = []  # what of --traffic is not measured as it was
         self._writer: Writer | None = None
         self._indices: dict[Case, int] = {}
         self._shown = False
@@ -47,14 +48,17 @@ class Output:
         self._reporter = reporter(options.format, options.quiet)
 
     def earlier(self) -> Spec:
-        """The Spec to run: with --resume that of the file. Raises what is wrong with the file."""
+        """The Spec to run: with --resume and --traffic that of the file. Raises what is wrong with
+        the file.
+        """
+        self.spec, self._notes = self.options.asked(self._ranks)
         if not self.options.resume:
             return self.spec
         path = Path(self.options.resume)
         run = load(path)
         if run.ranks != self._ranks:
             raise UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
-        asked, earlier = self.options.spec, run.spec
+        asked, earlier = self.spec, run.spec
         plain = Spec(collectives=asked.collectives)
         same = replace(
             asked,
@@ -83,14 +87,14 @@ class Output:
     def emit(self, record: str, data: dict[str, Any]) -> None:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
-            self._open()
+            self._open(data["spec"]["backend"])
         if self._writer:
             self._writer.write(record, data, durable=record in ("header", "case", "end"))
         if record == "started" and self._shown:
             case = Case.from_json(data["case"])
             self._display(lambda: self._reporter.started(self._indices[case], case))
 
-    def _open(self) -> None:
+    def _open(self, backend: str) -> None:
         options = self.options
         if options.no_output or self._nothing:
             return
@@ -104,27 +108,17 @@ class Output:
                 number += 1
             self.path, self._writer = path, Writer(path)
             return
-        self.path, self._writer = self._open_default()
-
-    def _open_default(self) -> tuple[Path, Writer]:
-        spec = self.spec
-        what = spec.collectives[0] if len(spec.collectives) == 1 else "suite"
-        utc = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        backend = spec.backend or "gloo"
-        stem = f"{utc}-{what}-{backend}-{self._ranks}ranks"
-        for number in range(1, 1000):
-            path = Path(RUNS_FOLDER) / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
-            with contextlib.suppress(UsageError):
-                if not path.exists():
-                    return path, Writer(path)
-            if not path.exists():
-                break
-        return path, Writer(path)  # raises what is wrong with the folder
+        names = self.spec.collectives
+        what = names[0] if len(names) == 1 else "suite"
+        self.path, self._writer = open_default(what, backend, self._ranks)
 
     # -- the table ---------------------------------------------------------------------------
 
     def begin(self, session: Session) -> list[int]:
         """Show the header; the indices of the cases that are to run."""
+        if session.recorder:
+            for note in self._notes:
+                session.recorder.event("warning", note)
         cases = [sizing.case for sizing in session.sizings]
         self._indices = {case: index for index, case in enumerate(cases)}
         missing = [index for index, case in enumerate(cases) if case not in self._done]
@@ -180,6 +174,20 @@ class Output:
             self._writer.close()
             self._writer = None
             _tell(f"result file: {self.path}")
+
+
+def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
+    """A new file in the folder of runs, with a number where the name is taken."""
+    utc = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    stem = f"{utc}-{what}-{backend}-{ranks}ranks"
+    for number in range(1, 1000):
+        path = Path(RUNS_FOLDER) / f"{stem}{f'-{number}' if number > 1 else ''}.jsonl"
+        with contextlib.suppress(UsageError):
+            if not path.exists():
+                return path, Writer(path)
+        if not path.exists():
+            break
+    return path, Writer(path)  # raises what is wrong with the folder
 
 
 def _asked(case: Case) -> Case:

@@ -12,7 +12,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,11 @@ if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every impor
 OnCase = Callable[["CaseResult"], None]
 COST_CALLS = 200  # calls of the no-op and the barrier whose median is the cost of measuring
 
+# Each rank may have made its Spec of what it sent itself.
+_SAME_TRAFFIC = (
+    "The ranks sent different calls: save the traffic of each, and measure all of it with "
+    "torchcoll.suite --traffic FOLDER."
+)
 _INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
@@ -52,10 +57,20 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     import torch
 
     session = Session(torch, spec, on_case=on_case)
+    with opened(session):
+        session.sweep()
+    return session.run
+
+
+@contextlib.contextmanager
+def opened(session: Session) -> Iterator[None]:
+    """``session`` open; closed whatever happens, and the other ranks told where this one goes
+    alone.
+    """
     lost = False
     try:
         session.open()
-        session.sweep()
+        yield
         session.finish()
     except TorchcollError as error:
         lost = isinstance(error, HangError)
@@ -67,7 +82,6 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
         raise
     finally:
         session.close(lost)
-    return session.run
 
 
 class Session:
@@ -243,7 +257,7 @@ class Session:
                 f"arguments of {names}",
                 odd[0]["argv"] or "another Spec",
                 f"as on {self.control.name(like['rank'])}: {like['argv'] or 'no arguments'}",
-                "Start all ranks with the same arguments.",
+                _SAME_TRAFFIC if self.spec.points else "Start all ranks with the same arguments.",
             )
 
     def _open_device(self) -> None:
@@ -265,16 +279,21 @@ class Session:
             where = [environment.hostname(), environment.device_place(self.torch, self.device)]
         except TorchcollError as error:
             refusal = error
+        places = self.agree(refusal, where)
+        if self.device.kind != "cpu" and not self.spec.rehearse:
+            self._refuse_shared(places)
+
+    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
+        """Every rank's word, or the error of the first rank that has one, raised on all."""
         told = refusal and [str(refusal), int(refusal.exit_code)]
-        words = self.control.all_gather([told, where])
+        words = self.control.all_gather([told, word])
         for rank, (text, _) in enumerate(words):
             if text:
                 if refusal is None:
                     refusal = TorchcollError(f"{self.control.name(rank)}: {text[0]}")
                     refusal.exit_code = ExitCode(text[1])
                 raise refusal
-        if self.device.kind != "cpu" and not self.spec.rehearse:
-            self._refuse_shared([place for _, place in words])
+        return [word for _, word in words]
 
     def _rehearse(self, kind: str) -> None:
         if self.found_group:

@@ -1,11 +1,11 @@
-"""``torchcoll show``: result files as tables."""
+"""``torchcoll show``: result files and traffic files as tables."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError
 
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="result files, or output of other tools")
+    add(
+        "files", nargs="*", metavar="FILE", help="result or traffic files, or output of other tools"
+    )
     add(
         "--reference",
         metavar="FILE",
         help="beside the bandwidths those of a file of points (results/points.json) or of a run",
     )
     add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
-    add("--columns", metavar="NAMES", help="names of Row fields with commas, or all")
+    add("--columns", metavar="NAMES", help="names of fields of a row with commas, or all")
     add("--percentiles", metavar="P", help="further columns, such as 50,90,99.9")
     add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
     add("--clock", help="host, device or issue; default: the device's where it was read")
@@ -38,19 +40,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
+    from torchcoll.core.traffic import is_traffic
     from torchcoll.importers.registry import resolve
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
+    if any(map(is_traffic, options.files)):
+        return _show_traffic(options)
     runs = load_all(resolve(options.files))
     if options.reference and runs:
         return _show_reference(runs, options)
-    choices = {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
-    show(*runs, **choices)
+    show(*runs, **_choices(options))
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
             where = "" if str(run.path) in problem else f"{run.path}: "
             print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
+    return ExitCode.OK
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    return {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
+
+
+def _show_traffic(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.report.output import one_line
+    from torchcoll.report.text import show
+
+    if options.reference:
+        raise UsageError("reference", options.reference, "result files beside it, not traffic")
+    found = [Traffic.load(path) for path in options.files]
+    show(*found, **_choices(options))
+    for traffic in found if options.format in ("csv", "json") else ():
+        for problem in traffic.problems:
+            print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
     return ExitCode.OK
 
 

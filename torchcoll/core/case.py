@@ -18,7 +18,8 @@ from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size, parse_size
 
-if TYPE_CHECKING:  # loaded for all_to_all_v alone: ranks pay for every module
+if TYPE_CHECKING:  # loaded where they are needed alone: ranks pay for every module
+    from torchcoll.core.points import Point
     from torchcoll.core.splits import Division, Weights
 
 CADENCES = ("isolated", "stream", "graph")
@@ -203,7 +204,9 @@ class Spec:
     cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
     long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix file.
     order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several). Raises UsageError naming the field.
+    backends A B B A; the default with several).
+    points: exact calls in place of the product of collectives, dtypes, ops and sizes, which then
+    hold what the points have; see core/points.py. Raises UsageError naming the field.
     """
 
     collectives: tuple[str, ...] = ("all_reduce",)
@@ -237,11 +240,19 @@ class Spec:
     coalesce: int = 1
     rehearse: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    points: tuple[Point, ...] = ()
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
+        put("points", self.points or ())
+        if self.points:
+            from torchcoll.core.points import fields_of, read_points
+
+            put("points", read_points(self.points))
+            for name, values in fields_of(self.points).items():
+                put(name, values)
         names = _names(self.collectives)
         names = tuple(COLLECTIVES) if names == ("all",) else names
         put("collectives", _unique(find_collective(name).name for name in names))
@@ -296,7 +307,8 @@ class Spec:
         _choice(self.order, "order", ORDERS)
         _choice(self.init, "init", INITS)
         _choice(self.buffers, "buffers", BUFFERS)
-        if self.asynchronous and self.coalesce > 1:
+        asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
+        if asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
         for name in ("precision", "max_time_s", "timeout_s"):
             value = getattr(self, name)
@@ -363,43 +375,51 @@ class Spec:
     def backends(self) -> tuple[str, ...]:
         return _names(self.backend or "gloo")
 
-    def _product(self) -> Iterable[Case]:
-        device = self.device or "cpu"
-        forth, back, points = self.backends, self.backends[::-1], itertools.count()
-        cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
-        for name in self.collectives:
+    def _calls(self) -> Iterable[tuple[str, str | None, str | None, tuple[int, ...], bool]]:
+        """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""
+        for point in self.points:
+            asynchronous = point.asynchronous or self.asynchronous
+            yield point.collective, point.dtype, point.op, (point.nbytes,), asynchronous
+        for name in () if self.points else self.collectives:
             entry = COLLECTIVES[name]
-            if self.in_place == "both":
-                placements = entry.placements
-            elif self.in_place is None:
-                placements = entry.placements[:1]
-            else:
-                placements = (bool(self.in_place),)
             for dtype in self.dtypes if entry.has_data else (None,):
                 for op in self.ops if entry.has_op else (None,):
-                    for root in self.roots if entry.has_root else (None,):
-                        for in_place in placements if entry.has_data else (False,):
-                            sizes = self.size_list() if entry.has_data else (0,)
-                            for nbytes in sizes:
-                                # A B B A: what drifts with time favours neither.
-                                for backend in back if next(points) % 2 else forth:
-                                    yield Case(
-                                        name,
-                                        nbytes,
-                                        dtype,
-                                        op,
-                                        root,
-                                        in_place,
-                                        cadence,
-                                        backend,
-                                        device,
-                                        self.splits if name == "all_to_all_v" else None,
-                                        self.groups,
-                                        self.buffers,
-                                        self.asynchronous,
-                                        self.coalesce,
-                                        self.rehearse,
-                                    )
+                    sizes = self.size_list() if entry.has_data else (0,)
+                    yield name, dtype, op, sizes, self.asynchronous
+
+    def _product(self) -> Iterable[Case]:
+        device = self.device or "cpu"
+        forth, back, turns = self.backends, self.backends[::-1], itertools.count()
+        cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
+        for name, dtype, op, sizes, asynchronous in self._calls():
+            entry = COLLECTIVES[name]
+            if self.in_place is None or not entry.has_data:
+                placements = entry.placements[:1]
+            else:
+                both = self.in_place == "both"
+                placements = entry.placements if both else (bool(self.in_place),)
+            for root in self.roots if entry.has_root else (None,):
+                for in_place in placements:
+                    for nbytes in sizes:
+                        # A B B A: what drifts with time favours neither.
+                        for backend in back if next(turns) % 2 else forth:
+                            yield Case(
+                                name,
+                                nbytes,
+                                dtype,
+                                op,
+                                root,
+                                in_place,
+                                cadence,
+                                backend,
+                                device,
+                                self.splits if name == "all_to_all_v" else None,
+                                self.groups,
+                                self.buffers,
+                                asynchronous,
+                                self.coalesce,
+                                self.rehearse,
+                            )
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -264,6 +264,7 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("check", "fresh_group"), (bool,)),
     **dict.fromkeys(("order", "splits"), (str,)),
     "labels": (dict,),
+    "points": (list, tuple),
 }
 
 

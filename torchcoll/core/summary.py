@@ -59,6 +59,20 @@ def relative_half_width(values: Sequence[float]) -> float:
     return t_975(n - 1) * deviation / math.sqrt(n) / median(values)
 
 
+def paired_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Geometric mean of the ratios of pairs, and its 95 % t interval on the logarithms.
+
+    One ratio has no interval: (ratio, None, None).
+    """
+    logs = [math.log(ratio) for ratio in ratios]
+    n, mean = len(logs), sum(logs) / len(logs)
+    if n < 2:
+        return ratios[0], None, None
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1))
+    half = t_975(n - 1) * deviation / math.sqrt(n)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
 def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     """One duration a call from [rank][call]. ``max`` is the completion of the call."""
     if how not in OVER_RANKS:

@@ -1,7 +1,23 @@
 """What a training step sends: the calls of every process group, rank by rank, and their file.
 
-The file is JSON Lines like the result file: header (schema ``torchcoll-traffic/1``), group, step,
-call, note, end. A call leaves out the fields that have their default.
+The file is JSON Lines (UTF-8, .gz too), one object a line, whose key ``record`` says what it is:
+
+========== =====================================================================================
+header     the first line. ``schema``: ``torchcoll-traffic/1``; ``source``: where the calls were
+           seen, of SOURCES; ``ranks``: size of the world; ``environment``: versions and variables
+group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
+           ``backend``, ``description``
+step       one for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its marked
+           steps on its own clock
+call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
+           TrafficCall, of which those that have their default are left out
+note       ``text``: what could not be seen, a sentence
+end        the last line; without it the file was cut off
+========== =====================================================================================
+
+A file may hold all ranks or some: those of one capture are joined by ``join``. Times are whole
+nanoseconds, sizes bytes. Readers ignore fields and records that they do not know; what they cannot
+read without is a new schema, ``torchcoll-traffic/2``, which this version refuses.
 """
 
 from __future__ import annotations
@@ -13,12 +29,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.case import Spec
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.records import Writer, lines_of, parse_line
 from torchcoll.core.result import check_texts, check_whole
 
 SCHEMA = "torchcoll-traffic/1"
-SOURCES = ("capture", "plan", "kineto", "flight recorder")
+SOURCES = ("capture", "plan", "kineto", "flight recorder", "replay")
+_EXPECTED = f'a traffic file, whose first line holds "schema":"{SCHEMA}"'
+_MOST_RANKS = 1 << 20
+_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
 
@@ -46,6 +66,7 @@ class TrafficCall:
     step: number of the step, from 0; None: outside of marked steps.
     start_ns: when it was issued, on this rank's own clock, from the start of the capture.
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
+    exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v.
     """
@@ -66,6 +87,7 @@ class TrafficCall:
     clock: str = "host"
     tensors: int = 1
     splits: tuple[int, ...] = ()
+    exposed_ns: int | None = None
 
     @property
     def point_to_point(self) -> bool:
@@ -86,15 +108,16 @@ class TrafficCall:
         values["splits"] = tuple(values.get("splits") or ())
         call = cls(**values)
         check_texts(call.dtype, call.op)
-        numbers = (call.root, call.peer, call.step, call.start_ns, call.time_ns, *call.splits)
-        check_whole(*(0 if number is None else number for number in numbers))
-        check_whole(call.nbytes_in, call.nbytes_out, call.sequence, call.tensors)
+        optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
+        sizes = (call.nbytes_in, call.nbytes_out, call.sequence, *call.splits)
+        numbers = [*sizes, *(number for number in optional if number is not None)]
+        check_whole(*numbers, call.tensors, call.start_ns or 0)
         if not all(isinstance(t, str) for t in (call.collective, call.group, call.clock)):
             raise TypeError("not a text")
         if call.asynchronous is not None and not isinstance(call.asynchronous, bool):
             raise TypeError("asynchronous is no truth value")
-        if min(call.nbytes_in, call.nbytes_out, call.time_ns or 0, call.tensors) < 0:
-            raise ValueError("a negative size or time")
+        if min(numbers) < 0 or call.tensors < 1:
+            raise ValueError("a negative size, rank or time")
         return call
 
 
@@ -105,8 +128,9 @@ _CALL_FIELDS = {f.name for f in dataclasses.fields(TrafficCall)}
 class Traffic:
     """The calls of one or more ranks over some steps.
 
-    source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``.
-    ranks: size of the world. calls[rank]: in the order of issue; not all ranks need be there.
+    source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
+    ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
+    of issue; not all ranks need be there, and one that made no call has an empty list.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
     calls are one step. notes: what could not be seen, a sentence each. problems: what was wrong in
     the file.
@@ -120,8 +144,9 @@ class Traffic:
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    path: Path | None = None
-    mark_step: Callable[[], None] | None = None  # while it is being captured
+    path: Path | None = field(default=None, compare=False)
+    # While it is being captured:
+    mark_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     def step(self) -> None:
         """Marks the end of a training step. Raises UsageError outside of a capture."""
@@ -129,9 +154,35 @@ class Traffic:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
         self.mark_step()
 
+    def members(self, call: TrafficCall) -> tuple[int, ...]:
+        """Ranks of the world in the group of the call, in the group's order.
+
+        All ranks where the group is not told, as in a process group that was never named.
+        """
+        group = self.groups.get(call.group)
+        return (group.ranks if group else ()) or tuple(range(self.ranks))
+
+    def spec(self, groups: str | None = None, **changes: Any) -> Spec:
+        """The Spec that measures exactly what was sent: each size, dtype and op once.
+
+        groups: the sub-groups to measure on, where calls were made on several (``0,1;2,3``, or
+        ``mod:N``, ``div:N``): the calls on others are then left out. Without sub-groups, the whole
+        world. changes: fields of the Spec that say how to measure (backend, iters, ...).
+
+        What is measured as something else (an unknown reduce op as sum, an uneven all_to_all as
+        an even one), or not at all (send, recv), is added to ``notes``. Raises UsageError when
+        nothing can be measured, for several sub-groups without a choice, and as Spec does.
+        """
+        from torchcoll.core.points import spec_of
+
+        return spec_of(self, groups, changes)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        writer = Writer(Path(path))
+        self.write(Writer(Path(path)))
+
+    def write(self, writer: Writer) -> None:
+        """``save`` to a file that is open, and close it."""
         try:
             for record, data in self._records():
                 writer.write(record, data)
@@ -143,8 +194,8 @@ class Traffic:
         yield "header", {"schema": SCHEMA, **header}
         for group in self.groups.values():
             yield "group", dataclasses.asdict(group)
-        for rank, spans in self.steps.items():
-            yield "step", {"rank": rank, "spans_ns": spans}
+        for rank in sorted({*self.calls, *self.steps}):
+            yield "step", {"rank": rank, "spans_ns": self.steps.get(rank, [])}
         for rank, calls in self.calls.items():
             for call in calls:
                 yield "call", {"rank": rank, **call.to_json()}
@@ -160,47 +211,55 @@ class Traffic:
         """
         path = Path(path)
         traffic = cls(path=path)
-        ended = False
+        ended, number = False, 0
         for number, line in enumerate(lines_of(path, traffic.problems, "traffic file"), 1):
             if number == 1:
                 traffic._read_header(line, path)
+                continue
+            if not line.strip():
                 continue
             try:
                 data = parse_line(line)
                 record = data.pop("record")
                 ended = ended or record == "end"
                 traffic._read(record, data)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except _UNUSABLE as error:
                 why = f"{type(error).__name__}: {error}"[:120]
-                traffic.problems.append(f"{path}:{number}: unusable record: {why}")
+                cut = "" if line.endswith(b"\n") else " (cut off)"
+                traffic.problems.append(f"{path}:{number}: unusable record{cut}: {why}")
+        if not number:
+            raise UnreadableError("traffic file", path, f"{_EXPECTED}; this one is empty")
         if not ended:
             traffic.problems.append(f"{path}: truncated: the file has no end record")
         return traffic
 
     def _read_header(self, line: bytes, path: Path) -> None:
-        expected = f'a traffic file, whose first line holds "schema":"{SCHEMA}"'
         try:
             header = parse_line(line)
             schema = header["schema"]
+            if not schema.startswith("torchcoll-traffic/"):
+                raise ValueError
+            if schema.split("/")[1].split(".")[0] != SCHEMA.split("/")[1]:
+                action = "Install the torchcoll version that wrote it."
+                raise UnreadableError(f"schema of {path}", schema, SCHEMA, action)
             self.ranks, self.source = header["ranks"], header["source"]
             self.environment = dict(header.get("environment") or {})
             check_whole(self.ranks)
-            if not schema.startswith("torchcoll-traffic/") or self.ranks < 1:
+            if not (0 < self.ranks <= _MOST_RANKS and isinstance(self.source, str)):
                 raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise UnreadableError("traffic file", path, expected) from None
-        if schema.split("/")[1].split(".")[0] != SCHEMA.split("/")[1]:
-            action = "Install the torchcoll version that wrote it."
-            raise UnreadableError(f"schema of {path}", schema, SCHEMA, action)
+        except _UNUSABLE:
+            raise UnreadableError("traffic file", path, _EXPECTED) from None
 
     def _read(self, record: str, data: dict[str, Any]) -> None:
         if record == "call":
-            rank = data.pop("rank")
-            check_whole(rank)
-            self.calls.setdefault(rank, []).append(TrafficCall.from_json(data))
+            call, rank = TrafficCall.from_json(data), self._known(data["rank"])
+            self._known(call.root, call.peer)
+            self.calls.setdefault(rank, []).append(call)
         elif record == "group":
             check_texts(data["name"], data.get("backend"), data.get("description"))
-            check_whole(*data["ranks"])
+            self._known(*data["ranks"])
+            if len(set(data["ranks"])) < len(data["ranks"]):
+                raise ValueError("a rank twice in a group")
             self.groups[data["name"]] = Group(
                 data["name"],
                 tuple(data["ranks"]),
@@ -209,10 +268,21 @@ class Traffic:
             )
         elif record == "step":
             spans = [(start, end) for start, end in data["spans_ns"]]
-            check_whole(data["rank"], *(stamp for span in spans for stamp in span))
-            self.steps[data["rank"]] = spans
+            check_whole(*(stamp for span in spans for stamp in span))
+            rank = self._known(data["rank"])
+            self.calls.setdefault(rank, [])
+            if spans:
+                self.steps[rank] = spans
         elif record == "note":
             self.notes.append(str(data["text"]))
+
+    def _known(self, *ranks: int | None) -> int:
+        """The first, where all are ranks of the world or None."""
+        numbers = [0 if rank is None else rank for rank in ranks]
+        check_whole(*numbers)
+        if not all(0 <= number < self.ranks for number in numbers):
+            raise ValueError(f"a rank that is not among 0 to {self.ranks - 1}")
+        return next(iter(numbers), 0)
 
 
 def is_traffic(path: str | os.PathLike[str]) -> bool:
@@ -220,8 +290,23 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
     try:
         line = next(iter(lines_of(Path(path), [])), b"")
         return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
-    except (UnreadableError, ValueError, KeyError, TypeError):
+    except (UnreadableError, *_UNUSABLE):
         return False
+
+
+def load_traffic(path: str | os.PathLike[str]) -> Traffic:
+    """The traffic in a file, or of all traffic files in a folder, joined.
+
+    Raises UnreadableError as ``Traffic.load`` does and for a folder without one; UsageError as
+    ``join`` does.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return Traffic.load(path)
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and is_traffic(file)]
+    if not files:
+        raise UnreadableError("traffic folder", path, "a folder of traffic files; it has none")
+    return dataclasses.replace(join(map(Traffic.load, files)), path=path)
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
@@ -244,15 +329,17 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             continue
         if part.ranks != joined.ranks or part.source != joined.source:
             got = f"{part.source} of {part.ranks} ranks in {where}"
-            expected = f"{joined.source} of {joined.ranks} ranks, as in {joined.path}"
-            raise UsageError("traffic", got, expected, "Join the files of one capture.")
-        for rank in part.calls.keys() & joined.calls.keys():
-            got, expected = f"rank {rank} twice, again in {where}", "each rank once"
-            raise UsageError("traffic", got, expected, "Join the files of one capture.")
+            expected = f"{joined.source} of {joined.ranks} ranks as in {joined.path or 'others'}"
+            raise UsageError("traffic", got, expected, _OF_ONE)
+        for rank in sorted(part.calls.keys() & joined.calls.keys()):
+            raise UsageError("traffic", f"rank {rank} twice, again in {where}", "once", _OF_ONE)
         for name, group in part.groups.items():
-            if joined.groups.setdefault(name, group).ranks != group.ranks:
+            there = joined.groups.setdefault(name, group)
+            if not there.ranks:
+                joined.groups[name] = group
+            elif group.ranks and there.ranks != group.ranks:
                 got = f"group {name} of ranks {group.ranks} in {where}"
-                raise UsageError("traffic", got, f"ranks {joined.groups[name].ranks}")
+                raise UsageError("traffic", got, f"ranks {there.ranks}", _OF_ONE)
         joined.calls.update(part.calls)
         joined.steps.update(part.steps)
         joined.notes += [note for note in part.notes if note not in joined.notes]
@@ -261,3 +348,6 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         raise UsageError("traffic", "no file", "at least one")
     joined.calls = dict(sorted(joined.calls.items()))
     return joined
+
+
+_OF_ONE = "Join the files of one capture."

@@ -28,7 +28,7 @@ from torchcoll.core.units import format_ranges
 Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
 # Sizes of types that torchcoll does not measure; a log may have them.
-_OTHER_SIZES = {"uint16": 2, "uint32": 4, "uint64": 8}
+_OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
 _MOST_RANKS = 1 << 20
 STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -73,20 +74,24 @@ def show(
     calls: bool = False,
     file: TextIO | None = None,
 ) -> None:
-    """Print runs, the result files at these paths, or what ``compare`` found, to stdout.
+    """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
-    tables in csv and json. Raises UsageError for choices that do not exist or do not go together,
-    UnreadableError for a file.
+    tables in csv and json. Of traffic: format, and columns, which are names of TrafficRow fields.
+    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
+    file.
     """
-    if sources and not isinstance(sources[0], _RUNS):
-        from torchcoll.report.compare import show_comparisons
-
-        show_comparisons([one for one in sources if not isinstance(one, _RUNS)], format, file)
+    sources = tuple(map(_loaded, sources))
+    others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
+    if others:
+        given: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
+        given |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
+        given |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        _show_others(others, len(sources), format, columns, file, given)
         return
     choice(format, "format", FORMATS)
     if metric is not None:
@@ -111,6 +116,52 @@ def show(
         for run in runs:
             out.write(run_text(run, view))
     out.flush()
+
+
+# What is no run: its type -> the module of this room that shows it, and the function. By name:
+# importing a type of analysis would load numpy for everyone.
+_OTHERS = {
+    "Advice": ("advice", "show_advice"),
+    "BucketPlan": ("buckets", "show_plans"),
+    "Comparison": ("compare", "show_comparisons"),
+    "Cost": ("cost", "show_costs"),
+    "Traffic": ("traffic", "show_traffic"),
+    "Trial": ("trial", "show_trials"),
+}
+
+
+def _show_others(
+    others: Sequence[Any],
+    count: int,
+    format: str,
+    columns: str | Sequence[str] | None,
+    file: TextIO | None,
+    given: dict[str, Any],
+) -> None:
+    for name in (name for name, value in given.items() if value is not None):
+        raise UsageError(name, given[name], f"none with {type(others[0]).__name__}")
+    kinds = list(dict.fromkeys(type(one).__name__ for one in others))
+    if len(kinds) > 1 or len(others) < count:
+        got = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
+        raise UsageError("show", got, "things of one kind", "Show each kind on its own.")
+    if kinds[0] not in _OTHERS:
+        expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
+        raise UsageError("show", kinds[0], expected)
+    if columns and kinds[0] != "Traffic":
+        raise UsageError("columns", ",".join(texts_of(columns)), f"none with {kinds[0]}")
+    module, name = _OTHERS[kinds[0]]
+    show_them = getattr(importlib.import_module(f"torchcoll.report.{module}"), name)
+    more = {"columns": texts_of(columns)} if columns else {}
+    show_them(others, format, file, **more)
+
+
+def _loaded(source: Any) -> Any:
+    """The Traffic in a file of traffic; anything else as it is."""
+    if isinstance(source, (str, os.PathLike)):
+        from torchcoll.core.traffic import Traffic, is_traffic
+
+        return Traffic.load(source) if is_traffic(source) else source
+    return source
 
 
 def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:

@@ -1,0 +1,424 @@
+"""``advise``: expected values are sums on paper, of all_reduce = 1 ms + 1 ms a MiB."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
+from launches import given, launches, measured, run
+
+import torchcoll
+from torchcoll.analysis.curve import Curve
+from torchcoll.core.buckets import Bucket, BucketPlan
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group, TrafficCall
+
+EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB
+
+
+def by_name(advice):
+    return {row.name: row for row in advice.rows}
+
+
+def exposed(advice):
+    """ms of each row."""
+    return {row.name: pytest.approx(row.exposed_ns / MS) for row in advice.rows}
+
+
+def verdicts(advice):
+    return {row.name: row.verdict for row in advice.rows}
+
+
+def plan(cap, *buckets, dtype="float32", **changed):
+    """A plan whose buckets have so many MiB."""
+    own = tuple(Bucket(round(n * MIB), dtype, (f"p{i}",)) for i, n in enumerate(buckets))
+    return BucketPlan(own, own, "from step", cap, **changed)
+
+
+# -- the curve -----------------------------------------------------------------------------------
+
+
+def test_between_sizes_time_is_a_line():
+    two_regimes = Curve((10, 20, 40), (100.0, 110.0, 200.0))
+    assert [two_regimes.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
+
+
+def test_outside_of_the_sizes():
+    measured = Curve((10, 20), (100.0, 110.0))
+    assert measured.time_ns(1) == 100  # latency does not shrink
+    assert (measured.time_ns(40), measured.beyond(40), measured.beyond(20)) == (130, True, False)
+    assert Curve((10, 20), (100.0, 90.0)).time_ns(40) == 90  # noise: no time that falls for ever
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def test_where_communication_is_the_limit():
+    # Cap c: n = 8 / c buckets, ready every c ms, each takes 1 + c: exposed = c + n (1 + c) - 8,
+    # which is c + 8 / c: least at the root of 8, 2.83. The default has buckets of 1 and 7 MiB: the
+    # second is ready at 8 and takes 8.
+    caps = [1, 2, 8 / 3, 4, 8]
+    found = torchcoll.advise(EIGHT, curve(), caps_mb=caps, backward_ms=8)
+    assert exposed(found) == {
+        "default": 8, "1": 9, "2": 6, "2.66667": 8 / 3 + 3, "4": 6, "8": 9,
+    }  # fmt: skip
+    assert [row.buckets for row in found.rows] == [2, 8, 4, 3, 2, 1]
+    together = [row.communication_ns / MS for row in found.rows]
+    assert together == pytest.approx([2 + 8, 16, 12, 11, 10, 9])
+    assert found.best.name == "2.66667"
+    assert by_name(found)["default"].ratio == pytest.approx(16 / (8 + 8 / 3 + 3))
+
+
+def test_where_the_computation_is_the_limit():
+    # 80 ms of backward: all hides but the last bucket, 1 + c ms.
+    found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8], backward_ms=80)
+    assert exposed(found) == {"default": 8, "1": 2, "2": 3, "4": 5, "8": 9}
+    assert verdicts(found) == {
+        "default": "worse", "1": "best", "2": "within 2 %", "4": "worse", "8": "worse",
+    }  # fmt: skip
+    assert (found.low_cap_mb, found.high_cap_mb) == (1, 2)
+
+
+def test_plans_have_their_own_buckets():
+    # 5 + 3 MiB: the first is ready at 5 of 8 ms and takes 6, the second 4 more: end 15.
+    plans = [plan(None, 1, 7), plan(5, 5, 3), plan((1, 4), 1, 4, 3)]
+    found = torchcoll.advise(plans, curve(), backward_ms=8)
+    assert exposed(found) == {"default": 8, "5": 7, "1,4": 1 + 2 + 5 + 4 - 8 + 2}
+    assert found.what == "2 parameters, DDP's own buckets"
+
+
+def test_find_unused_sends_the_map_too():
+    # After 8 MiB (9 ms) the map, below the smallest size measured: 1.25 ms.
+    found = torchcoll.advise(plan(None, 8, find_unused=True), curve(), backward_ms=8)
+    assert exposed(found) == {"default": 9 + 1.25}
+    assert "buckets below 256K, the smallest size measured, are taken to cost as much as it" in (
+        found.notes
+    )
+
+
+def test_16_bits_an_element():
+    # Half the bytes on the same curve: 8 MiB become 4, 5 ms.
+    found = torchcoll.advise(EIGHT, curve(), caps_mb=[8, 4], backward_ms=80)
+    assert by_name(found)["8"].exposed_16bit_ns == pytest.approx(5 * MS)
+    assert found.best.name == "4"  # 5 ms exposed, with 16 bits 3
+    ratio = 83 / 85
+    assert found.compression == pytest.approx((ratio, ratio, ratio))
+    # Measured in bfloat16, where it takes 3 ms more.
+    both = run(*curve().results, *curve(line(4), dtype="bfloat16").results)
+    found = torchcoll.advise(EIGHT, both, caps_mb=[8], backward_ms=80)
+    assert by_name(found)["8"].exposed_16bit_ns == pytest.approx(8 * MS)
+    assert any("measured in bfloat16" in note for note in found.notes)
+    # Gradients that have 16 bits gain nothing.
+    found = torchcoll.advise(2 * EIGHT, curve(), dtype="bf16", backward_ms=80)
+    assert found.nbytes == 8 * MIB
+    assert found.compression is None and found.rows[0].exposed_16bit_ns is None
+
+
+def test_caps_that_change_nothing():
+    found = torchcoll.advise(EIGHT, curve(), caps_mb=[4, 50, 100, 25, 4], backward_ms=8)
+    assert [row.name for row in found.rows] == ["default", "4", "25"]
+    assert "bucket_cap_mb that make the same buckets: 50, 100 the same as 25" in found.notes
+
+
+# -- what is noise -------------------------------------------------------------------------------
+
+
+def test_one_launch_has_the_spread_of_its_calls():
+    # Half the time: cap c takes (1 + c) / 2 and hides but for the last; twice the time: c + n (2 +
+    # 2 c) - 8.
+    found = torchcoll.advise(EIGHT, spread_curve(), caps_mb=[1, 2, 4, 8], backward_ms=8)
+    rows = by_name(found)
+    low = {name: row.exposed_low_ns / MS for name, row in rows.items()}
+    high = {name: row.exposed_high_ns / MS for name, row in rows.items()}
+    assert low == pytest.approx({"default": 4, "1": 1, "2": 1.5, "4": 2.5, "8": 4.5})
+    assert high == pytest.approx({"default": 16, "1": 25, "2": 18, "4": 16, "8": 18})
+    assert found.best.name == "2"
+    own = rows["4"]
+    assert (own.ratio, own.ratio_low, own.ratio_high) == pytest.approx((1, 24 / 26, 10.5 / 9.5))
+    assert verdicts(found)["1"] == "within noise"  # 9 for 9.5 in the fast calls
+    assert found.low_cap_mb == 1
+    assert found.launches == 1 and any(note.startswith("one launch") for note in found.notes)
+
+
+def test_launches_are_paired():
+    # No backward: the sums 8 + n latencies, of launches with 1 and 2 ms: 9 and 10 in one bucket, 10
+    # and 12 in two. Logarithms of the ratios: 0.1054 and 0.1823; t of 1 degree of freedom is 12.71.
+    two = [curve(), curve(line(2))]
+    found = torchcoll.advise(EIGHT, two, caps_mb=[4, 8], backward_ms=0)
+    row = by_name(found)["4"]
+    assert row.ratio == pytest.approx(math.sqrt(10 / 9 * 12 / 10))
+    half = 12.7062 * (math.log(1.2) - math.log(10 / 9)) / 2
+    assert row.ratio_low == pytest.approx(row.ratio / math.exp(half), rel=1e-4)
+    assert row.ratio_high == pytest.approx(row.ratio * math.exp(half), rel=1e-4)
+    assert (row.exposed_low_ns, row.exposed_high_ns) == pytest.approx((10 * MS, 12 * MS))
+    assert (found.launches, row.verdict) == (2, "within noise")
+
+
+def test_many_launches_tell():
+    six = [curve(line(latency)) for latency in (1, 1.01, 0.99, 1.02, 0.98, 1)]
+    found = torchcoll.advise(EIGHT, six, caps_mb=[4, 8], backward_ms=0)
+    assert verdicts(found) == {"default": "worse", "4": "worse", "8": "best"}
+    assert by_name(found)["4"].ratio == pytest.approx(10 / 9, rel=1e-3)
+    assert not any(note.startswith("one launch") for note in found.notes)
+
+
+def test_a_curve_without_a_spread():
+    means = run(*(given(MS * line()(n), nbytes=n) for n in SIZES))
+    found = torchcoll.advise(EIGHT, means, caps_mb=[4, 8], backward_ms=0)
+    row = by_name(found)["4"]
+    assert (row.ratio, row.ratio_low, row.verdict) == (pytest.approx(10 / 9), None, "worse")
+    assert any("it tells no spread" in note for note in found.notes)
+
+
+# -- sizes that were not measured ----------------------------------------------------------------
+
+
+def test_beyond_the_curve_nothing_is_chosen():
+    # One bucket of 8 MiB would be best: it was not measured.
+    found = torchcoll.advise(EIGHT, curve(sizes=SIZES[:3]), caps_mb=[2, 4, 8], backward_ms=0)
+    assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)  # the last piece goes on
+    assert verdicts(found) == {
+        "default": "beyond the curve", "2": "worse", "4": "best", "8": "beyond the curve",
+    }  # fmt: skip
+    (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
+    assert "above 4M" in note and note.endswith("Measure with -e 8M")
+    none = torchcoll.advise(EIGHT, curve(sizes=SIZES[:2]), caps_mb=[8], backward_ms=0)
+    assert none.best is None and none.low_cap_mb is None
+
+
+def test_sizes_that_not_all_launches_have():
+    # 10 ms too much at 1M, in one launch alone: not in the curve.
+    odd = curve(lambda n: line()(n) + 10 * (n == SIZES[1]))
+    fewer = curve(sizes=(SIZES[0], *SIZES[2:]))
+    found = torchcoll.advise(EIGHT, [odd, fewer], caps_mb=[1], backward_ms=0)
+    assert by_name(found)["1"].communication_ns == pytest.approx(16 * MS)
+    assert "1 size that not all launches have is left out" in found.notes
+
+
+# -- no backward time ----------------------------------------------------------------------------
+
+
+def test_without_a_backward_time_there_is_no_proposal():
+    found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8])
+    assert found.best is None
+    assert {row.verdict for row in found.rows} == {""}
+    assert {row.exposed_ns for row in found.rows} == {None}
+    # The default communicates for 10 ms. In 2.5 ms its first bucket is gone when the second is
+    # ready: 8 ms, with 4 MiB 1.25 + 10 - 2.5. In 10 ms 2 MiB leave 2.5 + 12 - 10, 4 MiB 5; in 40
+    # ms 1 MiB leaves its last bucket alone.
+    assert [ns / MS for ns, _ in found.assumed] == pytest.approx([2.5, 10, 40])
+    assert [name for _, name in found.assumed] == ["default", "2", "1"]
+
+
+# -- captured traffic ----------------------------------------------------------------------------
+
+FIRST = [(8, 5)]
+STEADY = [(2, 12), (2, 14), (4, 20)]  # issued 2 and 8 ms after the first
+
+
+def test_traffic_tells_when_gradients_are_ready():
+    found = torchcoll.advise(traffic([FIRST, STEADY, STEADY]), curve(), caps_mb=[8])
+    # 6 of 8 MiB took 8 ms: all of them 32 / 3. Ready at 8 / 3, 14 / 3 and 32 / 3.
+    assert found.backward_ns == pytest.approx(32 / 3 * MS)
+    # 3 ms from 8 / 3, 3 more; the last from 32 / 3 on, 5 ms.
+    assert exposed(found)["as sent"] == 5
+    assert exposed(found)["8"] == 9
+    assert found.backward_source == "from when the all_reduce calls were issued"
+    assert found.best.name == "as sent"
+    assert any("1 all_reduce 8M float32 in place of" in note for note in found.notes)
+
+
+def test_even_buckets_become_ready_as_captured():
+    # 4 MiB are ready at 14 / 3 ms, not at the half, 16 / 3: with two buckets of 4 the first ends at
+    # 29 / 3, the second is ready at 32 / 3 and takes 5.
+    found = torchcoll.advise(traffic([FIRST, STEADY]), curve(), caps_mb=[4])
+    assert exposed(found)["4"] == 5
+    # In proportion the first would end at 31 / 3: the same. 3 buckets of 8 / 3 tell them apart:
+    # ready at 14 / 3 x ... 8 / 3 is a third: between 1/4 (at 8 / 3) and 1/2 (at 14 / 3).
+    slow = curve(line(10))
+    found = torchcoll.advise(traffic([FIRST, STEADY]), slow, caps_mb=[3])
+    ready = 8 / 3 + 2 * (8 / 3 - 2) / 2
+    assert exposed(found)["3"] == ready + 3 * (10 + 8 / 3) - 32 / 3
+
+
+def test_traffic_of_a_device_tells_only_the_step():
+    sent = traffic([STEADY] * 3, "nccl", [(0, 30), (30, 60), (60, 100)])
+    found = torchcoll.advise(sent, curve())
+    assert found.backward_ns == pytest.approx(20 * MS)
+    assert found.backward_source.startswith("two thirds of the step")
+    assert torchcoll.advise(sent, curve(), backward_ms=7).backward_ns == 7 * MS
+
+
+def test_traffic_with_one_bucket_tells_only_the_step():
+    found = torchcoll.advise(traffic([FIRST] * 2, spans=[(0, 12), (12, 24)]), curve())
+    assert found.backward_ns == pytest.approx(8 * MS)
+    assert torchcoll.advise(traffic([FIRST] * 2), curve()).backward_ns is None
+
+
+def test_gradients_that_are_accumulated():
+    # Without no_sync a step of two passes sends twice.
+    twice = [(2, 12), (6, 18), (2, 32), (6, 38)]
+    found = torchcoll.advise(traffic([twice] * 2), curve(), accumulate=2)
+    assert (found.nbytes, found.accumulate) == (8 * MIB, 2)
+    assert found.backward_ns == pytest.approx(8 * MS)  # 6 ms for 6 of 8 MiB
+    # With it, once.
+    found = torchcoll.advise(traffic([STEADY] * 2), curve(), accumulate=2)
+    assert found.nbytes == 8 * MIB
+
+
+def test_what_a_program_sums_itself_is_no_gradient():
+    sent = traffic([STEADY] * 2)
+    for calls in sent.calls.values():
+        for step in range(2):
+            loss = TrafficCall("all_reduce", 4, 4, "float32", group="0", step=step, start_ns=0,
+                               asynchronous=False)  # fmt: skip
+            count = TrafficCall("all_reduce", 99 * MIB, 99 * MIB, "int64", group="0", step=step)
+            other = TrafficCall("all_reduce", MIB, MIB, "float32", group="1", step=step)
+            calls += [loss, count, other, TrafficCall("broadcast", MIB, MIB, "float32", step=step)]
+    found = torchcoll.advise(sent, curve())
+    assert found.nbytes == 8 * MIB
+
+
+def test_a_plan_as_traffic():
+    found = torchcoll.advise(plan(5, 5, 3).traffic(2), curve(), backward_ms=8)
+    assert exposed(found)["as sent"] == 7
+    assert not any("no step is marked" in note for note in found.notes)
+
+
+def test_traffic_in_a_file(tmp_path):
+    traffic([FIRST, STEADY]).save(tmp_path / "t.jsonl")
+    torchcoll.save(curve(), tmp_path / "runs" / "a.jsonl")
+    torchcoll.save(curve(), tmp_path / "runs" / "b.jsonl")
+    found = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs")
+    assert (found.nbytes, found.launches) == (8 * MIB, 2)
+    for path in (tmp_path / "t.jsonl", tmp_path / "runs" / "a.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:-1]))
+        told = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs").notes
+        assert sum(f"{path}: truncated" in note for note in told) == 1
+
+
+def test_compressed_traffic_is_told():
+    sent = traffic([STEADY] * 2)
+    half = {r: [TrafficCall(**{**vars(c), "dtype": "float16"}) for c in own]
+            for r, own in sent.calls.items()}  # fmt: skip
+    sent.calls = half
+    found = torchcoll.advise(sent, curve(dtype="float16"))
+    assert any(note.startswith("the calls are float16: where a hook") for note in found.notes)
+
+
+# -- refused -------------------------------------------------------------------------------------
+
+
+def sharded():
+    calls = [TrafficCall("reduce_scatter", 8 * MIB, 4 * MIB, "float32", group="0")]
+    return traffic([], calls={0: calls})
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ([run()], "curve: got no case of all_reduce, expected all_reduce over sizes, on 2 ranks"),
+        ([run(measured(9, collective="broadcast"))], "curve: got no case of all_reduce"),
+        ([curve(ranks=1)], "got all_reduce on 1 rank, which communicates nothing, expected"),
+        ([curve(backend="fake")], "got all_reduce on the backend fake, which communicates nothing"),
+        ([curve(coalesce=4)], "got all_reduce coalesced, several timed together"),
+        ([curve(status="failed")], "got all_reduce failed, expected all_reduce over sizes"),
+        ([run(*(given(9, nbytes=n) for n in SIZES), rehearse=True)], "got 1 rehearsals"),
+        ([curve(sizes=SIZES[:1])], "curve: got 1 size that its launch has, expected 2 or more"),
+        (
+            [curve(sizes=SIZES[:2]), curve(sizes=SIZES[2:])],
+            "curve: got 0 sizes that all of its 2 launches have",
+        ),
+        (
+            [curve(), curve(backend="ccl")],
+            "curve: got all_reduce with backend gloo and ccl, expected one backend",
+        ),
+        (
+            [run(*curve(dtype="int8").results, *curve(dtype="int32").results)],
+            "curve: got all_reduce with dtype int8 and int32, expected one dtype",
+        ),
+        ([curve(ranks=4)], "ranks of the curve: got 4, expected 2, as the gradients are summed"),
+    ],
+)
+def test_curves_that_are_refused(runs, text):
+    with pytest.raises(UsageError) as caught:
+        torchcoll.advise(traffic([STEADY] * 2), runs)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "choices", "text"),
+    [
+        (sharded(), {}, "traffic: got reduce_scatter of gradients (FSDP), expected all_reduce of "
+         "gradients (DDP). FSDP2 has no bucket_cap_mb"),
+        (traffic([], calls={}), {}, "traffic: got no all_reduce of floating-point numbers"),
+        ("a.jsonl", {}, "traffic file: got a.jsonl"),
+        ([], {}, "gradients: got list, expected a Traffic, plans of gradient_buckets, or a number"),
+        ({"a": 1}, {}, "gradients: got dict, expected a Traffic"),
+        ([plan(None, 8), plan(1, 4)], {}, "gradients: got plans of 8388608 and of 4194304 bytes"),
+        (plan(None, 8), {"caps_mb": [1]}, "caps_mb: got [1], expected none beside plans"),
+        (plan(None, 8), {"dtype": "bf16"}, "dtype: got bf16, expected none: the gradients have"),
+        (0, {}, "parameters: got 0, expected a number from 1 to 1e12"),
+        (float("nan"), {}, "parameters: got nan, expected a number from 1 to 1e12"),
+        (9, {"dtype": "int32"}, "dtype: got int32, expected a floating-point type"),
+        (9, {"accumulate": 0}, "accumulate: got 0, expected a whole number from 1 up"),
+        (9, {"backward_ms": -1}, "backward-ms: got -1, expected 0 or more"),
+        (9, {"backward_ms": float("inf")}, "backward-ms: got inf, expected a number"),
+        (9, {"caps_mb": []}, "bucket-cap-mb: got none, expected 200000 buckets at most"),
+        (9, {"caps_mb": [0]}, "bucket-cap-mb: got 0, expected 9.53674e-07 or more"),
+        (9e9, {"caps_mb": [0.1, 9]}, "got 0.1 for 36000000000 bytes, expected 200000 buckets"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(gradients, choices, text):
+    with pytest.raises(torchcoll.TorchcollError) as caught:
+        torchcoll.advise(gradients, curve(), **choices)
+    assert text in str(caught.value)
+
+
+def test_what_is_asked_of_a_curve_is_found_among_others():
+    """DDP's sums, called as DDP calls them, of the gradients' type."""
+    others = [
+        *curve(line(7), op="max").results,
+        *curve(line(7), dtype="float16").results,
+        *curve(line(7)).results,
+        *curve(asynchronous=True).results,
+    ]
+    found = torchcoll.advise(EIGHT, run(*others), caps_mb=[8], backward_ms=0)
+    assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)
+    assert (found.curve.dtype, found.curve.op, found.curve.asynchronous) == ("float32", "sum", True)
+
+
+def test_sub_groups_that_ran_at_once_are_one_curve():
+    # 8 MiB take 9 and 16 ms: 12 is their geometric mean.
+    both = [*curve(group="mod:2/0").results, *curve(line(1, 15 / 8), group="mod:2/1").results]
+    found = torchcoll.advise(EIGHT, run(*both), caps_mb=[4], backward_ms=0)
+    sums = 2 * math.sqrt(5 * 8.5)
+    assert by_name(found)["4"].communication_ns == pytest.approx(sums * MS)
+    with pytest.raises(UsageError, match="got all_reduce with group mod:2 and None, expected one"):
+        torchcoll.advise(EIGHT, [run(*both), curve()])
+
+
+def test_another_type_is_told():
+    found = torchcoll.advise(EIGHT, curve(dtype="float64"))
+    assert any(
+        note.startswith("the curve is of float64, the gradients are") for note in found.notes
+    )
+
+
+def test_a_curve_that_does_not_tell_its_ranks():
+    means = run(*(given(MS * line()(n), nbytes=n, ranks=0) for n in SIZES), ranks=0)
+    found = torchcoll.advise(traffic([STEADY] * 2), means)
+    assert "the curve does not tell its number of ranks" in found.notes
+
+
+def test_launches_of_one_size_are_no_curve():
+    with pytest.raises(UsageError, match="got 1 size that all of its 3 launches have"):
+        torchcoll.advise(EIGHT, launches([100, 101, 102]))
+
+
+def test_groups_are_named_in_the_traffic():
+    sent = traffic([STEADY] * 2, groups={"0": Group("0", (0, 1, 2, 3), "gloo")}, ranks=8)
+    with pytest.raises(UsageError, match="got 2, expected 4, as the gradients are summed over"):
+        torchcoll.advise(sent, curve())

@@ -1,0 +1,278 @@
+"""Wait, transfer and contention: exact on stamps made by hand, and once on real ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Job
+from sent import MIB, MS, call, ddp, traffic, world
+
+import torchcoll
+from torchcoll.analysis.cost import LateRank
+from torchcoll.core.case import Case
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.traffic import Group, Traffic, join
+
+ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+
+
+def measured(*cases: Case, ranks: int = 2, ns: int = 2 * MS, clock: str = "host", **changed) -> Run:
+    """Each case took so long on its slowest rank in every call, half of it on the others."""
+    results = [
+        CaseResult(
+            case,
+            **{
+                "status": "ok",
+                "ranks": ranks,
+                "nbytes": case.nbytes,
+                "time_ns": {clock: [[ns] * 3, *[[ns // 2] * 3] * (ranks - 1)]},
+                **changed,
+            },
+        )
+        for case in cases
+    ]
+    return Run(header={"run_id": "r1", "ranks": ranks}, results=results)
+
+
+def late(delay_ms: int, ranks: int = 2, calls: int = 4, last: int = 1) -> Traffic:
+    """The transfer takes 3 ms; ``last`` comes so much later than all others."""
+    delays = {rank: 0 if rank == last else delay_ms for rank in range(ranks)}
+    return traffic(
+        lambda rank: [call(sequence=i, time_ns=(3 + delays[rank]) * MS) for i in range(calls)],
+        ranks=ranks,
+    )
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 50])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_late_rank_is_wait_and_no_contention(delay_ms, ranks):
+    found = torchcoll.cost(late(delay_ms, ranks), measured(ALONE, ranks=ranks, ns=3 * MS))
+    (row,) = found.rows
+    assert (row.collective, row.nbytes, row.calls, row.group_ranks) == ("all_reduce", MIB, 4, ranks)
+    assert row.in_place_ns == (3 + delay_ms) * MS
+    assert (row.wait_ns, row.transfer_ns) == (delay_ms * MS, 3 * MS)
+    assert (row.isolated_ns, row.contention_ns, row.reason) == (3 * MS, 0, "")
+
+
+def test_what_a_transfer_has_more_than_alone_is_contention():
+    (row,) = torchcoll.cost(late(5), measured(ALONE)).rows
+    assert (row.transfer_ns, row.isolated_ns, row.contention_ns) == (3 * MS, 2 * MS, MS)
+    assert row.isolated_as == "isolated, host clock, gloo, sum"
+
+
+def test_the_steady_steps_of_ddp():
+    case = dataclasses.replace(ALONE, nbytes=25 * MIB, asynchronous=True)
+    found = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
+    first, second, third = found.rows
+    assert (first.nbytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
+    assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 5 * MS, 7 * MS)
+    assert (first.isolated_as, first.contention_ns) == (
+        "isolated, host clock, gloo, async, sum",
+        MS,
+    )
+    assert (second.nbytes, second.isolated_ns, second.contention_ns) == (9 * MIB, None, None)
+    assert second.reason == "not measured at 9M"
+    assert (third.collective, third.nbytes, third.wait_ns) == ("broadcast", 8, None)
+    assert found.notes[0].startswith("left out: step 0 of 4")
+
+
+def test_calls_that_queue_say_so():
+    """Rank 0's calls take 12 ms and come every 10: all but the first of a step begin in the last.
+
+    Rank 1's take 7 ms. Of the 18 calls of 25 MiB two of three queue on rank 0.
+    """
+    found = torchcoll.cost(traffic(ddp, steps=4), measured(ALONE))
+    assert [row.queued for row in found.rows] == [6 / 18, 3 / 6, 0]
+    assert any(note.startswith("queued: calls issued while an earlier one") for note in found.notes)
+
+
+def test_a_call_that_begins_at_the_end_of_another_does_not_queue():
+    for start_ns, share in ((MS, 0), (MS - 1, 0.5)):
+        calls = [call(sequence=i, start_ns=i * start_ns, time_ns=MS) for i in range(2)]
+        assert only(traffic(lambda rank, calls=calls: calls), measured(ALONE)).queued == share
+
+
+def test_queuing_is_unknown_where_stamps_are():
+    stamped = call(time_ns=MS, start_ns=0)
+    for changed in ({"start_ns": None}, {"time_ns": None}, {"clock": "device"}):
+        one = dataclasses.replace(stamped, **changed)
+        (row,) = torchcoll.cost(traffic(lambda rank, one=one: [one]), measured(ALONE)).rows
+        assert row.queued is None
+
+
+def test_who_came_last():
+    found = torchcoll.cost(late(5, ranks=4, calls=10, last=2), measured(ALONE, ranks=4))
+    never = [LateRank(rank, 10, 0, 0.0, 0.25, None) for rank in (0, 1, 3)]
+    assert found.late == [*never[:2], LateRank(2, 10, 10, 1.0, 0.25, 5 * MS), never[2]]
+    assert found.ties == 0
+
+
+def test_a_tie_is_nobodys():
+    times = {0: (3, 4), 1: (3, 9)}
+    found = torchcoll.cost(
+        traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in enumerate(times[rank])]),
+        measured(ALONE),
+    )
+    assert found.ties == 1
+    assert found.late == [LateRank(0, 2, 1, 0.5, 0.5, 5 * MS), LateRank(1, 2, 0, 0.0, 0.5, None)]
+
+
+def only(found: Traffic, run: Run):
+    (row,) = torchcoll.cost(found, run).rows
+    return row
+
+
+def split(row):
+    return row.wait_ns, row.transfer_ns, row.contention_ns
+
+
+def test_one_rank_alone_tells_no_wait():
+    row = only(traffic(lambda rank: [call(time_ns=3 * MS)], recorded=[1]), measured(ALONE))
+    assert (row.in_place_ns, row.isolated_ns, split(row)) == (3 * MS, 2 * MS, (None, None, None))
+    assert row.reason == "1 of the 2 ranks of its group were recorded"
+
+
+@pytest.mark.parametrize(
+    ("made", "groups", "reason"),
+    [
+        (
+            call("broadcast", root=0, time_ns=MS),
+            None,
+            "rooted: ranks leave at different times, so that the shortest need not be the last",
+        ),
+        (
+            call("send", peer=1, time_ns=MS),
+            None,
+            "a message between two ranks: its two sides are not put together",
+        ),
+        (
+            call("_dtensor::thing", time_ns=MS),
+            None,
+            "_dtensor::thing is not in the table of collectives",
+        ),
+        (call(time_ns=MS), {"0": Group("0")}, "the calls of the ranks were not put together"),
+        (call(time_ns=MS), {"0": Group("0", (0,))}, "a group of one rank"),
+        (call(), None, "no time"),
+    ],
+)
+def test_what_cannot_be_split_says_why(made, groups, reason):
+    ranks = 1 if reason == "a group of one rank" else 2
+    found = traffic(lambda rank: [made], ranks=ranks, groups=groups)
+    row = torchcoll.cost(found, measured(ALONE)).rows[0]
+    assert split(row) == (None, None, None)
+    assert row.reason.split("; ")[0] == reason
+    assert torchcoll.cost(found, measured(ALONE)).late == []
+
+
+def changed(**fields) -> Case:
+    return dataclasses.replace(ALONE, **fields)
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        (Run(), "all_reduce is not in the run"),
+        (measured(changed(collective="barrier", dtype=None)), "all_reduce is not in the run"),
+        (measured(changed(dtype="bfloat16")), "measured in bfloat16, not in float32"),
+        (measured(ALONE, ranks=4), "measured on 4 ranks, the group has 2"),
+        (measured(changed(nbytes=8)), "not measured at 1M"),
+        (measured(changed(backend="ccl")), "measured on ccl, sent on gloo"),
+        (measured(changed(op="max")), "measured with max, not with sum"),
+        (measured(ALONE, status="oom", reason="no memory"), "oom: no memory"),
+        (measured(ALONE, time_ns={}), "ok: no steady calls"),
+        (measured(changed(rehearsal=True)), "a rehearsal, in which no time means anything"),
+        (measured(changed(coalesce=4)), "measured in groups of calls, or until issued only"),
+        (measured(ALONE, clock="issue"), "measured in groups of calls, or until issued only"),
+    ],
+)
+def test_what_was_not_measured_says_why(run, reason):
+    found = traffic(lambda rank: [call(time_ns=3 * MS, op="sum")])
+    row = only(found, run)
+    assert (row.isolated_ns, row.contention_ns, row.reason) == (None, None, reason)
+    assert (row.wait_ns, row.transfer_ns) == (0, 3 * MS)
+
+
+def test_the_clocks_must_be_the_same():
+    row = only(late(0), measured(ALONE, clock="device"))
+    assert (row.isolated_ns, row.contention_ns) == (2 * MS, None)
+    assert row.reason == "host clock in the training, device clock in the run"
+
+
+def test_the_trainings_clock_is_read_where_the_run_has_it():
+    both = {"host": [[9 * MS] * 3] * 2, "device": [[2 * MS] * 3] * 2}
+    found = traffic(lambda rank: [call(time_ns=3 * MS, clock="device")])
+    assert only(found, measured(ALONE, time_ns=both)).contention_ns == MS
+    assert only(late(0), measured(ALONE, time_ns=both)).contention_ns == -6 * MS
+
+
+def test_async_or_not_as_in_the_training():
+    run = measured(changed(asynchronous=True), ns=MS)
+    run.results += measured(ALONE).results
+    for asynchronous, alone in ((True, MS), (False, 2 * MS), (None, 2 * MS)):
+        one = call(time_ns=3 * MS, asynchronous=asynchronous)
+        assert only(traffic(lambda rank, one=one: [one]), run).isolated_ns == alone
+
+
+def test_sizes_are_those_of_nccl_tests():
+    """What all_gather gets and reduce_scatter gives is their size."""
+
+    def own(rank):
+        yield call("all_gather", MIB // 2, nbytes_out=MIB, time_ns=3 * MS)
+        yield call("reduce_scatter", MIB, nbytes_out=MIB // 2, time_ns=3 * MS, sequence=1)
+
+    cases = [changed(collective=name) for name in ("all_gather", "reduce_scatter")]
+    found = torchcoll.cost(traffic(own), measured(*cases))
+    assert [(row.nbytes, row.contention_ns) for row in found.rows] == [(MIB, MS), (MIB, MS)]
+
+
+def test_all_to_all_v_has_no_one_size():
+    found = traffic(lambda rank: [call("all_to_all_v", 100 + rank, time_ns=(1 + rank) * MS)])
+    row = only(found, measured(ALONE))
+    assert (row.nbytes, row.wait_ns, row.transfer_ns) == (None, MS, MS)
+    assert row.reason == "all_to_all_v: what each rank sends varies"
+
+
+def test_two_groups_of_a_mesh_are_one_row():
+    groups = {f"tp{i}": Group(f"tp{i}", (2 * i, 2 * i + 1), "gloo", "mesh_tp") for i in (0, 1)}
+    found = traffic(
+        lambda rank: [call(group=f"tp{rank // 2}", time_ns=(3 + rank) * MS)], 4, groups=groups
+    )
+    row = only(found, measured(ALONE))
+    assert (row.group, row.group_ranks, row.calls, row.wait_ns) == ("mesh_tp", 2, 2, MS)
+    assert row.transfer_ns == 4 * MS  # 3 and 5
+
+
+def delayed(delay_s: float) -> None:
+    """Rank 1 comes later to each of eight calls; each rank writes what it saw."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    tensor, calls = torch.ones(16384), []
+    dist.all_reduce(tensor)
+    for number in range(8):
+        dist.barrier()
+        if rank == 1:
+            time.sleep(delay_s)
+        start = time.perf_counter_ns()
+        dist.all_reduce(tensor)
+        took = time.perf_counter_ns() - start
+        calls.append(call(nbytes=65536, sequence=number, asynchronous=False, time_ns=took))
+    Traffic(ranks=ranks, calls={rank: calls}, groups=world(ranks)).save(f"traffic{rank}.jsonl")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_real_rank_that_comes_50_ms_late(tmp_path: Path):
+    """The margins are those of a busy machine: what is tested is where the 50 ms go."""
+    job = Job(tmp_path / "job", lambda: delayed(0.05), ranks=3)
+    assert job.codes() == [0, 0, 0]
+    found = join(Traffic.load(tmp_path / "job" / f"traffic{rank}.jsonl") for rank in range(3))
+    result = torchcoll.cost(found, Run())
+    (row,) = result.rows
+    assert 45 * MS < row.wait_ns < 150 * MS
+    assert row.transfer_ns < 25 * MS
+    assert result.late[1].share >= 0.75

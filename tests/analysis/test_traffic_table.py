@@ -1,0 +1,315 @@
+"""What a training sends, as rows: by hand, see tests/sent.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from sent import MIB, MS, call, ddp, traffic, world
+
+import torchcoll
+from torchcoll.analysis.traffic import SizeBin, TrafficRow, summarise_traffic
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group
+
+ROW = {
+    "collective": "all_reduce",
+    "nbytes_in": 25 * MIB,
+    "nbytes_out": 25 * MIB,
+    "dtype": "float32",
+    "op": None,
+    "group": "0",
+    "group_ranks": 2,
+    "groups": 1,
+    "backend": "gloo",
+    "asynchronous": True,
+    "ranks": "0-1",
+    "calls_per_step": 3,
+    "bytes_per_step": 75 * MIB,
+    "time_per_step_ns": 36 * MS,  # three times the 12 ms of rank 0, the slower one
+    "median_ns": 12 * MS,
+    "clock": "host",
+    "share": 0.36,
+    "exposed_ns": None,
+}
+
+
+def rows(found):
+    return [dataclasses.asdict(row) for row in summarise_traffic(found).rows]
+
+
+def some(found, *names):
+    """The rows as tuples of these fields."""
+    return [tuple(row[name] for name in names) for row in rows(found)]
+
+
+def test_rows_of_ddp():
+    nine = {"nbytes_in": 9 * MIB, "nbytes_out": 9 * MIB, "calls_per_step": 1, "share": 0.12}
+    nine |= {"bytes_per_step": 9 * MIB, "time_per_step_ns": 12 * MS}
+    small = {"collective": "broadcast", "nbytes_in": 8, "nbytes_out": 8, "dtype": "int64"}
+    small |= {"asynchronous": False, "calls_per_step": 1, "bytes_per_step": 8}
+    small |= {"time_per_step_ns": MS / 5, "median_ns": MS / 5, "share": 0.002, "exposed_ns": MS / 5}
+    assert rows(traffic(ddp, steps=4)) == [ROW, ROW | nine, ROW | small]
+
+
+def test_the_steps_of_ddp():
+    table = summarise_traffic(traffic(ddp, steps=4))
+    assert (table.steps, table.total, table.marked, table.statistic) == (
+        (1, 2, 3),
+        4,
+        True,
+        "median",
+    )
+    assert table.step_ns == 100 * MS
+    # In flight: from 0 to 42 ms, as each of four begins 10 ms after the last and takes 12.
+    assert table.busy_ns == 42 * MS + MS // 5
+    assert table.notes == [
+        "left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, "
+        "1 all_reduce 9M float32",
+        "2 calls of 2 ranks outside of the marked steps: left out",
+        "asynchronous calls overlap each other and the computation: their times add up to more "
+        "than the step pays",
+    ]
+
+
+def test_the_sizes_of_ddp():
+    assert summarise_traffic(traffic(ddp, steps=4)).sizes == [
+        SizeBin("0-1", 8, 16, 1, 8),
+        SizeBin("0-1", 8 * MIB, 16 * MIB, 1, 9 * MIB),
+        SizeBin("0-1", 16 * MIB, 32 * MIB, 3, 75 * MIB),
+    ]
+
+
+def test_bins_begin_at_powers_of_two():
+    sizes = [0, 1, 2, 3, 4, MIB - 1, MIB]
+    found = traffic(lambda rank: [call(nbytes=n, sequence=i) for i, n in enumerate(sizes)])
+    bins = [(one.low_nbytes, one.high_nbytes, one.calls_per_step, one.bytes_per_step)
+            for one in summarise_traffic(found).sizes]  # fmt: skip
+    assert bins == [
+        *((0, 0, 1, 0), (1, 2, 1, 1), (2, 4, 2, 5), (4, 8, 1, 4)),
+        *((MIB // 2, MIB, 1, MIB - 1), (MIB, 2 * MIB, 1, MIB)),
+    ]
+
+
+def test_without_marks_everything_is_one_step():
+    found = traffic(lambda rank: [call(sequence=i, time_ns=(i + 1) * MS) for i in range(3)])
+    table = summarise_traffic(found)
+    assert (table.steps, table.total, table.marked, table.step_ns) == ((0,), 1, False, None)
+    assert some(found, "calls_per_step", "time_per_step_ns", "median_ns", "share") == [
+        (3, 6 * MS, 2 * MS, None)
+    ]
+    assert table.notes[0] == "no step is marked: all calls are one step"
+
+
+def test_a_plan_needs_no_marks():
+    found = dataclasses.replace(traffic(lambda rank: [call()]), source="plan")
+    assert summarise_traffic(found).notes == []
+    assert some(found, "time_per_step_ns", "clock") == [(None, None)]
+
+
+def stepwise(*counts, nbytes=MIB):
+    """Each step sends so many calls."""
+
+    def own(rank):
+        steps = [step for step, count in enumerate(counts) for _ in range(count)]
+        return [call(nbytes=nbytes, sequence=i, step=s, time_ns=MS) for i, s in enumerate(steps)]
+
+    return traffic(own, steps=len(counts))
+
+
+@pytest.mark.parametrize(
+    ("counts", "steady", "calls", "notes"),
+    [
+        ((1, 4), (1,), 4, ["left out: step 0 of 2: 3 all_reduce 1M float32 fewer"]),
+        ((2, 2, 5), (0, 1), 2, ["left out: step 2 of 3: 3 all_reduce 1M float32 more"]),
+        # Gradients are accumulated: most steps send nothing.
+        ((0, 0, 3, 0, 0, 3), (2, 5), 3, ["left out: steps 0-1,3-4 of 6: no calls"]),
+        ((7, 0, 3, 3, 0), (2, 3), 3, None),
+        ((4, 4), (0, 1), 4, []),
+    ],
+)
+def test_steps_that_send_otherwise_are_left_out_and_said(counts, steady, calls, notes):
+    table = summarise_traffic(stepwise(*counts))
+    assert (table.steps, table.rows[0].calls_per_step) == (steady, calls)
+    assert notes is None or table.notes[:-1] == notes
+
+
+def test_steps_that_all_differ_are_averaged_and_that_is_said():
+    table = summarise_traffic(stepwise(1, 2, 3, 6))
+    assert (table.steps, table.statistic) == ((0, 1, 2, 3), "mean")
+    (row,) = table.rows
+    assert (row.calls_per_step, row.bytes_per_step, row.time_per_step_ns) == (3, 3 * MIB, 3 * MS)
+    assert table.notes[0] == (
+        "the steps vary: at most 1 of 4 send alike; figures are means over all of them"
+    )
+
+
+def test_steps_that_send_nothing_at_all():
+    table = summarise_traffic(stepwise(0, 0))
+    assert (table.rows, table.sizes, table.steps) == ([], [], (0, 1))
+
+
+def test_a_rank_that_was_cut_off_marked_fewer_steps():
+    found = stepwise(1, 1, 1)
+    found.steps[1] = found.steps[1][:2]
+    found.calls[1] = found.calls[1][:2]
+    table = summarise_traffic(found)
+    assert (table.total, table.rows[0].calls_per_step) == (2, 1)
+    assert table.notes[:2] == [
+        "the ranks marked 2 to 3 steps: the first 2 count",
+        "1 call of 2 ranks outside of the marked steps: left out",
+    ]
+
+
+def test_time_is_the_slowest_rank_of_each_call():
+    times = {0: (10, 1), 1: (2, 5)}  # the longest are 10 and 5
+    found = traffic(
+        lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in enumerate(times[rank])]
+    )
+    assert some(found, "time_per_step_ns", "median_ns") == [(15 * MS, 7.5 * MS)]
+    assert some(traffic(lambda rank: found.calls[rank], recorded=[1]), "time_per_step_ns") == [
+        (7 * MS,)
+    ]
+
+
+def test_ranks_are_joined_by_number_not_by_place():
+    """Rank 1 was recorded from its second call on."""
+    times = {0: [(0, 9), (1, 3)], 1: [(1, 4)]}
+    found = traffic(lambda rank: [call(sequence=i, time_ns=t * MS) for i, t in times[rank]])
+    assert some(found, "ranks", "median_ns") == [("0", 6.5 * MS), ("1", 4 * MS)]
+
+
+def test_pipeline_stages_have_rows_of_their_own():
+    def own(rank):
+        message = {"collective": "send" if rank == 0 else "recv", "peer": 1 - rank}
+        message |= {"nbytes_in": 4096 * (rank == 0), "nbytes_out": 4096 * (rank == 1)}
+        return [call(time_ns=MS), call(**message, asynchronous=None)]
+
+    found = traffic(own)
+    names = ("collective", "nbytes_in", "nbytes_out", "ranks", "bytes_per_step")
+    assert some(found, *names) == [
+        ("all_reduce", MIB, MIB, "0-1", MIB),
+        ("send", 4096, 0, "0", 4096),
+        ("recv", 0, 4096, "1", 0),
+    ]
+    notes = summarise_traffic(found).notes
+    assert "the ranks do not send alike: each row is of the ranks that it names" in notes
+    assert "2 of 3 rows have no time: the source does not tell it" in notes
+    assert not any(note.startswith("group 0") for note in notes)  # two sides do not disagree
+
+
+def test_groups_of_a_mesh_that_do_alike_are_one_row():
+    """Two tensor-parallel groups, whose own calls take 1 and 3 ms; one group of all."""
+    groups = {
+        **world(4),
+        "tp0": Group("tp0", (0, 1), "gloo", "mesh_tp"),
+        "tp1": Group("tp1", (2, 3), "gloo", "mesh_tp"),
+    }
+
+    def own(rank):
+        yield call("all_gather", 8, nbytes_out=16, group=f"tp{rank // 2}", time_ns=(1 + rank) * MS)
+        yield call(time_ns=2 * MS)
+
+    found = traffic(own, ranks=4, groups=groups)
+    names = ("collective", "group", "group_ranks", "groups", "ranks", "calls_per_step")
+    assert some(found, *names, "time_per_step_ns", "median_ns") == [
+        ("all_gather", "mesh_tp", 2, 2, "0-3", 1, 4 * MS, 3 * MS),
+        ("all_reduce", "0", 4, 1, "0-3", 1, 2 * MS, 2 * MS),
+    ]
+
+
+def test_groups_without_a_description_are_named():
+    groups = {name: Group(name, ranks, "gloo", "undefined") for name, ranks in
+              (("1", (0, 1)), ("2", (2, 3)))}  # fmt: skip
+    found = traffic(lambda rank: [call(group=str(1 + rank // 2))], ranks=4, groups=groups)
+    assert some(found, "group", "groups", "ranks") == [("1,2", 2, "0-3")]
+
+
+def test_calls_of_a_group_of_unknown_ranks_are_each_ranks_own():
+    found = traffic(lambda rank: [call(time_ns=(1 + rank) * MS)], groups={"0": Group("0")})
+    assert some(found, "group_ranks", "time_per_step_ns", "median_ns") == [(0, 2 * MS, 1.5 * MS)]
+    assert (
+        "2 of 2 collectives do not tell the ranks of their group: they are not put together over "
+        "the ranks, and their times are each rank's own"
+    ) in summarise_traffic(found).notes
+
+
+def test_ranks_that_count_differently_are_not_joined():
+    def own(rank):
+        calls = [call(time_ns=MS), call("all_gather", 8, nbytes_out=16, time_ns=9 * MS)]
+        return [dataclasses.replace(c, sequence=i) for i, c in enumerate(calls[rank:])]
+
+    found = traffic(own)
+    assert some(found, "collective", "ranks", "median_ns") == [
+        ("all_reduce", "0", MS),
+        ("all_gather", "0-1", 9 * MS),
+    ]
+    assert (
+        "group 0: call 0 is all_reduce float32 on rank 0, all_gather float32 on rank 1: the ranks "
+        "do not count alike: its calls are not put together, and times are each rank's own"
+    ) in summarise_traffic(found).notes
+
+
+def test_the_same_number_in_another_step_is_not_the_same_call():
+    found = traffic(lambda rank: [call(step=rank, time_ns=(1 + rank) * MS)], steps=2)
+    (note,) = [n for n in summarise_traffic(found).notes if n.startswith("group 0")]
+    assert "all_reduce float32 in step 0 on rank 0, all_reduce float32 in step 1 on rank 1" in note
+
+
+def test_sizes_of_all_to_all_v_vary_and_are_one_row():
+    sizes = {0: (100, 300), 1: (200, 200)}
+    found = traffic(
+        lambda rank: [
+            call("all_to_all_v", n, sequence=i, step=i, time_ns=MS)
+            for i, n in enumerate(sizes[rank])
+        ],
+        steps=2,
+    )
+    assert some(found, "nbytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
+    assert (
+        "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
+        in summarise_traffic(found).notes
+    )
+
+
+def test_exposed_as_the_trace_has_it():
+    found = traffic(lambda rank: [call(time_ns=9 * MS, exposed_ns=(1 + rank) * MS)] * 2)
+    assert some(found, "exposed_ns") == [(4 * MS,)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "backend"),
+    [
+        ({"asynchronous": True}, "gloo"),
+        ({"asynchronous": None}, "gloo"),
+        ({"asynchronous": False, "clock": "device"}, "gloo"),
+        ({"asynchronous": False}, "nccl"),  # there the host does not wait
+    ],
+)
+def test_exposed_is_unknown_where_the_host_does_not_wait(changed, backend):
+    one = call(time_ns=MS, **changed)
+    assert some(traffic(lambda rank: [one], groups=world(2, backend=backend)), "exposed_ns") == [
+        (None,)
+    ]
+
+
+def test_a_row_with_a_call_that_nobody_timed_has_no_sum():
+    found = traffic(lambda rank: [call(time_ns=MS), call(sequence=1)])
+    assert some(found, "time_per_step_ns", "median_ns") == [(None, MS)]
+
+
+def test_no_calls():
+    table = summarise_traffic(traffic(lambda rank: []))
+    assert (table.rows, table.sizes) == ([], [])
+    assert summarise_traffic(torchcoll.Traffic()).rows == []
+
+
+def test_table_is_a_frame_with_the_fields_as_columns():
+    frame = torchcoll.table(traffic(ddp, steps=4))
+    assert list(frame.columns) == [field.name for field in dataclasses.fields(TrafficRow)]
+    assert frame["bytes_per_step"].tolist() == [75 * MIB, 9 * MIB, 8]
+
+
+def test_table_has_no_other_reading_of_traffic():
+    with pytest.raises(UsageError, match=r"^table: got min of traffic, expected no choice with"):
+        torchcoll.table(traffic(ddp, steps=4), over_ranks="min")

@@ -1,0 +1,456 @@
+"""A captured step played on real ranks, and everything that is refused before it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.run import get_args_parser
+
+import torchcoll
+from torchcoll import cli
+from torchcoll.bench import control, environment, measure, runner, watchdog
+from torchcoll.bench.replay import replay
+from torchcoll.commands import replay as command
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+MS = 1_000_000
+UNTOLD = ("send", "recv", "reduce_scatter")
+
+
+def reduced(nbytes: int = 64, group: str = "", **fields) -> TrafficCall:
+    values = {"dtype": "float32", "op": "sum", "group": group, **fields}
+    return TrafficCall("all_reduce", nbytes, nbytes, **values)
+
+
+def message(collective: str, peer: int, nbytes: int = 64, asynchronous: bool = True) -> TrafficCall:
+    sides = (nbytes, 0) if collective == "send" else (0, nbytes)
+    return TrafficCall(collective, *sides, "float32", peer=peer, asynchronous=asynchronous)
+
+
+def every_collective(rank: int) -> list[TrafficCall]:
+    """All that has a size, on 2 ranks, as the rank would see it."""
+    calls = []
+    for name, entry in COLLECTIVES.items():
+        if name in ("all_to_all_v", "sendrecv", "hypercube"):
+            continue
+        sides = {
+            **{"all_gather": (64, 128), "reduce_scatter": (128, 64), "barrier": (0, 0)},
+            **{"gather": (64, 0 if rank == 0 else 128), "scatter": (0 if rank == 0 else 128, 64)},
+        }
+        for asynchronous in (False, True):
+            call = TrafficCall(
+                name,
+                *sides.get(name, (128, 128)),
+                "float32" if entry.has_data else None,
+                op="max" if entry.has_op else None,
+                root=1 if entry.has_root else None,
+                group="pair",
+                asynchronous=asynchronous,
+            )
+            calls.append(call)
+    # Rank 0 keeps 1 byte and sends 3, rank 1 sends all of its 5.
+    splits = ((1, 3), (5, 0))[rank]
+    received = (6, 3)[rank]
+    calls.append(TrafficCall("all_to_all_v", sum(splits), received, splits=splits, group="pair"))
+    return calls
+
+
+def messages(rank: int) -> list[TrafficCall]:
+    """Both send before they receive: as a batch they can. Then one after the other."""
+    both = [message("send", 1 - rank), message("recv", 1 - rank)]
+    turn = [message("send", 1, 8, False), message("recv", 0, 8, False)]
+    return [*both, turn[rank]]
+
+
+def marked(calls: list[TrafficCall], steps: int = 2) -> list[TrafficCall]:
+    return [replace(call, step=step) for step in range(steps) for call in calls]
+
+
+def traffic(*ranks: list[TrafficCall], size: int | None = None, **groups) -> Traffic:
+    named = {name: Group(name, members) for name, members in groups.items()}
+    return Traffic(ranks=size or len(ranks), calls=dict(enumerate(ranks)), groups=named)
+
+
+def told(call: TrafficCall) -> TrafficCall:
+    """The call without what belongs to one play of it."""
+    at_once = bool(call.asynchronous)
+    return replace(call, sequence=0, step=None, start_ns=None, time_ns=None, asynchronous=at_once)
+
+
+def console(*arguments: str):
+    def target() -> None:
+        sys.exit(cli.main(["replay", *arguments]))
+
+    return target
+
+
+def errors(job) -> list[str]:
+    texts = [job.text(rank) for rank in job.pids]
+    return [line for text in texts for line in text.splitlines() if "torchcoll: error" in line]
+
+
+# -- what is played ----------------------------------------------------------------------------
+
+
+def test_every_kind_of_call(jobs, tmp_path):
+    """The command, on the file of all ranks."""
+    own = [every_collective(rank) + messages(rank) for rank in (0, 1)]
+    given = traffic(*map(marked, own), pair=(0, 1))
+    given.groups["pair"] = Group("pair", (0, 1), "nccl", "tensor parallel")
+    given.steps = {0: [(0, 7 * MS), (7 * MS, 9 * MS)], 1: [(0, 7 * MS), (7 * MS, 10 * MS)]}
+    given.save(tmp_path / "t.jsonl")
+
+    def setup(rank: int) -> None:
+        environment.crowded = lambda members: [("here", "3 ranks on 1 core")]
+
+    job = jobs(tmp_path, console("t.jsonl", "--steps", "3", "-J", "out.jsonl"), 2, setup=setup)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    assert job.text(0) == "traffic file: out.jsonl\n" and job.text(1) == ""
+    assert "all_to_all_v" in job.text(0, "stdout") and job.text(1, "stdout") == ""
+    found = Traffic.load(tmp_path / "out.jsonl")
+    assert not found.problems
+    assert (found.source, found.ranks, sorted(found.calls)) == ("replay", 2, [0, 1])
+    assert found.groups == {
+        "pair": Group("pair", (0, 1), "gloo", "tensor parallel"),
+        "default": Group("default", (0, 1), "gloo"),
+    }
+    assert found.environment["libraries"] == {"gloo": found.environment["libraries"]["gloo"]}
+    for rank, calls in found.calls.items():
+        expected = [replace(told(call), group=call.group or "default") for call in own[rank]]
+        # The first play stands before the marked steps.
+        assert [call.step for call in calls] == [step for step in (None, 0, 1, 2) for _ in expected]
+        size = len(expected)
+        plays = [calls[i : i + size] for i in range(0, len(calls), size)]
+        for play in plays:
+            assert [told(call) for call in play] == expected
+        assert {call.clock for call in calls} == {"host"}
+        for call in calls:  # of some asynchronous ones gloo does not tell the end
+            if not (call.asynchronous and call.collective in UNTOLD and call.time_ns is None):
+                assert call.time_ns > 0
+        starts = [call.start_ns for call in calls]
+        assert starts == sorted(starts) and starts[0] == 0
+        spans = found.steps[rank]
+        for step, (start, end) in enumerate(spans):
+            inside = [call for call in calls if call.step == step]
+            assert all(start <= call.start_ns <= end for call in inside)
+        # Numbered in each group, messages for each peer and direction, as a capture numbers them.
+        numbers = [call.sequence for call in calls if call.group == "pair"]
+        assert numbers == list(range(4 * sum(call.group == "pair" for call in expected)))
+    assert "replay of step 1 of t.jsonl: no gaps between calls, and nothing was computed" in (
+        found.notes
+    )
+    assert "the step took 3.000 ms in training" in found.notes
+    assert "here: 3 ranks on 1 core" in found.notes
+    assert any("have no duration: gloo does not tell when they end (" in n for n in found.notes)
+
+
+def test_what_torch_is_asked_for(jobs, tmp_path):
+    """Sub-groups, roots and async_op reach torch; calls that are alike share their buffers."""
+
+    def target() -> None:
+        seen = []
+        true = dist.all_reduce
+
+        def all_reduce(tensor, op, group, async_op=False):
+            members = dist.get_process_group_ranks(group or dist.group.WORLD)
+            words = [members, tensor.nbytes, str(tensor.dtype), str(op), async_op]
+            seen.append([*words, tensor.data_ptr()])
+            return true(tensor, op, group, async_op=async_op)
+
+        dist.all_reduce = all_reduce
+        calls = [reduced(64, "a", asynchronous=True), reduced(64, "a"), reduced(32, op="max")]
+        # Rank 0 alone was captured.
+        given = traffic(calls, size=4, a=(0, 2))
+        found = replay(given, backend="gloo", steps=1)
+        with open(f"seen{os.environ['RANK']}.json", "w") as file:
+            json.dump([seen, found and found.notes, found and sorted(found.groups)], file)
+
+    job = jobs(tmp_path, target, 4)
+    assert job.codes() == [0] * 4, job.text(0) + job.text(1)
+    for rank in range(4):
+        seen, notes, groups = json.loads((tmp_path / f"seen{rank}.json").read_text())
+        pair = [rank % 2, rank % 2 + 2]
+        total, largest = "RedOpType.SUM", "RedOpType.MAX"
+        expected = [
+            [pair, 64, "torch.float32", total, True],
+            [pair, 64, "torch.float32", total, False],
+            [[0, 1, 2, 3], 32, "torch.float32", largest, False],
+        ]
+        assert [words[:-1] for words in seen] == expected * 2
+        assert seen[0][-1] == seen[1][-1] == seen[3][-1] != seen[2][-1]
+        if rank == 0:
+            assert "calls of rank 0 stand for those of ranks that were not captured" in notes
+            assert groups == ["a", "a@1", "default"]
+
+
+def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
+    def target() -> None:
+        seen = []
+        true = dist.all_reduce
+
+        class Work:
+            def __init__(self, work, nbytes):
+                self.work, self.nbytes = work, nbytes
+
+            def wait(self):
+                seen.append(f"wait {self.nbytes}")
+                self.work.wait()
+
+            def get_future(self):
+                return self.work.get_future()
+
+        def all_reduce(tensor, op, group, async_op=False):
+            seen.append(f"issue {tensor.nbytes}")
+            work = true(tensor, op, group, async_op=async_op)
+            return Work(work, tensor.nbytes) if async_op else work
+
+        dist.all_reduce = all_reduce
+        calls = [
+            reduced(8, asynchronous=True, start_ns=0, time_ns=9 * MS),
+            reduced(16, asynchronous=True, start_ns=1 * MS, time_ns=2 * MS),
+            reduced(24, start_ns=4 * MS, time_ns=1 * MS),
+        ]
+        replay(traffic(calls, calls), steps=1)
+        if os.environ["RANK"] == "0":
+            print(json.dumps(seen))
+
+    job = jobs(tmp_path, target, 2)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    once = ["issue 8", "issue 16", "wait 16", "issue 24", "wait 8"]
+    assert json.loads(job.text(0, "stdout")) == once * 2
+
+
+def test_gaps_of_compute(jobs, tmp_path):
+    """The host waits at least as long as the training computed."""
+    calls = [
+        reduced(start_ns=20 * MS, time_ns=5 * MS, step=0),  # 20 after the start of the step
+        reduced(start_ns=40 * MS, time_ns=5 * MS, step=0),  # 15 after the end of the first
+    ]
+    given = traffic(calls, calls)
+    given.steps = {rank: [(0, 55 * MS)] for rank in (0, 1)}  # and 10 more at the end
+    given.save(tmp_path / "t.jsonl")
+    job = jobs(tmp_path, console("t.jsonl", "--steps", "2", "--compute", "-J", "out.jsonl"), 2)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    found = Traffic.load(tmp_path / "out.jsonl")
+    for rank in (0, 1):
+        for step, (start, end) in enumerate(found.steps[rank]):
+            first, second = (call for call in found.calls[rank] if call.step == step)
+            assert first.start_ns - start >= 20 * MS
+            assert second.start_ns - first.start_ns - first.time_ns >= 15 * MS
+            assert end - second.start_ns - second.time_ns >= 10 * MS
+    assert any("the host slept in the gaps between calls" in note for note in found.notes)
+
+
+def test_in_the_launch_that_captured_it(jobs, tmp_path):
+    """Each rank has its own calls, and the process group is the user's."""
+
+    def target() -> None:
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        row = (0, 1) if rank < 2 else (2, 3)
+        calls = [reduced(64, "row", start_ns=0, time_ns=1), reduced(256, "row", asynchronous=True)]
+        given = Traffic(ranks=4, calls={rank: calls}, groups={"row": Group("row", row)})
+        run = torchcoll.run(given.spec(iters=2, check=True))
+        found = torchcoll.replay(given, steps=2)
+        value = torch.ones(1)
+        dist.all_reduce(value)
+        assert value.item() == 4
+        if rank == 0:
+            facts = [
+                [
+                    [r.case.nbytes, r.case.asynchronous, r.case.group, r.members]
+                    for r in run.results
+                ],
+                [[r.status, r.verification.wrong] for r in run.results],
+                {rank: len(calls) for rank, calls in found.calls.items()},
+                {name: group.ranks for name, group in found.groups.items()},
+            ]
+            with open("seen.json", "w") as file:
+                json.dump(facts, file)
+        else:
+            assert run is None and found is None
+        dist.barrier()
+        dist.destroy_process_group()
+
+    job = jobs(tmp_path, target, 4)
+    assert job.codes() == [0] * 4, "".join(job.text(rank) for rank in range(4))
+    rows, checks, calls, groups = json.loads((tmp_path / "seen.json").read_text())
+    assert rows == [
+        *([64, False, "0,1;2,3/0", [0, 1]], [64, False, "0,1;2,3/1", [2, 3]]),
+        *([256, True, "0,1;2,3/0", [0, 1]], [256, True, "0,1;2,3/1", [2, 3]]),
+    ]
+    assert checks == [["ok", 0]] * 4
+    assert calls == {str(rank): 2 * 3 for rank in range(4)}
+    assert groups == {"row": [0, 1], "row@2": [2, 3]}
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments", "code", "line"),
+    [
+        (
+            traffic([reduced()], size=4),
+            *("", 2),
+            "ranks: got 2, expected 4, as the step was captured on. A group cannot be played "
+            "without its ranks; its sizes can be measured on 2: torchcoll.suite --traffic.",
+        ),
+        (
+            traffic([reduced()]),
+            *("", 2),
+            "ranks: got 2, expected 1, as the step was captured on. "
+            "Its sizes can be measured on 2: torchcoll.suite --traffic.",
+        ),
+        (
+            traffic([message("send", 1)], [reduced()]),
+            *("", 2),
+            "traffic: got rank 0 sends 1 messages to rank 1, rank 1 receives 0 from it, expected "
+            "parts that fit together. Replay the files of one capture, of all its ranks.",
+        ),
+        (
+            traffic([reduced(step=0)], [reduced(step=1)]),
+            *("", 2),
+            "traffic: got no step that all ranks have, expected a captured step. "
+            "Replay the files of one capture, of all its ranks.",
+        ),
+        (
+            traffic([message("send", 1)], size=2),
+            *("", 2),
+            "rank 1 (HOST): traffic: got no calls of rank 1, and rank 0 has send, expected calls "
+            "of all ranks, for this one differs from rank to rank. "
+            "Put the files of all ranks into one folder.",
+        ),
+        (traffic([], []), *("", 2), "traffic: got no calls, expected a captured step. Replay"),
+        (
+            traffic([reduced()], [reduced()]),
+            *("--compute", 2),
+            "compute: got calls without times, expected a traffic that was captured",
+        ),
+        (
+            traffic([reduced(op="band")], [reduced(op="band")]),
+            *("", 4),
+            "replay: got all_reduce 64 float32 band: ",
+        ),
+        (traffic([], []), *("--backend fake", 2), "backend: got fake, expected one that commun"),
+        (traffic([], []), *("--backend gloo,mpi", 2), "backend: got gloo,mpi, expected one that"),
+        (traffic([], []), *("--backend none", 4), "backend: got none, expected one that this"),
+        (traffic([], []), *("--steps 0", 2), "steps: got 0, expected a whole number from 1 on"),
+        (traffic([], []), *("--format xml", 2), "format: got xml, expected one of table, markd"),
+        (traffic([], []), *("--timeout 0", 2), "timeout: got 0.0, expected above 0"),
+        (traffic([], []), *("-J t.jsonl", 2), "output: got t.jsonl, expected a file that does n"),
+        (traffic([], []), *("--bogus", 2), "unrecognized arguments: --bogus. See torchcoll --h"),
+    ],
+)
+def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
+    """And no file is left."""
+    given.save(tmp_path / "t.jsonl")
+    job = jobs(
+        tmp_path / "in", console("../t.jsonl", *arguments.replace("t.js", "../t.js").split()), 2
+    )
+    assert job.codes() == [code, code], job.text(0) + job.text(1)
+    (error,) = errors(job)
+    expected = f"torchcoll: error: {line}".replace("HOST", socket.gethostname())
+    assert error.replace("../", "").startswith(expected), error
+    assert error in job.text(0)
+    assert not list((tmp_path / "in").rglob("*.jsonl"))
+
+
+def test_no_such_file(jobs, tmp_path):
+    job = jobs(tmp_path, console("nothing.jsonl", "-J", "out.jsonl"), 2)
+    assert job.codes() == [3, 3]
+    assert errors(job) == [
+        "torchcoll: error: traffic file: got nothing.jsonl, expected a file that exists"
+    ]
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
+    """Nobody waits for longer than the timeout."""
+    for module in (control, watchdog, runner):
+        monkeypatch.setattr(module, "GRACE_S", 0.5)
+    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            true = dist.all_reduce
+
+            def all_reduce(*args, **options):
+                print("called", flush=True)
+                return true(*args, **options)
+
+            dist.all_reduce = all_reduce
+
+    calls = [reduced(start_ns=0, time_ns=1), reduced(32, start_ns=2000 * MS, time_ns=1)]
+    traffic(calls, calls).save(tmp_path / "t.jsonl")
+    job = jobs(tmp_path, console("t.jsonl", "--compute", "-T", "1"), 2, setup=setup)
+    job.until((tmp_path / "1.stdout").exists)
+    job.until(lambda: "called" in job.text(1, "stdout"))
+    job.signal(1, signal.SIGSTOP)
+    job.until(lambda: job.running() == [1])
+    (line,) = errors(job)
+    assert line.startswith("torchcoll: error: lost rank 1 (")
+    assert "replay: first play" in line
+    assert not list(tmp_path.rglob("*replay*.jsonl"))
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+def test_torchrun_lets_every_option_pass():
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    names = {name: a.nargs for a in parser._actions for name in a.option_strings}
+    assert {"--backend", "--steps", "--compute", "--timeout", "-T", "--output", "-J"} <= set(names)
+    for name, nargs in names.items():
+        for form in [[name], [f"{name}=1"]] if nargs == 0 else [[name, "1"], [f"{name}=1"]]:
+            given = ["--nproc-per-node", "2", "-m", "torchcoll", "replay", "t.jsonl", *form]
+            parsed = get_args_parser().parse_args(given)
+            assert parsed.training_script == "torchcoll"
+            assert parsed.training_script_args == ["replay", "t.jsonl", *form]
+
+
+def test_the_default_file(jobs, tmp_path):
+    calls = [reduced()]
+    traffic(calls, calls).save(tmp_path / "t.jsonl")
+    job = jobs(tmp_path, console("t.jsonl", "--format", "json", "--backend", "gloo"), 2)
+    assert job.codes() == [0, 0], job.text(0)
+    (path,) = (tmp_path / "torchcoll-runs").iterdir()
+    assert path.name.endswith("-replay-gloo-2ranks.jsonl")
+    assert job.text(0) == f"traffic file: torchcoll-runs/{path.name}\n"
+    (row,) = json.loads(job.text(0, "stdout"))["rows"]
+    assert (row["collective"], row["calls_per_step"]) == ("all_reduce", 1)
+    assert len(Traffic.load(path).steps[0]) == 10
+
+
+def test_help_is_printed_once(jobs, tmp_path):
+    job = jobs(tmp_path, console("--help"), 2)
+    assert job.codes() == [0, 0]
+    assert job.text(0, "stdout").startswith("usage: torchrun --nproc-per-node N -m torchcoll rep")
+    assert job.text(1, "stdout") == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"timeout_s": -1}, "timeout: got -1.0, expected above 0"),
+        ({"steps": 0}, "steps: got 0, expected a whole number from 1 on"),
+        ({"steps": 2.0}, "steps: got 2.0, expected a whole number from 1 on"),
+        ({"backend": "fake"}, "backend: got fake, expected one that communicates"),
+    ],
+)
+def test_what_replay_does_not_take(fields, message):
+    with pytest.raises(UsageError) as caught:
+        replay(traffic([reduced()]), **fields)
+    assert str(caught.value).startswith(message)

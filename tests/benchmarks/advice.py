@@ -1,0 +1,179 @@
+"""Is the bucket_cap_mb that ``advise`` proposes as fast as the best one that was tried?
+
+Each launch, two forked gloo ranks, measures for each model the curve of all_reduce, a backward pass
+without communication (no_sync), and real steps with every cap (``try_buckets``: shuffled rounds).
+``advise`` gets torch's own buckets, the curves of all launches and the median backward; it sees no
+step. The ratio is of steps with the advised cap over steps with the best, paired by launch; the
+best is chosen by the same steps, so that the ratio is 1 or more by construction.
+
+    python tests/benchmarks/advice.py [LAUNCHES [ROUNDS]]
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import fork_ranks, free_port, tcp_store, title
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torchcoll
+from torchcoll.core.buckets import BucketPlan
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median, paired_ratio
+
+LAUNCHES, ROUNDS, STEPS = 6, 5, 8
+CAPS_MB = (0.25, 1.5, 3, 6, 12, 32)
+SIZES = tuple(1 << k for k in range(14, 26))  # 16K to 32M
+LIMIT = 1.05
+
+
+def mlp() -> nn.Module:
+    layers = [module for _ in range(16) for module in (nn.Linear(512, 512), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(512, 10))
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 5, enable_nested_tensor=False)
+
+
+# name -> the model, and the shape of its input
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (128, 512)),
+    "transformer": (transformer, (2, 32, 256)),
+}
+
+
+@dataclass
+class Launch:
+    """What one launch measured of one model. Times in ns."""
+
+    curve: Run
+    plans: list[BucketPlan]
+    alone_ns: float  # a step without communication
+    backward_ns: float
+    steps_ns: dict[float, float]  # cap -> median
+
+
+def launch(rank: int, port: int, rounds: int) -> dict[str, Launch] | None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
+    curve = torchcoll.run(torchcoll.Spec(sizes=SIZES, asynchronous=True, max_time_s=0.5))
+    found = {name: measure(*MODELS[name], curve or Run(), rounds) for name in MODELS}
+    dist.barrier()
+    return found if rank == 0 else None
+
+
+def measure(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], curve: Run, rounds: int
+) -> Launch:
+    torch.manual_seed(0)
+
+    def step(model: nn.Module) -> None:
+        model(torch.ones(shape)).sum().backward()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    plans = [torchcoll.gradient_buckets(make(), cap, step) for cap in CAPS_MB]
+    alone, backward = without_communication(make(), shape)
+    found = torchcoll.try_buckets(
+        lambda cap: DistributedDataParallel(make(), bucket_cap_mb=cap),
+        step,
+        CAPS_MB,
+        rounds=rounds,
+        steps=STEPS,
+    )
+    steps = {row.cap_mb or 0.0: row.median_ns for row in found.rows}
+    return Launch(curve, plans, alone, backward, steps)
+
+
+def without_communication(module: nn.Module, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Medians of a whole step and of its backward pass, on this rank, both ranks at work."""
+    model, whole, backward = DistributedDataParallel(module), [], []
+    with model.no_sync():
+        for _ in range(30):
+            dist.barrier()
+            start = time.perf_counter_ns()
+            loss = model(torch.ones(shape)).sum()
+            middle = time.perf_counter_ns()
+            loss.backward()
+            end = time.perf_counter_ns()
+            whole.append(end - start)
+            backward.append(end - middle)
+            for parameter in model.parameters():
+                parameter.grad = None
+    return statistics.median(whole[5:]), statistics.median(backward[5:])
+
+
+def over_best(launches: list[Launch], cap: float, best: float) -> Any:
+    """(ratio, low, high) of the steps with ``cap`` over those with ``best``, paired by launch."""
+    return paired_ratio([one.steps_ns[cap] / one.steps_ns[best] for one in launches])
+
+
+def report(name: str, launches: list[Launch]) -> None:
+    backward = median([one.backward_ns for one in launches])
+    alone = median([one.alone_ns for one in launches])
+    curves = [one.curve for one in launches]
+    advice = torchcoll.advise(launches[0].plans, curves, backward_ms=backward / 1e6)
+    rows = {row.caps_mb[0]: row for row in advice.rows}
+    steps = {cap: paired_ratio([one.steps_ns[cap] for one in launches])[0] for cap in CAPS_MB}
+    best = min(CAPS_MB, key=steps.__getitem__)
+    nbytes = sum(bucket.nbytes for bucket in launches[0].plans[0].buckets)
+    print(
+        f"\n{name}: {nbytes / 2**20:.1f} MiB of gradients, a step without communication "
+        f"{alone / 1e6:.1f} ms, its backward {backward / 1e6:.1f} ms"
+    )
+    print("  cap  buckets  modelled   measured  over best  95 % (paired by launch)  verdict")
+    for cap in CAPS_MB:
+        if cap not in rows:
+            continue  # the same buckets as a smaller cap
+        row = rows[cap]
+        modelled = alone + (row.exposed_ns or 0)
+        ratio, low, high = paired_ratio(
+            [one.steps_ns[cap] / one.steps_ns[best] for one in launches]
+        )
+        interval = "-" if cap == best or low is None else f"{low:.3f} to {high:.3f}"
+        print(
+            f"{cap:5g}  {row.buckets:7d}  {modelled / 1e6:5.1f} ms  {steps[cap] / 1e6:6.1f} ms  "
+            f"{ratio:9.3f}  {interval:23}  {row.verdict}"
+        )
+    if advice.best is None:
+        print("no advice: every cap is beyond the curve")
+        return
+    (advised,) = advice.best.caps_mb
+    ratio, low, high = paired_ratio(
+        [one.steps_ns[advised] / one.steps_ns[best] for one in launches]
+    )
+    interval = "" if low is None else f" (95 % {low:.3f} to {high:.3f}, {len(launches)} launches)"
+    holds = "includes" if (low or ratio) <= LIMIT else "DOES NOT include"
+    if advised == best:
+        interval = " (the same)"
+    print(
+        f"advised {advised:g} (no worse: {advice.low_cap_mb:g} to {advice.high_cap_mb:g}), best "
+        f"{best:g}: advised / best {ratio:.3f}{interval}; it {holds} values at or below {LIMIT}"
+    )
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else LAUNCHES
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+    title(f"advice, gloo, 2 ranks, {count} launches, {rounds} rounds of {STEPS} steps a cap")
+    importlib.import_module("torch._dynamo")  # DDP does; here once and not in each rank
+    found: list[dict[str, Any]] = []
+    for _ in range(count):
+        found.append(fork_ranks(2, launch, free_port(), rounds)[0])
+    for name in MODELS:
+        report(name, [one[name] for one in found])
+
+
+if __name__ == "__main__":
+    main()

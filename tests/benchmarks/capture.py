@@ -1,0 +1,167 @@
+"""What a capture, and ddp_hook, cost the training: the time of a step with, over that without.
+
+DDP on 2 gloo ranks in one process pair; blocks of steps in pairs, in random order (the same on both
+ranks), medians of rank 0. A/A compares training with itself: what noise alone does. Then what a
+capture adds to a single call, on the fake backend; and how far off the durations are that it
+records: of a synchronous call against a clock around it; of an asynchronous one, on a rank that is
+busy, against the other rank, which waits: both issue it after a barrier. torch's hook does what
+ddp_hook does but for the record: what any hook costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from common import fork_ranks, free_port, paired_ratio, tcp_store, title
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import torchcoll
+
+PAIRS = int(os.environ.get("PAIRS", "300"))
+STEPS = 5  # of a block
+CALLS = 200
+
+
+def tiny() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.ones(8, 64)
+
+
+def small() -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.ones(8, 32, 128)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {"tiny": tiny, "small": small}
+
+
+def training(name: str, state: Any = None, hook: Any = None) -> Callable[[], None]:
+    """One step of the model, with its own DDP."""
+    model, batch = MODELS[name]()
+    ddp = DistributedDataParallel(model)
+    if hook:
+        ddp.register_comm_hook(state, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ddp(batch).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(5):  # DDP makes its buckets anew after the first
+        step()
+    return step
+
+
+def block(step: Callable[[], None], around: Callable[[], Any]) -> float:
+    times = []
+    with around():
+        step()
+        for _ in range(STEPS):
+            start = time.perf_counter_ns()
+            step()
+            times.append(time.perf_counter_ns() - start)
+    return statistics.median(times)
+
+
+def join(rank: int, port: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
+
+
+def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, float]]]:
+    join(rank, port)
+    plain = training(name)
+    nothing = contextlib.nullcontext
+    rows: dict[str, tuple[Callable[[], None], Callable[[], Any]]] = {
+        "capture": (plain, torchcoll.capture),
+        "ddp_hook": (training(name, torchcoll.Traffic(), torchcoll.ddp_hook), nothing),
+        "a hook of torch's in Python": (training(name, None, allreduce_hook), nothing),
+        "A/A": (plain, nothing),
+    }
+    rng = random.Random(1)
+    found: dict[str, list[tuple[float, float]]] = {row: [] for row in rows}
+    for _ in range(PAIRS):
+        for row in rng.sample(list(rows), len(rows)):
+            arms = [rows[row], (plain, nothing)]
+            medians = [0.0, 0.0]
+            for arm in rng.sample((0, 1), 2):
+                medians[arm] = block(*arms[arm])
+            found[row].append((medians[0], medians[1]))
+    dist.destroy_process_group()
+    return found
+
+
+def added_on_fake() -> float:
+    """ns that a capture adds to one call; median of 50 pairs."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tensor, added = torch.zeros(2), []
+
+    def loop() -> float:
+        start = time.perf_counter_ns()
+        for _ in range(1000):
+            dist.all_reduce(tensor)
+        return (time.perf_counter_ns() - start) / 1000
+
+    for _ in range(50):
+        bare = loop()
+        with torchcoll.capture():
+            added.append(loop() - bare)
+    dist.destroy_process_group()
+    return statistics.median(added)
+
+
+def durations(rank: int, port: int, nbytes: int, busy: str) -> list[tuple[float, float]]:
+    """(duration recorded, time around the call) in ns, of each call."""
+    join(rank, port)
+    tensor, matrix, around = torch.zeros(nbytes // 4), torch.ones(200, 200), []
+    with torchcoll.capture() as traffic:
+        for _ in range(CALLS):
+            dist.barrier()
+            start = time.perf_counter_ns()
+            work = dist.all_reduce(tensor, async_op=bool(busy))
+            while rank and busy and not work.is_completed():
+                matrix @ matrix if busy == "busy with torch" else sum(range(1000))
+            if busy:
+                work.wait()
+            around.append(time.perf_counter_ns() - start)
+    calls = [call for call in traffic.calls[rank] if call.collective == "all_reduce"]
+    dist.destroy_process_group()
+    return [(call.time_ns, outside) for call, outside in zip(calls, around, strict=True)]
+
+
+def row(name: str, pairs: list[tuple[float, float]]) -> None:
+    added = statistics.median(a - b for a, b in pairs) / 1e3
+    print(f"  {name:36} {paired_ratio(pairs):34} {added:+.0f} us", flush=True)
+
+
+if __name__ == "__main__":
+    title(
+        f"capture, DDP on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of {STEPS} steps, rank 0"
+    )
+    for name in MODELS:
+        found = fork_ranks(2, compare, free_port(), name)[0]
+        base = statistics.median(b for pairs in found.values() for _, b in pairs)
+        print(f"{name}: {base / 1e6:.2f} ms a step")
+        for what, pairs in found.items():
+            row(what, pairs)
+    print(f"fake backend: a capture adds {added_on_fake() / 1e3:.0f} us to a call")
+    print("durations")
+    for nbytes in (8, 1 << 20, 16 << 20):
+        ours = fork_ranks(2, durations, free_port(), nbytes, "")[0]
+        row(f"{nbytes} B, synchronous / clock around", ours)
+        for busy in ("busy with torch", "busy in Python"):
+            waits, works = fork_ranks(2, durations, free_port(), nbytes, busy)
+            pairs = [(a[0], b[0]) for a, b in zip(works, waits, strict=True)]
+            row(f"{nbytes} B, {busy} / waiting", pairs)

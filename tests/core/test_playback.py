@@ -1,0 +1,255 @@
+"""Which step is played, what each rank plays of it, and what does not fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.playback import digest, mismatch, part_of, source_of, usual_steps
+from torchcoll.core.points import Point
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+MS = 1_000_000
+
+
+def reduced(nbytes: int = 8, group: str = "", **fields) -> TrafficCall:
+    values = {"dtype": "float32", "op": "sum", "group": group, **fields}
+    return TrafficCall("all_reduce", nbytes, nbytes, **values)
+
+
+def send(peer: int, nbytes: int = 8, **fields) -> TrafficCall:
+    return TrafficCall("send", nbytes, 0, "float32", peer=peer, **fields)
+
+
+def recv(peer: int, nbytes: int = 8, **fields) -> TrafficCall:
+    return TrafficCall("recv", 0, nbytes, "float32", peer=peer, **fields)
+
+
+def world(*ranks: list[TrafficCall], size: int | None = None, **groups) -> Traffic:
+    named = {name: Group(name, members) for name, members in groups.items()}
+    return Traffic(ranks=size or len(ranks), calls=dict(enumerate(ranks)), groups=named)
+
+
+# -- which step --------------------------------------------------------------------------------
+
+
+def test_the_usual_steps():
+    """DDP's first step sends one bucket, and the last was cut."""
+    calls = [reduced(16, step=0)]
+    calls += [reduced(8, step=step) for step in (1, 2, 2, 1, 3, 3)]
+    calls += [reduced(8, step=4), reduced(8)]
+    assert usual_steps(world(calls), 0) == [1, 2, 3]
+
+
+def test_of_as_usual_ones_the_latest():
+    calls = [reduced(8, step=0), reduced(16, step=1)]
+    assert usual_steps(world(calls), 0) == [1]
+
+
+def test_without_marks_all_is_one_step():
+    assert usual_steps(world([reduced()]), 0) == [None]
+    assert [play.call for play in part_of(world([reduced(), reduced()]), 0, None).plays] == [
+        reduced()
+    ] * 2
+
+
+def test_a_rank_that_makes_no_calls_can_play_any_step():
+    traffic = world([reduced(step=2, group="a")], [], a=(0,))
+    assert usual_steps(traffic, 1) == []
+    assert part_of(traffic, 1, 2).plays == ()
+
+
+# -- what of it --------------------------------------------------------------------------------
+
+
+def test_gaps_and_what_had_ended_before():
+    """By hand, in ms: start of the step 10, its end 50."""
+    at = [
+        (reduced(8, asynchronous=True), 12, 5),  # until 17
+        (reduced(16, asynchronous=True), 14, 12),  # until 26
+        (reduced(24), 18, 2),  # the first had ended; until 20
+        (reduced(32, asynchronous=False), 30, 6),  # the second had ended; until 36
+        (reduced(40), 35, 1),  # as clocks have it: before the end of the other
+        (reduced(48, asynchronous=True, clock="device"), 40, 1),
+        (reduced(56), 48, 1),
+    ]
+    calls = [replace(c, step=0, start_ns=s * MS, time_ns=t * MS) for c, s, t in at]
+    traffic = world(calls)
+    traffic.steps[0] = [(10 * MS, 50 * MS)]
+    part = part_of(traffic, 0, 0)
+    gaps = [play.gap_ns for play in part.plays]
+    assert gaps == [2 * MS, 2 * MS, 4 * MS, 10 * MS, 0, 4 * MS, 8 * MS]
+    # A kernel's time says nothing of when its call had ended.
+    assert [play.after for play in part.plays] == [(), (), (0,), (1,), (), (), ()]
+    assert (part.rest_ns, part.span_ns) == (1 * MS, 40 * MS)
+
+
+def test_messages_that_torch_tells_nothing_of_are_asynchronous():
+    part = part_of(world([send(1), send(1, asynchronous=False), reduced()], []), 0, None)
+    assert [play.asynchronous for play in part.plays] == [True, False, False]
+    assert part.notes == ("send: played asynchronously, for torch does not tell what it was",)
+
+
+def test_without_times_there_are_no_gaps():
+    part = part_of(world([reduced(), reduced(asynchronous=True)]), 0, None)
+    assert [play.gap_ns for play in part.plays] == [None, None]
+    assert (part.rest_ns, part.span_ns) == (None, None)
+
+
+def test_points_and_groups():
+    gathered = TrafficCall("all_gather", 8, 16, "bool", group="a")
+    uneven = TrafficCall("all_to_all_v", 0, 6, "float32", group="a", splits=(0, 0))
+    calls = [gathered, uneven, reduced(0), TrafficCall("scan", 8, 8, "int8")]
+    calls.append(send(1, asynchronous=True))
+    part = part_of(world(calls, [], [], a=(0, 2)), 0, None)
+    # What moves no bytes and what no table has is left out, and said.
+    assert [(play.call, play.point, play.members) for play in part.plays] == [
+        (gathered, Point("all_gather", 16, "uint8"), (0, 2)),
+        (uneven, Point("all_to_all_v", 6, "uint8"), (0, 2)),
+        (send(1, asynchronous=True), None, (0, 1, 2)),
+    ]
+    assert part.notes == (
+        "all_gather: dtype bool: played as uint8 of the same bytes",
+        "all_reduce: not played: the call moves no bytes",
+        "scan: not played: scan is not in the table of collectives",
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            reduced(group="other"),
+            "traffic: got rank 0 in a call of ranks (1,), expected its own group",
+        ),
+        (
+            recv(None),
+            "traffic: got recv of rank 0 with no peer, expected a rank to send to or receive from",
+        ),
+    ],
+)
+def test_what_cannot_be_played(call, told):
+    with pytest.raises(UsageError) as caught:
+        part_of(world([call], [], other=(1,)), 0, None)
+    assert str(caught.value) == told
+
+
+# -- ranks that were not captured --------------------------------------------------------------
+
+
+def test_who_stands_in():
+    traffic = Traffic(ranks=8, calls={1: [reduced()], 4: [reduced()], 6: []})
+    assert [source_of(traffic, rank) for rank in range(8)] == [1, 1, 1, 1, 4, 4, 6, 4]
+    with pytest.raises(UsageError, match=r"^traffic: got no calls in it, expected a captured step"):
+        source_of(Traffic(ranks=2), 0)
+
+
+def test_the_groups_and_roots_of_a_stand_in():
+    """Rank 0 of a 2 x 2 mesh stands for rank 3."""
+    calls = [
+        reduced(group="row"),
+        TrafficCall("broadcast", 8, 8, "int8", root=2, group="column"),
+        TrafficCall("broadcast", 8, 8, "int8", root=1),
+    ]
+    part = part_of(world(calls, size=4, row=(0, 1), column=(0, 2)), 3, None)
+    assert [(play.members, play.call.root) for play in part.plays] == [
+        *(((2, 3), None), ((1, 3), 3), ((0, 1, 2, 3), 1)),
+    ]
+    assert part.notes == ("calls of rank 0 stand for those of ranks that were not captured",)
+
+
+ALL = "Put the files of all ranks into one folder."
+
+
+@pytest.mark.parametrize(
+    ("call", "got", "expected"),
+    [
+        (
+            send(1),
+            "no calls of rank 1, and rank 0 has send",
+            "calls of all ranks, for this one differs from rank to rank",
+        ),
+        (
+            TrafficCall("all_to_all_v", 8, 8, "int8", splits=(4, 4, 0)),
+            "no calls of rank 1, and rank 0 has all_to_all_v",
+            "calls of all ranks, for this one differs from rank to rank",
+        ),
+        (
+            reduced(group="odd"),
+            "no calls of rank 1, and rank 0 has one in the group of ranks (0, 2)",
+            "calls of every rank, or of groups that form a mesh",
+        ),
+    ],
+)
+def test_where_no_rank_can_stand_in(call, got, expected):
+    with pytest.raises(UsageError) as caught:
+        part_of(world([call], size=3, odd=(0, 2)), 1, None)
+    assert str(caught.value) == f"traffic: got {got}, expected {expected}. {ALL}"
+
+
+# -- whether they fit together -----------------------------------------------------------------
+
+
+def told(traffic: Traffic, step: int | None = None) -> str:
+    parts = [part_of(traffic, rank, step) for rank in range(traffic.ranks)]
+    return mismatch([digest(part, rank) for rank, part in enumerate(parts)])
+
+
+def test_parts_that_fit_together():
+    """Order counts within a group and a pair alone; uneven splits and times differ by nature."""
+    uneven = TrafficCall("all_to_all_v", 8, 8, "int8", splits=(4, 4))
+    other = TrafficCall("all_to_all_v", 4, 4, "int8", splits=(4, 0))
+    traffic = world(
+        [reduced(), send(1), recv(1, 4), uneven, reduced(4, "a")],
+        [recv(0), reduced(time_ns=5, asynchronous=True), other, send(0, 4)],
+        a=(0,),
+    )
+    assert told(traffic) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        (
+            ([reduced()], [reduced()], []),
+            "rank 2 makes no call in the group of ranks 0,1,2, where rank 0 does",
+        ),
+        (
+            ([reduced()], [reduced()] * 2, [reduced()] * 2),
+            "rank 0 makes 1 calls in the group of ranks 0,1,2, others 2",
+        ),
+        (
+            ([reduced()], [reduced(16)], [reduced()]),
+            "rank 1 makes other calls in the group of ranks 0,1,2 than the others",
+        ),
+        (
+            ([reduced(), reduced(16)], [reduced(), reduced(16)], [reduced(16), reduced()]),
+            "rank 2 makes other calls in the group of ranks 0,1,2 than the others",
+        ),
+        (
+            ([reduced()], [reduced()], [reduced(dtype="int32")]),
+            "rank 2 makes other calls in the group of ranks 0,1,2 than the others",
+        ),
+        (
+            ([reduced()], [reduced(op="max")], [reduced()]),
+            "rank 1 makes other calls in the group of ranks 0,1,2 than the others",
+        ),
+        (
+            tuple([TrafficCall("broadcast", 8, 8, "int8", root=root)] for root in (0, 0, 1)),
+            "rank 2 makes other calls in the group of ranks 0,1,2 than the others",
+        ),
+        (
+            ([send(1), send(1)], [recv(0)], []),
+            "rank 0 sends 2 messages to rank 1, rank 1 receives 1 from it",
+        ),
+        (([], [], [recv(1)]), "rank 1 sends 0 messages to rank 2, rank 2 receives 1 from it"),
+        (
+            ([send(1, 8), send(1, 4)], [recv(0, 4), recv(0, 8)], []),
+            "rank 0 sends rank 1 other sizes than it receives",
+        ),
+    ],
+)
+def test_what_does_not_fit_together(ranks, message):
+    assert told(world(*ranks)) == message

@@ -1,0 +1,330 @@
+"""The traffic file: what is written, what is read of a damaged one, and joining files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.traffic import (
+    Group,
+    Traffic,
+    TrafficCall,
+    is_traffic,
+    join,
+    load_traffic,
+)
+
+FULL = TrafficCall(
+    "all_to_all_v",
+    12,
+    16,
+    "bfloat16",
+    op="max",
+    root=1,
+    peer=0,
+    group="tp",
+    sequence=7,
+    step=3,
+    asynchronous=True,
+    start_ns=10**15,
+    time_ns=5,
+    exposed_ns=4,
+    clock="device",
+    tensors=2,
+    splits=(4, 8),
+)
+HEADER = '{"record":"header","schema":"torchcoll-traffic/1","source":"capture","ranks":2}'
+CALL = '{"record":"call","rank":0,"collective":"all_reduce","nbytes_in":8,"nbytes_out":8}'
+END = '{"record":"end","status":"complete"}'
+
+
+def traffic(rank: int = 0, **fields) -> Traffic:
+    calls = {rank: [FULL, TrafficCall("barrier", 0, 0, group="tp")]}
+    groups = {"tp": Group("tp", (0, 1), "gloo", "tensor parallel")}
+    spans = {rank: [(0, 100), (100, 250)]}
+    return Traffic(ranks=2, calls=calls, groups=groups, steps=spans, **fields)
+
+
+def file(folder: Path, *lines: str, name: str = "t.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_round_trip(tmp_path):
+    saved = traffic(source="kineto", environment={"torch": "2.13"}, notes=["op unknown"])
+    saved.calls[1] = []  # was seen, and made no call
+    saved.save(tmp_path / "t.jsonl")
+    again = Traffic.load(tmp_path / "t.jsonl")
+    assert again == saved
+    assert again.path == tmp_path / "t.jsonl"
+    assert type(again.calls[0][0].splits) is tuple
+
+
+def test_the_file_by_hand(tmp_path):
+    """What others would write after reading the format."""
+    traffic(notes=["a"]).save(tmp_path / "t.jsonl")
+    records = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    header, group, step, full, barrier, note, end = records
+    assert header["record"] == "header"
+    assert (header["schema"], header["source"], header["ranks"]) == (
+        *("torchcoll-traffic/1", "capture"),
+        2,
+    )
+    assert group == {
+        **{"record": "group", "name": "tp", "ranks": [0, 1]},
+        **{"backend": "gloo", "description": "tensor parallel"},
+    }
+    assert step == {"record": "step", "rank": 0, "spans_ns": [[0, 100], [100, 250]]}
+    assert (full["record"], full["rank"], full["splits"]) == ("call", 0, [4, 8])
+    # What has its default is left out.
+    assert barrier == {
+        **{"record": "call", "rank": 0, "collective": "barrier"},
+        **{"nbytes_in": 0, "nbytes_out": 0, "group": "tp"},
+    }
+    assert note == {"record": "note", "text": "a"}
+    assert end == {"record": "end", "status": "complete"}
+
+
+def test_packed(tmp_path):
+    traffic().save(tmp_path / "t.jsonl")
+    data = (tmp_path / "t.jsonl").read_bytes()
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(data))
+    assert Traffic.load(tmp_path / "t.jsonl.gz") == traffic()
+    assert is_traffic(tmp_path / "t.jsonl.gz")
+    (tmp_path / "half.gz").write_bytes(gzip.compress(data)[:-30])
+    half = Traffic.load(tmp_path / "half.gz")
+    assert half.problems[0].startswith(f"{tmp_path}/half.gz: cut off or damaged: EOFError")
+
+
+def test_an_existing_file_is_kept(tmp_path):
+    path = file(tmp_path, "precious")
+    with pytest.raises(UsageError, match=r"^output: got .*t.jsonl, expected a file that does not"):
+        traffic().save(path)
+    assert path.read_text() == "precious\n"
+
+
+def test_truncated(tmp_path):
+    """What is there is kept, and it is said."""
+    path = file(tmp_path, HEADER, CALL)
+    with path.open("a") as lines:
+        lines.write(CALL[:30])
+    found = Traffic.load(path)
+    assert found.calls == {0: [TrafficCall("all_reduce", 8, 8)]}
+    first, second = found.problems
+    assert first.startswith(f"{path}:3: unusable record (cut off): JSONDecodeError")
+    assert second == f"{path}: truncated: the file has no end record"
+
+
+BROKEN = [
+    "not json",
+    "[]",
+    "3",
+    '{"rank":0}',
+    CALL.replace('"rank":0', '"rank":2'),  # of 2 ranks
+    CALL.replace('"rank":0', '"rank":-1'),
+    CALL.replace('"rank":0', '"rank":"0"'),
+    CALL.replace('"nbytes_in":8', '"nbytes_in":-8'),
+    CALL.replace('"nbytes_in":8', '"nbytes_in":8.5'),
+    CALL.replace('"nbytes_in":8', '"nbytes_in":NaN'),
+    CALL.replace('"nbytes_in":8', '"nbytes_in":9223372036854775808'),
+    CALL.replace('"nbytes_in":8,', ""),
+    CALL.replace('"all_reduce"', "7"),
+    CALL.replace("}", ',"dtype":1}'),
+    CALL.replace("}", ',"root":5}'),
+    CALL.replace("}", ',"peer":"a"}'),
+    CALL.replace("}", ',"step":-1}'),
+    CALL.replace("}", ',"time_ns":-1}'),
+    CALL.replace("}", ',"exposed_ns":1.5}'),
+    CALL.replace("}", ',"tensors":0}'),
+    CALL.replace("}", ',"splits":["a"]}'),
+    CALL.replace("}", ',"splits":[-1]}'),
+    CALL.replace("}", ',"splits":5}'),
+    CALL.replace("}", ',"asynchronous":1}'),
+    CALL.replace("}", ',"clock":null}'),
+    '{"record":"group","name":"a","ranks":[0,2]}',
+    '{"record":"group","name":"a","ranks":[0,0]}',
+    '{"record":"group","name":3,"ranks":[0]}',
+    '{"record":"group","name":"a","ranks":5}',
+    '{"record":"step","rank":0,"spans_ns":[[1]]}',
+    '{"record":"step","rank":0,"spans_ns":[["a","b"]]}',
+    '{"record":"step","rank":7,"spans_ns":[]}',
+    '{"record":"note"}',
+    "[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=lambda line: line[:90])
+def test_a_broken_line_is_a_problem(tmp_path, line):
+    """The lines around it are read."""
+    path = file(tmp_path, HEADER, CALL, line, CALL, END)
+    found = Traffic.load(path)
+    assert found.calls == {0: [TrafficCall("all_reduce", 8, 8)] * 2}
+    assert not found.groups and not found.steps and not found.notes
+    (problem,) = found.problems
+    assert problem.startswith(f"{path}:3: unusable record: "), problem
+    assert len(problem) < 200 + len(str(path))
+
+
+def test_what_a_later_version_adds_is_ignored(tmp_path):
+    later = HEADER.replace("traffic/1", "traffic/1.4")
+    lines = [later, CALL.replace("}", ',"colour":"red"}'), '{"record":"colour"}', "", END]
+    found = Traffic.load(file(tmp_path, *lines))
+    assert found.calls == {0: [TrafficCall("all_reduce", 8, 8)]}
+    assert not found.problems
+
+
+def test_a_newer_schema(tmp_path):
+    """Of which nothing else is known."""
+    path = file(tmp_path, '{"record":"header","schema":"torchcoll-traffic/2"}', END)
+    with pytest.raises(UnreadableError) as caught:
+        Traffic.load(path)
+    assert str(caught.value) == (
+        f"schema of {path}: got torchcoll-traffic/2, expected torchcoll-traffic/1. "
+        "Install the torchcoll version that wrote it."
+    )
+    assert is_traffic(path)
+
+
+OTHERS = [
+    "",
+    "\n",
+    "hello\n",
+    "[]\n",
+    '{"schema":"torchcoll/1","ranks":2}\n',
+    '{"schema":7}\n',
+    '{"schema":"torchcoll-traffic/1"}\n',
+    HEADER.replace('"ranks":2', '"ranks":0') + "\n",
+    HEADER.replace('"ranks":2', '"ranks":true') + "\n",
+    HEADER.replace('"ranks":2', '"ranks":99999999') + "\n",
+    HEADER.replace('"capture"', "[]") + "\n",
+    HEADER.replace('"ranks":2', '"ranks":2,"environment":3') + "\n",
+    "[" * 100_000 + "\n",
+]
+
+
+@pytest.mark.parametrize("text", OTHERS, ids=lambda text: text[:80])
+def test_what_is_no_traffic_file(tmp_path, text):
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(UnreadableError) as caught:
+        Traffic.load(path)
+    empty = "; this one is empty" if not text else ""
+    assert str(caught.value) == (
+        f"traffic file: got {path}, expected a traffic file, whose first line holds "
+        f'"schema":"torchcoll-traffic/1"{empty}'
+    )
+
+
+@pytest.mark.parametrize("text", [text for text in OTHERS if "torchcoll-traffic" not in text])
+def test_is_traffic_says_no(tmp_path, text):
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    assert not is_traffic(path)
+
+
+def test_is_traffic_of_no_file(tmp_path):
+    assert not is_traffic(tmp_path)
+    assert not is_traffic(tmp_path / "nothing")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    assert not is_traffic(tmp_path / "bytes")
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UnreadableError, match=r"^traffic file: got .*/x, expected a file that exi"):
+        Traffic.load(tmp_path / "x")
+
+
+def test_a_step_outside_of_a_capture():
+    with pytest.raises(UsageError) as caught:
+        Traffic().step()
+    assert str(caught.value) == (
+        "step: got no capture, expected a step inside of `with torchcoll.capture()`"
+    )
+
+
+def test_members():
+    found = traffic()
+    found.groups["untold"] = Group("untold")
+    assert found.members(FULL) == (0, 1)
+    found.ranks = 3
+    for name in ("untold", "never named", ""):
+        assert found.members(TrafficCall("barrier", 0, 0, group=name)) == (0, 1, 2)
+
+
+# -- joining -----------------------------------------------------------------------------------
+
+
+def test_join():
+    first, second = traffic(0, notes=["a", "b"]), traffic(1, notes=["b", "c"])
+    second.groups["dp"] = Group("dp", (1,))
+    joined = join([second, first])
+    assert list(joined.calls) == [0, 1]
+    assert joined.steps == {0: first.steps[0], 1: second.steps[1]}
+    assert set(joined.groups) == {"tp", "dp"}
+    assert joined.notes == ["b", "c", "a"]
+    assert list(second.calls) == [1] and second.notes == ["b", "c"]  # as it was
+
+
+def test_join_takes_the_ranks_of_a_group_from_who_knows_them():
+    first, second = traffic(0), traffic(1)
+    first.groups["tp"] = Group("tp")
+    assert join([first, second]).groups["tp"].ranks == (0, 1)
+    assert join([second, first]).groups["tp"].ranks == (0, 1)
+
+
+def other_world(part: Traffic) -> None:
+    part.ranks = 3
+
+
+def other_source(part: Traffic) -> None:
+    part.source = "kineto"
+
+
+def other_group(part: Traffic) -> None:
+    part.groups["tp"] = Group("tp", (1,))
+
+
+def same_rank(part: Traffic) -> None:
+    part.calls[0] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_world, "got capture of 3 ranks in b, expected capture of 2 ranks as in a"),
+        (other_source, "got kineto of 2 ranks in b, expected capture of 2 ranks as in a"),
+        (other_group, "got group tp of ranks (1,) in b, expected ranks (0, 1)"),
+        (same_rank, "got rank 0 twice, again in b, expected once"),
+    ],
+)
+def test_join_refuses(change, message):
+    first, second = traffic(0, path=Path("a")), traffic(1, path=Path("b"))
+    change(second)
+    with pytest.raises(UsageError) as caught:
+        join([first, second])
+    assert str(caught.value) == f"traffic: {message}. Join the files of one capture."
+
+
+def test_join_of_nothing():
+    with pytest.raises(UsageError, match=r"^traffic: got no file, expected at least one$"):
+        join([])
+
+
+def test_a_folder_of_files(tmp_path):
+    for rank in (0, 1):
+        traffic(rank).save(tmp_path / f"rank{rank}.jsonl")
+    file(tmp_path, "something else", name="notes.txt")
+    (tmp_path / "inner").mkdir()
+    assert load_traffic(tmp_path) == join([traffic(0), traffic(1)])
+    assert load_traffic(tmp_path).path == tmp_path
+    assert load_traffic(tmp_path / "rank1.jsonl") == traffic(1)
+    with pytest.raises(UnreadableError) as caught:
+        load_traffic(tmp_path / "inner")
+    assert str(caught.value) == (
+        f"traffic folder: got {tmp_path}/inner, expected a folder of traffic files; it has none"
+    )

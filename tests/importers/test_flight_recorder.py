@@ -1,0 +1,261 @@
+"""Flight Recorder dumps in the form of nccl, by hand: torch's FlightRecorderDetail.hpp, dump_json.
+
+A real one of gloo is read in test_kineto.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.importers.torch_words import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
+from torchcoll.importers.traces import read_traffic
+
+CREATED = 1_724_779_239_936_775_119
+CONFIG = {
+    "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+    "7": {"name": "7", "desc": "undefined", "ranks": "[1, 0]"},
+}
+
+
+def entry(
+    name: str, number: int, sizes: Any = ((3, 4),), outputs: Any = None, **changed: Any
+) -> Any:
+    """The call ``number`` of the default group, of 12 floats, issued ``number`` ms after the first
+    and done in 2.5 ms."""
+    inputs, outputs = list(sizes), list(sizes if outputs is None else outputs)
+    return {
+        **{"record_id": number - 1, "pg_id": 0, "process_group": ["0", "default_pg"]},
+        **{"collective_seq_id": number, "p2p_seq_id": 0, "op_id": number},
+        **{"profiling_name": f"nccl:{name}", "time_created_ns": CREATED + number * 1_000_000},
+        **{"duration_ms": 2.5, "state": "completed", "retired": True, "is_p2p": False},
+        **{"input_sizes": inputs, "input_dtypes": ["Float"] * len(inputs)},
+        **{"output_sizes": outputs, "output_dtypes": ["Float"] * len(outputs)},
+        **{
+            "time_discovered_started_ns": 0,
+            "time_discovered_completed_ns": 0,
+            "timeout_ms": 600000,
+        },
+        **changed,
+    }
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The Traffic of dumps with these entries, of rank 0, 1, ..."""
+
+    def run(*dumps: Any, config: Any = CONFIG, names: str = "nccl_trace_rank_{}") -> Traffic:
+        paths = []
+        for rank, entries in enumerate(dumps):
+            data = {"version": "2.10", "comm_lib_version": "", "pg_config": config, "pg_status": {}}
+            data |= {"entries": entries} if entries else {}
+            paths.append(tmp_path / names.format(rank))
+            paths[-1].write_text(json.dumps(data))
+        return read_traffic(paths)
+
+    return run
+
+
+def test_a_dump(read):
+    found = read([entry("all_reduce", 1), entry("_all_gather_base", 2, [[12]], [[24]])])
+    common = {"group": "0", "clock": "device", "time_ns": 2_500_000}
+    assert found.calls == {
+        0: [
+            TrafficCall("all_reduce", 48, 48, "float32", sequence=0, start_ns=0, **common),
+            TrafficCall("all_gather", 48, 96, "float32", sequence=1, start_ns=1_000_000, **common),
+        ]
+    }
+    assert found.groups == {
+        "0": Group("0", (0, 1), "nccl", "default_pg"),
+        "7": Group("7", (1, 0), "", "undefined"),
+    }
+    assert (found.source, found.ranks, found.steps) == ("flight recorder", 2, {})
+    assert found.notes == [HIDDEN_OP]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (entry("_reduce_scatter_base", 1, [[24]], [[12]]), ("reduce_scatter", 96, 48, "float32")),
+        (entry("all_reduce_barrier", 1, [[1]]), ("barrier", 0, 0, None)),
+        (entry("gather", 1, [[12]], [[12], [12]]), ("gather", 48, 96, "float32")),
+        (entry("gather", 1, [[12]], []), ("gather", 48, 0, "float32")),
+        (entry("scatter", 1, [], [[12]]), ("scatter", 0, 48, "float32")),
+        (entry("_broadcast_oop", 1), ("broadcast", 48, 48, "float32")),
+        (entry("all_to_all", 1), ("all_to_all", 48, 48, "float32")),
+        (entry("allreduce_coalesced", 1, [[2], [3]]), ("all_reduce", 20, 20, "float32")),
+        (entry("send 0->1", 1), ("send", 48, 0, "float32")),
+        (entry("recv 0<-1", 1), ("recv", 0, 48, "float32")),
+        (
+            entry("all_reduce", 1, input_dtypes=["BFloat16"], output_dtypes=["BFloat16"]),
+            ("all_reduce", 24, 24, "bfloat16"),
+        ),
+    ],
+)
+def test_what_an_entry_tells(read, made, expected):
+    ((call,),) = read([made]).calls.values()
+    assert (call.collective, call.nbytes_in, call.nbytes_out, call.dtype) == expected
+    assert call.peer == (1 if call.point_to_point else None)
+    assert call.tensors == (2 if "coalesced" in made["profiling_name"] else 1)
+
+
+def test_messages_are_numbered_by_peer_and_name_ranks_of_the_world(read):
+    """In group 7 rank 0 of the world is the second."""
+    own = {"process_group": ["7", "undefined"], "collective_seq_id": 0, "is_p2p": True}
+    found = read(
+        [entry(name, i + 1, **own) for i, name in enumerate(["send 1->0", "recv 1<-0"] * 2)]
+    )
+    assert [(c.collective, c.peer, c.sequence) for c in found.calls[0]] == [
+        *(("send", 1, 0), ("recv", 1, 0), ("send", 1, 1), ("recv", 1, 1))
+    ]
+
+
+def test_the_ranks_are_joined_by_their_numbers(read):
+    """Rank 1's buffer lost its first call."""
+    found = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
+    assert {r: [c.sequence for c in own] for r, own in found.calls.items()} == {0: [0, 1], 1: [1]}
+    assert "the buffer kept the last 1 calls: 1 before them are lost" in found.notes
+
+
+def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):
+    found = read(
+        [
+            entry("all_reduce", 1, op_id=1, duration_ms=None),
+            entry("all_reduce", 1, op_id=2, duration_ms=None),
+            entry("coalesced", 1, [], []),
+        ]
+    )
+    assert [(c.sequence, c.time_ns) for c in found.calls[0]] == [(0, None), (0, None)]
+    assert "the time of coalesced calls is known of each group of them as a whole only" in (
+        found.notes
+    )
+
+
+def test_what_the_dump_does_not_tell_is_said(read):
+    hung = entry("all_reduce", 2, state="started")
+    for one in (first := entry("all_reduce", 1)), hung:
+        del one["duration_ms"]
+    assert read([first, hung]).notes == [
+        "the dump has no durations: TORCH_NCCL_ENABLE_TIMING=1 records them",
+        "1 calls had not completed when the dump was written",
+        HIDDEN_OP,
+    ]
+
+
+def gloo(name: str, group: str = "0", description: str = "default_pg") -> Any:
+    one = entry(name, 1, process_group=[group, description], state="scheduled")
+    return one | {"profiling_name": f"gloo:{name}", "duration_ms": None}
+
+
+def test_gloo_configures_no_ranks(read):
+    """The default group is everyone; another one those who call in it, where all were read."""
+    config = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    calls = [gloo("all_reduce"), gloo("barrier", "3", "undefined")]
+    found = read(calls, [gloo("all_reduce")], calls, config=config, names="fr{}.json")
+    assert found.groups == {
+        "0": Group("0", (0, 1, 2), "gloo", "default_pg"),
+        "3": Group("3", (0, 2), "gloo", "undefined"),
+    }
+    assert found.notes == [
+        "the dump has no durations",
+        "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo runs "
+        "it, and leaves out send and recv",
+        HIDDEN_OP,
+        "group 3: its ranks are not told, taken for 0,2, which made calls in it",
+    ]
+
+
+def test_without_entries(read):
+    with pytest.raises(UnreadableError) as caught:
+        read([])
+    assert str(caught.value).endswith(
+        "nccl_trace_rank_0: got no entries, expected entries of collectives. Set "
+        "TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE)."
+    )
+
+
+def test_a_file_that_does_not_name_its_rank(read):
+    with pytest.raises(UnreadableError) as caught:
+        read([entry("all_reduce", 1)], names="dump{}x.json")
+    assert str(caught.value).endswith(
+        "dump0x.json, expected a name that ends in the rank, such as fr_rank0.json"
+    )
+
+
+def test_broken_entries_are_problems(read):
+    odd = [
+        entry("all_reduce", 1, process_group=["0"]),
+        entry("all_reduce", 1, input_sizes=[["a"]]),
+        entry("all_reduce", 1, input_dtypes=["QInt4"], output_dtypes=["QInt4"]),
+        {"record_id": 3},
+    ]
+    found = read([*odd, entry("all_reduce", 9), "text"], config=3)
+    assert [call.nbytes_in for call in found.calls[0]] == [48]
+    assert len(found.problems) == 4
+    assert "nccl_trace_rank_0: entry 2: unusable: dtype qint4 of unknown size" in found.problems[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("c10d::_allgather_base_", "all_gather"),
+        ("c10d::allgather_into_tensor_coalesced_", "all_gather"),
+        ("nccl:_all_gather_base", "all_gather"),
+        ("all_gather_single_coalesced", "all_gather"),
+        ("c10d::reduce_scatter_tensor_coalesced_", "reduce_scatter"),
+        ("nccl:all_to_all_v_single", "all_to_all_v"),
+        ("xccl:all_reduce", "all_reduce"),
+        ("c10d::monitored_barrier_", "monitored_barrier"),
+        ("c10d::recv_any_source_", "recv"),
+        ("nccl:send 3->1", "send"),
+        ("nccl:split", "split"),
+        ("something_new", "something_new"),
+        ("base", "base"),
+    ],
+)
+def test_names_of_collectives(name, expected):
+    assert collective_of(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *(("Float", "float32"), ("c10::BFloat16", "bfloat16"), ("long int", "int64")),
+        *(("unsigned char", "uint8"), ("Byte", "uint8"), ("Char", "int8"), ("Half", "float16")),
+        *(("c10::complex<float>", "complex64"), ("ComplexDouble", "complex128"), ("bool", "bool")),
+        *(("TensorList", None), ("ScalarList", None), ("Scalar", None), ("", None), (3, None)),
+    ],
+)
+def test_names_of_types(text, expected):
+    assert dtype_of(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "bare"),
+    [
+        *(("rank3.json", 3, 3), ("a_RANK-12_b.json.gz", 12, 12), ("nccl_trace_rank_7", 7, 7)),
+        *(
+            ("fr_2.13.0_4.json", None, 4),
+            ("trace", None, None),
+            ("host_99.1.pt.trace.json", None, 1),
+        ),
+    ],
+)
+def test_ranks_in_names_of_files(name, rank, bare):
+    assert (rank_in(f"rank9/{name}"), rank_in(name, bare=True)) == (rank, bare)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *(([0, 2], (0, 2)), ("[0, 2]", (0, 2)), ("[]", ()), ([], ()), ("[0, ..., 9]", ())),
+        *((None, ()), (3, ()), ([True], ()), ([-1], ())),
+    ],
+)
+def test_lists_of_ranks(value, expected):
+    assert ranks_in(value) == expected

@@ -1,0 +1,186 @@
+"""``torchcoll trace``: which file is what, several of them, bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+from sent import call, ddp, traffic
+from test_flight_recorder import CONFIG, entry
+from test_kineto import INFO, kernel, param, step
+
+from torchcoll.analysis.traffic import summarise_traffic
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Traffic
+from torchcoll.importers.traces import read_traffic
+
+
+def error(capsys, *arguments):
+    """The one line of a command that fails, after its exit code."""
+    code = main(["trace", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return code, err.removeprefix("torchcoll: error: ").rstrip()
+
+
+@pytest.fixture
+def captured(tmp_path):
+    """A folder as a capture leaves it, and what its ranks hold together."""
+    whole = traffic(ddp, steps=4)
+    for rank in range(2):
+        part = dataclasses.replace(
+            whole, calls={rank: whole.calls[rank]}, steps={rank: whole.steps[rank]}
+        )
+        part.save(tmp_path / "run" / f"traffic-rank{rank}.jsonl")
+    return tmp_path / "run", whole
+
+
+def test_a_folder_of_captured_ranks(captured, tmp_path, capsys):
+    folder, whole = captured
+    output = tmp_path / "all.jsonl"
+    assert main(["trace", str(folder), "-o", str(output)]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"written: {output}\n"
+    assert out.startswith(f"{folder}: capture, 2 ranks, gloo, group 0,")
+    assert Traffic.load(output).calls == whole.calls
+    assert main(["trace", str(output), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count("\n") == 4
+    assert main(["trace", str(folder), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["traffic"]["path"] == str(folder)
+
+
+def test_an_output_that_exists_is_kept(captured, tmp_path, capsys):
+    output = tmp_path / "all.jsonl"
+    output.write_text("mine")
+    code, text = error(capsys, captured[0], "-o", output)
+    assert (code, text.startswith(f"output: got {output}, expected a file that does not")) == (2, 1)
+    assert output.read_text() == "mine"
+
+
+def test_the_same_traffic_whatever_the_source(tmp_path):
+    """Two all_reduce of 12 floats on two ranks: as a trace, as a dump, as a capture."""
+    for rank in range(2):
+        events = [param("allreduce", 1000 * i, i, 12, 12, Seq=i) for i in (1, 2)]
+        events += [kernel("nccl", 1000 * i + 100, 2500, i) for i in (1, 2)]
+        info = INFO | {"rank": rank}
+        trace = {"traceEvents": events, "distributedInfo": info}
+        (tmp_path / f"trace{rank}.json").write_text(json.dumps(trace))
+        dump = {"version": "2.10", "pg_config": {"0": CONFIG["0"]}}
+        dump["entries"] = [entry("all_reduce", i) for i in (1, 2)]
+        (tmp_path / f"fr{rank}.json").write_text(json.dumps(dump))
+    traced, dumped = (
+        read_traffic(sorted(tmp_path.glob(f"{name}*.json"))) for name in ("trace", "fr")
+    )
+    assert traced.groups == dumped.groups
+    for rank in range(2):
+        own = [dataclasses.replace(one, exposed_ns=None) for one in traced.calls[rank]]
+        assert own == dumped.calls[rank]
+    one, other = (summarise_traffic(found).rows for found in (traced, dumped))
+    assert [dataclasses.replace(row, exposed_ns=None) for row in one] == other
+
+
+def test_a_pickle_is_never_read(tmp_path, capsys):
+    """It would make a file."""
+
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "evil"), "w"))
+
+    path = tmp_path / "dumps" / "nccl_trace_rank_0"
+    path.parent.mkdir()
+    path.write_bytes(pickle.dumps(Evil(), protocol=2))
+    expected = (
+        f"trace {path}: got a pickle, expected JSON, for a pickle can run code when it is read. "
+        "Of a Flight Recorder write what torch._C._distributed_c10d._dump_nccl_trace_json() or, in "
+        "newer torch, _dump_fr_trace_json() returns."
+    )
+    for given in (path, path.parent):
+        assert error(capsys, given) == (3, expected)
+    assert not (tmp_path / "evil").exists()
+
+
+KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'{"results": []}', KINDS),
+        (b"[1, 2]", KINDS),
+        (b"dear diary", KINDS),
+        (b"\xff\xfe\x00", KINDS),
+        (b"", KINDS),
+        (b"[" * 100_000, KINDS),
+        (b'{"traceEvents": []}', "record_param_comms or c10d:: events. Profile a step"),
+        (b"\x1f\x8b\x08broken", "a whole file"),
+    ],
+)
+def test_other_files_are_one_line_and_exit_3(tmp_path, capsys, content, expected):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    code, text = error(capsys, path)
+    assert (code, expected in text) == (3, True)
+
+
+def test_missing_files_and_empty_folders(tmp_path, capsys):
+    assert error(capsys, tmp_path / "no.json") == (
+        *(3, f"trace: got {tmp_path / 'no.json'}, expected a file that exists"),
+    )
+    (tmp_path / "README").write_text("nothing")
+    assert error(capsys, tmp_path) == (
+        *(3, f"folder: got {tmp_path}, expected files .json, .jsonl, .json.gz, .jsonl.gz in it"),
+    )
+
+
+def test_an_unknown_format(tmp_path, capsys):
+    assert error(capsys, tmp_path, "--format", "html") == (
+        *(2, "format: got html, expected one of table, markdown, csv, json"),
+    )
+
+
+def test_files_that_do_not_belong_together(captured, tmp_path, capsys):
+    folder, whole = captured
+    for rank in range(2):
+        whole.save(folder / f"again{rank}.jsonl")
+    code, text = error(capsys, folder)
+    assert (code, "rank 0 twice" in text) == (2, True)
+    data = {"traceEvents": [param("allreduce", 0, 7)], "distributedInfo": INFO | {"rank": 1}}
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    code, text = error(capsys, folder / "traffic-rank0.jsonl", tmp_path / "t.json")
+    assert (code, "kineto of 2 ranks" in text) == (2, True)
+
+
+def test_traces_that_begin_with_other_steps(tmp_path):
+    for rank in range(2):
+        events = [step(3 + rank, 0, 100), param("allreduce", 10, 7)]
+        data = {"traceEvents": events, "distributedInfo": INFO | {"rank": rank}}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(data))
+    with pytest.raises(UsageError) as caught:
+        read_traffic([tmp_path])
+    assert str(caught.value) == (
+        f"first step of {tmp_path / '0.json'} and {tmp_path / '1.json'}: got 3 and 4, expected the "
+        "same of all ranks. Read one rank alone, or profile all with one schedule."
+    )
+    assert read_traffic([tmp_path / "1.json"]).calls[1][0].step == 0
+
+
+def test_a_group_that_one_file_does_not_tell(tmp_path):
+    """Its list was shortened in one of them."""
+    for rank, ranks in enumerate(("[0, 1]", "[0, ..., 1]")):
+        one = param("allreduce", 0, 7, Process_Group_Ranks=ranks, Process_Group_Name="4")
+        data = {"traceEvents": [one], "distributedInfo": INFO | {"rank": rank}}
+        (tmp_path / f"{rank}.json").write_text(json.dumps(data))
+    assert read_traffic([tmp_path]).groups["4"].ranks == (0, 1)
+
+
+def test_problems_are_told_beside_what_machines_read(tmp_path, capsys):
+    path = tmp_path / "cut.jsonl"
+    traffic(lambda rank: [call()]).save(path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    assert main(["trace", str(path), "--format", "csv"]) == 0
+    assert capsys.readouterr().err == (
+        f"torchcoll: warning: {path}: truncated: the file has no end record\n"
+    )

@@ -1,0 +1,272 @@
+"""Traffic and its cost as ``show`` prints them: by hand, see tests/sent.py."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+from sent import MIB, MS, call, ddp, traffic
+
+from torchcoll import cost
+from torchcoll.analysis.traffic import TrafficRow
+from torchcoll.cli import main
+from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Run
+
+TABLE = """\
+traffic: capture, 2 ranks, gloo, group 0, 2 ranks a group, host clock
+steps 1-3 of 4; in each 5 calls, 84 MiB put in by a rank; a step takes 100 ms (slowest rank, \
+median over them)
+some call was in flight for 42.2 ms of it (42 %)
+bytes a step: what one rank puts in
+time a step: of each call the slowest rank's time, so waiting for the others is in it, added up \
+over the calls; each row on its own over the steps, so that rows need not add up
+exposed: of that, what no computation hides, an estimate
+
+collective  bytes  dtype    async   calls   bytes      time    median    share   exposed
+               in                  a step  a step    a step    a call  of step    a step
+all_reduce    25M  float32  yes         3     75M  36.00 ms  12.00 ms   36.0 %         -
+all_reduce     9M  float32  yes         1      9M  12.00 ms  12.00 ms   12.0 %         -
+broadcast       8  int64    no          1       8  200.0 us  200.0 us    0.2 %  200.0 us
+
+sizes: calls by the bytes that a rank puts into one
+
+     bytes   calls   bytes
+    put in  a step  a step
+   8 to 16       1       8
+ 8M to 16M       1      9M
+16M to 32M       3     75M
+
+left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, \
+1 all_reduce 9M float32
+2 calls of 2 ranks outside of the marked steps: left out
+asynchronous calls overlap each other and the computation: their times add up to more than the \
+step pays
+one more thing
+"""
+
+COST = """\
+traffic beside r1
+group 0 of 2 ranks, gloo, host clock, alone: isolated, host clock, gloo, async, sum
+wait, transfer and contention are estimates. All ranks end a collective together, so the shortest \
+rank's time is the transfer, what the others have more is their wait for it; in place: the slowest \
+rank's; contention: transfer - alone. Medians over the calls
+
+collective  size  dtype    async  calls  queued  in place      wait  transfer     alone  contention
+all_reduce   25M  float32  yes        9    33 %  12.00 ms  5.000 ms  7.000 ms  6.000 ms    1.000 ms
+all_reduce    9M  float32  yes        3    50 %  12.00 ms  5.000 ms  7.000 ms  7.500 ms   -500.0 us
+broadcast      8  int64    no         3     0 %  200.0 us         -         -         -           \
+-  [1]
+
+[1] rooted: ranks leave at different times, so that the shortest need not be the last; broadcast \
+is not in the run
+
+which rank came last: the one with the shortest time of its own; even: the share that chance gives \
+each; waited: the longest wait of the others, median of the calls in which it was last
+
+rank  calls  last  share  even    waited
+   0     12     0    0 %  50 %         -
+   1     12    12  100 %  50 %  5.000 ms
+
+left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, \
+1 all_reduce 9M float32
+2 calls of 2 ranks outside of the marked steps: left out
+queued: calls issued while an earlier one of the group was in flight on that rank: their time \
+holds the wait for it, which counts as transfer and as contention here
+"""
+
+
+def sent():
+    found = traffic(ddp, steps=4)
+    found.notes.append("one more thing")
+    return found
+
+
+def alone():
+    case = Case("all_reduce", 0, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+    results = [
+        CaseResult(
+            dataclasses.replace(case, nbytes=nbytes, asynchronous=True),
+            "ok",
+            2,
+            nbytes=nbytes,
+            time_ns={"host": [[ns] * 3] * 2},
+        )
+        for nbytes, ns in ((25 * MIB, 6 * MS), (9 * MIB, 15 * MS // 2))
+    ]
+    return Run(header={"run_id": "r1", "ranks": 2}, results=results)
+
+
+def test_the_table(shown):
+    assert shown(sent()) == TABLE
+
+
+def test_columns_that_nobody_needs_are_left_out(shown):
+    """No marks: no share. No times: no times. One dtype: in the header."""
+    assert shown(traffic(lambda rank: [call()], ranks=4, recorded=[0, 1])) == (
+        "traffic: capture, ranks 0-1 of 4, gloo, float32, group 0, 4 ranks a group, async\n"
+        "1 call, 1 MiB put in by a rank\n"
+        "bytes a step: what one rank puts in\n\n"
+        "collective  bytes   calls   bytes\n"
+        "               in  a step  a step\n"
+        "all_reduce     1M       1      1M\n\n"
+        "sizes: calls by the bytes that a rank puts into one\n\n"
+        "   bytes   calls   bytes\n"
+        "  put in  a step  a step\n"
+        "1M to 2M       1      1M\n\n"
+        "no step is marked: all calls are one step\n"
+    )
+
+
+def test_no_calls(shown):
+    assert shown(traffic(lambda rank: [], ranks=1)) == (
+        "traffic: capture, 1 rank\nno calls\n\nno step is marked: all calls are one step\n"
+    )
+
+
+def test_on_a_narrow_terminal_whole_columns_go(on_terminal):
+    text = on_terminal(sent(), columns=60)
+    assert "not shown in 60 columns: median a call, share of step (use" in text
+    assert all(len(line) <= 60 for line in text.splitlines())
+    assert "share" in on_terminal(sent(), columns=60, names="collective,nbytes_in,share")
+
+
+def test_markdown(shown):
+    text = shown(sent(), format="markdown")
+    assert (
+        "| all_reduce | 25M | float32 | yes | 3 | 75M | 36.00 ms | 12.00 ms | 36.0 % | - |" in text
+    )
+    assert "| 16M to 32M | 3 | 75M |" in text
+    assert "- one more thing" in text
+
+
+def test_csv_has_every_field_in_base_units(shown):
+    names = [field.name for field in dataclasses.fields(TrafficRow)]
+    first, *_ = rows = list(csv.DictReader(io.StringIO(shown(sent(), format="csv"))))
+    assert list(first) == names
+    assert len(rows) == 3
+    assert first["time_per_step_ns"] == "36000000.0"
+    assert (first["op"], first["exposed_ns"], first["asynchronous"]) == ("", "", "True")
+
+
+def test_csv_of_several_names_the_file(shown):
+    rows = list(csv.DictReader(io.StringIO(shown(sent(), sent(), format="csv"))))
+    assert [row["file"] for row in rows] == ["traffic"] * 6
+
+
+def test_json(shown):
+    document = json.loads(shown(sent(), format="json"))
+    assert list(document) == ["schema", "traffic", "rows", "sizes"]
+    assert document["schema"] == "torchcoll-traffic-rows/1"
+    told = document["traffic"]
+    assert (told["steps"], told["total"], told["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
+    assert (told["ranks"], told["recorded"], told["source"]) == (2, [0, 1], "capture")
+    assert told["notes"][-1] == "one more thing"
+    assert document["rows"][0]["bytes_per_step"] == 75 * MIB
+    assert document["sizes"][0] == {
+        **{"ranks": "0-1", "low_nbytes": 8, "high_nbytes": 16},
+        **{"calls_per_step": 1, "bytes_per_step": 8},
+    }
+
+
+def test_chosen_columns(shown):
+    assert shown(sent(), format="csv", columns="collective,nbytes_in") == (
+        f"collective,nbytes_in\nall_reduce,{25 * MIB}\nall_reduce,{9 * MIB}\nbroadcast,8\n"
+    )
+    assert "clock" in shown(sent(), columns="all")
+    with pytest.raises(UsageError, match=r"^columns: got busbw, expected all, or some of collect"):
+        shown(sent(), columns="busbw")
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"pivot": "ranks"}, "pivot: got ranks, expected none with Traffic"),
+        ({"metric": "time"}, "metric: got time, expected none with Traffic"),
+        ({"clock": "host"}, "clock: got host, expected none with Traffic"),
+        ({"percentiles": "50"}, "percentiles: got 50, expected none with Traffic"),
+        ({"over_ranks": "min"}, "over-ranks: got min, expected none with Traffic"),
+        ({"per_rank": True}, "per-rank: got True, expected none with Traffic"),
+        ({"calls": True}, "calls: got True, expected none with Traffic"),
+        ({"format": "nccl-tests"}, "format: got nccl-tests, expected one of table, markdown, csv"),
+    ],
+)
+def test_what_has_no_effect_is_refused(shown, choices, text):
+    with pytest.raises(UsageError, match=f"^{text}"):
+        shown(sent(), **choices)
+
+
+def test_things_of_two_kinds_are_refused(shown):
+    with pytest.raises(UsageError, match=r"^show: got Traffic and Cost, expected things of one ki"):
+        shown(sent(), cost(sent(), alone()))
+    with pytest.raises(UsageError, match=r"^show: got Traffic and a run, expected things of one k"):
+        shown(sent(), alone())
+    with pytest.raises(UsageError, match=r"^show: got int, expected a run, a file, or one of Adv"):
+        shown(3)
+
+
+def test_the_command_shows_a_traffic_file(tmp_path, capsys):
+    path = tmp_path / "traffic.jsonl"
+    sent().save(path)
+    assert main(["show", str(path)]) == 0
+    assert capsys.readouterr().out == TABLE.replace("traffic:", f"{path}:", 1)
+    assert main(["show", str(path), "--format", "csv", "--columns", "group"]) == 0
+    assert capsys.readouterr().out == "group\n0\n0\n0\n"
+
+
+def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
+    path = tmp_path / "traffic.jsonl"
+    sent().save(path)
+    assert main(["show", str(path), "--reference", "points.json"]) == 2
+    assert "reference: got points.json, expected result files beside it, not" in (
+        capsys.readouterr().err
+    )
+    assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3
+    assert "traffic file: got" in capsys.readouterr().err
+
+
+def test_a_cut_file_is_shown_and_said_to_be(tmp_path, capsys):
+    path = tmp_path / "traffic.jsonl"
+    sent().save(path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    warning = f"{path}: truncated: the file has no end record"
+    assert main(["show", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"{warning}\n")
+    assert main(["show", str(path), "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["traffic"]["problems"] == [warning]
+    assert err == f"torchcoll: warning: {warning}\n"
+
+
+def test_cost(shown):
+    assert shown(cost(sent(), alone())) == COST
+
+
+def test_cost_of_one_rank(shown):
+    text = shown(cost(traffic(lambda rank: [call(time_ns=MS)], recorded=[0]), alone()))
+    assert "[1] 1 of the 2 ranks of its group were recorded; not measured at 1M" in text
+    assert "which rank came last" not in text
+
+
+def test_cost_without_calls(shown):
+    assert "no calls\n" in shown(cost(traffic(lambda rank: []), alone()))
+
+
+def test_cost_names_ties(shown):
+    text = shown(cost(traffic(lambda rank: [call(time_ns=MS)]), alone()))
+    assert "1 call: several ranks had the shortest time, none counts as last\n" in text
+
+
+def test_cost_for_machines(shown):
+    found = cost(sent(), alone())
+    document = json.loads(shown(found, format="json"))
+    assert document["schema"] == "torchcoll-cost/1"
+    assert document["rows"][0]["contention_ns"] == MS
+    assert document["late"][1]["share"] == 1.0
+    rows = list(csv.DictReader(io.StringIO(shown(found, format="csv"))))
+    assert [row["wait_ns"] for row in rows] == ["5000000.0", "5000000.0", ""]
+    assert "| all_reduce | 25M | float32 | yes | 9 | 33 % |" in shown(found, format="markdown")

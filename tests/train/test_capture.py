@@ -1,0 +1,365 @@
+"""The context of a capture: errors, files, what it leaves alone, and what it says it missed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from planned_models import on_ranks
+from torch.profiler import ProfilerActivity, profile
+
+import torchcoll
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.traffic import load_traffic
+from torchcoll.train.capture import capture
+
+NO_GROUP = "capture: got no process group, expected init_process_group before it"
+NESTED = "capture: got one inside of another, expected one at a time"
+
+
+def refused(**arguments):
+    """The error of a capture that does not begin."""
+    with pytest.raises(UsageError) as error, capture(**arguments):
+        raise AssertionError("it began")
+    return str(error.value)
+
+
+# -- what cannot be captured -------------------------------------------------------------------
+
+
+def test_outside_of_a_process_group():
+    assert refused() == NO_GROUP
+    assert torchcoll.capture is capture
+
+
+def test_a_torch_without_distributed(monkeypatch):
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    expected = "capture: got torch without torch.distributed, expected one that has it"
+    with pytest.raises(UnavailableError, match=f"^{expected}$"), capture():
+        pass
+
+
+def reduce(count=1):
+    dist.all_reduce(torch.ones(count))
+
+
+def nested():
+    with capture() as traffic:
+        reduce()
+        inner = refused()
+        reduce()
+    with capture():  # the one before is over
+        pass
+    return inner, len(traffic.calls[0])
+
+
+def paths():
+    Path("file").write_text("")
+    Path("full").mkdir()
+    (Path("full") / "traffic-rank0.jsonl").write_text("")
+    names = ["step.jsonl", "file", "full", "file/below"]
+    return [refused(path=name).replace(str(Path.cwd()), "HERE") for name in names]
+
+
+def ended():
+    with capture() as traffic:
+        pass
+    with pytest.raises(UsageError) as error:
+        traffic.step()
+    return str(error.value)
+
+
+def no_path():
+    before = sorted(Path().iterdir())
+    with capture() as traffic:
+        reduce()
+    return sorted(Path().iterdir()) == before and traffic.path is None
+
+
+def ours():
+    """Whether a kernel stands above those of the backends: before, in and after a capture."""
+
+    def there():
+        return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+    found = [there()]
+    with capture():
+        found.append(there())
+    found.append(there())
+    with pytest.raises(OfTheBody), capture():
+        raise OfTheBody
+    return [*found, there()]
+
+
+class OfTheBody(Exception):
+    pass
+
+
+def raised():
+    with pytest.raises(OfTheBody), capture("raised") as traffic:
+        reduce(3)
+        raise OfTheBody
+    return str(traffic.path) == str(Path("raised/traffic-rank0.jsonl").absolute())
+
+
+def no_room():
+    """What is in the way of the file: an error, and the traffic is still there."""
+
+    def body():
+        reduce()
+        shutil.rmtree("gone")
+        Path("gone").write_text("")
+
+    with pytest.raises(UsageError) as error, capture("gone") as traffic:
+        body()
+    Path("gone").unlink()
+    with pytest.raises(OfTheBody), capture("gone"):
+        body()
+        raise OfTheBody
+    return str(error.value).split(":")[0], len(traffic.calls[0])
+
+
+# -- what is left alone ------------------------------------------------------------------------
+
+
+def additions(profiler):
+    return sum(event.count for event in profiler.key_averages() if event.key == "aten::add_")
+
+
+def work(times):
+    for _ in range(times):
+        torch.ones(3).add_(1)
+    reduce()
+
+
+def profilers():
+    """The user's own, around a capture and inside of one."""
+    with profile(activities=[ProfilerActivity.CPU]) as around:
+        work(3)
+        with capture() as first:
+            work(5)
+        work(7)
+    with capture() as second:
+        work(2)
+        with profile(activities=[ProfilerActivity.CPU]) as inside:
+            work(4)
+        work(2)
+    return additions(around), additions(inside), len(first.calls[0]), len(second.calls[0])
+
+
+def compiled():
+    """The model stays compiled, and what it sends is seen."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def model(tensor):
+        return functional.all_reduce(tensor * 2, "sum", dist.group.WORLD) + 1
+
+    with capture() as traffic:
+        for _ in range(3):
+            model(torch.ones(4))
+    return len(graphs), [call.nbytes_in for call in traffic.calls[0]]
+
+
+# -- what it sees, and what it says it missed --------------------------------------------------
+
+
+def another_thread():
+    with capture() as traffic:
+        reduce()
+        thread = threading.Thread(target=lambda: reduce(2))
+        thread.start()
+        thread.join()
+        reduce(3)
+    return [(call.sequence, call.nbytes_in) for call in traffic.calls[0]]
+
+
+def inference():
+    with capture() as traffic, torch.inference_mode():
+        reduce()
+        functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD).wait()
+    return [call.nbytes_in for call in traffic.calls[0]]
+
+
+def made_of_others():
+    """An operator that makes a call of another one."""
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("torchcoll_twice(Tensor x, str group_name) -> Tensor")
+    library.impl("torchcoll_twice", lambda x, group_name: (reduce(), x + 1)[1], "CPU")
+    with capture() as traffic:
+        torch.ops.c10d.torchcoll_twice(torch.ones(5), dist.group.WORLD.group_name)
+    return [(call.collective, call.nbytes_in) for call in traffic.calls[0]]
+
+
+def failed():
+    """A call that torch refuses is none."""
+    with capture() as traffic:
+        with pytest.raises((RuntimeError, ValueError)):
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+        reduce()
+    return [call.collective for call in traffic.calls[0]], traffic.notes
+
+
+def unknown_group():
+    library = torch.library.Library("c10d", "FRAGMENT")
+    library.define("torchcoll_odd(Tensor x, str group_name) -> Tensor")
+    library.impl("torchcoll_odd", lambda x, group_name: x + 1, "CPU")
+    with capture() as traffic:
+        found = torch.ops.c10d.torchcoll_odd(torch.ones(1), "nobody")
+    return found.item(), len(traffic.calls[0]), traffic.notes
+
+
+def unreadable():
+    """An error of ours is none of the training's."""
+
+    def broken(*_):
+        raise TypeError
+
+    sys.modules["torchcoll.train.capture"].decode = broken  # dies with this rank
+    tensor = torch.ones(1)
+    with capture() as traffic:
+        dist.all_reduce(tensor)
+    return tensor.item(), len(traffic.calls[0]), traffic.notes
+
+
+def everything_seen():
+    with capture() as traffic:
+        reduce()
+        dist.barrier()
+        dist.monitored_barrier()
+        dist.all_gather_object([None], 1)
+    return traffic.notes
+
+
+CASES = (nested, paths, ended, no_path, ours, raised, no_room, profilers, compiled, another_thread)
+CASES += (inference, made_of_others, failed, unknown_group, unreadable)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What each of CASES returned on one rank; and where its files are."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {**on_ranks(folder, 1, {case.__name__: case for case in CASES}), "folder": folder}
+
+
+def test_nested(alone):
+    assert alone["nested"] == [NESTED, 2]
+
+
+def test_paths_that_are_no_folder_or_hold_the_file(alone):
+    folder = "expected a folder: each rank writes its own file"
+    again = "expected a file that does not exist. Name another folder or remove it."
+    made = "expected a folder that can be made (Not a directory)"
+    assert alone["paths"] == [
+        f"path: got HERE/step.jsonl, {folder}",
+        f"path: got HERE/file, {folder}",
+        f"path: got HERE/full/traffic-rank0.jsonl, {again}",
+        f"path: got HERE/file/below, {made}",
+    ]
+
+
+def test_a_step_after_the_end(alone):
+    assert alone["ended"].startswith("step: got no capture, expected a step inside of")
+
+
+def test_nothing_is_written_without_a_path(alone):
+    assert alone["no_path"] is True
+
+
+def test_nothing_is_in_the_way_without_a_capture(alone):
+    assert alone["ours"] == [False, True, False, False]
+
+
+def test_the_file_is_written_when_the_body_raises(alone):
+    assert alone["raised"] is True
+    traffic = load_traffic(alone["folder"] / "raised")
+    assert [call.nbytes_in for call in traffic.calls[0]] == [12]
+    assert (traffic.problems, traffic.ranks) == ([], 1)
+    assert traffic.environment["torch"] == torch.__version__
+
+
+def test_a_file_that_cannot_be_written(alone):
+    """Said by an error, or on stderr where the body's own error goes on."""
+    assert alone["no_room"] == ["output", 1]
+    told = (alone["folder"] / "0.stderr").read_text()
+    assert "torchcoll: error: output: got " in told
+
+
+def test_profilers_of_the_user_keep_all_their_events(alone):
+    """And show no more than without a capture."""
+    assert alone["profilers"] == [3 + 5 + 7, 4, 1, 3]
+
+
+def test_a_compiled_model_stays_compiled(alone):
+    assert alone["compiled"] == [1, [16, 16, 16]]
+
+
+def test_calls_of_another_thread_are_seen(alone):
+    assert alone["another_thread"] == [[0, 4], [1, 8], [2, 12]]
+
+
+def test_calls_in_inference_mode_are_seen(alone):
+    assert alone["inference"] == [4, 8]
+
+
+def test_a_call_that_is_made_of_others_is_one(alone):
+    assert alone["made_of_others"] == [["c10d::torchcoll_twice", 20]]
+
+
+def test_a_call_that_fails_is_none(alone):
+    calls, notes = alone["failed"]
+    assert calls == ["all_reduce"]
+    assert not [note for note in notes if "missing" in note]
+
+
+def test_what_cannot_be_read_is_counted_and_disturbs_nothing(alone):
+    told = "1 calls of c10d::torchcoll_odd are missing: their process group is not known"
+    assert alone["unknown_group"] == [2, 0, [told]]
+    told = "1 calls of c10d::allreduce_ are missing: they could not be read (TypeError)"
+    assert alone["unreadable"] == [1, 0, [told]]
+
+
+# -- several ranks -----------------------------------------------------------------------------
+
+
+def test_a_late_rank_is_in_the_durations(tmp_path):
+    """From issue to completion: not until the call returns, which an asynchronous one does at once.
+
+    And a call that has not ended is kept.
+    """
+
+    def case():
+        late = dist.get_rank() == 1
+        dist.barrier()
+        with capture("late") as traffic:
+            for asynchronous in (False, True):
+                if late:
+                    time.sleep(0.2)
+                work = dist.all_reduce(torch.ones(1), async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+                traffic.step()
+            if not late:
+                pending = dist.all_reduce(torch.ones(1), async_op=True)
+        if late:
+            dist.all_reduce(torch.ones(1))
+        else:
+            pending.wait()
+
+    on_ranks(tmp_path, 2, {"it": case})
+    early, late = load_traffic(tmp_path / "late").calls.values()
+    assert all(call.time_ns > 100e6 for call in early[:2])
+    assert [call.step for call in early] == [0, 1, None]  # None: after the last mark
+    assert early[2].time_ns is None or early[2].time_ns > 0  # as fast as the other rank is
+    assert len(late) == 2

@@ -1,0 +1,88 @@
+"""Durations on an accelerator: what is made of what a Work tells. Not on one: they are ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from planned_models import on_ranks
+
+from torchcoll.train.capture import capture
+from torchcoll.train.device_times import DeviceTimes
+from torchcoll.train.recorder import Call
+
+REFUSED = "{} calls have no duration: the backend does not time them"
+ON_META = "has no kernel for tensors on meta"
+
+
+class Work:
+    def __init__(self, ended, ms=None):
+        self.ended, self.ms = ended, ms
+
+    def is_completed(self):
+        return self.ended
+
+    def _get_duration(self):
+        if self.ms is None:
+            raise RuntimeError("getDuration only works if timing was enabled")
+        return self.ms
+
+
+def told(call):
+    return call.time_ns, call.clock, call.untold
+
+
+def test_read_in_order_once_they_have_ended():
+    times, calls = DeviceTimes(), [Call(0) for _ in range(4)]
+    works = [Work(True, 1.5), Work(False, 0.25), Work(True, 2.0), Work(True)]
+    for call, work in zip(calls, works, strict=True):
+        times.watch(call, work)
+    times.poll()
+    assert [call.time_ns for call in calls] == [1_500_000, None, None, None]
+    works[1].ended = True
+    times.poll()
+    assert [told(call) for call in calls] == [
+        (1_500_000, "device", ""),
+        (250_000, "device", ""),
+        (2_000_000, "device", ""),
+        (None, "host", REFUSED),
+    ]
+
+
+def test_what_has_no_work_is_not_waited_for():
+    times, call = DeviceTimes(), Call(0)
+    times.watch(call, None)
+    assert told(call) == (None, "host", REFUSED)
+
+
+def test_a_work_is_held_no_longer_than_it_runs():
+    times, call = DeviceTimes(), Call(0)
+    times.watch(call, Work(False))
+    times.finish()  # of a device that is not there
+    times.poll()
+    assert told(call) == (None, "host", "")
+
+
+def no_cpu():
+    """A device that has no clock: the fake backend on meta."""
+    dist.destroy_process_group()
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    with capture() as traffic:
+        try:
+            dist.all_gather_into_tensor(
+                torch.empty(16, device="meta"), torch.empty(2, device="meta")
+            )
+        except NotImplementedError:
+            return ON_META
+    (call,) = traffic.calls[0]
+    return [call.nbytes_in, call.nbytes_out, call.time_ns, traffic.notes]
+
+
+def test_calls_on_a_device_are_kept_without_a_duration(tmp_path):
+    found = on_ranks(tmp_path, 1, {"it": no_cpu})["it"]
+    if found == ON_META:
+        pytest.skip("c10d of this torch " + ON_META)
+    unended = "1 calls had not ended when the capture did: how long they took is not known"
+    assert found == [8, 64, None, [unended]]

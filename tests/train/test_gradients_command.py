@@ -1,0 +1,184 @@
+"""``torchcoll gradients`` for a model of the current folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import pytest
+
+from torchcoll.cli import main
+
+MODULE = """
+import torch
+from torch import nn
+print("noise of a training script")
+
+def make_model():
+    assert torch.empty(0).device.type == "meta"
+    return nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 512, bias=False))
+
+def frozen(): return nn.Linear(2, 2).requires_grad_(False)
+def with_argument(size): return nn.Linear(size, 2)
+def leaves(): raise SystemExit(3)
+def a_number(): return 7
+number = 7
+instance = nn.Linear(3, 1)
+"""
+
+
+@pytest.fixture
+def gradients(in_tmp_path, monkeypatch, capsys):
+    """``gradients("train:make_model --option")``: exit code, stdout, stderr."""
+    (in_tmp_path / "made_here").mkdir()
+    (in_tmp_path / "made_here" / "train.py").write_text(MODULE)
+    (in_tmp_path / "made_here" / "broken.py").write_text("import missing_here")
+
+    def run(words):
+        before, path = set(sys.modules), list(sys.path)
+        # As for a script of the environment's bin: the current folder is not on the path.
+        assert not {"", str(in_tmp_path)} & set(path)
+        code = main(["gradients", *words.split()])
+        for name in set(sys.modules) - before:
+            if name.startswith("made_here"):
+                del sys.modules[name]
+        assert sys.path == path
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_a_table_for_each_cap(gradients):
+    code, out, err = gradients("made_here.train:make_model --bucket-cap-mb 1,4.5")
+    assert (code, err) == (0, "noise of a training script\n")
+    # 512 x 1024 floats; then 1024 of a bias and 1024 x 1024 close a bucket of 4.5 MiB too late.
+    assert (
+        out
+        == """\
+gradients of made_here.train:make_model: 6 MiB a step in 3 tensors, float32
+order of the gradients assumed: the reverse of registration (gradient_buckets with a step learns it)
+
+bucket_cap_mb 1: 2 buckets of 2 MiB to 4 MiB
+first step: 1 bucket of 6 MiB
+sent: place among the buckets of a steady step, from 0
+
+sent   size  dtype    buckets  bytes   share  gradients  such as
+   0     2M  float32        1  2 MiB  33.3 %          1  2.weight
+   1  4100K  float32        1  4 MiB  66.7 %          2  0.bias, 0.weight
+
+bucket_cap_mb 4.5: 1 bucket of 6 MiB
+first step: 1 bucket of 6 MiB
+sent: place among the buckets of a steady step, from 0
+
+sent   size  dtype    buckets  bytes    share  gradients  such as
+   0  6148K  float32        1  6 MiB  100.0 %          3  2.weight ... 0.weight
+"""
+    )
+
+
+def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
+    _, out, _ = gradients("made_here.train:make_model --find-unused --format csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    # In registration order the first weight exceeds 1 MiB; the list is sent from its end.
+    assert [(r["step"], r["nbytes"]) for r in rows[2:]] == [
+        ("steady", str((2 << 20) + 4096)),
+        ("steady", str(4 << 20)),
+    ]
+
+
+def test_a_model_in_place_of_a_factory(gradients):
+    _, out, _ = gradients("made_here.train:instance --format json")
+    assert json.loads(out)["plans"][0]["nbytes"] == 16
+
+
+def test_fsdp(gradients):
+    code, out, _ = gradients("made_here.train:make_model --fsdp Linear --ranks 8 --format json")
+    rows = json.loads(out)["rows"]
+    assert code == 0
+    found = {(r["collective"], r["nbytes_in"], r["nbytes_out"], r["calls_per_step"]) for r in rows}
+    # 1024 x 1025 floats and 512 x 1024, on 8 ranks; gathered for forward and backward.
+    assert found == {
+        ("all_gather", 524800, 4198400, 2),
+        ("all_gather", 262144, 2097152, 2),
+        ("reduce_scatter", 4198400, 524800, 1),
+        ("reduce_scatter", 2097152, 262144, 1),
+    }
+
+
+M = "made_here.train"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "model: got none, expected package.module:factory, such as train:make_model"),
+        ("train", "model: got train, expected package.module:factory, such as train:make_model"),
+        ("train:", "model: got train:, expected package.module:factory, such as train:make_model"),
+        (
+            "made_here/train.py:make_model",
+            "model: got made_here/train.py:make_model, expected package.module:factory, such as "
+            "train:make_model. Write made_here.train:make_model.",
+        ),
+        (
+            "made_here.nowhere:make",
+            "model: got made_here.nowhere:make, expected a module that can be imported from here "
+            "(No module named 'made_here.nowhere')",
+        ),
+        (
+            "made_here.broken:make",
+            "model: got ModuleNotFoundError from the import of made_here.broken: No module named "
+            "'missing_here', expected a model on meta",
+        ),
+        (
+            f"{M}:make",
+            "model: got made_here.train:make, expected a name in made_here.train: make is none",
+        ),
+        (
+            f"{M}:number",
+            "model: got made_here.train:number of type int, expected a function without arguments "
+            "that makes the model",
+        ),
+        (f"{M}:a_number", "model: got type int from made_here.train:a_number, expected a torch.nn"),
+        (
+            f"{M}:with_argument",
+            "model: got TypeError from made_here.train:with_argument: with_argument() missing 1 "
+            "required positional argument: 'size', expected a model on meta",
+        ),
+        (
+            f"{M}:leaves",
+            "model: got SystemExit from made_here.train:leaves: 3, expected a model on",
+        ),
+        (f"{M}:frozen", "model: got no parameter with a gradient, expected one or more"),
+        (
+            f"{M}:make_model --bucket-cap-mb 1,x",
+            "bucket-cap-mb: got 1,x, expected numbers of MiB, such as 10,25,100",
+        ),
+        (
+            f"{M}:make_model --ranks 8",
+            "ranks: got 8, expected none without --fsdp: DDP's buckets have no ranks",
+        ),
+        (
+            f"{M}:make_model --fsdp Linear --find-unused",
+            "fsdp: got Linear and --find-unused, expected one of them: the other is DDP's",
+        ),
+        (
+            f"{M}:make_model --fsdp Linear --bucket-cap-mb 1",
+            "fsdp: got Linear and --bucket-cap-mb, expected one of them: the other is DDP's",
+        ),
+        (
+            f"{M}:make_model --fsdp Block",
+            "fsdp: got Block, expected classes of the model: Linear, ReLU, Sequential",
+        ),
+        (
+            f"{M}:make_model --format text",
+            "format: got text, expected one of table, markdown, csv, json",
+        ),
+    ],
+)
+def test_bad_input(gradients, words, line):
+    code, out, err = gradients(words)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith(f"torchcoll: error: {line}")
+    assert err.count("torchcoll: error") == 1 and "Traceback" not in err

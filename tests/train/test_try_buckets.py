@@ -1,0 +1,218 @@
+"""``try_buckets`` on real gloo ranks, its verdicts on times made by hand."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Job
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as Ddp
+
+import torchcoll
+from torchcoll.core.errors import UsageError
+from torchcoll.core.trial import Trial, Tried
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+
+
+def step(model):
+    model(torch.ones(4, 64)).sum().backward()
+
+
+def make(cap):
+    return Ddp(small(), bucket_cap_mb=cap)
+
+
+def what_is_measured():
+    made, steps = [], []
+
+    def counted_make(cap):
+        made.append(cap)
+        return make(cap)
+
+    def counted_step(model):
+        steps.append(model.bucket_bytes_cap)
+        step(model)
+
+    caps = [25, None, 0.05]
+    found = torchcoll.try_buckets(
+        counted_make, counted_step, caps, rounds=2, steps=3, skip=2, seed=1
+    )
+    plain = [[row.cap_mb, row.times_ns, row.ratio, row.verdict] for row in found.rows]
+    return [made, len(steps), plain, [found.ranks, found.backend, found.device, found.notes]]
+
+
+def one_module_wrapped_again():
+    """Bytes that all reducers of one module have sent."""
+    module, sent = small(), []
+
+    def counting(state, bucket):
+        state.append(bucket.buffer().nbytes)
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        return work.get_future().then(lambda future: future.value()[0])
+
+    def make_again(cap):
+        model = Ddp(module, bucket_cap_mb=cap)
+        model.register_comm_hook(sent, counting)
+        return model
+
+    torchcoll.try_buckets(make_again, step, [25, 1], rounds=2, steps=1, skip=2)
+    return sum(sent)
+
+
+def refused(*args, **choices):
+    try:
+        torchcoll.try_buckets(*args, **choices)
+    except UsageError as error:
+        return str(error)
+
+
+def on_all_ranks():
+    dist.init_process_group("gloo")
+    found = {
+        "measured": what_is_measured(),
+        "again": one_module_wrapped_again(),
+        "seeds": refused(make, step, [25, 1], seed=dist.get_rank()),
+        "no ddp": refused(lambda cap: small(), step, [25, 1]),
+        "no cap": refused(lambda cap: make(3), step, [5, 4]),
+    }
+    dist.barrier()
+    print(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory):
+    """What each of two ranks returned, all of it in one job."""
+    importlib.import_module("torch._dynamo")  # DDP does: once here, and not in each rank
+    ended = Job(tmp_path_factory.mktemp("job"), on_all_ranks, 2).wait()
+    assert [one.code for one in ended.values()] == [0, 0], ended[0].stderr
+    return [json.loads(one.stdout) for one in ended.values()]
+
+
+def test_every_rank_has_the_same_trial(on_ranks):
+    first, second = (own["measured"] for own in on_ranks)
+    assert first == second
+    made, steps, rows, facts = first
+    assert [sorted(made[i : i + 3], key=str) for i in (0, 3)] == [[0.05, 25, None]] * 2
+    assert made[:3] != made[3:]  # shuffled
+    assert steps == 2 * 3 * (2 + 3)
+    assert [row[0] for row in rows] == [25, None, 0.05]
+    assert all([len(own) for own in row[1]] == [3] * 2 for row in rows)
+    assert all(ns > 0 for row in rows for own in row[1] for ns in own)
+    assert rows[0][2:] == [[1, 1, 1], "base"]
+    assert facts == [2, "gloo", "cpu", []]
+
+
+def test_a_module_may_be_wrapped_again(on_ranks):
+    """Each step sends its gradients once, whatever reducers the module had before."""
+    nbytes = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert [own["again"] for own in on_ranks] == [2 * 2 * 3 * nbytes] * 2
+
+
+def test_ranks_that_ask_for_different_things(on_ranks):
+    text = (
+        "try_buckets: got other caps_mb, rounds, steps, skip or seed on some rank, expected the "
+        "same on all ranks"
+    )
+    assert [own["seeds"] for own in on_ranks] == [text] * 2
+
+
+def test_what_make_ddp_returns(on_ranks):
+    assert on_ranks[0]["no ddp"] == "make_ddp: got Sequential, expected DistributedDataParallel"
+    text = "make_ddp: got one with bucket_cap_mb 3, expected {}. Pass its argument on as"
+    assert on_ranks[0]["no cap"].startswith((text.format(5), text.format(4)))
+
+
+def test_one_rank_communicates_nothing(tmp_path):
+    def alone():
+        dist.init_process_group("gloo")
+        found = torchcoll.try_buckets(make, step, [25, 1], rounds=2, steps=1, skip=2)
+        print(*found.notes)
+
+    importlib.import_module("torch._dynamo")
+    (ended,) = Job(tmp_path, alone, 1).wait().values()
+    assert ended.stdout == "1 rank: nothing was communicated\n", ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("caps", "choices", "text"),
+    [
+        ([25], {}, "caps_mb: got 1 of them, expected 2 or more"),
+        ([25, 25], {}, "caps_mb: got 25 twice, expected each once"),
+        ([25, 0], {}, "caps_mb: got 0, expected numbers of MiB above 0, or None"),
+        ([25, "1"], {}, "caps_mb: got 1, expected numbers of MiB above 0"),
+        ([25, float("inf")], {}, "caps_mb: got inf, expected numbers of MiB above 0"),
+        ([25, [1, 25]], {}, "caps_mb: got [1, 25], expected numbers of MiB above 0"),
+        ([25, 1], {"rounds": 1}, "rounds: got 1, expected a whole number from 2 up"),
+        ([25, 1], {"skip": 1}, "skip: got 1, expected a whole number from 2 up"),
+        ([25, 1], {"steps": 0}, "steps: got 0, expected a whole number from 1 up"),
+        ([25, 1], {}, "try_buckets: got no process group, expected init_process_group before it"),
+    ],
+)
+def test_what_is_refused(caps, choices, text):
+    with pytest.raises(UsageError) as caught:
+        torchcoll.try_buckets(lambda cap: None, step, caps, **choices)
+    assert str(caught.value).startswith(text)
+
+
+# -- by hand -------------------------------------------------------------------------------------
+
+MS = 1_000_000
+
+
+def trial(*rounds, caps=(25, None, 1)):
+    """Rounds of (ms with each cap); two steps each, 1 ms apart around it."""
+    times = [[[round((ms - 0.5) * MS), round((ms + 0.5) * MS)] for ms in own]
+             for own in zip(*rounds, strict=True)]  # fmt: skip
+    rows = [Tried(cap, own, times[0]) for cap, own in zip(caps, times, strict=True)]
+    return Trial(rows, 2, "gloo", "cpu", len(rounds), 2, 3, 0)
+
+
+def test_verdicts():
+    # Ratios: 0.9 in each round; 1.01 in each; 0.9 and 1.1.
+    found = trial((10, 9, 10.1, 9), (20, 18, 20.2, 22), caps=(25, None, 1, 2))
+    assert [row.verdict for row in found.rows] == ["base", "faster", "within 2 %", "within noise"]
+    assert found.rows[1].ratio == pytest.approx((0.9, 0.9, 0.9))
+    assert found.best.name == "default"
+    assert (found.rows[0].median_ns, found.rows[0].steps) == (15 * MS, 4)
+
+
+TABLE = """\
+training steps of DistributedDataParallel: gloo, cpu, 2 ranks
+2 rounds, the caps in shuffled order (seed 0); in each 3 steps left out, then 2
+clock: host, the device idle at both ends of a step; max over ranks
+ratio = step / step with 25, of the medians of each round; its 95 % interval is over the rounds of this launch
+
+bucket_cap_mb  steps      step       low      high  ratio            95 %  verdict
+                        median        p5       p95
+           25      4  15.00 ms  9.650 ms  20.35 ms  1.000               -  base
+      default      4  13.50 ms  8.650 ms  18.35 ms  0.900  0.900 to 0.900  faster
+            1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
+
+least median: bucket_cap_mb default, faster than 25
+one launch is one replicate: several launches alone tell how they differ
+"""  # noqa: E501
+
+
+def test_the_table(capsys):
+    torchcoll.show(trial((10, 9, 20), (20, 18, 40)))
+    assert capsys.readouterr().out == TABLE
+
+
+def test_for_machines(capsys):
+    found = trial((10, 9, 20), (20, 18, 40))
+    torchcoll.show(found, format="json")
+    thing = json.loads(capsys.readouterr().out)
+    assert (thing["schema"], thing["best"], thing["rounds"]) == ("torchcoll-trial/1", "default", 2)
+    assert thing["rows"][0]["times_ns"] == [[9_500_000, 10_500_000], [19_500_000, 20_500_000]]
+    torchcoll.show(found, format="csv")
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("cap_mb,name,steps,median_ns,low_ns,high_ns,verdict,ratio")
+    assert [line.split(",")[1] for line in lines] == ["25", "default", "1"]

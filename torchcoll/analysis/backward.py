@@ -1,0 +1,238 @@
+"""What one backward pass hands to DDP, and when: from a plan, captured traffic, or one number."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+from torchcoll.analysis.steps import steps_of
+from torchcoll.core.buckets import BucketPlan
+from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+MIB = 1 << 20
+# What DDP does where bucket_cap_mb is left alone: 25 MiB, and a first bucket of 1 MiB.
+DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
+# Backends whose calls are issued by the thread that computes: there the time of issue is the time
+# at which the gradients were ready. On accelerators the host runs ahead of the device.
+_HOST_BACKENDS = ("gloo", "mpi")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One all_reduce. ready: the share of all gradients that is ready when it can start."""
+
+    nbytes: float
+    ready: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What DDP sends with one bucket_cap_mb.
+
+    kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
+    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two.
+    """
+
+    kind: str
+    caps_mb: tuple[float, ...]
+    messages: tuple[Message, ...]
+
+    @property
+    def largest(self) -> float:
+        return max(message.nbytes for message in self.messages)
+
+
+@dataclass
+class Gradients:
+    """What is known of one backward pass.
+
+    nbytes: of all gradients. known: settings whose buckets are known; those of other caps are taken
+    for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown; backward_source:
+    where that comes from. points: (share of the gradients, share of the pass at which it is ready),
+    ascending; () unknown, then they become ready in proportion to their bytes. what: a line that
+    says what was given.
+    """
+
+    nbytes: int
+    dtype: str | None
+    what: str
+    known: tuple[Setting, ...] = ()
+    ranks: int = 0
+    backward_ns: float | None = None
+    backward_source: str = ""
+    points: tuple[tuple[float, float], ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def even(self, cap_mb: float | None) -> Setting:
+        """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
+        sizes: list[float] = []
+        left, first = self.nbytes, DEFAULT_FIRST_MB * MIB
+        if cap_mb is None and left > first:
+            sizes, left = [first], left - first
+        count = max(1, math.ceil(left / ((cap_mb or DEFAULT_CAP_MB) * MIB)))
+        messages = in_order([*sizes, *([left / count] * count)])
+        return Setting("cap", (cap_mb,), messages) if cap_mb else Setting("default", (), messages)
+
+    def ready_ns(self, share: float, backward_ns: float) -> float:
+        """When so much of the gradients is ready, after the backward pass has begun."""
+        if not self.points:
+            return share * backward_ns
+        shares, times = zip(*self.points, strict=True)
+        return float(numpy.interp(share, shares, times)) * backward_ns
+
+
+def in_order(sizes: Sequence[float]) -> tuple[Message, ...]:
+    """Buckets that are ready one after the other."""
+    shares = numpy.cumsum(sizes) / sum(sizes)
+    return tuple(Message(n, float(share)) for n, share in zip(sizes, shares, strict=True))
+
+
+def of_plans(plans: Sequence[BucketPlan]) -> Gradients:
+    """The gradients of a model, planned for several caps. Raises UsageError for several models."""
+    first = plans[0]
+    settings = []
+    for plan in plans:
+        if plan.nbytes != first.nbytes:
+            got = f"plans of {first.nbytes} and of {plan.nbytes} bytes"
+            raise UsageError("gradients", got, "plans of one model")
+        messages = in_order([bucket.nbytes for bucket in plan.buckets])
+        if plan.used_map_nbytes:
+            messages = (*messages, Message(plan.used_map_nbytes, 1.0))
+        cap = plan.bucket_cap_mb
+        caps = () if cap is None else cap if isinstance(cap, tuple) else (cap,)
+        kind = "caps" if isinstance(cap, tuple) else "cap" if caps else "default"
+        settings.append(Setting(kind, caps, messages))
+    dtypes = Counter[str]()
+    for bucket in first.buckets:
+        dtypes[bucket.dtype] += bucket.nbytes
+    count = sum(len(bucket.parameters) for bucket in first.buckets)
+    what = f"{count} parameters, DDP's own buckets"
+    notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
+    return Gradients(
+        first.nbytes, dtypes.most_common(1)[0][0], what, known=tuple(settings), notes=notes
+    )
+
+
+def of_parameters(count: float, dtype: str | None) -> Gradients:
+    """One gradient of so many elements. Raises UsageError for no number, or an unknown dtype."""
+    whole = isinstance(count, (int, float)) and not isinstance(count, bool) and math.isfinite(count)
+    if not whole or not 1 <= count <= 1e12:
+        raise UsageError("parameters", count, "a number from 1 to 1e12, such as 7e9")
+    found = find_dtype(dtype or "float32")
+    if found.kind != "float":
+        raise UsageError("dtype", found.name, "a floating-point type: gradients are")
+    what = f"{count:,.0f} parameters of {found.name}, without a model: even buckets"
+    return Gradients(round(count) * found.itemsize, found.name, what)
+
+
+def of_traffic(traffic: Traffic, accumulate: int) -> Gradients:
+    """The gradients of steady steps: the all_reduce calls of the group that moves most by them.
+
+    Raises UsageError where there are none, or the traffic is FSDP's.
+    """
+    group = _group_of(traffic)
+    steps = steps_of(traffic)
+    each = [
+        _gradients([traffic.calls[rank][i] for i in own.get(step, ())], group)
+        for rank, own in steps.at.items()
+        for step in steps.steady
+    ]
+    passes = [part for own in each if own for part in _passes(own, accumulate)]
+    if not passes:
+        raise UsageError("traffic", "no all_reduce in a steady step", "the gradients of a step")
+    sizes = Counter(tuple(c.nbytes_in for c in own) for own in passes).most_common(1)[0][0]
+    alike = [own for own in passes if tuple(c.nbytes_in for c in own) == sizes]
+    dtypes: Counter[str | None] = Counter()
+    for call in alike[0]:
+        dtypes[call.dtype] += call.nbytes_in
+    known = traffic.groups.get(group) or Group(group)
+    sent = Setting("sent", (), in_order(sizes))
+    found = Gradients(
+        sum(sizes),
+        dtypes.most_common(1)[0][0],
+        f"{len(sizes)} all_reduce a backward pass ({traffic.source})",
+        known=(sent,),
+        ranks=len(known.ranks) or traffic.ranks,
+        notes=[*traffic.problems, *steps.notes],
+    )
+    found.notes.append(
+        "buckets of other caps are taken for even: traffic does not tell the parameters, plans of "
+        "gradient_buckets do"
+    )
+    if traffic.source == "capture" and found.dtype in ("float16", "bfloat16"):
+        found.notes.append(
+            f"the calls are {found.dtype}: where a hook compresses them, bucket_cap_mb counts the "
+            "bytes before that"
+        )
+    if known.backend in _HOST_BACKENDS and _as_issued(found, sent, alike):
+        found.backward_source = "from when the all_reduce calls were issued"
+    elif steps.duration_ns:
+        found.backward_ns = steps.duration_ns / accumulate * 2 / 3
+        found.backward_source = (
+            "two thirds of the step, as backward costs two forwards; rather too long, for the "
+            "optimiser and what is exposed are in the step too"
+        )
+    return found
+
+
+def _as_issued(found: Gradients, sent: Setting, passes: Sequence[Sequence[TrafficCall]]) -> bool:
+    """Take the time of the pass, and what is ready when, from the issue of its calls."""
+    stamps = [[c.start_ns for c in own if c.start_ns is not None] for own in passes]
+    begun = [[t - own[0] for t in own] for own in stamps if len(own) == len(sent.messages)]
+    offsets = [median(each) for each in zip(*begun, strict=True)]
+    first = sent.messages[0].ready
+    if not offsets or offsets[-1] <= 0 or first >= 1:
+        return False
+    # Nothing tells when the pass began: the first bucket is taken to have come at the mean rate.
+    found.backward_ns = offsets[-1] / (1 - first)
+    lead = found.backward_ns - offsets[-1]
+    ready = [(lead + max(0.0, offset)) / found.backward_ns for offset in offsets]
+    found.points = ((0.0, 0.0), *zip((m.ready for m in sent.messages), ready, strict=True))
+    return True
+
+
+def _group_of(traffic: Traffic) -> str:
+    """The group whose all_reduce calls move most. Raises UsageError where there is none."""
+    moved: Counter[str] = Counter()
+    sharded = 0
+    for own in traffic.calls.values():
+        for call in own:
+            if call.collective == "all_reduce" and _floats(call):
+                moved[call.group] += call.nbytes_in
+            sharded += call.nbytes_in if call.collective == "reduce_scatter" else 0
+    if sharded > sum(moved.values()):
+        raise UsageError(
+            "traffic",
+            "reduce_scatter of gradients (FSDP)",
+            "all_reduce of gradients (DDP)",
+            "FSDP2 has no bucket_cap_mb: its sizes follow from what is wrapped and resharded. "
+            "Measure those of each choice: torchcoll.run(torchcoll.shard_traffic(...).spec()).",
+        )
+    if not sum(moved.values()):
+        raise UsageError("traffic", "no all_reduce of floating-point numbers", "DDP's gradients")
+    return moved.most_common(1)[0][0]
+
+
+def _floats(call: TrafficCall) -> bool:
+    return call.dtype is None or "float" in call.dtype
+
+
+def _gradients(calls: Sequence[TrafficCall], group: str) -> list[TrafficCall]:
+    """The calls that are gradients: a program waits at once for what it sums up itself, DDP not."""
+    summed = [c for c in calls if c.collective == "all_reduce" and c.group == group and _floats(c)]
+    return [call for call in summed if call.asynchronous] or summed
+
+
+def _passes(calls: Sequence[TrafficCall], accumulate: int) -> list[Sequence[TrafficCall]]:
+    """The backward passes of a step: several where gradients are accumulated without no_sync."""
+    size, rest = divmod(len(calls), accumulate)
+    parts = [calls[i : i + size] for i in range(0, len(calls), size or 1)]
+    alike = {tuple(c.nbytes_in for c in part) for part in parts}
+    return parts if size and not rest and len(alike) == 1 else [calls]

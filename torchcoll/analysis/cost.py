@@ -1,0 +1,258 @@
+"""What each call of a training costs: waiting for the last rank, the transfer, and contention.
+
+The model, as simple as it can be said. The ranks of a collective end together, so the one that came
+last has the shortest time, and that time is the transfer; what the others have more is their wait
+for it. Against the same call measured alone, what the transfer has more is contention: with the
+computation beside it, and with other groups on the same wires. All three are estimates. Only
+durations are used: the clocks of ranks are never compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.analysis.isolated import Isolated, isolated, rows_on
+from torchcoll.analysis.joined import Joined, join_ranks
+from torchcoll.analysis.steps import steps_of
+from torchcoll.analysis.traffic import group_text
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.points import point_of
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """Calls of one collective, size, dtype and group in the steady steps. Times: medians in ns.
+
+    nbytes: the size S of nccl-tests; None where there is none, or (all_to_all_v) it varies. calls:
+    collectives, each once for all of its ranks. queued: the share of the ranks' calls that were
+    issued while an earlier one of the group was in flight: their times hold the wait for it; None
+    unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest. transfer_ns:
+    the shortest rank's time. isolated_ns: the completion measured alone, isolated_as: how.
+    contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. reason: why something
+    is None.
+    """
+
+    collective: str
+    nbytes: int | None
+    dtype: str | None
+    group: str
+    group_ranks: int
+    backend: str
+    asynchronous: bool | None
+    calls: int
+    queued: float | None
+    clock: str | None
+    in_place_ns: float | None
+    wait_ns: float | None
+    transfer_ns: float | None
+    isolated_ns: float | None
+    isolated_as: str
+    contention_ns: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """How often a rank came last.
+
+    calls: collectives that could be split, of this rank. last: those in which its own time was the
+    shortest; share: of the calls. expected: the share if all ranks came last equally often.
+    waited_ns: the longest wait of the others, the median over the calls in which it came last.
+    """
+
+    rank: int
+    calls: int
+    last: int
+    share: float
+    expected: float
+    waited_ns: float | None
+
+
+@dataclass
+class Cost:
+    """What ``cost`` found. ties: calls in which several ranks had the shortest time."""
+
+    rows: list[CostRow]
+    late: list[LateRank]
+    ties: int
+    traffic: str
+    run: str
+    notes: list[str] = field(default_factory=list)
+
+
+def cost(traffic: Traffic, run: Run) -> Cost:
+    """Splits the time in place of each call into wait and transfer, and sets it against ``run``.
+
+    traffic: of all ranks of the groups; of one alone nothing tells wait from transfer. run: the
+    same calls measured alone, ``torchcoll.run(traffic.spec())``. The steady steps of the table
+    count. What could not be told is None, with the reason.
+    """
+    joined, apart = join_ranks(traffic)
+    steps = steps_of(traffic)
+    found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
+    every: dict[int, Joined] = {}
+    for rank, calls in traffic.calls.items():
+        for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
+            kind, one = steps.kinds[rank][i], joined[rank][i]
+            if id(one) in every:
+                continue
+            every[id(one)] = one
+            size = _size(calls[i], traffic)
+            key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
+            found[key].append(one)
+    queued = _queued(traffic)
+    rows = [_row(own, traffic, run, queued) for own in found.values()]
+    split = [one for one in every.values() if not _not_split(one)]
+    late, ties = _late(split)
+    notes = [*steps.notes, *apart, *_notes(rows)]
+    name = str(run.path or run.header.get("run_id") or "run")
+    return Cost(rows, late, ties, str(traffic.path or "traffic"), name, notes)
+
+
+def _size(call: TrafficCall, traffic: Traffic) -> int | None:
+    if call.collective == "all_to_all_v":
+        return None
+    point, _ = point_of(call, len(traffic.members(call)))
+    return point.nbytes or None if point else max(call.nbytes_in, call.nbytes_out) or None
+
+
+def _not_split(one: Joined) -> str:
+    """Why the time of a call cannot be divided into wait and transfer; '' where it can."""
+    call = next(iter(one.calls.values()))
+    if call.point_to_point:
+        return "a message between two ranks: its two sides are not put together"
+    if call.collective not in COLLECTIVES:
+        return f"{call.collective} is not in the table of collectives"
+    if COLLECTIVES[call.collective].has_root:
+        return "rooted: ranks leave at different times, so that the shortest need not be the last"
+    if not one.members:
+        return "the calls of the ranks were not put together"
+    if len(one.members) == 1:
+        return "a group of one rank"
+    if len(one.calls) < len(one.members):
+        return f"{len(one.calls)} of the {len(one.members)} ranks of its group were recorded"
+    if one.completion_ns is None:
+        return "no time"
+    return ""
+
+
+def _row(
+    joined: Sequence[Joined], traffic: Traffic, run: Run, queued: Mapping[int, bool | None]
+) -> CostRow:
+    calls = [call for one in joined for call in one.calls.values()]
+    first = calls[0]
+    groups = [
+        traffic.groups.get(name) or Group(name) for name in dict.fromkeys(c.group for c in calls)
+    ]
+    backend = next((group.backend for group in groups if group.backend), "")
+    clocks = {call.clock for call in calls if call.time_ns is not None}
+    clock = clocks.pop() if len(clocks) == 1 else None
+    split = [one for one in joined if not _not_split(one)]
+    reasons = dict.fromkeys(_not_split(one) for one in joined)
+    waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
+    transfers = [min(one.times_ns.values()) for one in split]
+    transfer = median(transfers) if transfers else None
+    alone = _alone(first, traffic, backend, clock, run)
+    reasons[alone.reason] = None
+    contention = None
+    if transfer is not None and alone.time_ns is not None:
+        if alone.clock == clock:
+            contention = transfer - alone.time_ns
+        else:
+            reasons[f"{clock} clock in the training, {alone.clock} clock in the run"] = None
+    known = [time for one in joined if (time := one.completion_ns) is not None]
+    states = [queued[id(call)] for call in calls]
+    return CostRow(
+        first.collective,
+        _size(first, traffic),
+        first.dtype,
+        group_text(groups),
+        len(groups[0].ranks),
+        backend,
+        first.asynchronous,
+        len(joined),
+        None if None in states else sum(map(bool, states)) / len(states),
+        clock,
+        median(known) if known else None,
+        median(waits) if waits else None,
+        transfer,
+        alone.time_ns,
+        alone.text,
+        contention,
+        "; ".join(reason for reason in reasons if reason),
+    )
+
+
+def _alone(
+    call: TrafficCall, traffic: Traffic, backend: str, clock: str | None, run: Run
+) -> Isolated:
+    ranks = len(traffic.members(call))
+    if call.collective == "all_to_all_v":
+        return Isolated(None, reason="all_to_all_v: what each rank sends varies")
+    point, remark = point_of(call, ranks)
+    if point is None:
+        return Isolated(None, reason=remark)
+    return isolated(point, ranks, backend, call.op, rows_on(run, clock))
+
+
+def _queued(traffic: Traffic) -> dict[int, bool | None]:
+    """Whether each call was issued while an earlier one of its group was in flight, by its id.
+
+    None where stamps are missing, or where time_ns is the device's, which holds no waiting.
+    """
+    found: dict[int, bool | None] = {}
+    for calls in traffic.calls.values():
+        ends: dict[str, int] = {}
+        for call in calls:
+            if call.start_ns is None or call.time_ns is None or call.clock != "host":
+                found[id(call)] = None
+                continue
+            end = ends.get(call.group, call.start_ns)
+            found[id(call)] = call.start_ns < end
+            ends[call.group] = max(end, call.start_ns + call.time_ns)
+    return found
+
+
+def _late(split: Iterable[Joined]) -> tuple[list[LateRank], int]:
+    waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
+    shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
+    ties = 0
+    for one in split:
+        times = one.times_ns
+        shortest = [rank for rank, time in times.items() if time == min(times.values())]
+        for rank in times:
+            shares[rank].append(1 / len(times))
+        if len(shortest) > 1:
+            ties += 1
+        else:
+            waits[shortest[0]].append(max(times.values()) - min(times.values()))
+    rows = [
+        LateRank(
+            rank,
+            len(own),
+            len(waits[rank]),
+            len(waits[rank]) / len(own),
+            sum(own) / len(own),
+            median(waits[rank]) if waits[rank] else None,
+        )
+        for rank, own in sorted(shares.items())
+    ]
+    return rows, ties
+
+
+def _notes(rows: Sequence[CostRow]) -> list[str]:
+    notes = []
+    queued = [row for row in rows if row.queued]
+    if queued:
+        notes.append(
+            "queued: calls issued while an earlier one of the group was in flight on that rank: "
+            "their time holds the wait for it, which counts as transfer and as contention here"
+        )
+    if any(row.asynchronous is not False and row.queued is None for row in rows):
+        notes.append("asynchronous calls: the time from issue to completion may hold other waiting")
+    return notes

@@ -1,0 +1,264 @@
+"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.analysis.backward import (
+    MIB,
+    Gradients,
+    Setting,
+    of_parameters,
+    of_plans,
+    of_traffic,
+)
+from torchcoll.analysis.curve import Curves, curves_of
+from torchcoll.analysis.overlap import BEYOND, Halves, Interval, Proposal, compression, proposals
+from torchcoll.analysis.sides import Reader, Side, Source, side
+from torchcoll.core.buckets import BucketPlan, whole_number
+from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load_all
+from torchcoll.core.summary import Row
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_size
+
+CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+_MOST_BUCKETS = 200_000
+# Where no backward time is known: the best is told for one of so many times the communication.
+_ASSUMED = (0.25, 1, 4)
+
+
+@dataclass
+class Advice:
+    """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
+
+    what: what the gradients are; nbytes of them, dtype. curve: a row of the curve, for what its
+    points have in common; sizes: the smallest and the largest measured; launches of it. backward_ns
+    and where it comes from. accumulate: backward passes an optimiser step.
+    best: the row with the least exposed time; None where it cannot be told. low_cap_mb,
+    high_cap_mb: the smallest and the largest cap that is not worse. compression: (ratio, low, high)
+    of backward + exposed with 16 bits an element to that without, at the best. assumed: where no
+    backward time is known, (a backward time in ns, the name of the best row with it).
+    """
+
+    what: str
+    nbytes: int
+    dtype: str | None
+    curve: Row
+    sizes: tuple[int, int]
+    launches: int
+    backward_ns: float | None
+    backward_source: str
+    accumulate: int
+    rows: list[Proposal]
+    best: Proposal | None = None
+    low_cap_mb: float | None = None
+    high_cap_mb: float | None = None
+    compression: Interval | None = None
+    assumed: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def present(self) -> Proposal | None:
+        """What there is now: what was sent, else DDP's default."""
+        rows = {row.setting: row for row in self.rows}
+        return rows.get("sent") or rows.get("default")
+
+
+def advise(
+    gradients: Any,
+    curve: Source | Side | Sequence[Source],
+    *,
+    caps_mb: Sequence[float] | None = None,
+    backward_ms: float | None = None,
+    dtype: str | None = None,
+    accumulate: int = 1,
+    reader: Reader = load_all,
+) -> Advice:
+    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
+
+    gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
+    its file; or a number of parameters, of ``dtype`` (float32). Of the last two, buckets are taken
+    for even. curve: Runs, files, folders or globs with all_reduce over sizes on as many ranks;
+    several are launches, and give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without
+    plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
+    the traffic tells. accumulate: backward passes an optimiser step.
+
+    The model is told in analysis/overlap.py. Caps that differ from bucket to bucket
+    (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
+    for another number of ranks than the curve has, for no curve that could be meant, and for
+    numbers out of range; UnreadableError for a file.
+    """
+    whole_number(accumulate, "accumulate", 1)
+    found, plans = _gradients(gradients, dtype, accumulate)
+    if plans and caps_mb is not None:
+        raise UsageError("caps_mb", caps_mb, "none beside plans: each has its own cap")
+    if backward_ms is not None:
+        found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
+        found.backward_source = "given"
+    measured = curve if isinstance(curve, Side) else side("curve", curve, reader)
+    curves = curves_of(measured, found.dtype)
+    if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
+        expected = f"{found.ranks}, as the gradients are summed over"
+        action = f"Measure: torchrun --nproc-per-node {found.ranks} -m torchcoll.allreduce."
+        raise UsageError("ranks of the curve", curves.row.ranks, expected, action)
+    settings, same = _settings(found, caps_mb, plans)
+    halves, halved = _halves(measured, curves, found)
+    sizes = curves.centre.sizes
+    advice = Advice(
+        found.what, found.nbytes, found.dtype, curves.row, (sizes[0], sizes[-1]), curves.launches,
+        found.backward_ns, found.backward_source, accumulate,
+        proposals(settings, curves, halves, found, found.backward_ns),
+    )  # fmt: skip
+    if found.backward_ns is None:
+        advice.assumed = _assumed(advice.rows, settings, curves, found)
+    else:
+        _settle(advice, settings, curves, halves, found, found.backward_ns)
+    smallest = min(message.nbytes for one in settings for message in one.messages)
+    problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
+    advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
+    return advice
+
+
+def _gradients(gradients: Any, dtype: str | None, accumulate: int) -> tuple[Gradients, bool]:
+    """What was given, and whether it is plans."""
+    if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
+        return of_parameters(gradients, dtype), False
+    if dtype is not None:
+        raise UsageError("dtype", dtype, "none: the gradients have their own")
+    if isinstance(gradients, (str, os.PathLike)):
+        gradients = Traffic.load(gradients)
+    if isinstance(gradients, Traffic):
+        return of_traffic(gradients, accumulate), False
+    plans = [gradients] if isinstance(gradients, BucketPlan) else gradients
+    if not isinstance(plans, Sequence) or {type(plan) for plan in plans} != {BucketPlan}:
+        got = type(gradients).__name__
+        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
+    return of_plans(plans), True
+
+
+def _number(value: Any, what: str, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(what, value, "a number")
+    if value < least:
+        raise UsageError(what, value, f"{least:g} or more")
+    return float(value)
+
+
+def _settings(
+    found: Gradients, caps_mb: Sequence[float] | None, plans: bool
+) -> tuple[list[Setting], list[str]]:
+    """The default, the caps in order, what was sent; and which caps change nothing more."""
+    if plans:
+        settings = [*found.known]
+    else:
+        caps: Sequence[float] = CAPS_MB
+        if caps_mb is not None:
+            caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
+            if not caps or found.nbytes / caps[0] / MIB > _MOST_BUCKETS:
+                got = f"{caps[0]:g} for {found.nbytes} bytes" if caps else "none"
+                raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
+        able = [cap for cap in caps if found.nbytes / cap / MIB <= _MOST_BUCKETS]
+        settings = [found.even(None), *map(found.even, able), *found.known]
+    order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
+    settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
+    kept: list[Setting] = []
+    same: dict[float, list[str]] = {}
+    for one in settings:
+        if kept and one.kind == kept[-1].kind == "cap" and one.messages == kept[-1].messages:
+            same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
+        else:
+            kept.append(one)
+    words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
+    return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
+
+
+def _halves(measured: Side, curves: Curves, found: Gradients) -> tuple[Halves | None, str]:
+    """What sends 16 bits an element, and where its times come from; None of those that do."""
+    if found.dtype not in ("float32", "float64"):
+        return None, ""
+    scale = 2 / find_dtype(found.dtype).itemsize
+    for name in ("float16", "bfloat16"):
+        if name in {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}:
+            halves = curves_of(measured, name)
+            if len(halves.every) == len(curves.every):
+                return Halves(halves, scale), f"measured in {halves.row.dtype}"
+    return Halves(curves, scale), f"the times of {curves.row.dtype} with fewer bytes"
+
+
+def _settle(
+    advice: Advice,
+    settings: Sequence[Setting],
+    curves: Curves,
+    halves: Halves | None,
+    found: Gradients,
+    backward_ns: float,
+) -> None:
+    """The best row, which caps are no worse, and what 16 bits change there."""
+    for row, setting in zip(advice.rows, settings, strict=True):
+        if row.verdict == "best":
+            advice.best = row
+            if halves:
+                advice.compression = compression(setting, curves, halves, found, backward_ns)
+    fine = [
+        row.caps_mb[0]
+        for row in advice.rows
+        if row.setting == "cap" and row.verdict not in ("worse", BEYOND)
+    ]
+    if advice.best and fine:
+        advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
+
+
+def _assumed(
+    rows: Sequence[Proposal], settings: Sequence[Setting], curves: Curves, found: Gradients
+) -> list[tuple[float, str]]:
+    """The best where the backward pass took so many times the communication of the first row."""
+    told = []
+    for times in _ASSUMED:
+        backward_ns = times * rows[0].communication_ns
+        judged = proposals(settings, curves, None, found, backward_ns)
+        told += [(backward_ns, row.name) for row in judged if row.verdict == "best"]
+    return told
+
+
+def _notes(advice: Advice, curves: Curves, halved: str, smallest: float) -> Iterable[str]:
+    row, (least, most) = curves.row, advice.sizes
+    beyond = [one for one in advice.rows if one.verdict == BEYOND]
+    if beyond:
+        largest = max(one.largest_nbytes for one in beyond)
+        yield (
+            f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
+            f"go on as its last piece does, and they are not chosen from. Measure with -e "
+            f"{format_size(1 << (largest - 1).bit_length())}"
+        )
+    if smallest < least:
+        yield (
+            f"buckets below {format_size(least)}, the smallest size measured, are taken to cost as "
+            "much as it"
+        )
+    if advice.dtype and row.dtype != advice.dtype:
+        yield (
+            f"the curve is of {row.dtype or 'unknown type'}, the gradients are {advice.dtype}: "
+            "taken by bytes, though adding them up costs another time"
+        )
+    if curves.left_out:
+        count = "1 size that not all launches have is"
+        if curves.left_out > 1:
+            count = f"{curves.left_out} sizes that not all launches have are"
+        yield f"{count} left out"
+    if not row.ranks:
+        yield "the curve does not tell its number of ranks"
+    if halved and any(one.exposed_16bit_ns is not None for one in advice.rows):
+        yield f"16 bits an element: {halved}; what compressing itself takes is not in it"
+    if curves.launches == 1:
+        what = (
+            "low and high are the 5th and 95th percentile of its calls"
+            if curves.others
+            else "it tells no spread, so nothing can be called noise"
+        )
+        yield f"one launch: {what}; only several launches give an interval"

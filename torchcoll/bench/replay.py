@@ -1,0 +1,286 @@
+"""A captured training step, played again without the model: the same calls, sizes and groups.
+
+Each rank plays its own part (core/playback.py). Nothing is sent before all ranks have agreed that
+their parts fit together: every group the same calls in the same order, every message a receiver. In
+training each rank waited for an asynchronous call at a place that no capture sees; here it waits
+where the call had ended in training, and else at the end of the step. So every wait is one that was
+met in training too, which is why no two can wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
+from typing import Any
+
+from torchcoll.bench.admission import lacks_memory
+from torchcoll.bench.environment import free_memory
+from torchcoll.bench.measure import REFUSAL_S, brief
+from torchcoll.bench.player import Members, Player
+from torchcoll.bench.runner import Session, opened
+from torchcoll.core.case import Spec, fingerprint
+from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.playback import Part, Step, digest, mismatch, part_of, usual_steps
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import format_time
+
+_LAST = 50  # so many of the last usual steps are looked through for one that all ranks have
+_ON_DEVICE = (
+    "times are of events on the device: from where it reached the call, so earlier calls of the "
+    "group that had not ended are in them"
+)
+_ONE_CAPTURE = "Replay the files of one capture, of all its ranks."
+
+
+def replay(
+    traffic: Traffic,
+    backend: str | None = None,
+    device: str | None = None,
+    steps: int = 10,
+    compute: bool = False,
+    timeout_s: float = 300.0,
+    rehearse: bool = False,
+) -> Traffic | None:
+    """Play the last usual step of ``traffic`` on all ranks of this launch, ``steps`` times.
+
+    On rank 0 a Traffic of source ``replay``: what all ranks played, with its durations; None
+    elsewhere. A first play, which connects, stands before the marked steps.
+
+    Calls are made in the captured order on the same groups, asynchronous ones overlap as they did;
+    messages that follow each other asynchronously go as one batch. Buffers hold zeros, and calls
+    that are alike share theirs. compute: the host sleeps (its last 0.2 ms awake) as long as it did
+    something else between the calls of the training. Nothing is computed, so no call has to share
+    cores, memory or the device with a computation. Before each step all ranks meet in a barrier.
+    backend, device, timeout_s, rehearse: as in Spec.
+
+    traffic: of all ranks, or of this one in the launch that captured it. Where some ranks were not
+    captured, calls of others stand for theirs, if all ranks of a collective do the same.
+    Raises UsageError for another number of ranks than captured and for parts that do not fit
+    together, UnavailableError for what the backend cannot do, on all ranks.
+    """
+    import torch
+
+    asked = ["replay", backend, device, steps, compute, timeout_s, rehearse]
+    spec = Spec(backend=backend, device=device, timeout_s=timeout_s, rehearse=rehearse)
+    return play(Session(torch, spec, asked=fingerprint(asked)), lambda: traffic, steps, compute)
+
+
+def play(
+    session: Session, read: Callable[[], Traffic], steps: int, compute: bool
+) -> Traffic | None:
+    """``replay`` in a session that is not open yet; ``read`` is called on each rank."""
+    if type(steps) is not int or steps < 1:
+        raise UsageError("steps", steps, "a whole number from 1 on")
+    names = session.spec.backends if session.spec.backend else ()
+    if len(names) > 1 or "fake" in names:
+        raise UsageError("backend", session.spec.backend, "one that communicates")
+    with opened(session):
+        traffic, part, step = _agreed(session, read, compute)
+        player = _player(session, part, compute)
+        spans = _played(session, player, steps)
+        session.progress.step("replay: times to rank 0")
+        words = {
+            "calls": [
+                replaced(play.call, asynchronous=play.asynchronous).to_json() for play in part.plays
+            ],
+            "members": [play.members for play in part.plays],
+            "descriptions": {group.name: group.description for group in traffic.groups.values()},
+            "started": player.started,
+            "times": player.times,
+            "spans": spans,
+            "span": part.span_ns,
+            "notes": part.notes,
+        }
+        gathered = session.control.gather(words)
+        player.release()
+        if session.run is None:
+            return None
+        found = _traffic(gathered, player.clock, session.entries[0].name)
+        found.environment = session.run.environment
+        found.notes = [
+            *_what_was_played(gathered, traffic, step, compute),
+            *_untold(found, session.entries[0].name),
+            *([_ON_DEVICE] if player.clock == "device" else []),
+            *(event["message"] for event in session.run.events),
+        ]
+        return found
+
+
+# -- before anything is sent -------------------------------------------------------------------
+
+
+def _agreed(
+    session: Session, read: Callable[[], Traffic], compute: bool
+) -> tuple[Traffic, Part, Step]:
+    """The traffic, what this rank plays, and the step that all ranks play."""
+    refusal: TorchcollError | None = None
+    usual: list[Step] = []
+    try:
+        traffic = read()
+        _check_ranks(traffic, session.ranks)
+        usual = usual_steps(traffic, session.rank)[-_LAST:]
+    except TorchcollError as error:
+        refusal = error
+    offers = [set(steps) for steps in session.agree(refusal, usual) if steps]
+    common: set[Step] = set.intersection(*offers) if offers else set()
+    if not common:
+        got = "no step that all ranks have" if offers else "no calls"
+        raise UsageError("traffic", got, "a captured step", _ONE_CAPTURE)
+    step = max(common, key=lambda number: -1 if number is None else number)
+    try:
+        part = part_of(traffic, session.rank, step)
+        if compute and part.plays and all(play.gap_ns is None for play in part.plays):
+            raise UsageError("compute", "calls without times", "a traffic that was captured")
+    except TorchcollError as error:
+        refusal = error
+    session.agree(refusal)
+    digests = session.control.gather(digest(part, session.rank))
+    text = session.control.decide(mismatch(digests))
+    if text:
+        raise UsageError("traffic", text, "parts that fit together", _ONE_CAPTURE)
+    return traffic, part, step
+
+
+def _check_ranks(traffic: Traffic, ranks: int) -> None:
+    if ranks == traffic.ranks:
+        return
+    fewer = "A group cannot be played without its ranks; its" if ranks < traffic.ranks else "Its"
+    action = f"{fewer} sizes can be measured on {ranks}: torchcoll.suite --traffic."
+    raise UsageError("ranks", ranks, f"{traffic.ranks}, as the step was captured on", action)
+
+
+def _player(session: Session, part: Part, compute: bool) -> Player:
+    """Groups and buffers. Every rank takes part in the making of every group."""
+    gathered = session.control.gather(sorted({play.members for play in part.plays}))
+    found = sorted({tuple(members) for own in gathered for members in own})
+    groups: dict[Members, Any] = {}
+    for members in map(tuple, session.control.decide(found)):
+        session.progress.step(f"replay: group {','.join(map(str, members))}")
+        groups[members] = session.communicators.over(session.entries[0], members)
+    player = Player(session, part, groups, compute)
+    session.progress.step("replay: buffers")
+    words = session.control.gather({"need": player.need_nbytes, **free_memory(session.device)})
+    needs = {rank: word["need"] for rank, word in enumerate(words)}
+    text = session.control.decide(lacks_memory(needs, words))
+    if text:
+        raise UnavailableError("memory", f"a step that {text}", "one whose buffers fit")
+    refusal = None
+    player.exchange_splits()
+    try:
+        player.prepare()
+    except (RuntimeError, MemoryError) as error:
+        refusal = UnavailableError("memory", brief(error), "room for the buffers of the step")
+    session.agree(refusal)
+    return player
+
+
+# -- the steps ---------------------------------------------------------------------------------
+
+
+def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int]]:
+    """(start, end) of each step on this rank's clock; a first play stands before them."""
+    align = session.communicators.align(session.entries[0].name)
+    align()
+    _first(session, player)
+    spans = []
+    for number in range(steps):
+        session.progress.step(f"replay: before step {number}")
+        align()
+        try:
+            spans.append(player.play(f"replay: step {number}"))
+        except RuntimeError as error:
+            assert session.watchdog is not None
+            session.watchdog.trouble(f"{player.doing}: {brief(error)}")
+    return spans
+
+
+def _first(session: Session, player: Player) -> None:
+    """The first play connects, and finds out what the backend refuses."""
+    failure = ""
+    try:
+        player.play("replay: first play")
+    except Exception as error:
+        failure = f"{player.doing}: {brief(error)}"
+    try:
+        failures = session.control.all_gather(failure, REFUSAL_S if failure else None)
+    except HangError:
+        if not failure:
+            raise
+        assert session.watchdog is not None
+        session.watchdog.trouble(failure)
+    if all(failures):
+        raise UnavailableError("replay", failures[0], f"what {session.entries[0].name} can do")
+    if any(failures):
+        rank = next(rank for rank, text in enumerate(failures) if text)
+        raise TorchcollError(f"replay failed on {session.control.name(rank)}: {failures[rank]}")
+
+
+# -- what comes back ---------------------------------------------------------------------------
+
+
+def _traffic(gathered: Sequence[dict[str, Any]], clock: str, backend: str) -> Traffic:
+    """The Traffic of all ranks, from what each has sent."""
+    found = Traffic("replay", len(gathered))
+    for rank, words in enumerate(gathered):
+        origin = (words["started"][0] or words["spans"][0])[0]
+        found.steps[rank] = [(start - origin, end - origin) for start, end in words["spans"]]
+        calls = [TrafficCall.from_json(call) for call in words["calls"]]
+        groups = [
+            _group(found, call, tuple(members), backend, words["descriptions"].get(call.group, ""))
+            for call, members in zip(calls, words["members"], strict=True)
+        ]
+        numbers: dict[Any, int] = {}
+        own = found.calls[rank] = []
+        for played, (starts, times) in enumerate(
+            zip(words["started"], words["times"], strict=True)
+        ):
+            for call, group, start, ns in zip(calls, groups, starts, times, strict=True):
+                line = (group, call.collective, call.peer) if call.point_to_point else group
+                number = numbers[line] = numbers.get(line, -1) + 1
+                own.append(
+                    replaced(
+                        call,
+                        group=group,
+                        sequence=number,
+                        step=played - 1 if played else None,
+                        start_ns=start - origin,
+                        time_ns=ns,
+                        clock=clock,
+                        exposed_ns=None,
+                    )
+                )
+    return found
+
+
+def _group(
+    found: Traffic, call: TrafficCall, members: Members, backend: str, description: str
+) -> str:
+    """The name of the group in the result: as captured, where no other has it."""
+    name = call.group or "default"
+    if name in found.groups and found.groups[name].ranks != members:
+        name = f"{name}@{members[0]}"
+    found.groups.setdefault(name, Group(name, members, backend, description))
+    return name
+
+
+def _what_was_played(
+    gathered: Sequence[dict[str, Any]], traffic: Traffic, step: Step, compute: bool
+) -> list[str]:
+    what = "the captured step" if step is None else f"step {step}"
+    where = f" of {traffic.path}" if traffic.path else ""
+    gaps = "the host slept in the gaps between" if compute else "no gaps between"
+    notes = [f"replay of {what}{where}: {gaps} calls, and nothing was computed"]
+    spans = [words["span"] for words in gathered if words["span"] is not None]
+    if spans:
+        notes.append(f"the step took {format_time(max(spans)).strip()} in training")
+    notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
+    notes.append("the first play of the step connects: it stands before the marked steps")
+    notes += traffic.problems
+    return list(dict.fromkeys([*notes, *(note for words in gathered for note in words["notes"])]))
+
+
+def _untold(found: Traffic, backend: str) -> list[str]:
+    calls = [c.collective for own in found.calls.values() for c in own if c.time_ns is None]
+    names = ", ".join(dict.fromkeys(calls))
+    told = f"{backend} does not tell when they end ({names})"
+    return [f"{len(calls)} asynchronous calls have no duration: {told}"] if calls else []

@@ -1,0 +1,39 @@
+"""``torchcoll trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from torchcoll.core.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="PATH",
+        help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
+        "(.json, .json.gz), Flight Recorder dumps as JSON",
+    )
+    add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.importers.traces import read_traffic
+    from torchcoll.report.found import FORMATS
+    from torchcoll.report.output import one_line
+    from torchcoll.report.text import show
+    from torchcoll.report.view import choice
+
+    choice(options.format, "format", FORMATS)
+    traffic = read_traffic(options.files)
+    if options.output:
+        traffic.save(options.output)
+        print(f"written: {one_line(options.output)}", file=sys.stderr)
+    show(traffic, format=options.format)
+    for problem in traffic.problems if options.format in ("csv", "json") else ():
+        print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
+    return ExitCode.OK

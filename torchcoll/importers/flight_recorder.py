@@ -1,0 +1,182 @@
+"""Dumps of torch's Flight Recorder as JSON (never as pickle, which runs code when it is read).
+
+One rank a file, what ``torch._C._distributed_c10d._dump_nccl_trace_json()`` returns, in newer torch
+also ``_dump_fr_trace_json()``. Layout: ``dump_json`` of torch/csrc/distributed/c10d/
+FlightRecorderDetail.hpp, versions 2.4 (torch 2.6) to 2.10 (torch 2.15). Of each entry are read:
+process_group [name, description], profiling_name, collective_seq_id (from 1, on all ranks alike),
+input_sizes, input_dtypes, output_sizes, output_dtypes, time_created_ns, state, and duration_ms,
+which is there where TORCH_NCCL_ENABLE_TIMING was set. The times at which the watchdog discovered
+that a call had started or ended are not: it may have looked much later.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.importers.base import itemsize, number, whole
+from torchcoll.importers.torch_words import (
+    Numbers,
+    collective_of,
+    dtype_of,
+    hidden_op,
+    rank_in,
+    ranks_in,
+)
+
+SOURCE = "flight recorder"
+
+
+def is_dump(data: object) -> bool:
+    """True for a dump, with or without entries."""
+    return isinstance(data, dict) and "pg_config" in data and "version" in data
+
+
+def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
+    """The calls of one rank. Raises UnreadableError without entries, or where no rank is told."""
+    entries = [entry for entry in data.get("entries") or [] if isinstance(entry, dict)]
+    if not entries:
+        raise UnreadableError(
+            f"Flight Recorder dump {path}",
+            "no entries",
+            "entries of collectives",
+            "Set TORCH_FR_BUFFER_SIZE=2000 before the start (torch 2.6 to 2.8: "
+            "TORCH_NCCL_TRACE_BUFFER_SIZE).",
+        )
+    rank = rank_in(path, bare=True)
+    if rank is None:
+        raise UnreadableError(
+            "Flight Recorder dump", path, "a name that ends in the rank, such as fr_rank0.json"
+        )
+    traffic = Traffic(SOURCE, path=path)
+    traffic.groups = _groups(data, entries)
+    numbers, calls = Numbers(), []
+    start = min(_created(entry) for entry in entries)
+    for place, entry in enumerate(entries):
+        try:
+            call = _call(entry, traffic.groups, numbers, start)
+        except (KeyError, TypeError, ValueError) as error:
+            traffic.problems.append(f"{path}: entry {place}: unusable: {error}"[:200])
+            continue
+        if call:
+            calls.append(call)
+    traffic.calls = {rank: calls}
+    members = (r for group in traffic.groups.values() for r in group.ranks)
+    traffic.ranks = max(rank, *members, 0) + 1
+    traffic.notes = [*_notes(entries, calls), *hidden_op(calls)]
+    return traffic
+
+
+def _created(entry: Mapping[str, Any]) -> int:
+    return whole(entry.get("time_created_ns")) or 0
+
+
+def _group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    name, description = entry["process_group"]
+    return str(name), str(description)
+
+
+def _backend(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("profiling_name") or "").partition(":")[0]
+
+
+def _groups(data: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Group]:
+    """As configured; on gloo the ranks are missing there, but the entries name their groups."""
+    groups = {}
+    config = data["pg_config"]
+    for name, one in config.items() if isinstance(config, dict) else ():
+        if name and isinstance(one, dict):
+            ranks, description = ranks_in(one.get("ranks")), str(one.get("desc") or "")
+            groups[name] = Group(name, ranks, description=description)
+    for entry in entries:
+        try:
+            name, description = _group_of(entry)
+        except (KeyError, TypeError, ValueError):
+            continue  # ``_call`` says so
+        own = groups.get(name) or Group(name, description=description)
+        groups[name] = Group(name, own.ranks, own.backend or _backend(entry), own.description)
+    return groups
+
+
+def _call(
+    entry: Mapping[str, Any], groups: Mapping[str, Group], numbers: Numbers, start: int
+) -> TrafficCall | None:
+    """One entry; None for what is no call: the end of a coalesced group, a split.
+
+    Raises KeyError, TypeError or ValueError for a broken one.
+    """
+    name = str(entry["profiling_name"])
+    collective = collective_of(name)
+    if collective in _NO_CALLS:
+        return None
+    group, _ = _group_of(entry)
+    dtype = next(map(dtype_of, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
+    nbytes_in, nbytes_out = (_nbytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output"))
+    if collective == "barrier":
+        nbytes_in, nbytes_out, dtype = 0, 0, None
+    elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
+        nbytes_in, nbytes_out = (nbytes_in, 0) if collective == "send" else (0, nbytes_out)
+    peer = _peer(name, collective, groups[group].ranks)
+    number_ = whole(entry.get("collective_seq_id"))
+    counted = numbers.next(collective, group, peer)
+    duration = number(entry.get("duration_ms"))
+    return TrafficCall(
+        collective,
+        nbytes_in,
+        nbytes_out,
+        dtype,
+        peer=peer,
+        group=group,
+        sequence=counted if peer is not None or not number_ else number_ - 1,
+        start_ns=_created(entry) - start,
+        time_ns=None if duration is None else round(duration * 1e6),
+        clock="host" if duration is None else "device",
+        tensors=len(entry["input_sizes"]) if "coalesced" in name else 1,
+    )
+
+
+_NO_CALLS = ("coalesced", "split", "new_window", "init")
+
+
+def _nbytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
+    elements = sum(math.prod(one) for one in sizes)
+    each = itemsize(dtype)
+    if elements and each is None:
+        raise ValueError(f"dtype {dtype} of unknown size")
+    return elements * (each or 0)
+
+
+def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
+    """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the world."""
+    found = re.search(r"(\d+)(?:->|<-)(\d+)", name)
+    if collective not in ("send", "recv") or not found:
+        return None
+    peer = int(found[2])
+    return ranks[peer] if peer < len(ranks) else peer
+
+
+def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -> list[str]:
+    notes = []
+    lost = whole(entries[0].get("record_id")) or 0
+    if lost:
+        notes.append(f"the buffer kept the last {len(entries)} calls: {lost} before them are lost")
+    backends = {_backend(entry) for entry in entries}
+    if all(call.time_ns is None for call in calls):
+        action = "" if backends == {"gloo"} else ": TORCH_NCCL_ENABLE_TIMING=1 records them"
+        notes.append(f"the dump has no durations{action}")
+    if "gloo" in backends:
+        notes.append(
+            "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "
+            "runs it, and leaves out send and recv"
+        )
+    unfinished = [e for e in entries if e.get("state") != "completed" and _backend(e) != "gloo"]
+    if unfinished:
+        notes.append(f"{len(unfinished)} calls had not completed when the dump was written")
+    if any(collective_of(str(e.get("profiling_name"))) == "coalesced" for e in entries):
+        notes.append("the time of coalesced calls is known of each group of them as a whole only")
+    return notes

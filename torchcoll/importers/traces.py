@@ -1,0 +1,142 @@
+"""Traffic from files: what ``capture`` wrote, torch's Kineto traces, Flight Recorder dumps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.records import lines_of
+from torchcoll.core.traffic import Group, Traffic, is_traffic, join
+from torchcoll.core.units import format_ranges
+from torchcoll.importers.flight_recorder import is_dump, read_dump
+from torchcoll.importers.kineto import is_trace, read_trace
+
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+_PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
+_KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
+
+
+def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
+    """The Traffic in these files and folders, of one rank each, put together.
+
+    Of a folder its .json and .jsonl files, .gz too. Raises UnreadableError for a file that is none
+    of these, without communication or of no known rank; UsageError where the files do not belong
+    together.
+    """
+    files = [file for path in paths for file in _files(Path(path))]
+    parts = [_read(file) for file in files]
+    _check_steps(parts)
+    traffics = [traffic for traffic, _ in parts]
+    ranks = max(traffic.ranks for traffic in traffics)
+    same = [t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics]
+    joined = _with_ranks(join(_named_alike(same)))
+    joined.path = Path(os.path.commonpath(files))
+    return joined
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.is_file())
+    fitting = [file for file in found if file.name.endswith(_SUFFIXES)]
+    pickles = [file for file in found if not fitting and _starts_as_pickle(file)]
+    if pickles:
+        raise _pickle_error(pickles[0])
+    if not fitting:
+        raise UnreadableError("folder", path, f"files {', '.join(_SUFFIXES)} in it")
+    return fitting
+
+
+def _starts_as_pickle(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) == _PICKLE
+    except OSError:
+        return False
+
+
+def _pickle_error(path: Path) -> UnreadableError:
+    return UnreadableError(
+        f"trace {path}",
+        "a pickle",
+        "JSON, for a pickle can run code when it is read",
+        "Of a Flight Recorder write what torch._C._distributed_c10d._dump_nccl_trace_json() or, "
+        "in newer torch, _dump_fr_trace_json() returns.",
+    )
+
+
+def _read(path: Path) -> tuple[Traffic, int | None]:
+    """The traffic of one file, and the first step that a profiler marked."""
+    if is_traffic(path):
+        return Traffic.load(path), None
+    problems: list[str] = []
+    content = b"".join(lines_of(path, problems, "trace"))
+    if content.startswith(_PICKLE):
+        raise _pickle_error(path)
+    if problems:
+        raise UnreadableError("trace", problems[0], "a whole file")
+    data = _json(content, path)
+    if is_trace(data):
+        return read_trace(data, path)
+    if is_dump(data):
+        return read_dump(data, path), None
+    raise UnreadableError("trace", path, _KINDS)
+
+
+def _json(content: bytes, path: Path) -> Any:
+    try:
+        return json.loads(content, strict=False)  # names of events may hold control characters
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise UnreadableError("trace", path, _KINDS) from None
+
+
+def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:
+    """Calls are counted from the start of a trace, so all have to begin with the same step."""
+    firsts = {first: traffic for traffic, first in parts}
+    if len(firsts) > 1:
+        paths = " and ".join(str(traffic.path) for traffic in list(firsts.values())[:2])
+        got = " and ".join("none" if first is None else str(first) for first in list(firsts)[:2])
+        action = "Read one rank alone, or profile all with one schedule."
+        raise UsageError(f"first step of {paths}", got, "the same of all ranks", action)
+
+
+def _named_alike(parts: Sequence[Traffic]) -> list[Traffic]:
+    """A group whose ranks only some of the files tell has them in all: ``join`` compares them."""
+    told: dict[str, Group] = {}
+    for part in parts:
+        for name, group in part.groups.items():
+            if group.ranks:
+                told.setdefault(name, group)
+    found = []
+    for part in parts:
+        groups = {n: g if g.ranks else told.get(n, g) for n, g in part.groups.items()}
+        found.append(dataclasses.replace(part, groups=groups))
+    return found
+
+
+def _with_ranks(traffic: Traffic) -> Traffic:
+    """Ranks for groups that a Flight Recorder on gloo does not tell: torch's default group is all.
+
+    Of another group they are the ranks that made calls in it, where all ranks were read.
+    """
+    if traffic.source != "flight recorder":
+        return traffic
+    everyone = set(traffic.calls) == set(range(traffic.ranks))
+    for name, group in traffic.groups.items():
+        if group.ranks:
+            continue
+        makers = [r for r, own in traffic.calls.items() if any(c.group == name for c in own)]
+        if group.description == "default_pg":
+            traffic.groups[name] = dataclasses.replace(group, ranks=tuple(range(traffic.ranks)))
+        elif everyone:
+            traffic.groups[name] = dataclasses.replace(group, ranks=tuple(sorted(makers)))
+            traffic.notes.append(
+                f"group {name}: its ranks are not told, taken for {format_ranges(makers)}, which "
+                "made calls in it"
+            )
+    return traffic

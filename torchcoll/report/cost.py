@@ -1,0 +1,114 @@
+"""What calls cost in the training: the tables, the rows and the object of ``show``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.units import format_size, format_time
+from torchcoll.report.columns import values_of
+from torchcoll.report.found import Found, show_found
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.notes import Notes
+from torchcoll.report.output import one_line
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.cost import Cost, CostRow, LateRank
+
+SCHEMA = "torchcoll-cost/1"
+_ABOVE = (
+    "wait, transfer and contention are estimates. All ranks end a collective together, so the "
+    "shortest rank's time is the transfer, what the others have more is their wait for it; in "
+    "place: the slowest rank's; contention: transfer - alone. Medians over the calls"
+)
+_LATE = (
+    "which rank came last: the one with the shortest time of its own; even: the share that chance "
+    "gives each; waited: the longest wait of the others, median of the calls in which it was last"
+)
+_DIMENSIONS = ("dtype", "group", "backend", "asynchronous", "clock", "isolated_as")
+
+
+def show_costs(found: Sequence[Cost], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``cost`` found: csv has the calls, json the late ranks too.
+
+    Raises UsageError for an unknown format.
+    """
+    parts = [Found(cost_grids(one), cost_records(one), cost_object(one)) for one in found]
+    show_found(parts, format, file)
+
+
+def cost_object(found: Cost) -> dict[str, Any]:
+    return {"schema": SCHEMA, **dataclasses.asdict(found)}
+
+
+def cost_records(found: Cost) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(row) for row in found.rows]
+
+
+def cost_grids(found: Cost) -> list[Grid]:
+    """The calls, then who came last; what is left out and unknown below."""
+    notes = Notes()
+    values = {n: [v for v in values_of(found.rows, n) if v != ""] for n in _DIMENSIONS}
+    varying = [name for name, own in values.items() if len(own) > 1]
+    common = [_word(found.rows[0], n, own[0]) for n, own in values.items() if len(own) == 1]
+    heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
+    heads += [Head(_HEADS[name], left=True) for name in varying]
+    heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
+    heads += [Head("transfer"), Head("alone"), Head("contention"), Head("", left=True)]
+    rows = [
+        [
+            row.collective,
+            format_size(row.nbytes) if row.nbytes else "-",
+            *(_cell(getattr(row, name)) for name in varying),
+            str(row.calls),
+            "-" if row.queued is None else f"{100 * row.queued:.0f} %",
+            *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
+            format_time(row.isolated_ns),
+            _signed(row.contention_ns),
+            notes.mark(one_line(row.reason)) if row.reason else "",
+        ]
+        for row in found.rows
+    ]
+    above = [f"{one_line(found.traffic)} beside {one_line(found.run)}", ", ".join(common), _ABOVE]
+    first = Grid(heads, rows, [line for line in above if line], notes.lines())
+    if not rows:
+        first.below = ["no calls"]
+    return [first, _late_grid(found), Grid([], [], below=[one_line(n) for n in found.notes])]
+
+
+_HEADS = {"asynchronous": "async", "isolated_as": "alone as"}
+_HEADS |= {name: name for name in _DIMENSIONS if name not in _HEADS}
+
+
+def _word(row: CostRow, name: str, value: object) -> str:
+    """What all rows share; ``row`` is any of them."""
+    if name == "asynchronous":
+        return "async" if value else "not async"
+    texts = {"group": f"group {value} of {row.group_ranks} ranks", "clock": f"{value} clock"}
+    texts |= {"isolated_as": f"alone: {value}"}
+    return one_line(texts.get(name, value))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return one_line(value) if value else "-"
+
+
+def _signed(ns: float | None) -> str:
+    """Less than 0 where the transfer was shorter than the call alone."""
+    return f"-{format_time(-ns)}" if ns is not None and ns < 0 else format_time(ns)
+
+
+def _late_grid(found: Cost) -> Grid:
+    heads = [Head("rank"), Head("calls"), Head("last"), Head("share"), Head("even"), Head("waited")]
+    rows = [_late_cells(one) for one in found.late]
+    calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
+    ties = f"{calls}: several ranks had the shortest time, none counts as last"
+    return Grid(heads, rows, [_LATE] * bool(rows), [ties] * bool(found.ties))
+
+
+def _late_cells(one: LateRank) -> list[str]:
+    shares = [f"{100 * share:.0f} %" for share in (one.share, one.expected)]
+    return [str(one.rank), str(one.calls), str(one.last), *shares, format_time(one.waited_ns)]

@@ -1,0 +1,56 @@
+"""The four formats of what is no run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from torchcoll.report.grid import Grid
+from torchcoll.report.output import Output, one_line
+from torchcoll.report.text import print_grids
+from torchcoll.report.view import choice
+
+FORMATS = ("table", "markdown", "csv", "json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """One thing in each form: the tables, the rows of csv, the object of json."""
+
+    grids: Sequence[Grid]
+    records: list[dict[str, Any]]
+    thing: dict[str, Any]
+
+
+def show_found(found: Sequence[Found], format: str, file: TextIO | None) -> None:
+    """Print them, one below the other. Raises UsageError for an unknown format."""
+    choice(format, "format", FORMATS)
+    out = Output(file)
+    if format == "json":
+        things = [one.thing for one in found]
+        out.write(json.dumps(things[0] if len(things) == 1 else things, indent=1) + "\n")
+    elif format == "csv":
+        out.write(_csv_text([record for one in found for record in one.records]))
+    else:
+        print_grids([("", [grid for one in found for grid in one.grids])], format, out)
+    out.flush()
+
+
+def _csv_text(records: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    names = list(dict.fromkeys(name for record in records for name in record))
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({name: _cell(value) for name, value in record.items()})
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return one_line(value) if isinstance(value, str) else value
