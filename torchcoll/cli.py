@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("read other tools' output: nccl-tests, oneCCL, OSU, ...", "importing"),
     "export": ("write result files as other tools read them", "export"),
     "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
+    "cold": ("what starting costs: set-up, first calls, launches of one job", "cold"),
+    "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
+    "log": ("what NCCL, RCCL and oneCCL say of themselves in their logs", "log"),
+    "matrix": ("many launches: variables, ranks, libraries; each cell in turn", "matrix"),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         "doctor",

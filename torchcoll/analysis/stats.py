@@ -76,6 +76,33 @@ def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
     )
 
 
+def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
+    """The geometric mean of the pairs' ratios new / base, with the interval and p of Student's t on
+    their logarithms: the pair is the replicate, what both of a pair share cancels.
+
+    All figures are above 0. ``spread`` is that of one of a pair, so that ``launches_needed`` gives
+    the number of pairs.
+    """
+    logs = numpy.log(new) - numpy.log(base)
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Ratio(math.exp(mean))
+    deviation = float(logs.std(ddof=1))
+    error = deviation / math.sqrt(len(logs))
+    if error < _NO_SPREAD:
+        return Ratio(math.exp(mean))
+    t_95, t_90 = (float(q) for q in stats.t.ppf((0.975, 0.95), len(logs) - 1))
+    return Ratio(
+        math.exp(mean),
+        low=math.exp(mean - t_95 * error),
+        high=math.exp(mean + t_95 * error),
+        low_90=math.exp(mean - t_90 * error),
+        high_90=math.exp(mean + t_90 * error),
+        p_value=float(2 * stats.t.sf(abs(mean) / error, len(logs) - 1)),
+        spread=deviation / math.sqrt(2),
+    )
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p values adjusted for their number, in their order.
 

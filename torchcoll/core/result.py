@@ -131,6 +131,12 @@ class Choice:
         """``RING/LL``: what is compared between sizes; the channels grow with the size anyway."""
         return f"{self.algorithm}/{self.protocol}" if self.protocol else self.algorithm
 
+    @property
+    def text(self) -> str:
+        """``RING/LL 2ch``; what a kernel's name says is only a hint: ``RING/LL?``."""
+        text = self.label if self.source == "log" else f"{self.label}?"
+        return text if self.channels is None else f"{text} {self.channels}ch"
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""

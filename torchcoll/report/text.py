@@ -73,7 +73,7 @@ def show(
     calls: bool = False,
     file: TextIO | None = None,
 ) -> None:
-    """Print runs, the result files at these paths, or what ``compare`` found, to stdout.
+    """Print runs, the result files at these paths, or what ``compare`` or ``cold`` found.
 
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
     percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
@@ -84,9 +84,7 @@ def show(
     UnreadableError for a file.
     """
     if sources and not isinstance(sources[0], _RUNS):
-        from torchcoll.report.compare import show_comparisons
-
-        show_comparisons([one for one in sources if not isinstance(one, _RUNS)], format, file)
+        _show_found([one for one in sources if not isinstance(one, _RUNS)], format, file)
         return
     choice(format, "format", FORMATS)
     if metric is not None:
@@ -111,6 +109,21 @@ def show(
         for run in runs:
             out.write(run_text(run, view))
     out.flush()
+
+
+def _show_found(found: Sequence[Any], format: str, file: TextIO | None) -> None:
+    """What ``compare`` and ``cold`` return. Who has such an object has loaded what made it."""
+    from torchcoll.analysis.cold import Cold
+
+    if isinstance(found[0], Cold):
+        from torchcoll.report.cold import show_cold
+
+        for one in found:
+            show_cold(one, format, file)
+        return
+    from torchcoll.report.compare import show_comparisons
+
+    show_comparisons(found, format, file)
 
 
 def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
+from torchcoll.report.kinds import kind_texts
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -40,10 +40,12 @@ def show_transitions(
         curves = [_curve_object(one) for one in found]
         out.write(json.dumps({"schema": SCHEMA, "rows": rows, "curves": curves}, indent=1) + "\n")
     elif format == "csv":
-        out.write(_csv([record for one in found for record in records(one)]))
+        out.write(records_csv([record for one in found for record in records(one)]))
     else:
-        varying = _varying(found)
-        grids = [_grid(one, _title(one, varying), refine) for one in found]
+        titles = kind_texts([one.common for one in found])
+        grids = [
+            _grid(one, title, refine) for one, title in zip(found, titles, strict=True)
+        ]
         print_grids([("", [_legend(), *grids])], format, out)
     out.flush()
 
@@ -91,16 +93,6 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
     }
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    heads = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(out, list(heads), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()})
-    return out.getvalue()
-
-
 def _legend() -> Grid:
     return Grid(
         [],
@@ -110,28 +102,6 @@ def _legend() -> Grid:
             "the times cannot tell apart (95 %)"
         ],
     )
-
-
-def _varying(found: Sequence[Regimes]) -> list[str]:
-    names = dict.fromkeys(name for one in found for name in one.common)
-    return [n for n in names if len({repr(one.common.get(n)) for one in found}) > 1]
-
-
-def _title(found: Regimes, varying: Sequence[str]) -> str:
-    names = [*("collective", "dtype", "op", "ranks", "backend"), *varying]
-    words = []
-    for name in dict.fromkeys(names):
-        value = found.common.get(name)
-        if value is None:
-            continue
-        plain = name in ("collective", "dtype", "op", "backend")
-        if name == "in_place":
-            words.append("in place" if value else "out of place")
-        elif name == "ranks":
-            words.append(f"{value} ranks")
-        else:
-            words.append(one_line(value) if plain else f"{name} {one_line(value)}")
-    return ", ".join(words)
 
 
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
