@@ -157,7 +157,7 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["compare", "load", "run", "save", "show", "table"]
+PUBLIC += ["cold", "compare", "load", "run", "save", "show", "table"]
 
 
 def test_public_names():

@@ -21,6 +21,7 @@ _LAZY = {
     "load": "torchcoll.core.records",
     "save": "torchcoll.core.records",
     "run": "torchcoll.bench.runner",
+    "cold": "torchcoll.analysis.cold",
     "compare": "torchcoll.analysis.compare",
     "table": "torchcoll.analysis.table",
     "show": "torchcoll.report.text",

@@ -1,3 +1,4 @@
+from torchcoll.analysis.cold import cold as cold
 from torchcoll.analysis.compare import compare as compare
 from torchcoll.analysis.table import table as table
 from torchcoll.bench.runner import run as run

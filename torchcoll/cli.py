@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("read other tools' output: nccl-tests, oneCCL, OSU, ...", "importing"),
     "export": ("write result files as other tools read them", "export"),
     "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
+    "algorithms": (
+        "which forced algorithm wins at each size, and what AUTO loses; settings of it",
+        "algorithms",
+    ),
     "cold": ("what starting costs: set-up, first calls, launches of one job", "cold"),
     "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
     "log": ("what NCCL, RCCL and oneCCL say of themselves in their logs", "log"),

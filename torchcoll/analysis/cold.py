@@ -24,29 +24,13 @@ from torchcoll.analysis.sides import (
     side,
     values_of_facts,
 )
+from torchcoll.analysis.startup import Slowest, init_parts, phases_of, slowest
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
 from torchcoll.core.first import cold_by_rank, first_result_ns, first_results
 from torchcoll.core.records import load_all
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import median, over_ranks
-
-PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
-_INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
-
-
-@dataclass(frozen=True)
-class Slowest:
-    """A duration on each rank: the longest, whose it is, and how far beyond the median of the
-    other ranks.
-
-    rank, host and beyond_ns are None where one rank alone, or no rank, is known.
-    """
-
-    ns: float
-    rank: int | None = None
-    host: str | None = None
-    beyond_ns: float | None = None
+from torchcoll.core.summary import over_ranks
 
 
 @dataclass(frozen=True)
@@ -84,8 +68,8 @@ class ColdRow:
 
     @property
     def last_ns(self) -> float | None:
-        """The last cold call, where there are enough to call it one."""
-        return self.calls_ns[-1] if len(self.calls_ns) > 2 else None
+        """The last cold call, where there are enough to call it one, and all of one size."""
+        return self.calls_ns[-1] if len(self.calls_ns) > 2 and len(self.sizes) == 1 else None
 
     @property
     def largest_part(self) -> tuple[str, float] | None:
@@ -194,8 +178,8 @@ def _rows(
             status=bad[0] if bad else "ok",
             first=slowest({r: row[0] for r, row in by_rank.items()}, launch),
             first_result_ns=first_result_ns(launch, firsts) if known else None,
-            phases=_phases(launch),
-            parts_ns=_init_parts(launch),
+            phases=phases_of(launch),
+            parts_ns=init_parts(launch),
             facts=facts,
         )
 
@@ -223,39 +207,6 @@ def _name(launch: Run) -> str:
     number = launch.source.get("launch")
     name = launch.source.get("file") or launch.header.get("run_id") or "run"
     return f"{name} #{number}" if number else str(name)
-
-
-def slowest(durations: Mapping[int, float], launch: Run) -> Slowest | None:
-    """The longest of the durations by rank."""
-    if not durations:
-        return None
-    ns = max(durations.values())
-    if len(durations) < 2:
-        return Slowest(ns)
-    rank = next(rank for rank, own in durations.items() if own == ns)
-    member = launch.members[rank] if rank < len(launch.members) else {}
-    others = [own for other, own in durations.items() if other != rank]
-    return Slowest(ns, rank, member.get("host"), ns - median(others))
-
-
-def _phases(launch: Run) -> dict[str, Slowest]:
-    """Set-up phases in their order; what measuring costs is none."""
-    names = [n for n in launch.phases if not n.startswith(("cost_", f"{_INIT}_"))]
-    names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
-    known = {n: slowest(dict(enumerate(launch.phases[n])), launch) for n in names}
-    return {name: own for name, own in known.items() if own}
-
-
-def _init_parts(launch: Run) -> dict[str, float]:
-    whole = launch.phases.get(_INIT) or []
-    if not whole:
-        return {}
-    rank = whole.index(max(whole))
-    return {
-        name.removeprefix(f"{_INIT}_"): ns[rank]
-        for name, ns in launch.phases.items()
-        if name.startswith(f"{_INIT}_") and rank < len(ns)
-    }
 
 
 # -- several launches ------------------------------------------------------------------------
@@ -311,9 +262,12 @@ def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[s
         notes.append(f"{silent} of {len(files.parts)} launches tell no first call")
     if any(not row.own for row in rows):
         notes.append("(used): others had used the communicator before; its connecting is not here")
-    clocks = {row.clock for row in rows if row.clock} - {"host"}
-    if clocks:
-        notes.append(f"1st, 2nd, 3rd: host clock; steady: {', '.join(sorted(clocks))} clock")
+    steady = dict.fromkeys((row.kind["cadence"], row.clock) for row in rows if row.clock)
+    for cadence, clock in steady:
+        if (cadence, clock) != ("isolated", "host"):
+            notes.append(
+                f"1st, 2nd, 3rd: host clock, one by one; steady: {clock} clock, {cadence} cadence"
+            )
     bad = [row for row in rows if row.status != "ok"]
     if bad:
         words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
@@ -321,7 +275,7 @@ def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[s
     if files.rehearsals:
         notes.append("rehearsals: ranks shared a GPU, and no time means anything")
     notes += [text for kind in _kinds(rows) if (text := _hidden(kind, apart))]
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def _kinds(rows: Sequence[ColdRow]) -> list[list[ColdRow]]:

@@ -1,8 +1,10 @@
 """How a duration grows with a number of ranks: not at all, with its logarithm, or with itself.
 
-Three laws: t = a, t = a + b log2 n, t = a + b n. Each is fitted by least squares of the logarithms of
-the durations, for noise is a share of the duration; the replicates are launches. A law is named only
-where the data speak for it; else the answer says what they do speak for. Pure numbers.
+Three laws: t = a, t = a + b log2 n, t = a + b n. Each is fitted by least squares of the logarithms
+of the durations, for noise is a share of the duration; the replicates are launches. BIC chooses,
+and a law is named only where the data reject the other one as well: BIC alone, even by what is
+called strong evidence, named the wrong one in 9 of 59 simulations with two launches on each of 2, 4
+and 8 ranks and 10 % noise, this in 5 of 46. Pure numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +25,9 @@ Floats = NDArray[numpy.float64]
 FEWEST = 3  # numbers of ranks: two are a line whatever the law
 FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
 LAWS = ("log2 n", "n")
-# Between the laws of growth, which have equally many figures: a difference of the criterion from
-# here on is strong evidence (R. Kass and A. Raftery, J. Am. Stat. Assoc. 90 (1995) 777).
-STRONG = 6.0
 # Relative deviation from a law that is none: clocks and rounding reach it (as in regimes.py).
 _FLOOR = 0.005
+_TINY = 1e-20  # squares below are rounding
 _POOR = 0.25  # a law that is off by more at some number of ranks is not named
 
 
@@ -37,7 +37,8 @@ class Law:
 
     ratio: the duration at the most ranks over that at the fewest. misfit: the largest relative
     deviation of the launches' geometric mean at one number of ranks, and at which. criterion: BIC
-    (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four launches.
+    (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four launches. p_value: of no
+    growth. p_lacking: of this law alone against both together; None for fewer than four launches.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Law:
     misfit_at: int
     criterion: float
     p_value: float
+    p_lacking: float | None
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
     # The better of two laws is chosen by the same data: both have had their chance to find growth.
     p = min(1.0, len(LAWS) * min(law.p_value for law in laws))
     constant = _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1)
-    return Growth(
-        len(points), numbers, "unclear", "", laws[0], laws[1], constant, p, tuple(points)
-    )
+    return Growth(len(points), numbers, "unclear", "", laws[0], laws[1], constant, p, tuple(points))
 
 
 def _criterion(squares: float, n: int, figures: int) -> float:
@@ -114,7 +114,8 @@ def _law(name: str, ranks: Floats, logs: Floats) -> Law:
     weight = (scale - low) / (high - low)
 
     def deviations(ends: Floats) -> Floats:
-        return numpy.logaddexp(_log(1 - weight) + ends[0], _log(weight) + ends[1]) - logs
+        law: Floats = numpy.logaddexp(_log(1 - weight) + ends[0], _log(weight) + ends[1])
+        return law - logs
 
     start = [logs[scale == end].mean() for end in (low, high)]
     fit = optimize.least_squares(deviations, start, xtol=1e-12, ftol=1e-12, gtol=1e-12)
@@ -145,13 +146,29 @@ def _law(name: str, ranks: Floats, logs: Floats) -> Law:
         misfit_at=at,
         criterion=_criterion(squares, len(logs), 2),
         p_value=float(2 * stats.t.sf(abs(change) / max(error, 1e-12), degrees)),
+        p_lacking=_p_lacking(ranks, logs, logs + fit.fun),
     )
 
 
+def _p_lacking(ranks: Floats, logs: Floats, law: Floats) -> float | None:
+    """p of a law, given by its logarithms, against a + b log2 n + c n: Fisher's F for one figure
+    more, least squares relative to the law.
+    """
+    if len(logs) < 4:
+        return None
+    times, expected = numpy.exp(logs - law), numpy.ones(len(law))
+    terms = numpy.column_stack([expected, numpy.log2(ranks), ranks]) / numpy.exp(law)[:, None]
+    terms /= abs(terms).max(axis=0)
+    both, *_ = numpy.linalg.lstsq(terms, times, rcond=None)
+    degrees = len(logs) - 3
+    rest = float(((times - terms @ both) ** 2).sum()) + len(logs) * _TINY
+    gained = float(((times - expected) ** 2).sum()) - rest
+    return float(stats.f.sf(max(gained, 0.0) * degrees / rest, 1, degrees))
+
+
 def _log(values: Floats) -> Floats:
-    with numpy.errstate(divide="ignore"):
-        found: Floats = numpy.log(values)  # -inf at one end is meant
-    return found
+    with numpy.errstate(divide="ignore"):  # -inf at one end is meant
+        return numpy.log(values)
 
 
 def _exp(power: float) -> float:
@@ -185,9 +202,7 @@ def _named(growth: Growth, law: Law, other: Law, p: float) -> Growth:
     if law.misfit > _POOR:
         off = f"by none of these laws, the best is off by {100 * law.misfit:.0f} %"
         return replace(growth, verdict=which, reason=f"{off} on {law.misfit_at}; {p_text(p)}")
-    gain = other.criterion - law.criterion
-    if gain < STRONG:
-        reason = f"log2 n or n: BIC differs by {gain:.1f}; {p_text(p)}"
-        return replace(growth, verdict=which, reason=reason)
+    if other.p_lacking is None or other.p_lacking >= LEVEL:
+        return replace(growth, verdict=which, reason=f"with log2 n or n, both fit; {p_text(p)}")
     verdict = law.name if law.ratio > 1 else f"falls with {law.name}"
-    return replace(growth, verdict=verdict, reason=f"BIC better by {gain:.1f}; {p_text(p)}")
+    return replace(growth, verdict=verdict, reason=f"{other.name} does not fit; {p_text(p)}")

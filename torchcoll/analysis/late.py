@@ -63,7 +63,7 @@ def late_cases(
     """
     groups: dict[str, list[_Seen]] = {}
     kinds: dict[str, dict[str, Any]] = {}
-    for launch, results in launches:
+    for _, results in launches:
         for seen in _seen(results, measured):
             kind = kind_of(seen.item, apart)
             key = repr((kind, seen.item.row.ranks, seen.item.row.nbytes_requested))

@@ -81,7 +81,9 @@ def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str
     if file and place:
         # Files of one name from several folders: their numbers begin again.
         times = 1
-        while any(one.source.get("launch") == place for one in jobs.get(f"file {file} {times}", ())):
+        while any(
+            one.source.get("launch") == place for one in jobs.get(f"file {file} {times}", ())
+        ):
             times += 1
         return f"file {file} {times}", file
     return f"launch {number}", None
@@ -107,7 +109,9 @@ def pairs_of(
         if len(own) > 1 and own[0][2] == own[1][2]:
             pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
             found.setdefault((kind, ranks), []).append(pair)
-    groups = [(kind, (ranks,), own) for (kind, ranks), own in found.items()]
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+        (kind, (ranks,), own) for (kind, ranks), own in found.items()
+    ]
     for kind in dict.fromkeys(kind for kind, _ in found):
         several = {ranks: own for (name, ranks), own in found.items() if name == kind}
         if len(several) > 1:

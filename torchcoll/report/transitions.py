@@ -43,9 +43,7 @@ def show_transitions(
         out.write(records_csv([record for one in found for record in records(one)]))
     else:
         titles = kind_texts([one.common for one in found])
-        grids = [
-            _grid(one, title, refine) for one, title in zip(found, titles, strict=True)
-        ]
+        grids = [_grid(one, title, refine) for one, title in zip(found, titles, strict=True)]
         print_grids([("", [_legend(), *grids])], format, out)
     out.flush()
 

@@ -31,12 +31,20 @@ _ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
     "barrier": (("CCL_BARRIER",), "direct ring"),
 }
 COLLECTIVES = tuple(_ALGORITHMS)
+# Of these the size that a selection goes by is the message's. Of the others it may be what one rank
+# sends, or what all do: oneCCL does not document it.
+SIZED = ("all_reduce", "broadcast", "reduce")
 KERNELS = "CCL_ENABLE_SYCL_KERNELS"
 # torch's collective -> how the thresholds name it.
 _SYCL = {"all_reduce": "ALLREDUCE", "all_gather": "ALLGATHERV", "reduce_scatter": "REDUCE_SCATTER"}
 # 0 takes a kernel away; the other is four to sixteen times the default (2022.2: LL 4 KiB, SMALL
 # 512 KiB, MEDIUM 16 MiB). More would outgrow the temporary buffers that they work in.
 _THRESHOLDS = {"LL": (0, 64 << 10), "SMALL": (0, 2 << 20), "MEDIUM": (0, 64 << 20)}
+
+
+def variables_of(collective: str) -> tuple[str, ...]:
+    """The variables that choose the algorithm of torch's ``collective``; () where none does."""
+    return _ALGORITHMS[collective][0] if collective in _ALGORITHMS else ()
 
 
 def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing]:
