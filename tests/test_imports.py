@@ -157,8 +157,8 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["advise", "capture", "compare", "cost", "ddp_hook", "gradient_buckets", "load"]
-PUBLIC += ["replay", "run", "save", "shard_traffic", "show", "table", "try_buckets"]
+PUBLIC += ["advise", "capture", "cold", "compare", "cost", "ddp_hook", "gradient_buckets"]
+PUBLIC += ["load", "replay", "run", "save", "shard_traffic", "show", "table", "try_buckets"]
 
 
 def test_public_names():

@@ -22,6 +22,7 @@ _LAZY = {
     "save": "torchcoll.core.records",
     "run": "torchcoll.bench.runner",
     "replay": "torchcoll.bench.replay",
+    "cold": "torchcoll.analysis.cold",
     "compare": "torchcoll.analysis.compare",
     "cost": "torchcoll.analysis.cost",
     "advise": "torchcoll.analysis.gradients",

@@ -1,3 +1,4 @@
+from torchcoll.analysis.cold import cold as cold
 from torchcoll.analysis.compare import compare as compare
 from torchcoll.analysis.cost import cost as cost
 from torchcoll.analysis.gradients import advise as advise

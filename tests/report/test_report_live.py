@@ -13,7 +13,7 @@ import pytest
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.report.live import reporter
 from torchcoll.report.progress import Progress, ProgressLine
 
@@ -118,6 +118,16 @@ def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
     first, second = (line for line in lines if line.endswith("  correct"))
     assert first.startswith("all_reduce      yes          8        8  5.000 ms*  1.000 ms")
     assert second.startswith("reduce_scatter  no     1000001  1000000  5.000 ms*    812 ns")
+    assert first.index("  correct") == second.index("  correct")
+
+
+def test_a_run_with_the_library_log_has_a_column_for_what_it_will_name(monkeypatch):
+    out = Pipe()
+    results = [result(choices=[Choice("RING", "SIMPLE", 24)]), result(case=case(nbytes=8))]
+    report(monkeypatch, out, results, run(header={"library_log": "x.logs"}))
+    first, second = (line for line in out.getvalue().splitlines() if line.endswith("  correct"))
+    assert "  RING/SIMPLE 24ch  " in first
+    assert "  -                 " in second
     assert first.index("  correct") == second.index("  correct")
 
 

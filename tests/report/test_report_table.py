@@ -9,7 +9,7 @@ import pytest
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Run, Verification
+from torchcoll.core.result import Choice, Run, Verification
 from torchcoll.report.text import show
 
 HEADER = """\
@@ -303,6 +303,29 @@ def test_numbers_stay_whole_even_where_nothing_fits(on_terminal):
     assert "4194304T correct\n" in text
 
 
+def test_the_algorithm_is_shown_where_a_log_named_it(shown, on_terminal):
+    several = [Choice("RING", "LL", 2), Choice("NVLS", "SIMPLE", 16)]
+    launch = run(
+        result(choices=several),
+        result(choices=[Choice("TREE", "LL", source="kernel name")]),
+        result(choices=[Choice("recursive_doubling")]),
+        result(),
+    )
+    lines = body(shown(launch)).splitlines()
+    start = lines[0].index("algorithm")
+    assert [line[start : start + 30].strip() for line in lines[2:6]] == [
+        "RING/LL 2ch, NVLS/SIMPLE 16ch",
+        "TREE/LL?",  # a hint only
+        "recursive_doubling",
+        "-",
+    ]
+    assert "algorithm" not in shown(run(result()))
+    # It goes after the spread and the algbw.
+    narrow = body(on_terminal(run(result(choices=several[:1])), columns=80)).splitlines()
+    heading = " ".join(narrow[:2])
+    assert "algorithm" in heading and "p5" not in heading
+
+
 def test_columns_chosen_by_name_are_never_hidden(on_terminal):
     names = "median_ns,nbytes,nbytes_in,nbytes_out,count,low_ns,high_ns,p99_ns,status"
     text = on_terminal(run(result()), columns=30, names=names)
@@ -319,7 +342,7 @@ def test_all_columns_on_80_and_in_a_pipe(on_terminal, shown):
     everything = run(result(2, case=case(splits="1,2"), reason="because"), ranks=2)
     text = on_terminal(everything, columns=80, names="all")
     assert max(map(len, body(text).splitlines())) <= 80
-    assert text.count("\n 64M ") == 4
+    assert text.count("\n 64M ") == 5
     assert "not shown" not in text
     assert len(body(shown(everything, columns="all")).splitlines()) == 6
 

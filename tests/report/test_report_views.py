@@ -44,6 +44,8 @@ VALUES = {
     "p99_ns": None,
     "calls": 21,
     "stop": "time",
+    "algorithm": None,
+    "channels": None,
     "algbw_gbps": 67.108864,
     "busbw_gbps": 117.440512,
     "verified": "correct",

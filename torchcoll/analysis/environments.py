@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,17 +77,44 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
     """What varies among the launches of one side: their ratio is one over a mixture."""
     lines = []
     for one in (base, new):
-        varying = [
-            f"{name} ({_several(values)})"
-            for name, values in values_by_name(one).items()
-            if len(values) > 1 and name not in by
-        ]
+        varying = varying_text(values_by_name(one), by)
         if varying:
             lines.append(
-                f"hidden: the launches of {one.name} are not alike in {'; '.join(varying)} "
+                f"hidden: the launches of {one.name} are not alike in {varying} "
                 "(--by NAME keeps them apart)"
             )
     return lines
+
+
+def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:
+    """``kernel (6.1, 6.8); NCCL_ALGO (Ring, unset)``: the facts that have several values."""
+    return "; ".join(
+        f"{name} ({_several(found)})"
+        for name, found in values.items()
+        if len(found) > 1 and name not in without
+    )
+
+
+def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """Names of what was varied on purpose among launches, given as (ranks, facts).
+
+    Variables and labels that have several values at one number of ranks make different curves; what
+    changes with the ranks alone cannot be told from them, and is a hidden dimension. The labels of
+    ``torchcoll matrix`` that count launches, or name combinations, are no dimension of their own.
+    """
+    values: dict[tuple[int, str], set[str]] = {}
+    facts = list(launches)
+    names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
+    for ranks, own in facts:
+        for name in names:
+            values.setdefault((ranks, name), set()).add(own.get(name, "unset"))
+    return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+
+
+def _on_purpose(name: str) -> bool:
+    if name.startswith("label="):
+        return name not in ("label=cell", "label=launch")
+    return name.isupper()
 
 
 def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:

@@ -96,7 +96,12 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
         launch = replace(launch, rendezvous_file=options.rendezvous_file)
     if options.spec.backend == "fake" and options.ranks:
         launch = replace(launch, ranks=options.ranks)
-    output = None
+    output = library_log = None
+    if options.library_log:
+        from torchcoll.bench.library_log import LibraryLog
+
+        # Before the table takes hold of stdout.
+        library_log = LibraryLog(lambda: output.path if output else None)
     if launch.rank == 0:
         from torchcoll.bench.output import Output
 
@@ -114,10 +119,13 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
         earlier=output.earlier if output else None,
         on_case=output.on_case if output else None,
         emit=output.emit if output else (lambda record, data: None),
-        asked=fingerprint([options.spec.to_json(), options.resume, options.traffic]),
+        asked=fingerprint(
+            [options.spec.to_json(), options.resume, options.traffic, options.library_log]
+        ),
         argv=arguments,
         phases=phases,
         on_last_words=last_words,
+        library_log=library_log,
     )
     return _drive(session, output)
 

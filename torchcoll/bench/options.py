@@ -27,6 +27,7 @@ _PLAIN = (
     "asynchronous",
     "rehearse",
 )
+FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 
@@ -52,6 +53,7 @@ class Options:
     ranks: int | None = None
     format: str = "table"
     quiet: bool = False
+    library_log: bool = False
     rendezvous_file: str | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
@@ -174,6 +176,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     out.add_argument("--no-output", action="store_true", help="no result file", **text)
     out.add_argument("--resume", metavar="FILE", help="run what is missing in FILE", **text)
     out.add_argument("--label", action="append", metavar="KEY=VALUE", help="kept in it", **text)
+    out.add_argument(
+        "--library-log",
+        action="store_true",
+        help="NCCL's or oneCCL's own log beside it: algorithms in the table, but slower calls",
+        **text,
+    )
     out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
     out.add_argument("--quiet", action="store_true", help="no header, no progress", **text)
     out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
@@ -235,6 +243,9 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
+    if options.no_output and options.library_log:
+        action = "The log lies beside the result file."
+        raise UsageError("library-log", "--library-log and --no-output", "one of them", action)
     return options
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections import Counter
@@ -12,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.options import Options
+from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.core.case import Case, Spec
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -88,6 +89,8 @@ class Output:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
             self._open(data["spec"]["backend"])
+            if self.options.library_log and self.path:
+                data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
         if self._writer:
             self._writer.write(record, data, durable=record in ("header", "case", "end"))
         if record == "started" and self._shown:
@@ -100,17 +103,24 @@ class Output:
             return
         if options.output:
             self.path = Path(options.output)
-            self._writer = Writer(self.path)
+            self._writer = self._created(self.path)
             return
         if options.resume:
             base, number = Path(options.resume), 2
             while (path := base.with_name(f"{base.name}.{number}")).exists():
                 number += 1
-            self.path, self._writer = path, Writer(path)
+            self.path, self._writer = path, self._created(path)
             return
         names = self.spec.collectives
         what = names[0] if len(names) == 1 else "suite"
         self.path, self._writer = open_default(what, backend, self._ranks)
+
+    def _created(self, path: Path) -> Writer:
+        folder = f"{path}{FOLDER_ENDING}"
+        if self.options.library_log and os.path.lexists(folder):
+            action = "Remove it, or name another file with --output."
+            raise UsageError("library-log", folder, "a folder that does not exist", action)
+        return Writer(path)
 
     # -- the table ---------------------------------------------------------------------------
 

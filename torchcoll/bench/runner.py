@@ -27,6 +27,7 @@ from torchcoll.core.case import Case, Sizing, Spec, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError, UsageError
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
+    from torchcoll.bench.library_log import LibraryLog
     from torchcoll.bench.recorder import Recorder
     from torchcoll.core.result import CaseResult, Run
 
@@ -91,6 +92,7 @@ class Session:
     ``phases`` are durations that the caller has measured already. ``on_last_words`` (exit code,
     text, whether this rank speaks for all) is the command's: with it signals are taken too.
     ``earlier`` gives rank 0's Spec, where it comes from a file that only rank 0 reads.
+    ``library_log``: --library-log.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Session:
         phases: dict[str, int] | None = None,
         earlier: Callable[[], Spec] | None = None,
         on_last_words: Callable[[int, str, bool], None] | None = None,
+        library_log: LibraryLog | None = None,
     ) -> None:
         self.torch = torch
         self.dist = torch.distributed
@@ -121,6 +124,7 @@ class Session:
         self._asked = asked or fingerprint(spec.to_json())
         self._earlier = earlier
         self._on_last_words = on_last_words
+        self.library_log = library_log
         self._began = time.monotonic()
         self.has_called = False  # some case has made its first call
         self._cost_known = False
@@ -173,6 +177,8 @@ class Session:
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)
             self._weights = fingerprint([list(row) for row in weights.rows])
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
+        if self.library_log:
+            self.library_log.start(self)
         self.communicators.open(self._phase)
         self._exchange_members()
 
@@ -268,6 +274,8 @@ class Session:
             if self.found_group and names is None:
                 names = backends.found_backend(self.torch, kind)
             self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            if self.library_log:
+                self.library_log.ask_for(self.entries)
             if self.spec.rehearse:
                 self._rehearse(kind)
             if not _INTERFACES.isdisjoint(os.environ):
@@ -369,6 +377,8 @@ class Session:
         """Run the cases of these indices (None: all); results go to recorder and ``on_case``."""
         for index in range(len(self.sizings)) if which is None else which:
             self._one_case(self.sizings[index])
+        if self.library_log:
+            self.library_log.keep_timings(self)
 
     def _one_case(self, sizing: Sizing) -> None:
         case = sizing.case
@@ -376,6 +386,8 @@ class Session:
         verdict = self._agree_on_case(sizing)
         self._on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, case, verdict)
+        if self.library_log:
+            self.library_log.join(self, case, results)
         self._on_rank_0(lambda recorder: self._keep(recorder, results))
         if self.has_called and not self._cost_known:
             self._cost_of_measuring(case.backend)
@@ -448,6 +460,8 @@ class Session:
                 with contextlib.suppress(TorchcollError):
                     self.control.gather(None, GRACE_S)
             self.communicators.close()
+            if self.library_log:
+                self.library_log.close()
             if self._environ is not None:
                 rehearsal_over(self._environ)
         finally:

@@ -6,6 +6,7 @@ reader reports what it cannot use as ``problems`` and never throws on a broken l
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -27,6 +28,8 @@ from torchcoll.core.result import (
 )
 
 SCHEMA = "torchcoll/1"
+# What `torchcoll matrix` keeps beside the result files of its launches.
+MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 _GZIP = b"\x1f\x8b"
 _MOST_RANKS = 1 << 20
 _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
@@ -150,6 +153,8 @@ def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
         if isinstance(source, Run):
             runs[number] = source
             continue
+        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
+            continue
         real = os.path.realpath(source)
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
@@ -160,6 +165,15 @@ def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
             if part.path and runs.pop(os.path.realpath(part.path), None):
                 run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
     return list(runs.values())
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
+    if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
+        return False
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(100).startswith(b'{"record":"matrix"')
+    return False
 
 
 def _continuation(path: Path, number: int) -> Path | None:

@@ -133,6 +133,8 @@ class Row:
     p99_ns: float | None
     calls: int
     stop: str  # why the steady calls ended: count, precision, time, cap
+    algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
+    channels: int | None  # of it; None where calls of the case differ
     algbw_gbps: float | None
     busbw_gbps: float | None
     verified: str  # correct, wrong, unchecked
@@ -185,6 +187,7 @@ def summarise(
     if given:
         algbw, busbw = _bandwidths_of(given, result)
         p99, calls = given.p99_ns, given.calls or 0
+    channels = {choice.channels for choice in result.choices}
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -218,6 +221,8 @@ def summarise(
         p99_ns=p99,
         calls=calls,
         stop=result.stop,
+        algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
+        channels=channels.pop() if len(channels) == 1 else None,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         verified=verified(result),

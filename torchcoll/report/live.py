@@ -238,6 +238,7 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
         p99=iters is None or iters >= P99_CALLS,
         resized=any(a != case.nbytes for a, case in zip(actual, data, strict=True)),
         has_data=bool(data),
+        algorithm="library_log" in run.header,
     )
     sizes = [format_size(n) for n in (*actual, *(case.nbytes for case in data))]
     widths = []

@@ -92,6 +92,20 @@ def launch_lines(run: Run) -> list[str]:
     return [*lines, one_line(run.way_on)] if run.way_on else lines
 
 
+def runs_lines(runs: Sequence[Run]) -> list[str]:
+    """The same of several runs: each text once, with its file or in how many it stands."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        for line in launch_lines(run):
+            found.setdefault(line, []).append(run)
+    lines = []
+    for line, own in found.items():
+        name = one_line(own[0].path or own[0].source.get("file") or own[0].header.get("run_id"))
+        where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
+        lines.append(line if len(runs) == 1 or name in line else f"{where}: {line}")
+    return lines
+
+
 def _event_text(event: dict[str, Any]) -> str:
     kind, message = event.get("kind") or "event", one_line(event.get("message") or "")
     if kind == "signal":

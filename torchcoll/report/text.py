@@ -123,6 +123,7 @@ def show(
 _OTHERS = {
     "Advice": ("advice", "show_advice"),
     "BucketPlan": ("buckets", "show_plans"),
+    "Cold": ("cold", "show_cold"),
     "Comparison": ("compare", "show_comparisons"),
     "Cost": ("cost", "show_costs"),
     "Traffic": ("traffic", "show_traffic"),
