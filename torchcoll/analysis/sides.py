@@ -97,7 +97,7 @@ class Side:
                         row = _read_as_mean(row, result, reading.over_ranks)
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
-                    figure = figure if figure and math.isfinite(figure) else None
+                    figure = figure if figure and 0 < figure < math.inf else None
                     found.append(Measured(row, result, number, figure, facts, not run.source))
         return found
 
