@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.analysis.environments import kept_apart, varying_text
+from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.late import Late, late_cases
 from torchcoll.analysis.matching import kind_of
 from torchcoll.analysis.repeats import Pairs, Placed, pairs_of, places_of
@@ -22,7 +22,6 @@ from torchcoll.analysis.sides import (
     Source,
     known_of,
     side,
-    values_of_facts,
 )
 from torchcoll.analysis.startup import Slowest, init_parts, phases_of, slowest
 from torchcoll.analysis.stats import geometric
@@ -156,12 +155,13 @@ def _rows(
         if not firsts:
             continue
         item = measured[id(firsts[0])]
-        steady = [ns for r in firsts if (ns := measured[id(r)].row.median_ns) and r.time_ns]
+        steady = [ns for r in firsts if (ns := measured[id(r)].figure) and r.time_ns]
         by_rank = cold_by_rank(firsts)
         calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
         bad = [r.status for r in firsts if r.status != "ok"]
         # Phases of connecting are those of the launch's first backend.
         known = bool(by_rank) and own and number == 0
+        result = first_result_ns(launch, firsts) if known else None
         yield ColdRow(
             name=_name(launch),
             launch=launch,
@@ -169,7 +169,8 @@ def _rows(
             ranks=launch.ranks or item.row.ranks,
             hosts=len({m["host"] for m in launch.members if m.get("host")}) or None,
             placed=placed,
-            calls_ns=tuple(calls),
+            # A broken clock gives durations that have no logarithm.
+            calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
             sizes=tuple(r.nbytes for r in firsts) if not by_rank else (item.row.nbytes,),
             own=own,
             # Sub-groups make their calls together: the slowest one tells.
@@ -177,7 +178,7 @@ def _rows(
             clock=item.row.clock if steady else None,
             status=bad[0] if bad else "ok",
             first=slowest({r: row[0] for r, row in by_rank.items()}, launch),
-            first_result_ns=first_result_ns(launch, firsts) if known else None,
+            first_result_ns=result if result and result > 0 else None,
             phases=phases_of(launch),
             parts_ns=init_parts(launch),
             facts=facts,
@@ -274,7 +275,9 @@ def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[s
         notes.append(f"in no mean, as their first case did not end well: {words}")
     if files.rehearsals:
         notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    notes += [text for kind in _kinds(rows) if (text := _hidden(kind, apart))]
+    for kind in _kinds(rows):
+        if text := hidden_among([row.facts for row in kind], apart):
+            notes.append(f"hidden: the launches are not alike in {text}")
     return list(dict.fromkeys(notes))
 
 
@@ -283,11 +286,3 @@ def _kinds(rows: Sequence[ColdRow]) -> list[list[ColdRow]]:
     for row in rows:
         kinds.setdefault(repr(row.kind), []).append(row)
     return list(kinds.values())
-
-
-def _hidden(rows: Sequence[ColdRow], apart: Sequence[str]) -> str:
-    """What differs among launches of one kind beside the ranks."""
-    values = values_of_facts([dict(row.facts) for row in rows])
-    counting = ("label=cell", "label=launch")
-    text = varying_text(values, [*apart, *counting])
-    return f"hidden: the launches are not alike in {text}" if text else ""

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.matching import Pair
-from torchcoll.analysis.sides import Side, values_by_name
+from torchcoll.analysis.sides import Side, values_by_name, values_of_facts
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
     *("label=", "source", "device_name", "hosts", "kernel", "driver", "nccl", "rccl", "xccl"),
     *("ccl", "mapped ", "torch", "torchcoll"),
 )
+# Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
+_COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,7 @@ def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     """Names of what was varied on purpose among launches, given as (ranks, facts).
 
     Variables and labels that have several values at one number of ranks make different curves; what
-    changes with the ranks alone cannot be told from them, and is a hidden dimension. The labels of
-    ``torchcoll matrix`` that count launches, or name combinations, are no dimension of their own.
+    changes with the ranks alone cannot be told from them, and is a hidden dimension.
     """
     values: dict[tuple[int, str], set[str]] = {}
     facts = list(launches)
@@ -111,9 +112,18 @@ def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
 
 
+def hidden_among(launches: Sequence[Mapping[str, str]], apart: Sequence[str]) -> str:
+    """What differs among launches, given by their facts, that are shown as one kind; '' if nothing.
+
+    Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
+    """
+    values = values_of_facts([dict(facts) for facts in launches])
+    return varying_text(values, [*apart, *(f"label={name}" for name in _COUNTING)])
+
+
 def _on_purpose(name: str) -> bool:
     if name.startswith("label="):
-        return name not in ("label=cell", "label=launch")
+        return name.removeprefix("label=") not in _COUNTING
     return name.isupper()
 
 

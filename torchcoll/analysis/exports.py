@@ -24,7 +24,8 @@ from torchcoll.libraries.oneccl import algorithms as oneccl
 from torchcoll.libraries.oneccl.selection import selection
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.algorithms import Algorithms, CellAt, Range, Table
+    from torchcoll.analysis.algorithms import Algorithms
+    from torchcoll.analysis.contest import CellAt, Range, Table
 
 _WHAT_IS_LOST = (
     "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
@@ -232,11 +233,8 @@ def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
     for table in tables:
         alike = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
         if len(alike) > 1:
-            differ = [
-                f"{n.removeprefix('label=')} ({', '.join(dict.fromkeys(str(t.common[n]) for t in alike))})"
-                for n in table.common
-                if len({repr(t.common[n]) for t in alike}) > 1
-            ]
+            values = {n: dict.fromkeys(str(t.common[n]) for t in alike) for n in table.common}
+            differ = [f"{n} ({', '.join(own)})" for n, own in values.items() if len(own) > 1]
             raise UsageError(
                 f"export of {table.common['collective']}",
                 f"{len(alike)} tables that differ in {' and '.join(differ)}",
@@ -283,4 +281,6 @@ def _origin(found: Algorithms) -> list[str]:
         bad = [one.winner.name for one in table.ranges if one.winner.name in table.unchecked]
         if bad:
             lines.append(f"NOT VERIFIED: {', '.join(dict.fromkeys(bad))}")
+        other = {at.cell.name: at.disobeyed[0].label for _, at in _winning(table) if at.disobeyed}
+        lines += [f"NOT AS ASKED: {name} ran {label}" for name, label in other.items()]
     return lines

@@ -16,6 +16,7 @@ AUTO = "auto"
 FORCING = (*nccl.VARIABLES, *ONECCL)
 _LIBRARY = ("NCCL_", "RCCL_", "CCL_")
 _OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
+_NO_READERS = ("gloo", "mpi", "fake")  # backends to which no such variable means anything
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class Forced:
         return not self.settings
 
 
-def settings_of(facts: Mapping[str, str], varied: Sequence[str]) -> dict[str, str]:
-    """The variables of a launch that force, or that some launch sets and another does not."""
+def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
+    """The variables of a launch that force, or that some launch sets and another does not.
+
+    {} for a backend that reads none: what differs between its cells is noise.
+    """
+    if backend in _NO_READERS:
+        return {}
     return {n: facts[n] for n in dict.fromkeys((*FORCING, *varied)) if facts.get(n, "") != ""}
 
 

@@ -88,10 +88,10 @@ def _seen(results: Iterable[CaseResult], measured: Mapping[int, Measured]) -> It
         before.update(labels)
         calls = over_ranks(result.cold_ns)
         item = measured[id(result)]
-        if id(result) in starts or not calls or result.status != "ok":
-            continue
-        settled = max(item.row.median_ns or 0.0, calls[-1] if len(calls) > 1 else 0.0)
-        if not settled:
+        if id(result) in starts or not calls or result.status != "ok" or result.ranks == 1:
+            continue  # one rank connects to nobody
+        settled = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
+        if settled <= 0 or calls[0] <= 0:
             continue
         why = f"first of {', '.join(new)}" if new else ""
         if result.ordinal == 0:

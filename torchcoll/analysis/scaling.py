@@ -12,17 +12,15 @@ from typing import Any
 
 from torchcoll.analysis.cases import launches_of
 from torchcoll.analysis.cold import ColdRow, cold
-from torchcoll.analysis.environments import kept_apart, varying_text
+from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.growth import Growth, growths
 from torchcoll.analysis.matching import kind_of
-from torchcoll.analysis.sides import Measured, Reading, Side, known_of, values_of_facts
+from torchcoll.analysis.sides import Measured, Reading, Side, known_of
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 
-# Labels of `torchcoll matrix` that are the axis itself, or count.
-_AXIS = ("nproc", "ranks", "nnodes", "nodes", "cell", "launch")
 _ONE, _SEVERAL = "one host", "several hosts"
 
 
@@ -123,7 +121,7 @@ def scaling(files: Side, sizes: Sequence[int] = (), link_gbps: float | None = No
             draft.nbytes,
             _points(draft.launches, link_gbps),
             own,
-            _hidden(draft.launches, apart),
+            hidden_among([one.facts for one in draft.launches], apart),
         )
         for draft, own in zip(drafts, fits, strict=True)
     ]
@@ -182,7 +180,7 @@ def _launches(items: Sequence[Measured], owners: Mapping[int, Run]) -> list[_Lau
             same[0].facts,
             time,
             geometric(m.row.busbw_gbps for m in same),
-            geometric(m.row.first_call_ns for m in same),
+            geometric(ns for m in same if (ns := m.row.first_call_ns) and ns > 0),
         )
         for ranks, own in sorted(by_ranks.items())
         for time, same in launches_of(own)
@@ -267,12 +265,6 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[Fit]]:
     for (number, figure, part, _), growth in zip(asked, judged, strict=True):
         found[number].append(Fit(figure, part, growth))
     return found
-
-
-def _hidden(launches: Sequence[_Launch], apart: Sequence[str]) -> str:
-    """What differs among the launches of a curve beside the ranks; '' where nothing is known to."""
-    values = values_of_facts([dict(one.facts) for one in launches])
-    return varying_text(values, [*apart, *(f"label={name}" for name in _AXIS)])
 
 
 def _notes(files: Side, curves: Sequence[Curve]) -> list[str]:

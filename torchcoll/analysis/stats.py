@@ -61,7 +61,7 @@ def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
 
 
 def welch_low(base: Sequence[float], new: Sequence[float], error_rate: float) -> float | None:
-    """What new / base exceeds but for ``error_rate``; None where ``welch_ratio`` has no interval."""
+    """What new / base exceeds but for ``error_rate``; None where there is no interval."""
     difference, error, degrees = _welch(base, new)
     if error is None:
         return None

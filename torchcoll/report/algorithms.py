@@ -7,16 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_size, format_time
-from torchcoll.report.comparison import interval_text, ratio_text
+from torchcoll.report.comparison import ratio_text
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
+from torchcoll.report.notes import runs_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.algorithms import Algorithms, CellAt, SizeFound, Table
+    from torchcoll.analysis.algorithms import Algorithms
+    from torchcoll.analysis.contest import CellAt, SizeFound, Table
 
 FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-algorithms/1"
@@ -71,7 +73,8 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
         styles.append(_STYLES.get(size.verdict, ""))
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
     launches = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
-    above = f"{title}: {len(table.cells)} forced cells, {launches} launches a cell"
+    cells = len(table.cells)
+    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, launches a cell: {launches}"
     return Grid(heads, rows, [above], _conclusions(table, threshold), styles)
 
 
@@ -87,7 +90,7 @@ def _conclusions(table: Table, threshold: float) -> list[str]:
     for name, sizes in table.wrong.items():
         where = ", ".join(map(format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {where}; it wins at no size")
-    return lines
+    return [*lines, *_other_lines(table)]
 
 
 def _best_text(size: SizeFound) -> str:
@@ -111,7 +114,7 @@ def _verdict_text(size: SizeFound) -> str:
 def _interval(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return "-"
-    return interval_text(low, high) if low and high else f"from {ratio_text(low)}"
+    return f"from {ratio_text(low)}" if high is None else f"{ratio_text(low)} to {ratio_text(high)}"
 
 
 def _time_of(at: CellAt | None) -> float | None:
@@ -132,21 +135,25 @@ def _cells_grid(table: Table) -> Grid:
         at = {one.cell.name: one for one in size.cells}
         base = size.auto if auto else size.best
         rows.append(
-            [format_size(size.nbytes), *(_multiple(at.get(name), base, auto) for name in cells)]
+            [format_size(size.nbytes)]
+            + [_multiple(at.get(name), base, auto, name in table.wrong) for name in cells]
         )
     what = "AUTO's time" if auto else "the best one's time"
-    above = [f"time as a multiple of {what}" + ("; ~: not shown to differ" if auto else "")]
-    return Grid(heads, rows, above, [*(_shown_lines(table) if auto else []), *_other_lines(table)])
+    marks = ["~: not shown to differ"] if auto else []
+    marks += ["!: wrong at another size, not judged"] if table.wrong else []
+    above = ["; ".join([f"time as a multiple of {what}", *marks])]
+    return Grid(heads, rows, above, _shown_lines(table) if auto else [])
 
 
-def _multiple(at: CellAt | None, base: CellAt | None, auto: bool) -> str:
+def _multiple(at: CellAt | None, base: CellAt | None, auto: bool, wrong: bool) -> str:
     if at is None:
         return "-"
     if at.state != "ok" and not at.time_ns:
         return one_line(at.state)
     if not (at.time_ns and base and base.time_ns):
         return "-"
-    return f"{'' if at.shown or not auto else '~'}{at.time_ns / base.time_ns:.2f}"
+    mark = "!" if wrong else "~" if auto and not at.shown else ""
+    return f"{mark}{at.time_ns / base.time_ns:.2f}"
 
 
 def _shown_lines(table: Table) -> list[str]:
@@ -186,7 +193,7 @@ def _below(found: Algorithms) -> list[str]:
     lines = [
         f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in found.missing.items()
     ]
-    lines += map(one_line, found.notes)
+    lines += map(one_line, [*runs_lines(found.runs), *found.notes])
     if found.comparisons:
         lines.append(
             f"p: Welch's t of AUTO against each cell, on the logarithms of the launches' figures, "

@@ -189,13 +189,13 @@ def _spans(scales: Sequence[Scale]) -> list[str]:
         ("1st call / steady", "first_ns", "steady_ns"),
     ):
         ratios = [(s.ranks, over(getattr(s, upper), getattr(s, lower))) for s in scales]
-        known = [(ranks, ratio) for ranks, ratio in ratios if ratio]
+        known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
         if len(known) < 2:
             continue
         ends = [f"{ratio_text(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
-        extremes = [pick(ratio for _, ratio in known) for pick in (min, max)]
-        beyond = {*extremes} - {known[0][1], known[-1][1]}
-        between = f" (between {' and '.join(map(ratio_text, extremes))})" if beyond else ""
+        extremes = [ratio_text(pick(ratio for _, ratio in known)) for pick in (min, max)]
+        beyond = {*extremes} - {ratio_text(known[0][1]), ratio_text(known[-1][1])}
+        between = f" (between {' and '.join(extremes)})" if beyond else ""
         lines.append(f"{text}: {' to '.join(ends)}{between}")
     return lines
 

@@ -100,7 +100,8 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
             found.setdefault(line, []).append(run)
     lines = []
     for line, own in found.items():
-        name = one_line(own[0].path or own[0].source.get("file") or own[0].header.get("run_id"))
+        known = (own[0].path, own[0].source.get("file"), own[0].header.get("run_id"), "a run")
+        name = one_line(next(filter(None, known)))
         where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
         lines.append(line if len(runs) == 1 or name in line else f"{where}: {line}")
     return lines

@@ -228,4 +228,4 @@ def _law_text(law: Law) -> str:
 
 
 def _signed(ns: float) -> str:
-    return f"{'-' if ns < 0 else ''}{format_time(abs(ns), 3).strip()}"
+    return f"{'-' if round(ns) < 0 else ''}{format_time(abs(ns), 3).strip()}"

@@ -15,6 +15,7 @@ whatever else there is.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from torchcoll.core.units import MAX_BYTES
 from torchcoll.libraries.nccl.calls import ALGORITHMS, FUNCTIONS, PROTOCOLS
 
 MOST_CHANNELS = 64  # NCCL's MAXCHANNELS
-_LONGEST = 255  # characters of a line that the plugin reads
+_WIDTH = 98  # the plugin reads 255 characters of a line
 _HEAD = (
     "For the example tuner plugin in NCCL's sources:",
     "NCCL_TUNER_PLUGIN=<path of libnccl-tuner-example.so> NCCL_TUNER_CONFIG_FILE=<this file>",
@@ -71,7 +72,8 @@ def tuner_csv(rules: Sequence[Rule], comments: Sequence[str]) -> str:
     """The file: comments, the rules, and Ring/Simple for every function at the end."""
     channels = max(rule.channels for rule in rules)
     rest = [Rule(name, 0, None, "RING", "SIMPLE", channels) for name in FUNCTIONS.values()]
-    lines = [f"# {text}"[:_LONGEST] for text in (*_HEAD, *comments)]
+    wrapped = [part for text in (*_HEAD, *comments) for part in textwrap.wrap(text, _WIDTH)]
+    lines = [f"# {text}" for text in wrapped]
     lines.append("# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks")
     lines += [rule.line() for rule in rules]
     return "\n".join([*lines, f"# {_REST}", *(rule.line() for rule in rest), ""])
