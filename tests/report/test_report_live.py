@@ -153,7 +153,7 @@ def test_unknown_format_before_anything_is_measured():
         reporter("xml")
 
 
-HIDDEN = "not shown in 80 columns: p99 (use a wider terminal or --columns)"
+HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format csv)"
 
 
 def terminals(monkeypatch, columns):

@@ -63,9 +63,9 @@ class Options:
         """
         if self.traffic is None:
             return self.spec, []
-        from torchcoll.core.traffic import load_traffic
+        from torchcoll.core.traffic import Traffic
 
-        traffic = load_traffic(self.traffic)
+        traffic = Traffic.load(self.traffic)
         known = len(traffic.notes)
         spec = traffic.spec(**self.fields)
         notes = traffic.problems + traffic.notes[known:]

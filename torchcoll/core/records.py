@@ -36,9 +36,16 @@ _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
 class Writer:
-    """Appends records to a new file; rank 0 has one. Refuses a file that exists."""
+    """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
-    def __init__(self, path: Path) -> None:
+    otherwise: what to do where it cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        otherwise: str = "Name another with --output, or none with --no-output.",
+    ) -> None:
         self.path = path
         self._refused = False
         try:
@@ -54,7 +61,7 @@ class Writer:
                 "output",
                 path,
                 f"a file that can be written ({error.strerror})",
-                "Name another with --output, or none with --no-output.",
+                otherwise,
             ) from None
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:

@@ -129,7 +129,7 @@ def legends(heads: Iterable[Head]) -> list[str]:
 
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     names = ", ".join(heads[i].text for i in sorted(dropped))
-    return f"not shown in {width} columns: {names} (use a wider terminal or --columns)"
+    return f"not shown in {width} columns: {names} (use a wider terminal, or --format csv)"
 
 
 def aligned(text: str, head: Head, width: int) -> str:
