@@ -112,6 +112,36 @@ class Given:
         return given
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What the communication library chose for calls of a case, as its own log tells.
+
+    algorithm, protocol: the library's words (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
+    where it has none). channels: how many, None where not told. source: ``log`` or ``kernel name``,
+    which is a hint only.
+    """
+
+    algorithm: str
+    protocol: str = ""
+    channels: int | None = None
+    source: str = "log"
+
+    @property
+    def label(self) -> str:
+        """``RING/LL``: what is compared between sizes; the channels grow with the size anyway."""
+        return f"{self.algorithm}/{self.protocol}" if self.protocol else self.algorithm
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        choice = cls(**{k: v for k, v in data.items() if k in known})
+        if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
+            raise TypeError("not a text")
+        check_whole(choice.channels or 0)
+        return choice
+
+
 @dataclass
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
@@ -126,6 +156,7 @@ class CaseResult:
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
+    choices: algorithms that the communication library's log names for it; [] is unknown.
     stop: why the steady calls ended: count, precision, time or cap.
     """
 
@@ -151,6 +182,7 @@ class CaseResult:
     verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
     given: Given | None = None
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def expected(self) -> bool:
@@ -166,6 +198,10 @@ class CaseResult:
             data["given"] = dataclasses.asdict(self.given)
         else:
             del data["given"]
+        if self.choices:
+            data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
+        else:
+            del data["choices"]
         return data
 
     @classmethod
@@ -181,6 +217,7 @@ class CaseResult:
             values["verification"] = Verification(**found)
         if values.get("given") is not None:
             values["given"] = Given.from_json(data["given"])
+        values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
         result = cls(**values)
         result._check_types()
         return result

@@ -119,6 +119,7 @@ class Row:
     p99_ns: float | None
     calls: int
     stop: str  # why the steady calls ended: count, precision, time, cap
+    algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     algbw_gbps: float | None
     busbw_gbps: float | None
     verified: str  # correct, wrong, unchecked
@@ -204,6 +205,7 @@ def summarise(
         p99_ns=p99,
         calls=calls,
         stop=result.stop,
+        algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         verified=verified(result),

@@ -1,0 +1,194 @@
+"""Regimes and transitions as tables, markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.output import Output, one_line
+from torchcoll.report.text import print_grids
+from torchcoll.report.view import choice
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.transitions import Regimes, Transition
+
+FORMATS = ("table", "markdown", "csv", "json")
+SCHEMA = "torchcoll-transitions/1"
+_WORDS = {
+    "cliff": "time jumps up by {0:.2f}x at once",
+    "drop": "time drops to {0:.2f}x at once",
+    "kink": "the slope changes, no jump",
+}
+
+
+def show_transitions(
+    found: Sequence[Regimes],
+    format: str = "table",
+    refine: bool = False,
+    file: TextIO | None = None,
+) -> None:
+    """Print the regimes of curves. Raises UsageError for an unknown format."""
+    choice(format, "format", FORMATS)
+    out = Output(file)
+    if format == "json":
+        rows = [record for one in found for record in records(one)]
+        curves = [_curve_object(one) for one in found]
+        out.write(json.dumps({"schema": SCHEMA, "rows": rows, "curves": curves}, indent=1) + "\n")
+    elif format == "csv":
+        out.write(_csv([record for one in found for record in records(one)]))
+    else:
+        varying = _varying(found)
+        grids = [_grid(one, _title(one, varying), refine) for one in found]
+        print_grids([("", [_legend(), *grids])], format, out)
+    out.flush()
+
+
+def records(found: Regimes) -> list[dict[str, Any]]:
+    """One object a transition: low_nbytes, high_nbytes, before and after (DESIGN section 8)."""
+    return [
+        {
+            **{k: v for k, v in found.common.items() if v is not None},
+            "low_nbytes": one.low_nbytes,
+            "high_nbytes": one.high_nbytes,
+            "before": one.handover.before if one.handover else None,
+            "after": one.handover.after if one.handover else None,
+            "kind": one.kind,
+            "jump": one.jump,
+            "before_latency_ns": one.before.latency_ns,
+            "before_algbw_gbps": one.before.bandwidth_gbps,
+            "after_latency_ns": one.after.latency_ns,
+            "after_algbw_gbps": one.after.bandwidth_gbps,
+            "agreement": one.agreement or None,
+        }
+        for one in found.transitions
+    ]
+
+
+def _curve_object(found: Regimes) -> dict[str, Any]:
+    sizes = [point.nbytes for point in found.points]
+    return {
+        **{k: v for k, v in found.common.items() if v is not None},
+        "sizes": len(sizes),
+        "noise": found.curve.noise,
+        "note": found.note or None,
+        "regimes": [
+            {
+                "low_nbytes": sizes[one.first],
+                "high_nbytes": sizes[one.last],
+                "latency_ns": one.latency_ns,
+                "algbw_gbps": one.bandwidth_gbps,
+                "misfit": one.misfit,
+            }
+            for one in found.curve.regimes
+        ],
+        "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
+        "handovers": [vars(one) for one in found.handovers],
+    }
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    heads = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(out, list(heads), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()})
+    return out.getvalue()
+
+
+def _legend() -> Grid:
+    return Grid(
+        [],
+        [],
+        above=[
+            "a regime follows time = latency + size / algbw; a zone is where one ends: sizes that "
+            "the times cannot tell apart (95 %)"
+        ],
+    )
+
+
+def _varying(found: Sequence[Regimes]) -> list[str]:
+    names = dict.fromkeys(name for one in found for name in one.common)
+    return [n for n in names if len({repr(one.common.get(n)) for one in found}) > 1]
+
+
+def _title(found: Regimes, varying: Sequence[str]) -> str:
+    names = [*("collective", "dtype", "op", "ranks", "backend"), *varying]
+    words = []
+    for name in dict.fromkeys(names):
+        value = found.common.get(name)
+        if value is None:
+            continue
+        plain = name in ("collective", "dtype", "op", "backend")
+        if name == "in_place":
+            words.append("in place" if value else "out of place")
+        elif name == "ranks":
+            words.append(f"{value} ranks")
+        else:
+            words.append(one_line(value) if plain else f"{name} {one_line(value)}")
+    return ", ".join(words)
+
+
+def _grid(found: Regimes, title: str, refine: bool) -> Grid:
+    points, curve = found.points, found.curve
+    launches = max(point.launches for point in points)
+    words = f"{len(points)} sizes, {launches} launch{'es' if launches > 1 else ''}"
+    above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
+    heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
+    heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)")]
+    labelled = any(point.algorithm for point in points)
+    if labelled:
+        heads.append(Head("log", left=True))
+    rows = []
+    for number, one in enumerate(curve.regimes, 1):
+        first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
+        row = [str(number), f"{first} to {last}", format_time(one.latency_ns)]
+        row += [format_bandwidth(one.bandwidth_gbps), f"{100 * one.misfit:.1f} %"]
+        if labelled:
+            inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
+            row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
+        rows.append(row)
+    return Grid(heads, rows, above, _below(found, refine))
+
+
+def _below(found: Regimes, refine: bool) -> list[str]:
+    lines = [_transition_line(n, one) for n, one in enumerate(found.transitions, 1)]
+    if found.note:
+        lines.append(found.note)
+    elif not lines:
+        lines.append("one regime: no size at which the behaviour changes")
+    seen = {id(one.handover) for one in found.transitions}
+    for one in found.handovers:
+        if id(one) not in seen:
+            lines.append(
+                f"the log: {one_line(one.before)} to {one_line(one.after)} between "
+                f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"
+            )
+    for index, ratio in found.curve.dips.items():
+        size = format_size(found.points[index].nbytes)
+        lines.append(f"dip at {size}: {ratio:.2f}x the time of its law; in no fit")
+    if refine:
+        sizes = ",".join(map(str, found.refining))
+        lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
+    return lines
+
+
+def _zone(low: int, high: int) -> str:
+    return f"{format_size(low)} and {format_size(high)}"
+
+
+def _transition_line(number: int, one: Transition) -> str:
+    words = _WORDS[one.kind].format(one.jump)
+    line = f"{number} to {number + 1} between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
+    if one.handover:
+        hand = one.handover
+        line += (
+            f"; the log: {one_line(hand.before)} to {one_line(hand.after)} between "
+            f"{_zone(hand.low_nbytes, hand.high_nbytes)}"
+        )
+    return line + (f"; {one.agreement}" if one.agreement else "")
