@@ -21,13 +21,14 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 # loads nothing.
 TABLE = {
     "core": (set(), set(), set()),
-    "bench": ({"core", "libraries"}, {"torch"}, {"report"}),
+    "bench": ({"core", "libraries"}, {"torch"}, {"report", "verdict"}),
     "train": ({"core", "libraries"}, {"torch"}, {"report"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "matrix": ({"core", "libraries"}, set(), set()),
     "importers": ({"core", "libraries"}, set(), set()),
+    "verdict": ({"core"}, set(), {"tomli"}),
     "analysis": ({"core", "libraries"}, {"numpy", "scipy", "pandas"}, set()),
-    "report": ({"core"}, set(), {"analysis", "pandas", "rich", "jinja2", "matplotlib"}),
+    "report": ({"core"}, set(), {"analysis", "verdict", "pandas", "rich", "jinja2", "matplotlib"}),
     "cli": ({"core"}, set(), ROOMS),
     "commands": ({"core"}, set(), ROOMS),
     "__main__": ({"cli"}, set(), set()),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.records import load
-from torchcoll.core.summary import summarise_run
 from torchcoll.report.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"

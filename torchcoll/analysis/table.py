@@ -6,8 +6,9 @@ import dataclasses
 
 import pandas
 
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.summary import Row
 
 
 def table(run: Run, over_ranks: str = "max", clock: str | None = None) -> pandas.DataFrame:

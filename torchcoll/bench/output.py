@@ -160,11 +160,20 @@ class Output:
         assert session.run is not None
         bad = [result for result in session.run.results if not result.expected]
         if not bad:
-            return None
+            return self._gate(session.run)
         counts = Counter(result.status for result in bad)
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
         first = f"{bad[0].case.describe()}: {bad[0].reason}"
         return f"{words} of {len(session.run.results)} cases. First: {first}"
+
+    def _gate(self, run: Run) -> str | None:
+        """With --gate the text of a verdict that is FAIL."""
+        if not self.options.gate:
+            return None
+        from torchcoll.verdict.judge import FAIL, judge
+
+        verdict = judge(replace(run, end={"status": "complete"}))
+        return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
     def abandon(self, run: Run | None) -> None:
         """The run ends at once: show what there is, whatever state the display is in."""

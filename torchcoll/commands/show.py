@@ -33,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metric", help="of --pivot: busbw (the default), algbw or time")
     add("--per-rank", action="store_true", help="each rank's own times in each case")
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+    add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
+    add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
+    add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
+    add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
     add("--calls", action="store_true", help="every call of each case in order")
 
 
@@ -45,13 +51,40 @@ def run(options: argparse.Namespace) -> ExitCode:
     runs = load_all(resolve(options.files))
     if options.reference and runs:
         return _show_reference(runs, options)
-    choices = {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
-    show(*runs, **choices)
+    if options.against:
+        (options.against,) = load_all(resolve([options.against]))
+    own = ("files", "run", "reference", "gate", "junit", "health")
+    show(*runs, **{k: v for k, v in vars(options).items() if k not in own})
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
             where = "" if str(run.path) in problem else f"{run.path}: "
             print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
-    return ExitCode.OK
+    return (
+        _judged(runs, options) if options.gate or options.junit or options.health else ExitCode.OK
+    )
+
+
+def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+    from torchcoll.report.text import Judging
+    from torchcoll.verdict.export import health_text, junit_text
+    from torchcoll.verdict.judge import FAIL
+
+    judging = Judging(options.fabric, options.rules, options.against)
+    verdicts = [judging.verdict(run) for run in runs]
+    for what, path, text_of in (
+        ("junit", options.junit, junit_text),
+        ("health", options.health, health_text),
+    ):
+        if not path:
+            continue
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text_of(runs, verdicts))
+        except OSError as error:
+            expected = f"a file that can be written ({error.strerror})"
+            raise UsageError(what, path, expected) from None
+    failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
+    return ExitCode.FAILED if failed else ExitCode.OK
 
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:

@@ -232,12 +232,6 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
     return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
 
 
-def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
-    """The rows of all cases of a run."""
-    libraries = libraries_of(run)
-    return [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
-
-
 def libraries_of(run: Run) -> dict[int, str | None]:
     """id of each result -> the communication library that its own launch had."""
     return {

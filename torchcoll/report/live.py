@@ -20,6 +20,7 @@ from typing import Any
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError
+from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import P99_CALLS
 from torchcoll.core.units import format_size
@@ -36,10 +37,10 @@ from torchcoll.report.grid import (
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.report.output import Output
+from torchcoll.report.output import Output, one_line
 from torchcoll.report.pivot import pivot_grids
 from torchcoll.report.progress import Progress, ProgressLine
-from torchcoll.report.text import row_style, show
+from torchcoll.report.text import Judging, row_style, show
 from torchcoll.report.view import FORMATS, View, choice
 
 _PATIENCE_S = 2.0
@@ -188,7 +189,9 @@ class _Rows(Reporter):
 
     def _done(self, result: CaseResult) -> None:
         library = self.libraries.get(result.case.backend)
-        entry = self.view.entry(result, library, self.notes)
+        alone = replace(self.run, results=[result], continuations=[])
+        doubt = doubts_of(alone).get(id(result))
+        entry = self.view.entry(result, library, self.notes, doubt)
         cells = [column.cell(entry) for column in self.columns]
         self.grid.rows.append(cells)
         self.grid.styles.append(row_style(entry))
@@ -207,6 +210,7 @@ class _Rows(Reporter):
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
         below += [] if self.quiet else first_lines(self.run)
+        below += [one_line(Judging().verdict(self.run, rows).line)]
         if below:
             self.out.lines(["", *below])
         if len(values_of(rows, "backend")) > 1:

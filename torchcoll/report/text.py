@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.grid import Grid, print_grid
 from torchcoll.report.header import asked_cases, first_lines, header_lines
@@ -16,12 +18,29 @@ from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.view import FORMATS, METRICS, View, choice, texts_of
 
+if TYPE_CHECKING:
+    from torchcoll.verdict.judge import Verdict
+
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
 
 
-def table_grid(run: Run, view: View | None = None) -> Grid:
-    """The table of one run: header lines, one row a case, footnotes."""
+@dataclass(frozen=True)
+class Judging:
+    """What the verdict is measured by: see verdict/judge.py."""
+
+    fabric: str | None = None
+    rules: Sequence[str | os.PathLike[str]] = ()
+    against: Run | None = None
+
+    def verdict(self, run: Run, rows: Sequence[Row] | None = None) -> Verdict:
+        from torchcoll.verdict.judge import judge
+
+        return judge(run, self.fabric, self.rules, self.against, rows)
+
+
+def table_grid(run: Run, view: View | None = None, judging: Judging | None = None) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes, and the verdict."""
     view = view or View()
     notes = Notes()
     entries = view.entries(run, notes)
@@ -30,6 +49,8 @@ def table_grid(run: Run, view: View | None = None) -> Grid:
     keys = {column.key for column in columns}
     columns = with_percentiles(columns, view.extra_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
+    usual = how == "max" and view.clock is None
+    verdict = (judging or Judging()).verdict(run, rows if usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks)
     return Grid(
         heads=[column.head for column in columns],
@@ -38,7 +59,8 @@ def table_grid(run: Run, view: View | None = None) -> Grid:
         below=(notes.lines() if "verified" in keys else [])
         + ([] if rows else ["no case has ended"])
         + run_lines(run, rows, "first_call_ns" in keys)
-        + clock_lines(entries, view.clock),
+        + clock_lines(entries, view.clock)
+        + [one_line(verdict.line)],
         styles=[row_style(entry) for entry in entries],
     )
 
@@ -71,6 +93,9 @@ def show(
     metric: str | None = None,
     per_rank: bool = False,
     calls: bool = False,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    against: Run | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print runs, the result files at these paths, or what ``compare`` found, to stdout.
@@ -80,8 +105,9 @@ def show(
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
-    tables in csv and json. Raises UsageError for choices that do not exist or do not go together,
-    UnreadableError for a file.
+    tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
+    package or of rule files, or a run). Raises UsageError for choices that do not exist or do not
+    go together, UnreadableError for a file.
     """
     if sources and not isinstance(sources[0], _RUNS):
         from torchcoll.report.compare import show_comparisons
@@ -100,11 +126,12 @@ def show(
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
     out = Output(file)
+    judging = Judging(fabric, rules, against)
     if format in ("table", "markdown"):
-        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls)
+        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
         print_grids(titled, format, out)
     elif format in ("csv", "json"):
-        out.write(_machine_text(runs, view, format, per_rank, calls))
+        out.write(_machine_text(runs, view, format, per_rank, calls, judging))
     else:
         from torchcoll.report.nccl_tests import run_text
 
@@ -132,13 +159,17 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
         raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
 
 
-def _machine_text(runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool) -> str:
+def _machine_text(
+    runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool, judging: Judging
+) -> str:
     from torchcoll.report.cases import CALLS, RANKS
     from torchcoll.report.csv import csv_text
     from torchcoll.report.json import ROWS, json_text
 
     records = RANKS if per_rank else CALLS if calls else ROWS
-    return (csv_text if format == "csv" else json_text)(runs, view, records)
+    if format == "csv":
+        return csv_text(runs, view, records)
+    return json_text(runs, view, records, judging)
 
 
 def _titled_grids(
@@ -148,6 +179,7 @@ def _titled_grids(
     metric: str,
     per_rank: bool,
     calls: bool,
+    judging: Judging,
 ) -> list[tuple[str, list[Grid]]]:
     """The tables to print, under the path of the file that they come from."""
     if pivot:
@@ -156,7 +188,13 @@ def _titled_grids(
         return [("", pivot_grids(runs, view, pivot, metric))]
     from torchcoll.report.cases import calls_grids, per_rank_grids
 
-    make = per_rank_grids if per_rank else calls_grids if calls else lambda r, v: [table_grid(r, v)]
+    make = (
+        per_rank_grids
+        if per_rank
+        else calls_grids
+        if calls
+        else lambda r, v: [table_grid(r, v, judging)]
+    )
     return [(_title(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
 
 

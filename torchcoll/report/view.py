@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, libraries_of, summarise
 from torchcoll.report.columns import Column, Entry, named_columns, percentile_column
@@ -64,14 +65,22 @@ class View:
         object.__setattr__(self, "percentiles", tuple(numbers))
 
     def entry(
-        self, result: CaseResult, library: str | None = None, notes: Notes | None = None
+        self,
+        result: CaseResult,
+        library: str | None = None,
+        notes: Notes | None = None,
+        doubt: str | None = None,
     ) -> Entry:
-        row = summarise(result, self.over_ranks, self.clock, library)
-        return Entry(row, result, notes.marks(result) if notes else "", self.over_ranks)
+        row = doubted(summarise(result, self.over_ranks, self.clock, library), doubt)
+        marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
+        return Entry(row, result, marks, self.over_ranks)
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        libraries = libraries_of(run)
-        return [self.entry(result, libraries[id(result)], notes) for result in run.results]
+        libraries, doubts = libraries_of(run), doubts_of(run)
+        return [
+            self.entry(result, libraries[id(result)], notes, doubts.get(id(result)))
+            for result in run.results
+        ]
 
     def extra_columns(self) -> list[Column]:
         return [percentile_column(p) for p in self.percentiles]
