@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "import": ("read other tools' output: nccl-tests, oneCCL, OSU, ...", "importing"),
     "export": ("write result files as other tools read them", "export"),
     "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
+    "pairs": ("which rank, node or link is slow, from a file of torchcoll.pairs", "pairs"),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         "doctor",

@@ -81,13 +81,13 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
 
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
-        failure = _brief(error)
+        failure = brief(error)
     failures = session.control.all_gather(failure)
     if buffers is not None and buffers.pool is not None and not any(failures):
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = session.control.all_gather(failure)
     lacking = [rank for rank, text in enumerate(failures) if text]
     if buffers is None or lacking:
@@ -153,7 +153,7 @@ class _Measurement:
             refused = self._measure_steady(name)
         except RuntimeError as error:
             assert session.watchdog is not None
-            session.watchdog.trouble(_brief(error))
+            session.watchdog.trouble(brief(error))
         session.has_called = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
@@ -194,7 +194,7 @@ class _Measurement:
         try:
             self._timed_alone(self.cold, 1, align=nothing)
         except Exception as error:
-            failure = _brief(error)
+            failure = brief(error)
         limit = REFUSAL_S if failure else None
         try:
             failures = session.control.all_gather(failure, limit)
@@ -234,7 +234,7 @@ class _Measurement:
         try:
             replay = self.device.graph(self.call)
         except RuntimeError as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = [text for text in self.session.control.all_gather(failure) if text]
         return replay, ["unsupported", f"graph capture: {failures[0]}"] if failures else None
 
@@ -291,11 +291,11 @@ class _Measurement:
             self.device.synchronize()
         except RuntimeError as error:
             assert session.watchdog is not None
-            session.watchdog.trouble(_brief(error))
+            session.watchdog.trouble(brief(error))
         try:
             samples["checked"], samples["wrong"] = self.checker.count_wrong()
         except (RuntimeError, MemoryError) as error:
-            failure = _brief(error)
+            failure = brief(error)
         failures = session.control.all_gather(failure)
         if not any(failures):
             return None
@@ -446,7 +446,7 @@ def _is_memory(text: str) -> bool:
     return any(word in text.lower() for word in _OUT_OF_MEMORY)
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """The first sentence of an error, without what C++ puts before it; never empty."""
     text = (str(error).strip().splitlines() or [""])[0]
     text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)

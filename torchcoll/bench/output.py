@@ -42,12 +42,20 @@ class Output:
         self._shown = False
         self._broken_display = False
         self._nothing = False  # --resume of a file that is complete
+        # Of pairs there are thousands: a round is made durable by the start of the next.
+        self._durable = ("header", "started" if options.pairs else "case", "end")
         from torchcoll.report.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
 
     def earlier(self) -> Spec:
-        """The Spec to run: with --resume that of the file. Raises what is wrong with the file."""
+        """The Spec to run: with --resume that of the file. Raises what is wrong with the file, and
+        with labels that the verdict reads.
+        """
+        if {"fabric", "link_gbps"} & set(self.spec.labels):
+            from torchcoll.verdict.fabric import check_labels
+
+            check_labels(self.spec.labels)
         if not self.options.resume:
             return self.spec
         path = Path(self.options.resume)
@@ -85,10 +93,10 @@ class Output:
         if record == "header":
             self._open()
         if self._writer:
-            self._writer.write(record, data, durable=record in ("header", "case", "end"))
+            self._writer.write(record, data, durable=record in self._durable)
         if record == "started" and self._shown:
             case = Case.from_json(data["case"])
-            self._display(lambda: self._reporter.started(self._indices[case], case))
+            self.show(lambda: self._reporter.started(self._indices[case], case))
 
     def _open(self) -> None:
         options = self.options
@@ -109,6 +117,7 @@ class Output:
     def _open_default(self) -> tuple[Path, Writer]:
         spec = self.spec
         what = spec.collectives[0] if len(spec.collectives) == 1 else "suite"
+        what = "pairs" if self.options.pairs else what
         utc = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         backend = spec.backend or "gloo"
         stem = f"{utc}-{what}-{backend}-{self._ranks}ranks"
@@ -136,12 +145,12 @@ class Output:
         assert session.run is not None
         run, todo = session.run, [cases[index] for index in missing]
         run.path = Path(self.options.resume) if self.options.resume else self.path
-        self._display(lambda: self._reporter.begin(run, todo))
+        self.show(lambda: self._reporter.begin(run, todo))
         self._indices = {cases[index]: place for place, index in enumerate(missing)}
         self._shown = True
         return missing
 
-    def _display(self, show: Callable[[], None]) -> None:
+    def show(self, show: Callable[[], None]) -> None:
         """A fault of the display must not end a measurement: say it once, and measure on."""
         if self._broken_display:
             return
@@ -153,7 +162,7 @@ class Output:
             _tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def on_case(self, result: CaseResult) -> None:
-        self._display(lambda: self._reporter.done(result))
+        self.show(lambda: self._reporter.done(result))
 
     def failure(self, session: Session) -> str | None:
         """What makes the exit code 1, as one text."""
@@ -184,7 +193,7 @@ class Output:
         """Finish the table and the file, and say where the file is."""
         if self._shown and run:
             self._shown = False
-            self._display(lambda: self._reporter.end(run))
+            self.show(lambda: self._reporter.end(run))
         if self._writer:
             self._writer.close()
             self._writer = None

@@ -46,25 +46,50 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
     from torchcoll.report.output import one_line
-    from torchcoll.report.text import show
+    from torchcoll.report.text import SHOWN, Judging, has_verdict, show
 
     runs = load_all(resolve(options.files))
-    if options.reference and runs:
-        return _show_reference(runs, options)
     if options.against:
-        (options.against,) = load_all(resolve([options.against]))
-    own = ("files", "run", "reference", "gate", "junit", "health")
+        options.against = _baseline(options.against)
+    if options.reference and runs:
+        asked = Judging(options.fabric, options.rules, options.against).asked
+        if asked and not _asks(options):
+            raise UsageError(*asked, SHOWN, "No verdict is shown with --reference.")
+        _show_reference(runs, options)
+        return _judged(runs, options)
+    own = ["files", "run", "reference", "gate", "junit", "health"]
+    if _asks(options) and not has_verdict(options.format, _has_view(options)):
+        own += ["fabric", "rules", "against"]  # theirs alone
     show(*runs, **{k: v for k, v in vars(options).items() if k not in own})
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
             where = "" if str(run.path) in problem else f"{run.path}: "
             print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
-    return (
-        _judged(runs, options) if options.gate or options.junit or options.health else ExitCode.OK
-    )
+    return _judged(runs, options)
+
+
+def _asks(options: argparse.Namespace) -> bool:
+    return bool(options.gate or options.junit or options.health)
+
+
+def _has_view(options: argparse.Namespace) -> bool:
+    return bool(options.pivot or options.per_rank or options.calls)
+
+
+def _baseline(path: str) -> Run:
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+
+    runs = load_all(resolve([path]))
+    if len(runs) != 1:
+        raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
+    return runs[0]
 
 
 def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+    """What --gate, --junit and --health ask for."""
+    if not _asks(options):
+        return ExitCode.OK
     from torchcoll.report.text import Judging
     from torchcoll.verdict.export import health_text, junit_text
     from torchcoll.verdict.judge import FAIL
@@ -87,7 +112,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
-def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
     from torchcoll.report.reference import is_points, load_points, points_of, show_beside
@@ -101,4 +126,3 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCod
     else:
         points = [p for run in load_all(resolve([path])) for p in points_of(run)]
     show_beside(runs, points, options.format)
-    return ExitCode.OK

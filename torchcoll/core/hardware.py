@@ -54,6 +54,7 @@ def device_of(run: Run) -> Device | None:
     ``gpu`` of who imported it.
     """
     names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    names = names or {run.labels["gpu"]} if run.labels.get("gpu") else names
+    if not names and run.labels.get("gpu"):
+        names = {run.labels["gpu"]}
     found = {device_named(name) for name in names}
     return found.pop() if len(found) == 1 else None

@@ -12,27 +12,38 @@ from collections.abc import Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.hardware import Device, device_of
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, libraries_of, summarise
 
 IMPLAUSIBLE = "implausible"
+LIKELY = ": likely "  # between a reason and its causes
 SLACK = 1.05  # clocks, and data sheets that round down
-# A kernel has to be launched, and the ranks have to meet: NCCL's smallest all_reduce on NVLink is
-# modelled with 6.6 us and measured with 5 us and more; below this nothing was waited for.
+# Below this no kernel was launched and nothing was waited for: NCCL's own model has no all_reduce
+# below 6.6 us (src/graph/tuning.cc, baseLat of the LL protocol).
 LEAST_CALL_NS = 1500
-# A copy within the device runs at 75 to 100 % of half its memory bandwidth.
-_COPY = (0.75, 1.02)
-_COPIED_NBYTES = 1 << 20
+_COPY = (0.75, 1.02)  # of half the memory bandwidth: what a copy within the device moves
+_COPIED_NBYTES = 1 << 20  # below, the latency hides the bandwidth
 _SIZES_OF_LAW = 3
-_CAUSES = "one rank only (no MPI in the build?), a wrong number of ranks, or the time of enqueueing"
+# The tools that print a bandwidth of 0 for one rank, and what their users usually meant to run.
+_NCCL_TESTS = ("nccl-tests", "rccl-tests")
+_MEETS_NOBODY = (
+    "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
+    "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
+)
+# What cases that differ in nothing but the size share, as fields of a Row.
+SWEEP = (
+    *("collective", "dtype", "op", "root", "in_place", "cadence", "clock", "group", "ranks"),
+    *("backend", "buffers", "asynchronous", "coalesce", "splits"),
+)
 
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
     """The rows of all cases of a run; those that are not possible are so marked."""
-    libraries, doubts = libraries_of(run), doubts_of(run)
+    libraries = libraries_of(run)
+    rows = [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
+    doubts = doubts_of(run, rows if how == "max" and clock is None else None)
     return [
-        doubted(summarise(result, how, clock, libraries[id(result)]), doubts.get(id(result)))
-        for result in run.results
+        doubted(row, doubts.get(id(result))) for row, result in zip(rows, run.results, strict=True)
     ]
 
 
@@ -41,63 +52,84 @@ def doubted(row: Row, reason: str | None) -> Row:
     return dataclasses.replace(row, status=IMPLAUSIBLE, reason=reason) if reason else row
 
 
-def doubts_of(run: Run) -> dict[int, str]:
+def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
     """id of each result that is not possible -> why, with its likely causes.
 
     The bound is the bandwidth of all links of a rank in one direction: as the label ``link_gbps``
-    states it, else that of the device's generation, where the device is known.
+    states it, else that of the device's generation, where the device is known. rows: those of all
+    results (completion over ranks, default clocks), where they are known: samples are many.
     """
     device, link_gbps = device_of(run), stated_link_gbps(run)
-    bound = [r for r in run.results if link_gbps is not None or r.case.device != "cpu"]
-    timed = [
-        (result, row)
-        for result in bound
-        if (row := summarise(result)).status == "ok" and row.median_ns
+    numbers = [
+        number
+        for number, result in enumerate(run.results)
+        if result.status == "ok" and (link_gbps is not None or result.case.device != "cpu")
     ]
-    reasons: dict[int, list[str]] = {}
-    for result, row in timed:
+    timed: list[tuple[int, Row]] = []
+    for number in numbers:
+        row = rows[number] if rows is not None else summarise(run.results[number])
+        if row.median_ns:
+            timed.append((id(run.results[number]), row))
+    reasons: dict[int, str] = {}
+    for key, row in timed:
         if reason := _beyond_links(row, device, link_gbps) or _too_short(row):
-            reasons[id(result)] = [reason]
+            reasons[key] = reason
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
-            for result, _ in sweep:
-                reasons.setdefault(id(result), []).append(text)
-    return {key: f"{'; '.join(words)}: likely {_CAUSES}" for key, words in reasons.items()}
+            reasons |= {key: text for key, _ in sweep}
+    causes = _causes(run, link_gbps)
+    found = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
+    tool = run.source.get("tool")
+    if tool in _NCCL_TESTS:
+        lonely = _MEETS_NOBODY.format(tool=tool)
+        found |= {id(r): lonely for r in run.results if r.ranks == 1 and r.status == "ok"}
+    return found
 
 
-def ceiling_gbps(collective: str, ranks: int, device: Device) -> float:
-    """busbw that the links of one device allow. In a switch that reduces each rank sends and
-    receives S once, so algbw is bounded by the link and busbw by the factor more.
+def _causes(run: Run, link_gbps: float | None) -> str:
+    words = ["the time of enqueueing alone"]
+    if run.source:
+        words = [
+            "one rank only (no MPI in the build?)",
+            "a wrong number of ranks",
+            *words,
+            "data that never left a cache",
+        ]
+    words += [] if link_gbps is None else ["links that are faster than was stated"]
+    return ", ".join(words[:-1]) + (" or " if len(words) > 1 else "") + words[-1]
+
+
+def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool) -> float:
+    """busbw that links of so many GB/s in one direction allow. Where a switch reduces (multicast)
+    each rank sends and receives S once: algbw is bounded by the link, and busbw by the factor more.
     """
-    factor = 1.0
-    if collective == "all_reduce" and device.multicast:
-        factor = max(1.0, COLLECTIVES[collective].bus_factor(ranks))
-    return device.wire_gbps * factor
+    reduced = multicast and collective == "all_reduce"
+    return link_gbps * (max(1.0, COLLECTIVES[collective].bus_factor(ranks)) if reduced else 1.0)
 
 
 def stated_link_gbps(run: Run) -> float | None:
     """The label ``link_gbps``: GB/s in one direction; None where it is no bandwidth."""
     try:
         number = float(run.labels.get("link_gbps", ""))
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     return number if 0 < number < math.inf else None
 
 
 def _beyond_links(row: Row, device: Device | None, link_gbps: float | None) -> str:
-    if row.busbw_gbps is None or row.ranks < 2:
+    if row.busbw_gbps is None or row.ranks < 2 or (device is None and link_gbps is None):
         return ""
+    # An unknown device, or a network, may reduce in its switches.
+    multicast = device is None or device.multicast
     if link_gbps is not None:
-        ceiling, whose = link_gbps, "the links that were stated"
-    elif device is not None:
-        ceiling = ceiling_gbps(row.collective, row.ranks, device)
-        whose = f"all links of one {device.name}"
+        link, whose = link_gbps, "the links that were stated"
     else:
-        return ""
-    if row.busbw_gbps <= SLACK * ceiling:
+        assert device is not None
+        link, whose = device.wire_gbps, f"all links of one {device.name}"
+    if row.busbw_gbps <= SLACK * ceiling_gbps(row.collective, row.ranks, link, multicast):
         return ""
     # Without the figure: equal texts are one footnote.
-    return f"busbw beyond {whose} ({ceiling:g} GB/s in one direction)"
+    return f"busbw beyond {whose} ({link:g} GB/s in one direction)"
 
 
 def _too_short(row: Row) -> str:
@@ -111,14 +143,14 @@ def _too_short(row: Row) -> str:
     return f"shorter than launching a kernel ({LEAST_CALL_NS} ns)"
 
 
-def _sweeps(timed: Sequence[tuple[CaseResult, Row]]) -> list[list[tuple[CaseResult, Row]]]:
+def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     """Cases of several ranks that differ in nothing but the size, from 1 MiB on."""
-    sweeps: dict[tuple[object, ...], list[tuple[CaseResult, Row]]] = {}
-    for result, row in timed:
-        if row.ranks > 1 and row.nbytes >= _COPIED_NBYTES and row.device != "cpu":
-            key = (row.collective, row.backend, row.ranks, row.dtype, row.op, row.in_place)
-            sweeps.setdefault(key, []).append((result, row))
-    return [sweep for sweep in sweeps.values() if len(sweep) >= _SIZES_OF_LAW]
+    sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
+    for key, row in timed:
+        one = row.coalesce == 1 and row.device != "cpu" and row.backend != "fake"
+        if one and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
+            sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
+    return [s for s in sweeps.values() if len({row.nbytes for _, row in s}) >= _SIZES_OF_LAW]
 
 
 def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
@@ -146,7 +178,7 @@ def _copy_text(rows: Sequence[Row], device: Device) -> str:
     ranks = rows[0].ranks
     ring = device.ring_gbps / COLLECTIVES[rows[0].collective].bus_factor(ranks)
     return (
-        f"{len(rows)} sizes follow {latency / 1000:.1f} us + S / {bandwidth:.0f} GB/s, like one "
-        f"{device.name}'s own copy (memory of {device.memory_gbps:g} GB/s, read and written); a "
-        f"ring of {ranks} allows {ring:.0f} GB/s algbw"
+        f"{len(rows)} sizes follow {latency / 1000:.1f} us + S / {bandwidth:.0f} GB/s, as a copy "
+        f"within one {device.name} does (memory of {device.memory_gbps:g} GB/s), "
+        f"{bandwidth / ring:.1f} times the {ring:.0f} GB/s algbw of a ring of {ranks}"
     )

@@ -26,6 +26,8 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+ONE_RANK = "one rank, no communication: times, but no bandwidth"
+FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:

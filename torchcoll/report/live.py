@@ -37,10 +37,10 @@ from torchcoll.report.grid import (
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.report.output import Output, one_line
+from torchcoll.report.output import Output
 from torchcoll.report.pivot import pivot_grids
 from torchcoll.report.progress import Progress, ProgressLine
-from torchcoll.report.text import Judging, row_style, show
+from torchcoll.report.text import Judging, row_style, show, with_verdict
 from torchcoll.report.view import FORMATS, View, choice
 
 _PATIENCE_S = 2.0
@@ -188,10 +188,10 @@ class _Rows(Reporter):
         self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
 
     def _done(self, result: CaseResult) -> None:
-        library = self.libraries.get(result.case.backend)
+        row = self.view.row(result, self.libraries.get(result.case.backend))
         alone = replace(self.run, results=[result], continuations=[])
-        doubt = doubts_of(alone).get(id(result))
-        entry = self.view.entry(result, library, self.notes, doubt)
+        doubt = doubts_of(alone, [row]).get(id(result))
+        entry = self.view.entry(result, row, self.notes, doubt)
         cells = [column.cell(entry) for column in self.columns]
         self.grid.rows.append(cells)
         self.grid.styles.append(row_style(entry))
@@ -209,10 +209,8 @@ class _Rows(Reporter):
         below = [] if rows else ["no case has ended"]
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
-        below += [] if self.quiet else first_lines(self.run)
-        below += [one_line(Judging().verdict(self.run, rows).line)]
-        if below:
-            self.out.lines(["", *below])
+        below += [] if self.quiet else first_lines(self.run, total=False)
+        self.out.lines(["", *with_verdict(below, Judging().verdict(self.run, rows))])
         if len(values_of(rows, "backend")) > 1:
             self._side_by_side()
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
+SHOWN = "a table, markdown or json"  # what has a verdict
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,15 @@ class Judging:
     fabric: str | None = None
     rules: Sequence[str | os.PathLike[str]] = ()
     against: Run | None = None
+
+    @property
+    def asked(self) -> tuple[str, str] | None:
+        """The name of what is stated, and its value; None where nothing is."""
+        if self.against is not None:
+            return "against", str(self.against.path or "a run")
+        if self.rules:
+            return "rules", ", ".join(map(str, self.rules))
+        return ("fabric", self.fabric) if self.fabric else None
 
     def verdict(self, run: Run, rows: Sequence[Row] | None = None) -> Verdict:
         from torchcoll.verdict.judge import judge
@@ -49,20 +59,31 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     keys = {column.key for column in columns}
     columns = with_percentiles(columns, view.extra_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
-    usual = how == "max" and view.clock is None
-    verdict = (judging or Judging()).verdict(run, rows if usual else None)
+    verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks)
+    below = notes.lines() if "verified" in keys else []
+    below += [] if rows else ["no case has ended"]
+    below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
-        above=above + first_lines(run, how),
-        below=(notes.lines() if "verified" in keys else [])
-        + ([] if rows else ["no case has ended"])
-        + run_lines(run, rows, "first_call_ns" in keys)
-        + clock_lines(entries, view.clock)
-        + [one_line(verdict.line)],
+        above=above + first_lines(run, how, total=how != "max"),
+        below=with_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
     )
+
+
+def has_verdict(format: str, chosen: bool) -> bool:
+    """Whether a format shows the verdict; ``chosen``: in pivot, per-rank or calls."""
+    return format == "json" or (format in ("table", "markdown") and not chosen)
+
+
+def with_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+    """The lines below a table and the verdict, which ends them: what it says is said once."""
+    said = {phrase.text for phrase in verdict.phrases}
+    # Events begin with their kind.
+    rest = [line for line in lines if line not in said and line.partition(": ")[2] not in said]
+    return [*rest, verdict.line]
 
 
 def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
@@ -122,11 +143,13 @@ def show(
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
     _check_together(view, format, chosen[0] if chosen else "", metric)
+    judging = Judging(fabric, rules, against)
+    if judging.asked and not has_verdict(format, bool(chosen)):
+        raise UsageError(*judging.asked, SHOWN, "No verdict is shown here.")
     if not sources:
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
     out = Output(file)
-    judging = Judging(fabric, rules, against)
     if format in ("table", "markdown"):
         titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
         print_grids(titled, format, out)

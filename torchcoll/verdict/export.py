@@ -3,70 +3,71 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import quoteattr
 
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
+from torchcoll.core.units import one_line
 from torchcoll.verdict.judge import FAIL, Verdict
 
 HEALTH_SCHEMA = "torchcoll-health/1"
 
 
 def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
-    """One test suite a run: a test for each case, and one for the verdict."""
-    suites = []
-    for run, verdict in zip(runs, verdicts, strict=True):
-        name = str(run.path or run.header.get("run_id") or "run")
-        tests = [_test("verdict", verdict.line if verdict.word == FAIL else "")]
-        skipped = 0
-        for row in summarise_run(run):
-            title = " ".join(str(x) for x in (row.collective, row.nbytes, row.dtype, row.op) if x)
-            if row.status in EXPECTED_STATUSES and row.status != "ok":
-                skipped += 1
-                tests.append(_test(title, skipped=f"{row.status}: {row.reason}"))
-            else:
-                bad = row.status != "ok" or row.verified == "wrong"
-                words = row.reason or row.verified
-                tests.append(_test(title, f"{row.status}: {words}" if bad else ""))
-        failures = sum("<failure" in test for test in tests)
-        suites.append(
-            f"<testsuite name={quoteattr(name)} tests={quoteattr(str(len(tests)))} "
-            f'failures="{failures}" skipped="{skipped}">\n{"".join(tests)}</testsuite>\n'
-        )
+    """One test suite a run: a test for the verdict, and one for each case."""
+    suites = [_suite(run, verdict) for run, verdict in zip(runs, verdicts, strict=True)]
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites>\n{"".join(suites)}</testsuites>\n'
 
 
-def _test(name: str, failure: str = "", skipped: str = "") -> str:
-    inner = f"<failure message={quoteattr(failure)}>{escape(failure)}</failure>" if failure else ""
-    inner = f"<skipped message={quoteattr(skipped)}/>" if skipped else inner
-    return f'<testcase classname="torchcoll" name={quoteattr(name)}>{inner}</testcase>\n'
+def _suite(run: Run, verdict: Verdict) -> str:
+    name = one_line(run.path or run.header.get("run_id") or "run")
+    failed = [verdict.word == FAIL]
+    tests = [_test("verdict", "failure" if failed[0] else "", verdict.line)]
+    skipped = 0
+    for row in summarise_run(run):
+        what = (row.collective, row.nbytes or row.nbytes_requested, row.dtype, row.op)
+        title = " ".join(str(part) for part in what if part)
+        text = f"{row.status}: {row.reason or row.verified}"
+        expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"
+        kind = "failure" if not expected else "skipped" if row.status != "ok" else ""
+        failed.append(not expected)
+        skipped += kind == "skipped"
+        tests.append(_test(title, kind, text))
+    counts = f'tests="{len(tests)}" failures="{sum(failed)}" skipped="{skipped}"'
+    return f"<testsuite name={quoteattr(name)} {counts}>\n{''.join(tests)}</testsuite>\n"
+
+
+def _test(name: str, kind: str, text: str) -> str:
+    """``kind``: failure, skipped, or '' for a test that passed."""
+    message = f"<{kind} message={quoteattr(one_line(text))}/>" if kind else ""
+    head = f'<testcase classname="torchcoll" name={quoteattr(one_line(name))}'
+    return f"{head}>{message}</testcase>\n" if message else f"{head}/>\n"
 
 
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """One JSON object a line and run: what a scheduler needs to drain a node.
 
-    hosts: those of the run. suspects: hosts that a pairs run accuses. start_utc, job: as recorded.
+    healthy: False where the verdict is FAIL. verdict, message: its word and its line. hosts: those
+    of the run. suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
-        variables = run.environment.get("variables") or {}
-        jobs = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
             "healthy": verdict.word != FAIL,
             "verdict": verdict.word,
             "message": verdict.line,
-            "hosts": list(dict.fromkeys(m["host"] for m in run.members if m.get("host"))),
-            "suspects": list(
-                dict.fromkeys(
-                    e["host"] for e in run.events if e.get("kind") == "suspect" and e.get("host")
-                )
-            ),
+            "hosts": _hosts(run.members),
+            "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
             "start_utc": run.header.get("start_utc"),
-            "job": next((variables[name] for name in jobs if variables.get(name)), None),
+            "job": run.header.get("job_id"),
             "file": str(run.path) if run.path else None,
         }
         lines.append(json.dumps(event) + "\n")
     return "".join(lines)
+
+
+def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(one["host"]) for one in records if one.get("host")))

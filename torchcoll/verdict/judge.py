@@ -7,29 +7,27 @@ read the same samples otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.first_result import first_result_ns
-from torchcoll.core.plausibility import IMPLAUSIBLE, stated_link_gbps, summarise_run
+from torchcoll.core.hardware import Device, device_of
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
-from torchcoll.core.summary import Row
-from torchcoll.core.units import format_size, format_time
-from torchcoll.verdict.fabric import fabric_of
-from torchcoll.verdict.rules import Fabric, Limit
+from torchcoll.core.summary import FAKE, ONE_RANK, Row
+from torchcoll.core.units import format_size, format_time, one_line
+from torchcoll.verdict.fabric import fabric_of, hosts_of, label_problem, odd_links
+from torchcoll.verdict.rules import Fabric, Limit, capped, read_rules
 
 PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
-# Shares of a limit, torchcoll's own choice: healthy systems of results/ and of public logs reach 91
-# to 102 % of the ring limit at their largest sizes; a link or a rail of eight that is gone costs
-# 12 % and more.
+# Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
+# reach 90 to 102 % of the limits in rules/ from the sizes on that stand there; one of eight rails
+# that is gone costs 12 %.
 GOOD, POOR = 0.9, 0.75
-_BEYOND = 1.05  # of the ring limit: something better than a ring was used
-_SAME = (
-    *("collective", "dtype", "op", "root", "in_place", "cadence", "clock", "group", "ranks"),
-    *("backend", "buffers", "asynchronous", "coalesce", "splits", "nbytes"),
-)
+_MOST_TOLD = 3  # events of a kind; the others stand above the verdict
+_BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 
 
 @dataclass(frozen=True)
@@ -72,172 +70,197 @@ def judge(
 ) -> Verdict:
     """The verdict on a run.
 
-    fabric: stated; else the label ``fabric``, or what the links of the ranks show. rules: files of
-    the user's own. against: a run to be measured by, in place of a fabric's limits. rows: those of
-    the run, where they are known already (completion over ranks, default clocks). Raises
-    UsageError for rules and fabrics that are not there or cannot be the run's.
+    fabric: stated; else that of the one file of ``rules``, else the label ``fabric``, or what the
+    links of the ranks show. rules: files of the user's own. against: a run to be measured by, in
+    place of a fabric's limits. rows: those of the run, where they are known already (completion
+    over ranks, default clocks). Raises UsageError for rules and fabrics that are not there or
+    cannot be the run's, and for a run to be measured by that is another machine's.
     """
     rows = summarise_run(run) if rows is None else rows
-    found, problems = None, []
-    if against is None:
-        try:
-            found = fabric_of(run, fabric, rules)
-        except UsageError as error:
-            if fabric:
-                raise
-            problems.append(str(error))  # a label: the file is to be shown all the same
-    if "link_gbps" in run.labels and stated_link_gbps(run) is None:
-        problems.append(f"label link_gbps: got {run.labels['link_gbps']}, expected GB/s above 0")
     failures = list(_failures(run, rows))
     good = [row for row in rows if row.status == "ok" and row.verified != "wrong"]
+    found, problems = None, [label_problem(run)]
     if against is not None:
-        reference = [_against(good, run, against)]
+        if fabric or rules:
+            raise UsageError("against", "a run beside a fabric or rules", "one of them")
+        from torchcoll.verdict.against import against_phrase
+
+        reference = [against_phrase(good, run, against)]
     else:
+        found, problem = _fabric(run, fabric, rules)
+        problems.append(problem)
         reference = _by_fabric(good, found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
-    warnings = [Phrase(WARN, text) for text in [*problems, *_told(run, "machine")]]
-    return Verdict(
-        (*failures, *reference, *warnings, *_facts(run, rows, bool(failures))),
-        found.name if found else None,
-    )
+    told = [*problems, *odd_links(run), *_told(run, "machine")]
+    warnings = [Phrase(WARN, text) for text in told if text]
+    phrases = [*failures, *reference, *warnings, *_facts(run, rows, bool(failures))]
+    plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
+    return Verdict(tuple(plain), found.name if found else None)
+
+
+def _fabric(
+    run: Run, stated: str | None, rules: Sequence[str | os.PathLike[str]]
+) -> tuple[Fabric | None, str]:
+    """The fabric of a run, and what is wrong with its label: the file is shown all the same."""
+    own = read_rules(rules)
+    if not stated and len(own) == 1:
+        stated = next(iter(own))
+    elif not stated and own and "fabric" not in run.labels:
+        raise UsageError("rules", f"{len(own)} fabrics", "--fabric NAME beside them")
+    try:
+        return fabric_of(run, stated, own), ""
+    except UsageError as error:
+        if stated:
+            raise
+        return None, f"label {error}".rstrip(".")
 
 
 def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
-    if run.ending or (run.end is None and not run.source):
-        yield Phrase(FAIL, run.ending or "the run did not end: its file has no end record")
+    if run.ending:
+        yield Phrase(FAIL, run.ending)
+    elif run.end is None and not run.source:
+        cut = (problem for problem in run.problems if problem.startswith("truncated"))
+        yield Phrase(FAIL, next(cut, "the run did not end"))
     wrong = [row for row in rows if row.verified == "wrong" or row.status == "wrong"]
     doubted = [row for row in rows if row.status == IMPLAUSIBLE]
     known = (*EXPECTED_STATUSES, "wrong", IMPLAUSIBLE)
     failed = [row for row in rows if row.status not in known]
     for items, word in ((wrong, "wrong"), (doubted, IMPLAUSIBLE), (failed, "failed")):
         if items:
-            first = _case_text(items[0])
-            if word == IMPLAUSIBLE and (peak := max(r.busbw_gbps or 0 for r in items)):
-                first = f"busbw up to {peak:.0f} GB/s, see the footnotes"
+            first = case_text(items[0])
+            if word == IMPLAUSIBLE:
+                peak = max(row.busbw_gbps or 0 for row in items)
+                first = f"busbw up to {peak:.0f} GB/s, " if peak else ""
+                first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
-            yield Phrase(FAIL, f"{len(items)} of {_cases(len(rows))} {word}: {first}")
+            yield Phrase(FAIL, f"{len(items)} of {cases(len(rows))} {word}: {first}")
     for text in _told(run, "suspect"):
         yield Phrase(FAIL, text)
 
 
 def _told(run: Run, kind: str) -> list[str]:
-    texts = (str(e.get("message")) for e in run.events if e.get("kind") == kind)
-    return list(dict.fromkeys(texts))
+    texts = dict.fromkeys(str(e.get("message")) for e in run.events if e.get("kind") == kind)
+    first = list(texts)[:_MOST_TOLD]
+    more = len(texts) - len(first)
+    return [*first, f"{more} more of the {kind} events above"] if more else first
 
 
 def _by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
     if not rows:
         return [Phrase(NO_REFERENCE, "no case has a result")]
     if all(row.ranks == 1 for row in rows):
-        return [Phrase(NO_REFERENCE, "one rank: nothing is communicated")]
+        return [Phrase(NO_REFERENCE, ONE_RANK)]
     if all(row.backend == "fake" for row in rows):
-        return [Phrase(NO_REFERENCE, "fake backend: nothing is communicated")]
+        return [Phrase(NO_REFERENCE, FAKE)]
     if any(row.rehearsal for row in rows):
-        return [Phrase(NO_REFERENCE, "a rehearsal on one GPU: bandwidth means nothing")]
+        return [Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")]
     if fabric is None:
         where = " and ".join(dict.fromkeys(f"{row.backend} on {row.device}" for row in rows))
-        text = f"for this fabric ({where}); `torchcoll show` takes --fabric and --against"
-        return [Phrase(NO_REFERENCE, text)]
-    judged = list(_judged(rows, fabric))
+        within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
+        way = "" if within else "--fabric NAME and "
+        text = f"for {where}{' within one host' if within else ''}"
+        return [Phrase(NO_REFERENCE, f"{text} (torchcoll show has {way}--against RUN)")]
+    judged = list(_judged(rows, fabric, device_of(run)))
     if not judged:
-        sizes = sorted({limit.nbytes for limit in fabric.limits})
-        text = f"of {fabric.name} for these cases: its limits begin at {format_size(sizes[0])}"
-        return [Phrase(NO_REFERENCE, text)]
-    share, row, limit = min(judged, key=lambda item: item[0])
-    several = f", the lowest of {len(judged)} collectives" if len(judged) > 1 else ""
-    text = (
-        f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.nbytes)}"
-        f"{' of ' + row.collective if several else ''}, {100 * share:.1f} % of the "
-        f"{limit.algorithm} limit of {fabric.name}{several} ({limit.source})"
-    )
-    phrases = [Phrase(_word(share), text)]
-    phrases += [Phrase(WARN, text) for text in _unused(rows, fabric, judged)]
-    return phrases
+        return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
+    return [_headline(fabric, judged), *_unused(fabric, judged)]
 
 
-def _word(share: float) -> str:
+def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phrase:
+    """The lowest share decides; where it is well, all_reduce speaks for the fabric."""
+    lowest = min(judged, key=lambda item: item[0])
+    word = word_of(lowest[0])
+    reduced = (item for item in judged if item[1].collective == "all_reduce")
+    share, row, limit = next(reduced, lowest) if word == PASS else lowest
+    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.nbytes)}"
+    text += f" of {row.collective}" if len(judged) > 1 else ""
+    text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
+    text += f" ({limit.source})"
+    if len(judged) > 1:
+        least = f"{100 * lowest[0]:.1f} %"
+        text += f", {len(judged)} collectives at {least} and more" if word == PASS else ""
+        text += f", the lowest of {len(judged)} collectives" if word != PASS else ""
+    return Phrase(word, text)
+
+
+def word_of(share: float) -> str:
     return PASS if share >= GOOD else WARN if share >= POOR else FAIL
 
 
-def _judged(rows: Sequence[Row], fabric: Fabric) -> Iterator[tuple[float, Row, Limit]]:
+def _held(rows: Sequence[Row], fabric: Fabric) -> str:
+    """From which sizes on the limits of a fabric hold, for what was run where it has any."""
+    ran = {row.collective for row in rows if fabric.connects(row)}
+    if not ran:
+        return "they did not go through it"
+    ranks = max(row.ranks for row in rows)
+    known: dict[str, int] = {}
+    for limit in fabric.limits:
+        for name in limit.collectives:
+            known[name] = min(limit.least(ranks), known.get(name, limit.least(ranks)))
+    asked = {name: nbytes for name, nbytes in known.items() if name in ran} or known
+    by_size: dict[int, list[str]] = {}
+    for name, nbytes in asked.items():
+        by_size.setdefault(nbytes, []).append(name)
+    texts = (f"{', '.join(names)} from {format_size(nbytes)}" for nbytes, names in by_size.items())
+    return f"it has limits for {' and '.join(texts)}"
+
+
+def _judged(
+    rows: Sequence[Row], fabric: Fabric, device: Device | None
+) -> Iterator[tuple[float, Row, Limit]]:
     """For each collective its best row of the largest size, and the limit it comes under."""
-    for collective in dict.fromkeys(row.collective for row in rows):
-        limits = [limit for limit in fabric.limits if collective in limit.collectives]
-        own = [r for r in rows if r.collective == collective and r.busbw_gbps]
-        own = [r for r in own if any(r.nbytes >= limit.nbytes for limit in limits)]
+    usable = [row for row in rows if row.busbw_gbps and row.ranks > 1 and fabric.connects(row)]
+    for collective in dict.fromkeys(row.collective for row in usable):
+        own = [row for row in usable if row.collective == collective]
+        own = [row for row in own if any(limit.holds(row) for limit in fabric.limits)]
         if not own:
             continue
         largest = max(row.nbytes for row in own)
         row = max((r for r in own if r.nbytes == largest), key=lambda r: r.busbw_gbps or 0)
-        here = sorted((x for x in limits if row.nbytes >= x.nbytes), key=lambda x: x.busbw_gbps)
-        # The slowest algorithm that could have done it: a ring is no bad NVLS.
-        limit = next((x for x in here if (row.busbw_gbps or 0) <= _BEYOND * x.busbw_gbps), here[-1])
+        limit = _limit_of(row, fabric, device if fabric.several_hosts else None)
         yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
 
 
-def _unused(
-    rows: Sequence[Row], fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]
-) -> Iterator[str]:
+def _limit_of(row: Row, fabric: Fabric, device: Device | None) -> Limit:
+    """The limit of the algorithm that the log names; else the lowest that could have done it: a
+    ring is no bad NVLS.
+    """
+    here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
+    named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
+    busbw = row.busbw_gbps or 0.0
+    limit = next((x for x in named or here if busbw <= _BEYOND * x.busbw_gbps), (named or here)[-1])
+    gbps, source = capped(limit, device)
+    return Limit(limit.algorithm, limit.collectives, gbps, source)
+
+
+def _unused(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Iterator[Phrase]:
     """Faster algorithms of the fabric that were not used where they could have been."""
     for _, row, used in judged:
         for limit in fabric.limits:
-            possible = row.collective in limit.collectives and row.nbytes >= limit.nbytes
-            if possible and limit.busbw_gbps > _BEYOND * used.busbw_gbps:
-                where = f" in {row.collective}" if len(judged) > 1 else ""
-                allowed = f"would allow about {limit.busbw_gbps:g} GB/s"
-                if limit.algorithm not in (row.algorithm or "").upper():
-                    yield f"{limit.algorithm} not in use{where}, {allowed}"
+            faster = limit.busbw_gbps > _BEYOND * used.busbw_gbps
+            if not limit.holds(row) or not faster or limit.algorithm == used.algorithm:
+                continue
+            where = f" in {row.collective}" if len(judged) > 1 else ""
+            # Without a log it follows from the bandwidth alone.
+            sure = "" if row.algorithm else "apparently "
+            text = f"{limit.algorithm} {sure}not in use{where}, would allow about"
+            yield Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
 
 
-def _against(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
-    _check_alike(run, base)
-    name = os.path.basename(base.path) if base.path else "the baseline"
-    known = {_key(row): row for row in summarise_run(base) if row.status == "ok" and row.median_ns}
-    pairs = [(row, known[_key(row)]) for row in rows if row.median_ns and _key(row) in known]
-    if not pairs:
-        raise UsageError("against", name, "a run that has a case in common with this one")
-    worst, base_row = min(pairs, key=lambda p: (p[1].median_ns or 0) / (p[0].median_ns or 1))
-    share = (base_row.median_ns or 0.0) / (worst.median_ns or 1.0)
-    text = (
-        f"{100 * share:.1f} % of the speed of {name} at its worst, {_case_text(worst)} "
-        f"({format_time(base_row.median_ns).strip()} -> {format_time(worst.median_ns).strip()}), "
-        f"of {_cases(len(pairs))} in common; single launches, `torchcoll compare` tests several"
-    )
-    return Phrase(_word(share), text)
-
-
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in _SAME)
-
-
-def _check_alike(run: Run, base: Run) -> None:
-    """Raises UsageError for a baseline of another fabric."""
-    for what, of in (
-        ("devices", lambda r: {m["device_name"] for m in r.members if m.get("device_name")}),
-        ("hosts", lambda r: {len({m["host"] for m in r.members if m.get("host")})} - {0}),
-        ("NVLinks", lambda r: {m["nvlinks"] for m in r.members if m.get("nvlinks") is not None}),
-        ("fabric", lambda r: {r.labels["fabric"]} if r.labels.get("fabric") else set()),
-    ):
-        ours, theirs = of(run), of(base)
-        if ours and theirs and ours != theirs:
-            texts = [", ".join(map(str, sorted(values))) for values in (theirs, ours)]
-            raise UsageError("against", f"{what} {texts[0]}", f"{texts[1]}, as this run has")
-
-
-def _facts(run: Run, rows: Sequence[Row], failed: bool) -> Iterator[Phrase]:
-    correct = sum(row.verified == "correct" for row in rows)
-    if correct == len(rows) and rows and not failed:
-        yield Phrase("", f"{_cases(correct)} correct")
+def _facts(run: Run, rows: Sequence[Row], failed: bool) -> Iterable[Phrase]:
+    ran = [row for row in rows if row.status == "ok"]
+    if ran and not failed and all(row.verified == "correct" for row in ran):
+        yield Phrase("", f"{cases(len(ran))} correct")
     if (first := first_result_ns(run)) is not None:
         yield Phrase("", f"first result after {format_time(first, 3).strip()}")
 
 
-def _cases(number: int) -> str:
+def cases(number: int) -> str:
     return f"{number} case{'s' if number != 1 else ''}"
 
 
-def _case_text(row: Row) -> str:
+def case_text(row: Row) -> str:
     size = format_size(row.nbytes or row.nbytes_requested)
     return f"{row.collective} {size}" if row.collective != "barrier" else row.collective
