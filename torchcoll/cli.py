@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
     "log": ("what NCCL, RCCL and oneCCL say of themselves in their logs", "log"),
     "matrix": ("many launches: variables, ranks, libraries; each cell in turn", "matrix"),
+    "pairs": ("which rank, node or link is slow, from a file of torchcoll.pairs", "pairs"),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         "doctor",

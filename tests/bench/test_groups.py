@@ -15,7 +15,7 @@ import torchcoll
 from torchcoll.bench import measure
 from torchcoll.bench.device import Cpu
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.summary import summarise_run
+from torchcoll.core.plausibility import summarise_run
 
 NAMES = tuple(COLLECTIVES)
 HYPERCUBE_NEEDS = "hypercube needs a power of two of ranks, here 3"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Given, Run, Verification
 from torchcoll.core.summary import (
     Row,
@@ -20,7 +21,6 @@ from torchcoll.core.summary import (
     quantile,
     relative_half_width,
     summarise,
-    summarise_run,
     t_975,
     verified,
 )

@@ -55,10 +55,11 @@ def small_run():
         end={"status": "failed", "reason": "why", "exit_code": 5, "wall_s": 1.5},
         in_flight=case(),
     )
-    launch.header["spec"] |= {"labels": {"net": "ib"}, "order": "shuffled", "splits": "1,3"}
+    labels = {"net": "ib", "fabric": "ib-ndr:8", "link_gbps": "5", "gpu": "A100"}
+    launch.header["spec"] |= {"labels": labels, "order": "shuffled", "splits": "1,3"}
     launch.header["environment"] |= {"variables": {"NCCL_ALGO": "Ring"}, "cores": 2}
     launch.header |= {"start_utc": "2026", "connects": "first call", "argv": ["-n", "2"]}
-    launch.members[0]["device"] = "cuda:0"
+    launch.members[0] |= {"device": "cuda:0", "nvlinks": 18, "nvlink_to_switch": True}
     return [{"record": record, **data} for record, data in records_of(launch)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.facts import facts_of
+from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.records import is_manifest, load_all
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
@@ -89,13 +90,14 @@ class Side:
         """Every case of every launch, read for ``metric``."""
         found = []
         for number, run in enumerate(self.runs):
-            libraries = libraries_of(run)
+            libraries, doubts = libraries_of(run), doubts_of(run)
             for part, results in run.launches():
                 facts = known_of(part)
                 for result in results:
                     row = summarise(result, reading.over_ranks, library=libraries[id(result)])
                     if reading.mean and result.time_ns:
                         row = _read_as_mean(row, result, reading.over_ranks)
+                    row = doubted(row, doubts.get(id(result)))
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
                     figure = figure if figure and 0 < figure < math.inf else None

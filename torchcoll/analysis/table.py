@@ -8,8 +8,9 @@ import pandas
 
 from torchcoll.analysis.traffic import TrafficRow, summarise_traffic
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 
 

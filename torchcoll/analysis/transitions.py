@@ -18,6 +18,7 @@ from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_reg
 from torchcoll.analysis.sides import Measured, Reading, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import IMPLAUSIBLE
 
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
@@ -69,7 +70,8 @@ class Transition:
 class Regimes:
     """One curve: what is constant over it, its points, regimes, transitions and what the log says.
 
-    note: why there is no more to say ('too few sizes'), or ''.
+    note: why there is no more to say ('too few sizes'), or ''. doubt: why its figures are not
+    possible, or ''.
     """
 
     common: dict[str, Any]
@@ -78,6 +80,7 @@ class Regimes:
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
     note: str = ""
+    doubt: str = ""
 
     @property
     def refining(self) -> list[int]:
@@ -94,7 +97,9 @@ def transitions(side: Side, over_ranks: str = "max") -> list[Regimes]:
     groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
     for item in side.measured("time", Reading(over_ranks)):
         row = item.row
-        if row.status != "ok" or row.verified == "wrong" or not item.figure or not row.nbytes:
+        # Of figures that are not possible the shape is still of interest: it may be a copy's.
+        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.nbytes
+        if not timed or row.verified == "wrong":
             continue
         common = {name: value_of(item, name) for name in NAMES}
         common |= {k: v for k, v in item.facts.items() if k.startswith(_FORCED)}
@@ -108,7 +113,8 @@ def transitions(side: Side, over_ranks: str = "max") -> list[Regimes]:
 def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     points = _points(items)
     curve = find_regimes([p.nbytes for p in points], [p.time_ns for p in points])
-    found = Regimes(common, points, curve, handovers=_handovers(points))
+    doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
+    found = Regimes(common, points, curve, handovers=_handovers(points), doubt="; ".join(doubts))
     found.transitions = [
         _transition(points, curve, number, boundary, found.handovers)
         for number, boundary in enumerate(curve.boundaries)

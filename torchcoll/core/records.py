@@ -1,7 +1,7 @@
 """The result file: JSON Lines, one object a line, first key ``record`` (DESIGN section 7).
 
-Records: header, ranks, phase, started, case, event, end. The writer makes each line durable; the
-reader reports what it cannot use as ``problems`` and never throws on a broken line.
+Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
+durable; the reader reports what it cannot use as ``problems`` and never throws on a broken line.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "ranks", {"ranks": run.members}
     for name, ns in run.phases.items():
         yield "phase", {"name": name, "ns": ns}
+    for state in run.machine:
+        yield "machine", state
     for result in run.results:
         yield "case", result.to_json()
     for event in run.events:
@@ -360,6 +362,11 @@ def _phase(run: Run, data: dict[str, Any]) -> None:
     run.phases[str(data["name"])] = data["ns"]
 
 
+def _machine(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("when"), data.get("host"), data.get("utc"))
+    run.machine.append(data)
+
+
 def _started(run: Run, data: dict[str, Any]) -> None:
     run.in_flight = case_from_json(data["case"])
 
@@ -382,6 +389,7 @@ def _end(run: Run, data: dict[str, Any]) -> None:
 _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
     "ranks": _ranks,
     "phase": _phase,
+    "machine": _machine,
     "started": _started,
     "case": _case,
     "event": _event,

@@ -254,7 +254,8 @@ class Run:
     """One launch, as loaded or as just measured.
 
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
-    phases: set-up phase -> ns per rank. events: what happened beside the cases. end: the last
+    phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
+    (bench/state/watch.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
     problems: one line for each thing that reading found wrong. continuations: the launches of
     --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
@@ -263,6 +264,7 @@ class Run:
     header: dict[str, Any] = field(default_factory=dict)
     members: list[dict[str, Any]] = field(default_factory=list)
     phases: dict[str, list[int]] = field(default_factory=dict)
+    machine: list[dict[str, Any]] = field(default_factory=list)
     results: list[CaseResult] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None

@@ -26,6 +26,8 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+ONE_RANK = "one rank, no communication: times, but no bandwidth"
+FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -247,12 +249,6 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
         return given.algbw_gbps, given.busbw_gbps
     algbw = nbytes / time
     return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
-
-
-def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
-    """The rows of all cases of a run."""
-    libraries = libraries_of(run)
-    return [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
 
 
 def libraries_of(run: Run) -> dict[int, str | None]:

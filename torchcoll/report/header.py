@@ -237,8 +237,11 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     return f"start up: {', '.join(words)}" if run.phases else ""
 
 
-def first_lines(run: Run, how: str = "max") -> list[str]:
-    """What the first call of the launch cost, and what measuring costs; known after a case."""
+def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
+    """What the first call of the launch cost, and what measuring costs; known after a case.
+
+    total: with the time to first result, which the verdict tells too.
+    """
     lines = []
     launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
     firsts = first_results(results)
@@ -255,7 +258,8 @@ def first_lines(run: Run, how: str = "max") -> list[str]:
             words.append(f"settled after {max(settled)} calls")
         elif any(result.status in ("ok", "wrong") for result in firsts):
             words.append(f"not settled after {calls} calls")
-        words.append(f"time to first result {_brief(first + connect)}")
+        if total:
+            words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]

@@ -11,13 +11,11 @@ from typing import Any
 
 from torchcoll.core.facts import facts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import Row
+from torchcoll.core.summary import FAKE, ONE_RANK, Row
 from torchcoll.core.units import format_ranges
 from torchcoll.report.output import one_line
 
 SLOW_FIRST_LINE = "* first call over 3 times the median"
-ONE_RANK_LINE = "one rank, no communication: times, but no bandwidth"
-FAKE_LINE = "fake backend, nothing was communicated: times, but no bandwidth"
 SPLITS_LINE = (
     "all_to_all_v: size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count"
@@ -64,9 +62,9 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines = [SLOW_FIRST_LINE] if first_calls and any(row.slow_first for row in rows) else []
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
-        lines.append(ONE_RANK_LINE)
+        lines.append(ONE_RANK)
     if any(row.backend == "fake" for row in rows):
-        lines.append(FAKE_LINE)
+        lines.append(FAKE)
     if any(row.collective == "all_to_all_v" for row in rows):
         lines.append(SPLITS_LINE)
     return lines

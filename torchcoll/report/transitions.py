@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
@@ -76,6 +77,7 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
         "sizes": len(sizes),
         "noise": found.curve.noise,
         "note": found.note or None,
+        "doubt": found.doubt or None,
         "regimes": [
             {
                 "low_nbytes": sizes[one.first],
@@ -130,6 +132,7 @@ def _below(found: Regimes, refine: bool) -> list[str]:
         lines.append(found.note)
     elif not lines:
         lines.append("one regime: no size at which the behaviour changes")
+    lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
     seen = {id(one.handover) for one in found.transitions}
     for one in found.handovers:
         if id(one) not in seen:
