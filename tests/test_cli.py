@@ -215,12 +215,3 @@ def test_show_imports_nothing_heavy(path, view):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == "[][]\n"
-
-
-def test_a_command_that_needs_torch_says_so(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "torchcoll.train.buckets", raising=False)
-    monkeypatch.delitem(sys.modules, "torchcoll.train.factory", raising=False)
-    assert main(["gradients", "package:factory"]) == 4
-    error = capsys.readouterr().err
-    assert error.startswith("torchcoll: error: torch: got not installed in this Python, expected")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
 
 _ON_RANKS = "replay"  # the command that a launcher starts on every rank: rank 0 alone speaks
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -110,14 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(error.line(), file=sys.stderr)
         return int(error.exit_code)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        missing = UnavailableError(
-            "torch", "not installed in this Python", "torch 2.6 or newer", "pip install torch"
-        )
-        print(missing.line(), file=sys.stderr)
-        return int(missing.exit_code)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
