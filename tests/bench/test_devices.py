@@ -199,7 +199,8 @@ def test_free_memory_that_is_not_told():
 
 def session_of(places):
     session = Session.__new__(Session)
-    session._refuse_shared(places)
+    session._places = [tuple(place) for place in places]
+    session._refuse_shared()
 
 
 def test_two_ranks_on_one_device_unasked():
