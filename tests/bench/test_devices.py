@@ -670,6 +670,15 @@ def test_one_gpu_without_any():
     assert told.endswith("expected one. python -m torchcoll doctor says why\n")
 
 
+def test_one_gpu_without_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, told = one_gpu()
+    assert (code, told.count("\n")) == (4, 1)
+    assert told.startswith("torchcoll: error: torch of ")
+    assert " got none, expected 2.6 or newer. Name a python that has it: PYTHON=" in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
