@@ -157,7 +157,8 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["cold", "compare", "load", "run", "save", "show", "table"]
+PUBLIC += ["algorithms", "cold", "compare", "load", "run", "save", "scaling", "show", "table"]
+PUBLIC += ["transitions"]
 
 
 def test_public_names():

@@ -21,9 +21,12 @@ _LAZY = {
     "load": "torchcoll.core.records",
     "save": "torchcoll.core.records",
     "run": "torchcoll.bench.runner",
+    "algorithms": "torchcoll.analysis.algorithms",
     "cold": "torchcoll.analysis.cold",
     "compare": "torchcoll.analysis.compare",
+    "scaling": "torchcoll.analysis.scaling",
     "table": "torchcoll.analysis.table",
+    "transitions": "torchcoll.analysis.transitions",
     "show": "torchcoll.report.text",
 }
 

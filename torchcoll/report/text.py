@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -111,19 +112,26 @@ def show(
     out.flush()
 
 
+# What is no run: its type -> the module of this room that shows it, and the function. By name:
+# importing a type of analysis would load numpy for everyone.
+_OTHERS = {
+    "Algorithms": ("algorithms", "show_algorithms"),
+    "Cold": ("cold", "show_cold"),
+    "Comparison": ("compare", "show_comparisons"),
+    "Scaling": ("scaling", "show_scaling"),
+    "Transitions": ("transitions", "show_transitions"),
+}
+
+
 def _show_found(found: Sequence[Any], format: str, file: TextIO | None) -> None:
-    """What ``compare`` and ``cold`` return. Who has such an object has loaded what made it."""
-    from torchcoll.analysis.cold import Cold
-
-    if isinstance(found[0], Cold):
-        from torchcoll.report.cold import show_cold
-
-        for one in found:
-            show_cold(one, format, file)
-        return
-    from torchcoll.report.compare import show_comparisons
-
-    show_comparisons(found, format, file)
+    """What ``compare``, ``cold`` and others return."""
+    kinds = list(dict.fromkeys(type(one).__name__ for one in found))
+    if len(kinds) > 1 or kinds[0] not in _OTHERS:
+        raise UsageError(
+            "show", " and ".join(kinds), f"runs, files, or one of {', '.join(_OTHERS)}"
+        )
+    module, name = _OTHERS[kinds[0]]
+    getattr(importlib.import_module(f"torchcoll.report.{module}"), name)(found, format, file)
 
 
 def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:
