@@ -158,8 +158,9 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["advise", "capture", "cold", "compare", "cost", "ddp_hook", "gradient_buckets"]
-PUBLIC += ["load", "replay", "run", "save", "shard_traffic", "show", "table", "try_buckets"]
+PUBLIC += ["advise", "algorithms", "capture", "cold", "compare", "cost", "ddp_hook"]
+PUBLIC += ["gradient_buckets", "load", "replay", "run", "save", "scaling", "shard_traffic", "show"]
+PUBLIC += ["table", "transitions", "try_buckets"]
 
 
 def test_public_names():

@@ -11,6 +11,7 @@ import pytest
 from launches import measured as measured_on
 from launches import run
 
+import torchcoll
 from torchcoll.analysis.algorithms import algorithms
 from torchcoll.analysis.exports import limits
 from torchcoll.analysis.forced import disobeyed, requested
@@ -18,6 +19,7 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
 from torchcoll.core.result import Choice, Verification
+from torchcoll.report.algorithms import show_algorithms
 
 measured = partial(measured_on, backend="nccl", device="cuda")
 K, M = 1 << 10, 1 << 20
@@ -92,6 +94,19 @@ def test_near_optimal_is_said_only_if_it_holds_at_every_size():
     assert "unclear at 1K (1" in table.statement(0.02)
 
 
+def test_a_size_without_auto_is_not_among_every_size():
+    times = {K: 100_000, M: 200_000}
+    table = table_of(*cell("auto", {K: 100_000}), *cell("ring", times, RING))
+    assert table.statement(0.02) == "AUTO: near-optimal (within 2 %) at 1K; not judged at 1M"
+
+
+def test_show_prints_several(capsys):
+    torchcoll.show(algorithms(RUNS), algorithms(RUNS))
+    assert capsys.readouterr().out.count("AUTO is beaten at 1K (regret up to 1.50)") == 2
+    torchcoll.show(algorithms(RUNS), algorithms(RUNS), format="json")
+    assert [len(one["tables"]) for one in json.loads(capsys.readouterr().out)] == [1, 1]
+
+
 def test_one_launch_is_no_evidence():
     times = {K: 200_000}
     table = table_of(*cell("auto", times, count=1), *cell("ring", {K: 100_000}, RING, count=1))
@@ -146,6 +161,46 @@ def test_cells_without_labels_are_named_by_what_they_force():
     variables = ({}, protocol("ring", "ll128"))
     runs = [run(measured(ns), variables=v) for v in variables for ns in (100, 101)]
     assert [c.name for c in table_of(*runs).cells] == ["ring-ll128"]
+
+
+def test_cells_of_two_matrices_with_one_name_stay_apart():
+    # Ring takes 100 us, as AUTO; under the same label tree takes 200 us.
+    table = table_of(
+        *cell("auto", {K: 100_000}),
+        *cell("mine", {K: 100_000}, RING),
+        *cell("mine", {K: 200_000}, TREE),
+    )
+    ring, tree = (f"mine (NCCL_ALGO=allreduce:{word})" for word in ("ring", "tree"))
+    assert [one.name for one in table.cells] == [ring, tree]
+    (size,) = table.sizes
+    assert (size.best.cell.name, size.tied) == (ring, [ring])
+    assert size.regret == pytest.approx(1, abs=0.01)
+    assert size.low < 1 < size.high
+
+
+def test_a_forced_cell_is_not_named_auto():
+    # What the shell exports is forced in every cell, also in that which forces nothing itself.
+    table = table_of(*cell("auto", {K: 100_000}, RING), *cell("auto-nproc2", {K: 90_000}, TREE))
+    assert [one.name for one in table.cells] == ["ring", "tree"]
+
+
+def test_launches_that_disagree_in_their_sizes():
+    rings = cell("ring", {K: 100_000}, RING, count=2) + cell("ring", {M: 200_000}, RING, count=1)
+    found = algorithms([*cell("auto", {K: 100_000, M: 200_000, 2 * M: 300_000}), *rings])
+    assert found.tables[0].uneven == ["ring"]
+    assert [[len(at.values) for at in size.cells] for size in found.tables[0].sizes] == [
+        [2],
+        [1],
+        [],
+    ]
+    assert (
+        "the launches of a cell disagree in their sizes: ring; a size has the launches that "
+        "measured it"
+    ) in found.notes
+    text = io.StringIO()
+    show_algorithms([found], file=text)
+    (line,) = (line for line in text.getvalue().splitlines() if "none was" in line)
+    assert line.split()[:4] == ["2M", "none", "was", "run"]
 
 
 def test_an_axis_that_every_launch_sets_is_no_forcing():

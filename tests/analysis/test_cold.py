@@ -12,7 +12,6 @@ from starts import MS, start
 import torchcoll
 from torchcoll.analysis.cold import cold
 from torchcoll.analysis.scaling import scaling
-from torchcoll.analysis.sides import Side
 from torchcoll.analysis.startup import Slowest
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
@@ -301,5 +300,5 @@ def test_durations_of_a_broken_clock_are_no_durations():
     broken.results[0].time_ns = {"host": [[-1000] * 3] * 2}
     row, other = cold([broken, start([3, 2, 1])]).rows
     assert (row.calls_ns, row.steady_ns, row.first_result_ns) == ((None, None, MS), None, None)
-    scaling(Side("files", [broken, start([3, 2, 1])]))
+    scaling([broken, start([3, 2, 1])])
     assert other.call_ns(1) == 3 * MS

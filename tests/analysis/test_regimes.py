@@ -80,6 +80,17 @@ def test_a_slow_size_is_a_dip_and_no_regime():
     assert curve.dips == {12: pytest.approx(3)}
 
 
+def test_a_dip_on_a_coarse_grid():
+    # Where the law bends, sizes that double lie above both lines too: that hid a dip of 3x.
+    sizes = [1024 * 2**k for k in range(16)]
+    times = [20_000 + size / 100 for size in sizes]
+    assert find_regimes(sizes, times).dips == {}
+    times[7] *= 3
+    curve = find_regimes(sizes, times)
+    assert curve.dips == {7: pytest.approx(3)}
+    assert curve.boundaries == ()
+
+
 def test_a_step_up_is_no_dip():
     times = law(20_000, 100)[:9] + law(100_000, 100)[9:]
     assert find_regimes(SIZES, times).dips == {}

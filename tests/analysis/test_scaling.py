@@ -9,7 +9,6 @@ from launches import given, measured, run
 from starts import MS, start
 
 from torchcoll.analysis.scaling import scaling
-from torchcoll.analysis.sides import Side
 from torchcoll.core.errors import UsageError
 
 NOISE = (0.99, 1.01)
@@ -23,7 +22,7 @@ def launch(ranks, times, hosts=1, **changed):
 
 
 def found(runs, *sizes, link=None):
-    return scaling(Side("files", list(runs)), sizes, link)
+    return scaling(list(runs), sizes=sizes, link_gbps=link)
 
 
 def grown(law, ranks=(2, 4, 8, 16), **changed):

@@ -8,8 +8,8 @@ import json
 import pytest
 from launches import launches
 
-from torchcoll.analysis.sides import Side
-from torchcoll.analysis.transitions import transitions
+import torchcoll
+from torchcoll.analysis.transitions import Transitions, transitions
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
@@ -36,7 +36,11 @@ def named(run, change_at):
 
 
 def found(*all_runs):
-    return transitions(Side("files", list(all_runs)))
+    return transitions(list(all_runs)).curves
+
+
+def all_of(*curves):
+    return Transitions([], list(curves))
 
 
 def test_launches_are_pooled():
@@ -65,10 +69,44 @@ def test_the_log_names_a_change_elsewhere(capsys):
     (one,) = found(named(*runs(), 1 << 22))
     (change,) = one.transitions
     assert change.handover is None
-    show_transitions([one])
+    show_transitions([all_of(one)])
     text = capsys.readouterr().out
     assert "1 to 2 between 256K and 512K: time jumps up by 2.61x at once; the log names no" in text
     assert "the log: RING/LL to RING/SIMPLE between 4M and 8M; the times show no change" in text
+
+
+def test_launches_that_disagree_in_their_sizes(capsys):
+    more = {s: TIMES[s] for s in SIZES[4:]}
+    show_transitions([all_of(*found(*launches([TIMES, more])))])
+    text = capsys.readouterr().out
+    assert "the launches disagree in their sizes (1 from 1K, 2 from 16K): a step there may" in text
+
+
+def test_what_was_varied_on_purpose_makes_curves_of_its_own():
+    found_of_both = transitions([*runs(kernel="generic"), *runs(kernel="nvidia")])
+    assert [one.common["label=kernel"] for one in found_of_both.curves] == ["generic", "nvidia"]
+    assert found_of_both.notes == []
+
+
+def test_what_pooled_launches_differ_in_is_said(capsys):
+    first, second = runs(2)
+    second.header["environment"] = first.header["environment"] | {"torch": "2.15.0"}
+    torchcoll.show(transitions([first, second]))
+    assert "hidden: the launches are not alike in torch" in capsys.readouterr().out
+
+
+def test_show_prints_them(capsys):
+    torchcoll.show(transitions(runs()), transitions(runs()))
+    assert capsys.readouterr().out.count("1 to 2 between 256K and 512K") == 2
+
+
+def test_of_very_many_sizes_some_are_taken(capsys):
+    # 2001 sizes: each third of them.
+    (one,) = found(*launches([{64 * k: 20_000 + 64 * k // 100 for k in range(1, 2002)}]))
+    assert (len(one.points), one.sizes, len(one.curve.regimes)) == (667, 2001, 1)
+    assert one.points[1].nbytes == 4 * 64
+    show_transitions([all_of(one)])
+    assert ": 667 of 2001 sizes (more are too many), 1 launch" in capsys.readouterr().out
 
 
 def test_sizes_that_narrow_a_zone():
@@ -104,9 +142,9 @@ def test_command(tmp_path, capsys, format):
 def test_too_few_sizes_and_noise_are_said(capsys):
     few = launches([{s: TIMES[s] for s in SIZES[:5]}])
     noisy = launches([{s: TIMES[s] * (1 + 3 * (k % 2)) for k, s in enumerate(SIZES)}])
-    show_transitions(found(*few))
+    show_transitions([all_of(*found(*few))])
     assert "too few sizes to find a boundary: 5, and 4 on each side" in capsys.readouterr().out
-    show_transitions(found(*noisy))
+    show_transitions([all_of(*found(*noisy))])
     assert "too noisy: times scatter by" in capsys.readouterr().out
 
 

@@ -34,6 +34,14 @@ def main(arguments: list[str]) -> int:
         return 2
     if "silent" in words:
         return 0
+    if "killed" in words:
+        os.abort()
+    if "remove" in words:
+        for folder, _, files in os.walk(os.path.dirname(path), topdown=False):
+            for file in files:
+                os.remove(f"{folder}/{file}")
+            os.rmdir(folder)
+        return 0
     variables = {k: v for k, v in os.environ.items() if k.startswith(("NCCL_", "GLOO_", "LD_"))}
     if says.get("lose"):
         variables.pop(says["lose"], None)

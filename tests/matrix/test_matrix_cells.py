@@ -136,7 +136,7 @@ def test_dry_run(in_tmp_path, capsys):
         "env -u NCCL_ALGO python -m torchcoll.allreduce --output D/auto-1.jsonl "
         "--label cell=auto --label launch=1",
     ]
-    assert err == "2 cells x 1 launches = 2, in this order:\n"
+    assert err == "2 cells x 1 launch = 2, in this order:\n"
     assert list(in_tmp_path.iterdir()) == []
 
 

@@ -123,6 +123,7 @@ def test_readers_take_the_folder_and_the_glob(capsys):
         ("refuse", "exit code 2: sizes: got 1KB, expected a number"),
         ("silent", "no result file"),
         ("cut", "exit code 1: fake launch of cell auto"),
+        ("killed", "signal 6: fake launch of cell auto"),
         ("wrong-label", "its file is of cell another, not auto"),
         ("lose=NCCL_ALGO", "NCCL_ALGO did not reach the ranks"),
         ("differ=NCCL_ALGO", "NCCL_ALGO did not reach rank 1"),
@@ -138,7 +139,7 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert err.endswith(f" s: {reason}\n")
     assert f"{record['cell']}: {reason}" in out
     assert "without a result: 1 of 1; the same command again runs them" in out
-    wrote = word not in ("refuse", "silent")
+    wrote = word not in ("refuse", "silent", "killed")
     assert files() == ["manifest.jsonl"]
     assert files("D/aside") == ([f"{record['cell']}-1.1.jsonl"] if wrote else [])
     assert record["aside"] == (f"aside/{record['cell']}-1.1.jsonl" if wrote else None)
@@ -147,6 +148,22 @@ def test_a_launch_that_does_not_count(word, reason, capsys):
     assert matrix(*options, words=[word]) == 1
     assert [r["attempt"] for r in launches()] == [1, 2]
     assert len(files("D/aside")) == 2 * wrote
+
+
+def test_a_silent_signal():
+    command = ["/bin/sh", "-c", "kill -9 $$ # torchcoll", "torchcoll.sh"]
+    Path("torchcoll.sh").write_text("# torchcoll\n")
+    assert main(["matrix", "-o", "D", "--launches", "1", "--", *command]) == 1
+    assert only()["reason"] == "signal 9: no result file"
+
+
+def test_a_folder_that_is_removed_meanwhile(capsys):
+    assert matrix(words=["remove"], launches=2) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "torchcoll: error: folder D: got removed or replaced while its matrix ran, expected one "
+        "that stays. Start the matrix again."
+    )
+    assert not Path("D").exists()
 
 
 def test_what_lies_beside_a_file_goes_with_it():
@@ -391,6 +408,28 @@ def test_another_spec_on_the_same_folder(change, line, capsys):
     action = "Start with the same again, or name another folder with -o."
     assert error == f"torchcoll: error: {line}{action}"
     assert Path("D/manifest.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "spec", [[], {"command": 5, "cells": []}, {"command": ["python"], "cells": [1]}]
+)
+def test_a_manifest_whose_plan_was_edited(spec, capsys):
+    Path("D").mkdir()
+    header = {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": spec}
+    Path("D/manifest.jsonl").write_text(json.dumps(header) + "\n")
+    assert matrix() == 3
+    line = "torchcoll: error: manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1"
+    assert capsys.readouterr().err.startswith(line)
+
+
+@pytest.mark.parametrize("change", [{"cell": ["auto"]}, {"file": 5}])
+def test_a_launch_in_the_manifest_that_was_edited_runs_again(change):
+    assert matrix() == 0
+    header, launch = manifest()
+    lines = [json.dumps(header), json.dumps(launch | change)]
+    Path("D/manifest.jsonl").write_text("\n".join(lines) + "\n")
+    assert matrix() == 0
+    assert len(manifest()) == 3
 
 
 def test_a_manifest_that_was_cut_off():

@@ -7,7 +7,6 @@ from handmade import Terminal, case, result, run
 
 from torchcoll.analysis.cold import cold
 from torchcoll.analysis.scaling import scaling
-from torchcoll.analysis.sides import Side
 from torchcoll.report.cold import show_cold
 from torchcoll.report.comparison import ratio_text
 from torchcoll.report.grid import Head, filled
@@ -38,10 +37,10 @@ def test_nothing_is_cut(what, columns, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     terminal = Terminal()
     if what == "cold":
-        show_cold(cold(launches()), file=terminal)
+        show_cold([cold(launches())], file=terminal)
         words = ["launch-8-2", "90.00 ms", "2 of 2", "2nd launch", "unclear", "import torch"]
     else:
-        show_scaling(scaling(Side("files", launches())), file=terminal)
+        show_scaling([scaling(launches())], file=terminal)
         words = ["time to first result", "busbw", "constant (90 % within 10 %)", "off by"]
     shown = terminal.text()
     assert max(map(len, shown.splitlines())) <= columns

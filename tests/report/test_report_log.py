@@ -181,6 +181,18 @@ def test_a_long_ring_and_one_that_the_log_cuts(tmp_path, capsys):
     assert [ring.split()[-2:] for ring in rings] == [["63", "..."], ["1", "..."]]
 
 
+def test_the_folder_of_results(log, tmp_path, capsys):
+    (tmp_path / "D" / "ring-1.jsonl.logs").mkdir(parents=True)
+    (tmp_path / "D" / "ring-1.jsonl").write_text("{}\n")
+    assert main(["log", "D"]) == 3
+    expected = "torchcoll: error: log: got D, expected a file, or a folder with logs. A run with "
+    assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
+    (tmp_path / log).rename(tmp_path / "D" / "ring-1.jsonl.logs" / "rank0.log")
+    assert main(["log", "D"]) == 0
+    out, err = capsys.readouterr()
+    assert "NCCL 2.27.5" in out and err == ""
+
+
 def test_files_that_are_no_log(log, tmp_path, capsys):
     (tmp_path / "b.txt").write_text("The NCCL backend is used.\n|CCL_| is a bar.\n")
     (tmp_path / "empty").mkdir()
@@ -193,8 +205,10 @@ def test_files_that_are_no_log(log, tmp_path, capsys):
     ]
     assert "NCCL 2.27.5" in out.out  # the other is shown
     assert main(["log", "empty"]) == 3
-    expected = "torchcoll: error: log: got empty, expected a file, or a folder with files"
-    assert capsys.readouterr().err.splitlines() == [expected]
+    expected = (
+        "torchcoll: error: log: got empty, expected a file, or a folder with logs. A run with "
+    )
+    assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
     assert main(["log", log, "--format", "xml"]) == 2
     expected = "torchcoll: error: format: got xml, expected one of table, markdown, csv, json"
     assert capsys.readouterr().err.splitlines() == [expected]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,17 +113,20 @@ def _table(
     at: dict[int, list[CellAt]] = {}
     wrong: dict[str, list[int]] = {}
     unchecked = []
-    for own in by_cell.values():
-        labels = [files.runs[m.launch].labels.get("cell") for m, _ in own]
-        cell = Forced(name_of(own[0][1], labels), own[0][1])
-        for nbytes in sorted({m.row.nbytes_requested or m.row.nbytes for m, _ in own}):
-            here = [m for m, _ in own if (m.row.nbytes_requested or m.row.nbytes) == nbytes]
+    uneven = []
+    for cell, own in _named(files, list(by_cell.values())):
+        for nbytes in sorted({_size(m) for m, _ in own}):
+            here = [m for m, _ in own if _size(m) == nbytes]
             found = _cell_at(cell, here)
             at.setdefault(nbytes, []).append(found)
             if found.state == "wrong" and not cell.auto:
                 wrong.setdefault(cell.name, []).append(nbytes)
         if not cell.auto and all(m.row.verified == "unchecked" for m, _ in own):
             unchecked.append(cell.name)
+        if len({m.launch for m, _ in own}) * len({_size(m) for m, _ in own}) > len(
+            {(m.launch, _size(m)) for m, _ in own}
+        ):
+            uneven.append(cell.name)
     sizes = [
         SizeFound(
             nbytes,
@@ -135,7 +138,27 @@ def _table(
     parts = [files.runs[m.launch] for m, _ in items]
     hosts = max(len({x["host"] for x in run.members if x.get("host")}) for run in parts)
     library = next((m.row.library for m, _ in items if m.row.library), None)
-    return Table(common, hosts, library, sizes, [], wrong, unchecked)
+    return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
+
+
+def _size(item: Measured) -> int:
+    return item.row.nbytes_requested or item.row.nbytes
+
+
+_Cells = list[list[tuple[Measured, dict[str, str]]]]
+
+
+def _named(
+    files: Side, cells: _Cells
+) -> Iterator[tuple[Forced, list[tuple[Measured, dict[str, str]]]]]:
+    """Each cell with a name of its own: those of two matrices may bear the same label."""
+    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in own] for own in cells]
+    names = [name_of(own[0][1], found) for own, found in zip(cells, labels, strict=True)]
+    for name, own in zip(names, cells, strict=True):
+        settings = own[0][1]
+        if names.count(name) > 1:
+            name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
+        yield Forced(name, settings), own
 
 
 def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
@@ -198,6 +221,12 @@ def _notes(
         notes.append(
             f"not verified: {', '.join(names)}; an algorithm forced by name may be wrong "
             "(LL128 skips NCCL's own check)"
+        )
+    names = dict.fromkeys(name for table in tables for name in table.uneven)
+    if names:
+        notes.append(
+            f"the launches of a cell disagree in their sizes: {', '.join(names)}; a size has the "
+            "launches that measured it"
         )
     values = values_of_facts([dict(facts) for _, facts in launches])
     hidden = varying_text(values, [*known, "label=cell", "label=launch"])

@@ -98,6 +98,7 @@ class Table:
     ranges: list[Range]
     wrong: dict[str, list[int]]  # forced cell -> sizes
     unchecked: list[str]  # cells whose results nobody verified
+    uneven: list[str]  # cells whose launches measured different sizes
 
     @property
     def cells(self) -> list[Forced]:
@@ -108,10 +109,11 @@ class Table:
         judged = [size for size in self.sizes if size.verdict]
         if not judged:
             return ""
-        among = f"the best of {len(self.cells) - len(self.wrong)} forced cells"
+        right = len(self.cells) - len(self.wrong)
+        among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
         faster = [size for size in judged if size.high is not None and size.high < 1]
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
-        if all(size.verdict == "near-optimal" for size in judged):
+        if all(size.verdict == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
             extent = f"at most {percent(round(max(most - 1, 0.0), 4))} slower than {among}"
             return "; ".join(
@@ -132,7 +134,10 @@ class Table:
         near = [size for size in judged if size.verdict == "near-optimal"]
         if near:
             words.append(f"near-optimal (within {percent(threshold)}) at {self._spans(near)}")
-        return "; ".join([*words, *ahead])
+        if rest := [size for size in self.sizes if not size.verdict]:
+            words.append(f"not judged at {self._spans(rest)}")
+        text = "; ".join([*words, *ahead])
+        return text if beaten else f"AUTO: {text}"
 
     def _spans(self, sizes: Sequence[SizeFound]) -> str:
         """``1K to 4K, 1M``: neighbours among the measured sizes as one span."""

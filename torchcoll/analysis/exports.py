@@ -14,9 +14,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torchcoll.analysis.forced import FORCING, requested
+from torchcoll.analysis.forced import requested
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
+from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl.calls import ALGORITHMS, FUNCTIONS
 from torchcoll.libraries.nccl.tuner import MOST_CHANNELS, Rule, tuner_csv

@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.core.result import Choice
+from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl.calls import FUNCTIONS, canonical
 from torchcoll.libraries.oneccl.algorithms import variables_of
-from torchcoll.libraries.oneccl.variables import ALGORITHMS as ONECCL
 
 AUTO = "auto"
-FORCING = (*nccl.VARIABLES, *ONECCL)
 _LIBRARY = ("NCCL_", "RCCL_", "CCL_")
 _OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
 _NO_READERS = ("gloo", "mpi", "fake")  # backends to which no such variable means anything
@@ -53,11 +52,14 @@ def varied_of(launches: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def name_of(settings: Mapping[str, str], labels: Iterable[str | None]) -> str:
-    """``auto``; the label ``cell`` where all launches agree on it; else the words: ``ring-ll``."""
+    """``auto``; the label ``cell`` where all launches agree on it; else the words: ``ring-ll``.
+
+    A label that says ``auto`` of launches that force something (by the shell's environment) lies.
+    """
     if not settings:
         return AUTO
     names = set(labels)
-    if len(names) == 1 and (name := names.pop()):
+    if len(names) == 1 and (name := names.pop()) and name.split("-")[0] != AUTO:
         return name
     words = [
         "+".join(dict.fromkeys(part.rpartition(":")[2].lower() for part in value.split(";")))

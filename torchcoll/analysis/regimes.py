@@ -226,12 +226,14 @@ def _dips(size: Floats, time: Floats) -> dict[int, float]:
     if n < 2 * FEWEST:
         return {}
     x, y = numpy.log(size), numpy.log(time)
-    away = numpy.array(
-        [min(_beyond(x, y, i, -1), _beyond(x, y, i, 1), y[i] - y[i + 1]) for i in range(2, n - 2)]
-    )
+    away = numpy.array([min(_beyond(x, y, i, -1), _beyond(x, y, i, 1)) for i in range(2, n - 2)])
     spread = 1.4826 * float(numpy.median(abs(away - numpy.median(away))))
     least = max(math.log(1 + _DIP_LEAST), _DIP * spread)
-    return {i: float(value) for i, value in enumerate(away, 2) if value > least}
+    return {
+        i: float(value)
+        for i, value in enumerate(away, 2)
+        if value > least and y[i] - y[i + 1] > least
+    }
 
 
 def _beyond(x: Floats, y: Floats, i: int, side: int) -> float:

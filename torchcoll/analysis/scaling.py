@@ -15,9 +15,10 @@ from torchcoll.analysis.cold import ColdRow, cold
 from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.growth import Growth, growths
 from torchcoll.analysis.matching import kind_of
-from torchcoll.analysis.sides import Measured, Reading, Side, known_of
+from torchcoll.analysis.sides import Measured, Reader, Reading, Side, Source, known_of, side
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
 
@@ -99,15 +100,23 @@ class _Draft:
     figures: Mapping[str, str]
 
 
-def scaling(files: Side, sizes: Sequence[int] = (), link_gbps: float | None = None) -> Scaling:
-    """The curves over ranks of every kind of case, at ``sizes`` (bytes as they were asked for) or
-    at the smallest, the middle and the largest that most numbers of ranks have.
+def scaling(
+    sources: Source | Sequence[Source],
+    *,
+    sizes: Sequence[int] = (),
+    link_gbps: float | None = None,
+    reader: Reader = load_all,
+) -> Scaling:
+    """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
+    as they were asked for) or at the smallest, the middle and the largest that most numbers of
+    ranks have. ``show`` prints it.
 
     link_gbps: the limit of busbw in GB/s. Raises UsageError for a size that no case has, and where
-    no case tells its ranks and a time.
+    no case tells its ranks and a time; UnreadableError for a file.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
+    files = side("files", sources, reader)
     facts = {id(part): known_of(part) for part in files.parts}
     apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
     cases, left_out = _cases(files, apart, sizes)

@@ -13,17 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
-from torchcoll.analysis.sides import Measured, Reading, Side
+from torchcoll.analysis.sides import (
+    Measured,
+    Reader,
+    Reading,
+    Side,
+    Source,
+    known_of,
+    side,
+)
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.records import load_all
+from torchcoll.core.result import Run
 
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a zone
-_FORCED = ("NCCL_ALGO", "NCCL_PROTO", "CCL_")  # variables that make another curve
+MOST_POINTS = 1000  # of a curve: time and memory grow with their square
 _ALIGN = 256  # bytes: proposed sizes divide among ranks and types
 
 
@@ -70,8 +81,8 @@ class Transition:
 class Regimes:
     """One curve: what is constant over it, its points, regimes, transitions and what the log says.
 
-    note: why there is no more to say ('too few sizes'), or ''. doubt: why its figures are not
-    possible, or ''.
+    note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
+    more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
     """
 
     common: dict[str, Any]
@@ -81,6 +92,7 @@ class Regimes:
     handovers: list[Handover] = field(default_factory=list)
     note: str = ""
     doubt: str = ""
+    sizes: int = 0
 
     @property
     def refining(self) -> list[int]:
@@ -89,11 +101,44 @@ class Regimes:
         return sorted({s for t in self.transitions for s in _between(t)} - measured)
 
 
-def transitions(side: Side, over_ranks: str = "max") -> list[Regimes]:
-    """The regimes of every curve: cases that differ in nothing but the size; launches are pooled.
+@dataclass
+class Transitions:
+    """What ``transitions`` found: the curves of some launches."""
 
-    Raises UsageError where no case has a time and a size.
+    runs: list[Run]
+    curves: list[Regimes]
+    notes: list[str] = field(default_factory=list)
+
+
+def transitions(
+    sources: Source | Sequence[Source],
+    *,
+    over_ranks: str = "max",
+    reader: Reader = load_all,
+) -> Transitions:
+    """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
+    size; launches are pooled. ``show`` prints it.
+
+    Raises UsageError where no case has a time and a size, UnreadableError for a file.
     """
+    files = side("files", sources, reader)
+    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
+    return Transitions(files.runs, _curves(files, over_ranks, apart), _notes(files, apart))
+
+
+def _notes(files: Side, apart: Sequence[str]) -> list[str]:
+    """What the pooled launches differ in: a step may be theirs."""
+    alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
+    for part in files.parts:
+        alike.setdefault(part.ranks, []).append(known_of(part))
+    texts = dict.fromkeys(hidden_among(facts, apart) for facts in alike.values())
+    notes = [f"hidden: the launches are not alike in {text}" for text in texts if text]
+    if files.rehearsals:
+        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
+    return notes
+
+
+def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
     groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
     for item in side.measured("time", Reading(over_ranks)):
         row = item.row
@@ -102,7 +147,7 @@ def transitions(side: Side, over_ranks: str = "max") -> list[Regimes]:
         if not timed or row.verified == "wrong":
             continue
         common = {name: value_of(item, name) for name in NAMES}
-        common |= {k: v for k, v in item.facts.items() if k.startswith(_FORCED)}
+        common |= {name: item.facts.get(name, "unset") for name in apart}
         common |= {"cell": side.runs[item.launch].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
@@ -112,9 +157,12 @@ def transitions(side: Side, over_ranks: str = "max") -> list[Regimes]:
 
 def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     points = _points(items)
+    measured = len(points)
+    points = points[:: -(-measured // MOST_POINTS)]
     curve = find_regimes([p.nbytes for p in points], [p.time_ns for p in points])
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
-    found = Regimes(common, points, curve, handovers=_handovers(points), doubt="; ".join(doubts))
+    found = Regimes(common, points, curve, handovers=_handovers(points))
+    found.sizes, found.doubt = measured, "; ".join(doubts)
     found.transitions = [
         _transition(points, curve, number, boundary, found.handovers)
         for number, boundary in enumerate(curve.boundaries)

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         reader=lambda files: load_all(resolve(str(file) for file in files)),
     )
     if not chosen:
-        show_algorithms(found, options.format)
+        show_algorithms([found], options.format)
     elif options.export_tuner:
         _export_tuner(found, options)
     else:

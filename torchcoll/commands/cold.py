@@ -22,5 +22,5 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     choice(options.format, "format", FORMATS)
     found = cold(options.files, reader=lambda files: load_all(resolve(str(f) for f in files)))
-    show_cold(found, options.format)
+    show_cold([found], options.format)
     return ExitCode.OK

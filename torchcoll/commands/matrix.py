@@ -129,9 +129,10 @@ def _dry_run(plan: Plan, folder: Any) -> ExitCode:
     from torchcoll.matrix.plan import command_line
     from torchcoll.matrix.run import labels_of
 
-    jobs = list(plan.jobs())
-    _tell(f"{len(plan.cells)} cells x {plan.launches} launches = {len(jobs)}, in this order:")
-    for job in jobs:
+    cells, launches = len(plan.cells), plan.launches
+    counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
+    _tell(f"{counts} = {cells * launches}, in this order:")
+    for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
         print(command_line(words, job.cell.variables))
     return ExitCode.OK

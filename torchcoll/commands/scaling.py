@@ -17,7 +17,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.scaling import scaling
-    from torchcoll.analysis.sides import side
     from torchcoll.core.records import load_all
     from torchcoll.core.units import parse_size
     from torchcoll.importers.registry import resolve
@@ -27,8 +26,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
-    files = side("files", options.files, lambda paths: load_all(resolve(str(p) for p in paths)))
-    show_scaling(scaling(files, sizes, link), options.format)
+    found = scaling(
+        options.files,
+        sizes=sizes,
+        link_gbps=link,
+        reader=lambda files: load_all(resolve(str(file) for file in files)),
+    )
+    show_scaling([found], options.format)
     return ExitCode.OK
 
 

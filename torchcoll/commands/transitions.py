@@ -16,14 +16,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.analysis.sides import side
     from torchcoll.analysis.transitions import transitions
     from torchcoll.core.records import load_all
+    from torchcoll.core.summary import OVER_RANKS
     from torchcoll.importers.registry import resolve
     from torchcoll.report.transitions import FORMATS, show_transitions
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
-    runs = side("files", options.files, lambda files: load_all(resolve(str(f) for f in files)))
-    show_transitions(transitions(runs, options.over_ranks), options.format, options.refine)
+    choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    found = transitions(
+        options.files,
+        over_ranks=options.over_ranks,
+        reader=lambda files: load_all(resolve(str(file) for file in files)),
+    )
+    show_transitions([found], options.format, refine=options.refine)
     return ExitCode.OK

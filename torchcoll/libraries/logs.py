@@ -19,19 +19,38 @@ Job = nccl_jobs.Job | oneccl.Job
 _NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
 _ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
 
+_BESIDE = ".jsonl.logs"
+_WRITES = "A run with --library-log writes such a log."
+
 
 def files_of(paths: Iterable[str]) -> list[str]:
-    """The files that are named, and those in folders that are: rank2.log before rank10.log."""
+    """The files that are named, and those in folders that are: rank2.log before rank10.log.
+
+    In a folder of results (of a matrix too) these are what --library-log wrote beside each:
+    ``x.jsonl.logs``; no result is a log.
+    """
     found: list[str] = []
     for path in paths:
         if not os.path.isdir(path):
             found.append(path)
             continue
-        inside = [entry.path for entry in os.scandir(path) if entry.is_file()]
-        found += sorted(inside, key=lambda name: (len(name), name))
+        entries = sorted(os.scandir(path), key=_by_number)
+        beside = [e for e in entries if e.is_dir() and e.name.endswith(_BESIDE)]
+        inside = [e for folder in beside for e in sorted(os.scandir(folder), key=_by_number)]
+        inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
+        inside = [entry for entry in inside if entry.is_file()]
+        found += [entry.path for entry in inside]
         if not inside:
-            raise UnreadableError("log", path, "a file, or a folder with files")
+            raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
     return list(dict.fromkeys(found))
+
+
+def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
+    return len(entry.name), entry.name
+
+
+def _is_result(name: str) -> bool:
+    return name.endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_log(path: str) -> tuple[Reader, list[str]]:
@@ -55,7 +74,7 @@ def _reader(path: str) -> Reader:
         "log",
         path,
         "lines of NCCL, RCCL or oneCCL",
-        "A run with --library-log writes such a log.",
+        _WRITES,
     )
 
 

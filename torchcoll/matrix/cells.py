@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.nccl import algorithms as nccl
-from torchcoll.libraries.oneccl.variables import ALGORITHMS as ONECCL_ALGORITHMS
 
-# Variables that take the choice of an algorithm from a library; values are words that name cells.
-FORCING = (*nccl.VARIABLES, *ONECCL_ALGORITHMS)
 AUTO = "auto"  # the cell in which nothing is forced
 _RESERVED = ("cell", "launch")  # labels of every launch
 _LONGEST_PART, _LONGEST = 60, 150  # of 255 that a file's name may have

@@ -70,7 +70,10 @@ class Folder:
         return self.path / _LOGS / f"{job.stem}.log"
 
     def add(self, record: dict[str, Any]) -> None:
-        """A launch that has ended. Raises TorchcollError when the disk refuses its line."""
+        """A launch that has ended. Raises TorchcollError when the disk refuses its line, or when
+        there is no such folder any more.
+        """
+        self._check_there()
         self.manifest.append(record)
         self._note(record)
 
@@ -80,6 +83,16 @@ class Folder:
         self._attempts[key] += 1
         if record.get("status") == "unavailable":
             self._unavailable.add(record.get("cell"))
+
+    def _check_there(self) -> None:
+        """What is written to a manifest that somebody removed is on disk nowhere."""
+        if not self.manifest.there():
+            raise TorchcollError(
+                f"folder {self.path}",
+                "removed or replaced while its matrix ran",
+                "one that stays",
+                "Start the matrix again.",
+            )
 
     def attempts(self, job: Job) -> int:
         return self._attempts[job.key]
@@ -99,8 +112,9 @@ class Folder:
 
     def set_aside(self, job: Job) -> str | None:
         """Move a result file, and what lies beside it under its name (--library-log), to where no
-        reader looks. Its path there, from the folder.
+        reader looks. Its path there, from the folder. Raises TorchcollError as ``add`` does.
         """
+        self._check_there()
         name, number = self.result(job).name, 1
         found = [path for path in self.path.iterdir() if path.name.startswith(name)]
         aside = self.path / _ASIDE

@@ -36,12 +36,19 @@ class Manifest:
         lines = list(_lines(self.path)) if self.path.exists() else []
         if lines:
             _check_same(folder, lines[0], spec)
-            self.records = [line for line in lines[1:] if line.get("record") == "launch"]
+            self.records = [line for line in lines[1:] if _is_launch(line)]
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         if not lines:
             self._write({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
         elif not self.path.read_bytes().endswith(b"\n"):
             self._file.write(b"\n")  # what was cut off stays a line of its own
+
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
 
     def append(self, record: dict[str, Any]) -> None:
         """One launch. Raises TorchcollError when the disk refuses it."""
@@ -65,6 +72,30 @@ class Manifest:
         self._file.close()
 
 
+def _is_launch(line: dict[str, Any]) -> bool:
+    """Whether it is a launch as torchcoll writes it; one that was edited by hand runs again."""
+    kinds = {"cell": str, "launch": int, "status": str, "reason": str}
+    return (
+        line.get("record") == "launch"
+        and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+        and isinstance(line.get("file"), (str, type(None)))
+        and isinstance(line.get("seconds"), (int, float, type(None)))
+    )
+
+
+def _is_plan(spec: Any) -> bool:
+    """Whether the command is a list of words, and each cell has a name and its settings."""
+    if not isinstance(spec, dict):
+        return False
+    command, cells = spec.get("command"), spec.get("cells")
+    return (
+        isinstance(command, list)
+        and all(isinstance(word, str) for word in command)
+        and isinstance(cells, list)
+        and all(isinstance(cell, dict) and isinstance(cell.get("name"), str) for cell in cells)
+    )
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a manifest without those that cannot be read; the first must be its header."""
     for number, line in enumerate(lines_of(path, [], "manifest")):
@@ -73,7 +104,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             schema = record.get("schema") if isinstance(record, dict) else None
         except ValueError:
             record = schema = None
-        if number == 0 and schema != MATRIX_SCHEMA:
+        if number == 0 and not (schema == MATRIX_SCHEMA and _is_plan(record.get("spec"))):
             if not line.endswith(b"\n"):  # killed while the first line was written
                 path.unlink()
                 return
@@ -84,7 +115,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
     """Raises UsageError naming what differs. More or fewer launches are no difference."""
-    earlier = header.get("spec") or {}
+    earlier = header["spec"]
     for name, own, theirs in _differences(spec, earlier):
         raise UsageError(
             f"{name} of {folder}",
@@ -95,7 +126,7 @@ def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> N
 
 
 def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    mine, others = own["command"], theirs.get("command") or []
+    mine, others = own["command"], theirs["command"]
     if mine != others:
         pairs = itertools.zip_longest(mine, others)
         place = next(n for n, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -105,7 +136,7 @@ def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
     if own["seed"] != theirs.get("seed"):
         yield "seed", str(own["seed"]), str(theirs.get("seed"))
     cells = {cell["name"]: cell for cell in own["cells"]}
-    earlier = {cell["name"]: cell for cell in theirs.get("cells") or ()}
+    earlier = {cell["name"]: cell for cell in theirs["cells"]}
     more = [name for name in cells if name not in earlier]
     fewer = [name for name in earlier if name not in cells]
     if more or fewer:
@@ -118,6 +149,7 @@ def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
 
 
 def _told(cell: dict[str, Any]) -> str:
-    settings = {**cell.get("axes", {}), **cell.get("variables", {})}
+    parts = [cell.get(name) for name in ("axes", "variables")]
+    settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    return " ".join([*words, *cell.get("arguments", ())])
+    return " ".join([*words, *map(str, cell.get("arguments") or ())])

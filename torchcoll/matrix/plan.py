@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.variables import unknown_variables
 from torchcoll.matrix.cells import (
     AXES_OF_LIBRARIES,
-    FORCING,
     Cell,
     Dimension,
     axis_dimension,

@@ -148,9 +148,10 @@ def _judged(
         return "unavailable", "NCCL has not got it on this machine", None, False
     code = _code_text(ended.exit_code)
     if not found.usable:
+        if not ended.exit_code or found.complete:
+            return "failed", found.reason, None, False
         # What a launch said last tells more than that its file has no end.
-        told = _last_error(output) if ended.exit_code and not found.complete else ""
-        return "failed", f"{code}: {told}" if told else found.reason, None, False
+        return "failed", f"{code}: {_last_error(output) or found.reason}", None, False
     if found.reason:
         return "failed", found.reason, found.library, True
     if ended.exit_code:

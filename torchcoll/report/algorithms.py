@@ -32,24 +32,32 @@ _LEGEND = (
 )
 
 
-def show_algorithms(found: Algorithms, format: str = "table", file: TextIO | None = None) -> None:
+def show_algorithms(
+    found: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
+) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
     choice(format, "format", FORMATS)
     out = Output(file)
     if format == "json":
-        out.write(json.dumps(algorithms_object(found), indent=1) + "\n")
+        objects = [algorithms_object(one) for one in found]
+        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
     elif format == "csv":
-        out.write(records_csv([_size_record(t, s) for t in found.tables for s in t.sizes]))
+        tables = [table for one in found for table in one.tables]
+        out.write(records_csv([_size_record(t, s) for t in tables for s in t.sizes]))
     else:
-        titles = kind_texts([table.common for table in found.tables])
-        grids = [Grid([], [], above=list(_LEGEND))]
-        for table, title in zip(found.tables, titles, strict=True):
-            grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
-        print_grids([("", [*grids, Grid([], [], below=_below(found))])], format, out)
+        print_grids([("", [grid for one in found for grid in _grids(one)])], format, out)
     out.flush()
 
 
 # -- text ------------------------------------------------------------------------------------
+
+
+def _grids(found: Algorithms) -> list[Grid]:
+    titles = kind_texts([table.common for table in found.tables])
+    grids = [Grid([], [], above=list(_LEGEND))]
+    for table, title in zip(found.tables, titles, strict=True):
+        grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
+    return [*grids, Grid([], [], below=_below(found))]
 
 
 def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
@@ -95,7 +103,7 @@ def _conclusions(table: Table, threshold: float) -> list[str]:
 
 def _best_text(size: SizeFound) -> str:
     if size.best is None:
-        return "none was right"
+        return "none was right" if size.cells else "none was run"
     name = size.best.cell.name
     others = [other for other in size.tied if other != name]
     if not others:
@@ -195,9 +203,10 @@ def _below(found: Algorithms) -> list[str]:
     ]
     lines += map(one_line, [*runs_lines(found.runs), *found.notes])
     if found.comparisons:
+        word = "comparison" if found.comparisons == 1 else "comparisons"
         lines.append(
             f"p: Welch's t of AUTO against each cell, on the logarithms of the launches' figures, "
-            f"Holm over {found.comparisons} comparisons; below 0.05 counts"
+            f"Holm over {found.comparisons} {word}; below 0.05 counts"
         )
     return lines
 

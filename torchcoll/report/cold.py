@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.cold_tables import cold_grids, over
@@ -22,16 +22,17 @@ FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-cold/1"
 
 
-def show_cold(found: Cold, format: str = "table", file: TextIO | None = None) -> None:
+def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``cold`` found. Raises UsageError for an unknown format."""
     choice(format, "format", FORMATS)
     out = Output(file)
     if format == "json":
-        out.write(json.dumps(cold_object(found), indent=1) + "\n")
+        objects = [cold_object(one) for one in found]
+        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
     elif format == "csv":
-        out.write(records_csv([row_record(row) for row in found.rows]))
+        out.write(records_csv([row_record(row) for one in found for row in one.rows]))
     else:
-        print_grids([("", cold_grids(found))], format, out)
+        print_grids([("", [grid for one in found for grid in cold_grids(one)])], format, out)
     out.flush()
 
 

@@ -30,7 +30,7 @@ def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
         if name == "in_place":
             words.append("in place" if value else "out of place")
         elif name == "ranks":
-            words.append(f"{value} ranks")
+            words.append(f"{value} rank{'s' * (value != 1)}")
         elif name == "nbytes":
             words.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
         elif name in _PLAIN:

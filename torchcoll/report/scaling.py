@@ -35,26 +35,35 @@ _VERDICTS = (
 )
 
 
-def show_scaling(found: Scaling, format: str = "table", file: TextIO | None = None) -> None:
+def show_scaling(
+    found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
+) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
     choice(format, "format", FORMATS)
     out = Output(file)
-    curves = [*found.curves, *found.starts]
     if format == "json":
-        rows = [record for curve in curves for record in _rows(curve)]
-        fits = [_fit_record(curve, fit) for curve in curves for fit in curve.fits]
-        notes = [*found.notes, *runs_lines(found.runs)]
-        link = {"link_gbps": found.link_gbps}
-        whole = {"schema": SCHEMA, **link, "rows": rows, "fits": fits, "notes": notes}
-        out.write(json.dumps(whole, indent=1) + "\n")
+        objects = [scaling_object(one) for one in found]
+        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
     elif format == "csv":
+        curves = [curve for one in found for curve in (*one.curves, *one.starts)]
         out.write(records_csv([record for curve in curves for record in _rows(curve)]))
     else:
-        print_grids([("", _grids(found))], format, out)
+        print_grids([("", [grid for one in found for grid in _grids(one)])], format, out)
     out.flush()
 
 
 # -- objects ---------------------------------------------------------------------------------
+
+
+def scaling_object(found: Scaling) -> dict[str, Any]:
+    curves = [*found.curves, *found.starts]
+    return {
+        "schema": SCHEMA,
+        "link_gbps": found.link_gbps,
+        "rows": [record for curve in curves for record in _rows(curve)],
+        "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
+        "notes": [*found.notes, *runs_lines(found.runs)],
+    }
 
 
 def _rows(curve: Curve) -> list[dict[str, Any]]:

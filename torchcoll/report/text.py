@@ -172,11 +172,14 @@ def show(
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
     "Advice": ("advice", "show_advice"),
+    "Algorithms": ("algorithms", "show_algorithms"),
     "BucketPlan": ("buckets", "show_plans"),
     "Cold": ("cold", "show_cold"),
     "Comparison": ("compare", "show_comparisons"),
     "Cost": ("cost", "show_costs"),
+    "Scaling": ("scaling", "show_scaling"),
     "Traffic": ("traffic", "show_traffic"),
+    "Transitions": ("transitions", "show_transitions"),
     "Trial": ("trial", "show_trials"),
 }
 

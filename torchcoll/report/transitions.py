@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -11,12 +12,13 @@ from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
+from torchcoll.report.notes import runs_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.transitions import Regimes, Transition
+    from torchcoll.analysis.transitions import Point, Regimes, Transition, Transitions
 
 FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-transitions/1"
@@ -28,25 +30,39 @@ _WORDS = {
 
 
 def show_transitions(
-    found: Sequence[Regimes],
+    found: Sequence[Transitions],
     format: str = "table",
-    refine: bool = False,
     file: TextIO | None = None,
+    refine: bool = False,
 ) -> None:
-    """Print the regimes of curves. Raises UsageError for an unknown format."""
+    """Print what ``transitions`` found; refine: also the sizes that would narrow each zone. Raises
+    UsageError for an unknown format.
+    """
     choice(format, "format", FORMATS)
     out = Output(file)
+    curves = [curve for one in found for curve in one.curves]
     if format == "json":
-        rows = [record for one in found for record in records(one)]
-        curves = [_curve_object(one) for one in found]
-        out.write(json.dumps({"schema": SCHEMA, "rows": rows, "curves": curves}, indent=1) + "\n")
+        rows = [record for one in curves for record in records(one)]
+        objects = [_curve_object(one) for one in curves]
+        out.write(
+            json.dumps(
+                {"schema": SCHEMA, "rows": rows, "curves": objects, "notes": _notes(found)},
+                indent=1,
+            )
+            + "\n"
+        )
     elif format == "csv":
-        out.write(records_csv([record for one in found for record in records(one)]))
+        out.write(records_csv([record for one in curves for record in records(one)]))
     else:
-        titles = kind_texts([one.common for one in found])
-        grids = [_grid(one, title, refine) for one, title in zip(found, titles, strict=True)]
-        print_grids([("", [_legend(), *grids])], format, out)
+        titles = kind_texts([one.common for one in curves])
+        grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
+        print_grids([("", [_legend(), *grids, Grid([], [], below=_notes(found))])], format, out)
     out.flush()
+
+
+def _notes(found: Sequence[Transitions]) -> list[str]:
+    lines = [line for one in found for line in (*one.notes, *runs_lines(one.runs))]
+    return list(dict.fromkeys(map(one_line, lines)))
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
@@ -107,7 +123,10 @@ def _legend() -> Grid:
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     points, curve = found.points, found.curve
     launches = max(point.launches for point in points)
-    words = f"{len(points)} sizes, {launches} launch{'es' if launches > 1 else ''}"
+    words = f"{len(points)} size{'s' * (len(points) > 1)}, "
+    if found.sizes > len(points):
+        words = f"{len(points)} of {found.sizes} sizes (more are too many), "
+    words += f"{launches} launch{'es' * (launches > 1)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)")]
@@ -128,10 +147,12 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
 
 def _below(found: Regimes, refine: bool) -> list[str]:
     lines = [_transition_line(n, one) for n, one in enumerate(found.transitions, 1)]
+    if uneven := _uneven(found.points):
+        lines.append(uneven)
     if found.note:
         lines.append(found.note)
-    elif not lines:
-        lines.append("one regime: no size at which the behaviour changes")
+    elif not found.transitions:
+        lines.append("one regime: no change of behaviour is shown")
     lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
     seen = {id(one.handover) for one in found.transitions}
     for one in found.handovers:
@@ -147,6 +168,19 @@ def _below(found: Regimes, refine: bool) -> list[str]:
         sizes = ",".join(map(str, found.refining))
         lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
     return lines
+
+
+def _uneven(points: Sequence[Point]) -> str:
+    """Where the number of launches changes, so may the time: ``1 from 1K, 2 from 64K``."""
+    spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.launches)]
+    if len(spans) < 2:
+        return ""
+    texts = [f"{own[0].launches} from {format_size(own[0].nbytes)}" for own in spans]
+    shown = texts if len(texts) < 5 else [*texts[:3], "..."]
+    return (
+        f"the launches disagree in their sizes ({', '.join(shown)}): a step there may be that of "
+        "another launch"
+    )
 
 
 def _zone(low: int, high: int) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from torchcoll.libraries.forcing import Forcing
+from torchcoll.libraries.forcing import OF_NCCL, Forcing
 from torchcoll.libraries.nccl.calls import FUNCTIONS
 
-VARIABLES = ("NCCL_ALGO", "NCCL_PROTO")
+VARIABLES = OF_NCCL
 _FUNCTION_PREFIX = (2, 24)
 _PROTOCOLS = ("ll", "ll128", "simple")
 # With every protocol, on every machine.
