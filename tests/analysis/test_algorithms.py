@@ -116,7 +116,7 @@ def test_one_launch_is_no_evidence():
 
 
 def test_equal_launches_have_no_spread_to_judge_by():
-    auto, ring = ([run(measured(100), variables=v) for _ in range(2)] for v in ({}, RING))
+    auto, ring = ([run(measured(100_000), variables=v) for _ in range(2)] for v in ({}, RING))
     (size,) = table_of(*auto, *ring).sizes
     assert (size.verdict, size.reason) == (
         "unclear",
@@ -159,7 +159,7 @@ def test_dtypes_and_axes_are_tables_of_their_own():
 
 def test_cells_without_labels_are_named_by_what_they_force():
     variables = ({}, protocol("ring", "ll128"))
-    runs = [run(measured(ns), variables=v) for v in variables for ns in (100, 101)]
+    runs = [run(measured(ns), variables=v) for v in variables for ns in (100_000, 101_000)]
     assert [c.name for c in table_of(*runs).cells] == ["ring-ll128"]
 
 
@@ -404,7 +404,7 @@ def saved(folder, *runs):
 
 def test_export_env_names_the_function_only_where_nccl_knows_it(in_tmp_path, capsys):
     old = {"NCCL_ALGO": "Ring"}
-    runs = cell("ring", {K: 100}, old)
+    runs = cell("ring", {K: 100_000}, old)
     for each, version in zip(runs, ["2.21.5"] * 6, strict=True):
         each.environment["libraries"]["nccl"] = f"nccl {version}"
     saved(in_tmp_path, *runs)
@@ -466,10 +466,10 @@ def test_export_tuner(folder, capsys):
 
 
 def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):
-    saved(in_tmp_path, *cell("ring", {K: 1000}, RING))
+    saved(in_tmp_path, *cell("ring", {K: 100_000}, RING))
     assert main(["algorithms", ".", "--export-tuner", "t.csv"]) == 2
     assert "ring at 1K: got no known protocol, expected both" in capsys.readouterr().err
-    saved(in_tmp_path / "b", *cell("ring", {K: 1000}, protocol("ring", "simple")))
+    saved(in_tmp_path / "b", *cell("ring", {K: 100_000}, protocol("ring", "simple")))
     assert main(["algorithms", "b", "--export-tuner", "t.csv"]) == 2
     assert "got no known number of channels" in capsys.readouterr().err
     assert main(["algorithms", "b", "--export-tuner", "t.csv", "--channels", "16"]) == 0
@@ -480,7 +480,7 @@ def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):
 
 
 def test_an_export_says_what_was_not_verified_and_not_obeyed(in_tmp_path, capsys):
-    runs = cell("tree", {K: 1000}, protocol("tree", "ll"), choice=Choice("RING", "LL", 4))
+    runs = cell("tree", {K: 100_000}, protocol("tree", "ll"), choice=Choice("RING", "LL", 4))
     for each in runs:
         each.results[0].verification = None
     saved(in_tmp_path, *runs)
@@ -492,10 +492,10 @@ def test_an_export_says_what_was_not_verified_and_not_obeyed(in_tmp_path, capsys
 
 
 def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):
-    other = cell("ring", {K: 1000}, RING)
+    other = cell("ring", {K: 100_000}, RING)
     for each in other:
-        each.results = [measured(1000, nbytes=K, dtype="bfloat16")]
-    saved(in_tmp_path, *cell("ring", {K: 1000}, RING), *other)
+        each.results = [measured(100_000, nbytes=K, dtype="bfloat16")]
+    saved(in_tmp_path, *cell("ring", {K: 100_000}, RING), *other)
     assert main(["algorithms", ".", "--export-env"]) == 2
     assert (
         "got 2 tables that differ in dtype (float32, bfloat16), expected one"
