@@ -35,6 +35,7 @@ class Hosts:
 
     def __init__(self, count: int) -> None:
         self.names = [f"tc{os.getpid()}h{index}" for index in range(count)]
+        self.switch = f"tc{os.getpid()}sw"  # where the bridge is
 
     @staticmethod
     def address(index: int) -> str:
@@ -43,7 +44,7 @@ class Hosts:
     def shape(self, index: int, mbit: float) -> None:
         """Both ends of this host's link: at most so many Mbit/s either way."""
         rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "50ms")
-        for where, device in ((self.names[index], DEVICE), (self.names[0], f"b{index}")):
+        for where, device in ((self.names[index], DEVICE), (self.switch, f"b{index}")):
             if _run("tc", "-n", where, "qdisc", "replace", "dev", device, *rate):
                 raise NoNamespaces("no token-bucket filter (sch_tbf)")
 
@@ -91,15 +92,15 @@ class Hosts:
 
 @contextlib.contextmanager
 def hosts(count: int, mbit: float) -> Iterator[Hosts]:
-    """Made, each link shaped, and taken away; the bridge lives on host 0. Raises NoNamespaces."""
+    """Made, each link shaped, and taken away. Raises NoNamespaces."""
     if os.geteuid():
         raise NoNamespaces("not root")
     made = Hosts(count)
     try:
-        for name in made.names:
+        for name in (made.switch, *made.names):
             if _run("ip", "netns", "add", name):
                 raise NoNamespaces("no network namespaces")
-        bridge = made.names[0]
+        bridge = made.switch
         if _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge"):
             raise NoNamespaces("no bridge")
         _run("ip", "-n", bridge, "addr", "add", f"{made.address(99)}/32", "dev", "br0")
@@ -116,7 +117,7 @@ def hosts(count: int, mbit: float) -> Iterator[Hosts]:
             made.shape(index, mbit)
         yield made
     finally:
-        for name in made.names:
+        for name in (made.switch, *made.names):
             _run("ip", "netns", "del", name)
 
 

@@ -41,6 +41,7 @@ LATENCY_THRESHOLD = 0.5
 # Beyond so many units (nodes, between nodes) one has too small a part to move the median.
 _FEW = 16
 _AGAIN = 3  # pairs of each suspect that run again alone, and usual ones of each kind beside them
+_TOLD = 3  # kinds of calls in the line of a suspect
 
 LATENCY, EXCHANGE, SEND, RECEIVE = "latency", "both ways", "sending", "receiving"
 ALONE = " alone"
@@ -92,7 +93,7 @@ class Timing(NamedTuple):
 
 Times = dict[Pair, Timing]  # one way: (from, to)
 Speeds = dict[Pair, float]
-_Others = tuple[float, list[float], float]  # median speed, logarithms of all, the least scale
+_Others = tuple[float, float, float]  # median speed; median and scale of the logarithms
 
 
 @dataclass
@@ -192,20 +193,26 @@ def _timing(result: CaseResult) -> Timing | None:
     return Timing(middle, quantile(calls, good), spread)
 
 
-def modified_z(value: float, values: Sequence[float], least: float = 0.0) -> float:
-    """Iglewicz and Hoaglin's score of ``value`` against ``values``; the scale is ``least`` or more.
+def robust(values: Sequence[float], least: float = 0.0) -> tuple[float, float]:
+    """(median, scale) of ``values`` for ``modified_z``; the scale is ``least`` or more.
 
     Where more than half of the values are equal the MAD is 0; then their mean absolute deviation
-    takes its place (1.253314 is the ratio of the two scales for the normal distribution), and where
-    that is 0 too the score is 0 or infinite.
+    takes its place (1.253314 is the ratio of the two scales for the normal distribution), which may
+    be 0 too.
     """
     middle = median(values)
     off = [abs(v - middle) for v in values]
     mad = median(off)
-    scale = max(mad / 0.6745 if mad else 1.253314 * sum(off) / len(off), least)
+    return middle, max(mad / 0.6745 if mad else 1.253314 * sum(off) / len(off), least)
+
+
+def modified_z(value: float, middle: float, scale: float) -> float:
+    """Iglewicz and Hoaglin's score of ``value`` against values with that ``robust`` median and
+    scale; where the scale is 0, it is 0 or infinite.
+    """
     if scale:
         return (value - middle) / scale
-    return 0.0 if value == middle else float("inf") if value > middle else float("-inf")
+    return 0.0 if value == middle else math.copysign(math.inf, value - middle)
 
 
 def _scale_of_median(count: int) -> float:
@@ -248,6 +255,7 @@ class _Table:
         self._alone = self._of(pairs.alone)
         # Between nodes a bad node has many ranks: all its pairs are left out together.
         self._group = (lambda unit: unit) if within else (lambda unit: pairs.hosts[unit])
+        self._groups = len({self._group(unit) for pair in self._speeds for unit in pair})
         self._scales: dict[Any, _Others | None] = {}
 
     def _of(self, times: Mapping[tuple[str, int], Times]) -> Speeds:
@@ -264,14 +272,13 @@ class _Table:
         timings = self._pairs.times[self._key]
         speeds = [self._speeds[pair] for pair in met]
         middle = median(speeds)
-        logs = [math.log(speed) for speed in speeds]
-        return middle, logs, median([timings[pair].spread for pair in met])
+        least = median([timings[pair].spread for pair in met])
+        return middle, *robust([math.log(speed) for speed in speeds], least)
 
     def _others(self, unit: int) -> _Others | None:
         """The speeds of the pairs that the unit (between nodes: its node) has no part in."""
         group = self._group(unit)
-        groups = {self._group(u) for pair in self._speeds for u in pair}
-        if len(groups) > _FEW:
+        if self._groups > _FEW:
             group = None
         if group not in self._scales:
             met = [
@@ -412,9 +419,8 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
     else:
         who = pairs.ranks(suspect.units[0])
     words = []
-    for one in suspect.evidence:
-        if suspect.stands and one.stands is False:
-            continue
+    told = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    for one in told[:_TOLD]:
         where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
         count = "" if suspect.is_link else f", {one.slow} of {one.pairs} pairs slow"
         alone = (
@@ -424,7 +430,8 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
         )
         z = "" if one.z == float("-inf") else f", z {one.z:.0f}"
         words.append(f"{one.what}{where} {100 * one.ratio:.0f} %{count}{z}{alone}")
-    return f"{who}: of the others' speed " + "; ".join(words)
+    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return f"{who}: of the others' speed " + "; ".join(words) + more
 
 
 def _where(one: Evidence) -> str:

@@ -67,7 +67,7 @@ def show_pairs(
             grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
         grids[0].above = [*_title(run, pairs), *grids[0].above]
         units = _units(pairs, format)
-        units.below += ["", *_below(run, pairs, found, threshold)]
+        units.below += _below(run, pairs, found, threshold)
         print_grids([("", [*grids, units])], format, out)
     out.flush()
     return any(one.stands for one in found) or bool(_halved(run))
