@@ -99,8 +99,8 @@ def test_each_backend_of_a_launch_has_its_own_first_call():
 
 
 def test_the_launches_of_a_continuation_are_launches():
-    later = run(measured(100, nbytes=2048, cold_ns=[[77, 7]] * 2))
     first = run(measured(100))
+    later = run(measured(100, nbytes=2048, cold_ns=[[77, 7]] * 2))
     first.results += later.results
     first.continuations.append(later)
     assert [row.call_ns(1) for row in cold(first).rows] == [300, 77]
