@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
-from torchcoll.core.traffic import Traffic, join
 
 WIDTH, LAYERS, LENGTH, BATCH = 128, 4, 32, 4
 CAPS_MB = (0.25, 0.5, 1, 2, 4)  # the model has 3.3 MiB: DDP's 25 would be one bucket
@@ -92,10 +90,6 @@ def shared_folder() -> str:
     return folder[0]
 
 
-def of_all_ranks(folder: str) -> Traffic:
-    return join(Traffic.load(path) for path in sorted(Path(folder).glob("traffic-rank*.jsonl")))
-
-
 def main() -> None:
     device = start()
     torch.manual_seed(0)
@@ -116,7 +110,7 @@ def main() -> None:
 
     # 3. What it cost, and what a model of it proposes.
     if dist.get_rank() == 0:
-        together = of_all_ranks(folder)
+        together = torchcoll.Traffic.load(folder)
         torchcoll.show(together)
         if dist.get_world_size() > 1:  # one rank communicates nothing
             torchcoll.show(torchcoll.cost(together, alone))

@@ -17,7 +17,7 @@ fail() {
 }
 
 MODULES='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
-MODULES+=' sendrecv hypercube barrier suite'
+MODULES+=' sendrecv hypercube barrier suite pairs'
 
 # module_of NAME: sets module to the entry stub of a collective; torch writes all_reduce.
 module_of() {

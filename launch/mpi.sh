@@ -25,7 +25,7 @@ case ${1:-} in
     *)
         module=${1//_/} # torch writes all_reduce
         known='allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter'
-        known+=' sendrecv hypercube barrier suite'
+        known+=' sendrecv hypercube barrier suite pairs'
         case " $known " in
             *" $module "*) ;;
             *) fail "collective: got '$1', expected one of: $known" ;;

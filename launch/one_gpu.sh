@@ -47,8 +47,6 @@ module=${module:-allreduce}
 if [ -n "${NO_INSTALL:-}" ]; then
     find_python
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-    "$PYTHON" -W ignore -c 'import torch' 2>/dev/null ||
-        fail "torch of $PYTHON: got none, expected 2.6 or newer. Name a python that has it: PYTHON=..." 4
 elif [ -n "$all" ]; then
     install_torchcoll "$ROOT/.venv-test" test,dev
     PYTHON=$VENV/bin/python
@@ -61,8 +59,9 @@ fi
 found=$("$PYTHON" -W ignore -c 'if 1:
     import torch
     there = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    print("yes" if there else torch.__version__)' 2>/dev/null | tail -n 1)
-[ "$found" = yes ] || fail "GPU: got none that torch ${found:-} of $PYTHON can use with NCCL, \
+    print("yes" if there else torch.__version__)' 2>/dev/null | tail -n 1) ||
+    fail "torch of $PYTHON: got none, expected 2.6 or newer. Name a python that has it: PYTHON=..." 4
+[ "$found" = yes ] || fail "GPU: got none that torch $found of $PYTHON can use with NCCL, \
 expected one. python -m torchcoll doctor says why" 4
 
 # One rank owns the GPU and is no rehearsal.

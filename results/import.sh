@@ -4,6 +4,7 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${1:?usage: bash results/import.sh DIR}
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
 cd "$here/h200-8gpu-kernels"
 for kernel in generic nvidia; do
     release=6.8.0-51-generic
@@ -13,4 +14,11 @@ for kernel in generic nvidia; do
         --ranks 8 --backend nccl --statistic mean \
         --label "kernel=$release" --label "machine=one server, 8 H200" \
         -o "$out/$kernel.jsonl"
+done
+cd "$here/a100-8gpu-baseline"
+for curve in curve:8 curve-3gpu:3; do
+    "${PYTHON:-python3}" -m torchcoll import "${curve%:*}.csv" --from plain \
+        --ranks "${curve#*:}" --backend nccl --statistic mean \
+        --label gpu=A100-SXM4-80GB --label machine=skampere1 \
+        -o "$out/${curve%:*}.jsonl"
 done

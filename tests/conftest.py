@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,9 @@ from hypothesis import settings
 # of the code, not of its luck.
 settings.register_profile("torchcoll", deadline=None, derandomize=True)
 settings.load_profile("torchcoll")
+
+# In the background of a script (tests/run.sh) it is ignored, also by all that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NAMES += ("GROUP_RANK", "NO_COLOR", "COLUMNS", "PBS_JOBID", "LSB_JOBID")

@@ -17,19 +17,60 @@ step() {
 }
 step ruff check
 step ruff format --check
-step mypy
 # pytest comes last, so that its summary is the last line.
-say "pytest -q $*"
 if [ $# -gt 0 ]; then
+    step mypy
+    say "pytest -q $*"
     "$VENV/bin/python" -m pytest -q "$@" || status=1
     exit $status
 fi
-# The README's commands install and launch for a minute, mostly waiting: beside the rest.
-readme=$(mktemp)
-trap 'rm -f "$readme"' EXIT
-"$VENV/bin/python" -m pytest -q tests/test_readme.py -p no:cacheprovider >"$readme" 2>&1 &
-"$VENV/bin/python" -m pytest -q --ignore tests/test_readme.py || status=1
-wait $! || status=1
-say 'pytest -q tests/test_readme.py (it ran meanwhile)'
-cat "$readme"
+
+# Side by side, for tests wait as much as they compute. The part with the most ranks is shown live.
+parts=(
+    mypy
+    'pytest -q -p no:cacheprovider tests/test_readme.py'
+    'pytest -q -p no:cacheprovider tests --ignore tests/bench --ignore tests/test_readme.py'
+)
+live='pytest -q tests/bench'
+logs=$(mktemp -d)
+# shellcheck disable=SC2046  # one word for each job
+trap 'kill -INT $(jobs -p) 2>/dev/null || true; rm -rf "$logs"' EXIT
+trap 'exit 130' INT
+pids=()
+for i in "${!parts[@]}"; do
+    # shellcheck disable=SC2086  # a part is several words
+    "$VENV/bin/python" -m ${parts[i]} >"$logs/$i" 2>&1 &
+    pids+=($!)
+done
+failed=()
+say "$live"
+# shellcheck disable=SC2086
+"$VENV/bin/python" -m $live 2>&1 | tee "$logs/live" || failed+=("$live")
+for i in "${!parts[@]}"; do
+    say "${parts[i]} (it ran meanwhile)"
+    if wait "${pids[i]}"; then
+        tail -n 1 "$logs/$i"
+    else
+        failed+=("${parts[i]}")
+        cat "$logs/$i"
+    fi
+done
+for part in "${failed[@]+"${failed[@]}"}"; do
+    status=1
+    say "FAILED: $part"
+done
+# The summaries of the three parts of pytest as one; a part that ended without any is an error.
+tail -qn 1 "$logs"/{live,1,2} | awk -v took="$SECONDS" '
+    sub(/ in [0-9.]+s.*/, "") {
+        ended++
+        gsub(",", "")
+        for (i = 1; i < NF; i += 2) n[$(i + 1)] += $i
+    }
+    END {
+        if (ended < 3) n["error"] += 3 - ended
+        many = split("failed passed skipped deselected error errors warning warnings", names, " ")
+        for (i = 1; i <= many; i++)
+            if (names[i] in n) line = line (line ? ", " : "") n[names[i]] " " names[i]
+        print line " in " took "s"
+    }'
 exit $status

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -276,6 +277,73 @@ def test_implementations_side_by_side(tmp_path):
     made = run.members[0]["implementation"]
     assert made["nccl-legacy"] == "ProcessGroupNCCL"
     print(made)
+
+
+# -- the state of the machine ------------------------------------------------------------------
+
+SMI = "index,clocks.max.sm,clocks.max.mem,enforced.power.limit,persistence_mode"
+
+
+def test_the_state_before_and_after(tmp_path):
+    """Ours is the driver's library, theirs nvidia-smi: what does not change must agree."""
+    run = Started(tmp_path, "allreduce", "--op avg --sizes 256M --max-time 2").run()
+    states = [state["devices"][0] for state in run.machine]
+    for state in states:
+        print(json.dumps(state))
+    print([event["message"] for event in run.events if event["kind"] == "machine"])
+    if "busy_percent" not in states[0] or not shutil.which("nvidia-smi"):
+        return  # ROCm: no such library
+    command = ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv,noheader,nounits"]
+    done = subprocess.run([*command, "-i", states[0]["place"]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    theirs = [word.strip() for word in done.stdout.split(",")]
+    names = ("index", "sm_clock_max_mhz", "mem_clock_max_mhz")
+    assert [str(states[0][name]) for name in names] == theirs[:3]
+    if theirs[3][0].isdigit():
+        assert states[0]["power_limit_w"] == float(theirs[3])
+    assert states[0]["persistence"] == (theirs[4] == "Enabled")
+    assert states[1]["busy_percent"] > 50  # it has just done this for two seconds
+    assert 0 < states[1]["sm_clock_mhz"] <= states[1]["sm_clock_max_mhz"]
+
+
+BUSY = """
+import time, torch
+a = torch.ones(8192, 8192, device="cuda", dtype=torch.bfloat16)
+began = time.monotonic()
+while time.monotonic() < began + 120:
+    for _ in range(20):
+        a @ a
+    torch.cuda.synchronize()
+    if time.monotonic() > began + 2:
+        print("busy", flush=True)
+"""
+
+
+def test_a_busy_gpu_is_noticed(tmp_path):
+    """Another process works on it: its number is named where it can be seen, else how busy it is;
+    and --require-idle refuses to start.
+    """
+    if (
+        Started(tmp_path, "allreduce", "--sizes 4K -n 5")
+        .run()
+        .machine[0]["devices"][0]
+        .get("busy_percent")
+        is None
+    ):
+        return  # ROCm
+    words = [sys.executable, "-c", BUSY]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "busy\n"
+            run = Started(tmp_path, "allreduce", "--sizes 4K -n 5").run()
+            refused = Started(tmp_path, "allreduce", "--sizes 4K -n 5 --require-idle")
+        finally:
+            other.kill()
+    told = [event["message"] for event in run.events if event["kind"] == "machine"]
+    print(*told, *refused.stderr, sep="\n")
+    assert any("% busy" in text and " before the run" in text for text in told)
+    assert refused.codes == [4]
+    assert "torchcoll: error: require-idle: got GPU " in refused.stderr[0]
 
 
 # -- several ranks -----------------------------------------------------------------------------

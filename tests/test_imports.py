@@ -21,19 +21,20 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 # loads nothing.
 TABLE = {
     "core": (set(), set(), set()),
-    "bench": ({"core", "libraries"}, {"torch"}, {"report"}),
+    "bench": ({"core", "libraries"}, {"torch"}, {"report", "verdict"}),
     "train": ({"core", "libraries"}, {"torch"}, {"report"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "matrix": ({"core", "libraries"}, set(), set()),
     "importers": ({"core", "libraries"}, set(), set()),
+    "verdict": ({"core"}, set(), {"tomli"}),
     "analysis": ({"core", "libraries"}, {"numpy", "scipy", "pandas"}, set()),
-    "report": ({"core"}, set(), {"analysis", "pandas", "rich", "jinja2", "matplotlib"}),
+    "report": ({"core"}, set(), {"analysis", "verdict", "pandas", "rich", "jinja2", "matplotlib"}),
     "cli": ({"core"}, set(), ROOMS),
     "commands": ({"core"}, set(), ROOMS),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }
-STUBS = {entry.module for entry in COLLECTIVES.values()} | {"suite"}
+STUBS = {entry.module for entry in COLLECTIVES.values()} | {"suite", "pairs"}
 
 
 def imports(tree, package):
@@ -157,8 +158,9 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
-PUBLIC += ["advise", "capture", "compare", "cost", "ddp_hook", "gradient_buckets", "load"]
-PUBLIC += ["replay", "run", "save", "shard_traffic", "show", "table", "try_buckets"]
+PUBLIC += ["advise", "algorithms", "capture", "cold", "compare", "cost", "ddp_hook"]
+PUBLIC += ["gradient_buckets", "load", "replay", "run", "save", "scaling", "shard_traffic", "show"]
+PUBLIC += ["table", "transitions", "try_buckets"]
 
 
 def test_public_names():
@@ -204,7 +206,7 @@ def test_stub(module):
     # A docstring, one import, one guarded call; runpy loads it twice, so it defines nothing.
     assert [type(node) for node in tree.body] == [ast.Expr, ast.ImportFrom, ast.If]
     assert ast.unparse(tree.body[2].test) == "__name__ == '__main__'"
-    names = {entry.module: entry.name for entry in COLLECTIVES.values()}
+    names = {entry.module: entry.name for entry in COLLECTIVES.values()} | {"pairs": "pairs"}
     argument = repr(names[module]) if module in names else ""
     assert [ast.unparse(node) for node in tree.body[2].body] == [f"main({argument})"]
     assert f"torchcoll.{module}" in ast.get_docstring(tree)

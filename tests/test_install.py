@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
     "allreduce allgather reducescatter alltoall alltoallv broadcast reduce gather scatter "
-    "sendrecv hypercube barrier suite"
+    "sendrecv hypercube barrier suite pairs"
 )
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from ranks import Job
+from torch.distributed.run import parse_args
 
 from torchcoll import cli
 from torchcoll.bench import main as bench
@@ -36,36 +39,50 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def torchrun(copy: Path, folder: Path, words: list[str]) -> Job:
+    """What torchrun would start, forked: of real launches most is the import of torch, which
+    launch/local.sh in the README's first block and tests/bench/test_bench_torchrun.py pay for.
+    """
+    asked = parse_args(words)
+
+    def target() -> None:
+        os.chdir(copy)
+        sys.argv = [asked.training_script, *asked.training_script_args]
+        if asked.module:
+            runpy.run_module(asked.training_script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(asked.training_script, run_name="__main__")
+
+    return Job(folder, target, int(asked.nproc_per_node))
+
+
 @pytest.mark.timeout(300)
-def test_every_command_of_the_readme_works(copy: Path) -> None:
-    assert sum(map(len, blocks())) > 10
+def test_every_command_of_the_readme_works(copy: Path, tmp_path: Path) -> None:
+    commands = [command for block in blocks() for command in block]
+    assert len(commands) > 10
     # The python of this test has torch, so nothing is downloaded.
     path = f"{copy}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     env.pop("PYTHONPATH", None)
-
-    def works(command: str) -> None:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.strip(), command
-
-    first, *others = blocks()
-    for command in first:  # installs, then shows
-        works(command)
-    for block in others:  # at the same time: most of a launch is starting Python
-        with ThreadPoolExecutor(3) as pool:
-            list(pool.map(works, block))
+    for number, command in enumerate(commands):
+        program, *words = shlex.split(command)
+        if program == "torchrun":
+            ranks = torchrun(copy, tmp_path / str(number), words).wait()
+            codes, out = [rank.code for rank in ranks.values()], ranks[0].stdout
+            err = "".join(rank.stderr for rank in ranks.values())
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True
+            )
+            codes, out, err = [done.returncode], done.stdout, done.stderr
+        assert not any(codes), f"{command}\n{out}\n{err}"
+        assert out.strip(), command
 
 
 def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.suppress(SystemExit):
-        cli.main(["show", "--help"])
-    with contextlib.suppress(SystemExit):
-        cli.main(["compare", "--help"])
-    with contextlib.suppress(SystemExit):
-        cli.main(["import", "--help"])
+    for command in cli.COMMANDS:
+        with contextlib.suppress(SystemExit):
+            cli.main([command, "--help"])
     with contextlib.suppress(SystemExit):
         bench.main(argv=["--help"])
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")

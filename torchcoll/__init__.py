@@ -22,6 +22,7 @@ _LAZY = {
     "save": "torchcoll.core.records",
     "run": "torchcoll.bench.runner",
     "replay": "torchcoll.bench.replay",
+    "cold": "torchcoll.analysis.cold",
     "compare": "torchcoll.analysis.compare",
     "cost": "torchcoll.analysis.cost",
     "advise": "torchcoll.analysis.gradients",
@@ -30,7 +31,10 @@ _LAZY = {
     "gradient_buckets": "torchcoll.train.buckets",
     "shard_traffic": "torchcoll.train.shards",
     "try_buckets": "torchcoll.train.try_buckets",
+    "algorithms": "torchcoll.analysis.algorithms",
+    "scaling": "torchcoll.analysis.scaling",
     "table": "torchcoll.analysis.table",
+    "transitions": "torchcoll.analysis.transitions",
     "show": "torchcoll.report.text",
 }
 

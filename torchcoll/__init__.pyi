@@ -1,7 +1,11 @@
+from torchcoll.analysis.algorithms import algorithms as algorithms
+from torchcoll.analysis.cold import cold as cold
 from torchcoll.analysis.compare import compare as compare
 from torchcoll.analysis.cost import cost as cost
 from torchcoll.analysis.gradients import advise as advise
+from torchcoll.analysis.scaling import scaling as scaling
 from torchcoll.analysis.table import table as table
+from torchcoll.analysis.transitions import transitions as transitions
 from torchcoll.bench.replay import replay as replay
 from torchcoll.bench.runner import run as run
 from torchcoll.core.case import Case as Case

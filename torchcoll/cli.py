@@ -44,6 +44,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what a training sends: captured files, profiler traces, Flight Recorder dumps",
         "trace",
     ),
+    "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
+    "algorithms": (
+        "which forced algorithm wins at each size, and what AUTO loses; settings of it",
+        "algorithms",
+    ),
+    "cold": ("what starting costs: set-up, first calls, launches of one job", "cold"),
+    "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
+    "log": ("what NCCL, RCCL and oneCCL say of themselves in their logs", "log"),
+    "matrix": ("many launches: variables, ranks, libraries; each cell in turn", "matrix"),
+    "pairs": ("which rank, node or link is slow, from a file of torchcoll.pairs", "pairs"),
     "doctor": (
         "what this process can use: devices, backends, launchers, networks; and known traps",
         "doctor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -422,3 +423,48 @@ def test_groups_are_named_in_the_traffic():
     sent = traffic([STEADY] * 2, groups={"0": Group("0", (0, 1, 2, 3), "gloo")}, ranks=8)
     with pytest.raises(UsageError, match="got 2, expected 4, as the gradients are summed over"):
         torchcoll.advise(sent, curve())
+
+
+# -- several dtypes, and what is no gradient -----------------------------------------------------
+
+
+def test_several_dtypes_have_no_16_bits():
+    # 2 MiB of float32 and 1 of bfloat16: half of all bytes is not what a 16-bit hook would send.
+    # The first is ready at 2 of 3 ms and takes 3, the second takes 2: 7 - 3 ms are exposed.
+    buckets = (Bucket(2 * MIB, "float32", ("a",)), Bucket(MIB, "bfloat16", ("b",)))
+    plans = [BucketPlan(buckets, buckets, "from step", cap) for cap in (None, 2)]
+    found = torchcoll.advise(plans, curve(), backward_ms=3)
+    assert found.dtype == "float32, bfloat16"
+    assert exposed(found) == {"default": 4, "2": 4}
+    assert {row.exposed_16bit_ns for row in found.rows} == {None}
+    assert "curve is of float32, the gradients are float32, bfloat16" in "; ".join(found.notes)
+
+
+def test_calls_that_the_program_waits_for_are_said_to_be_no_ddp():
+    sent = traffic([[(1, 5), (2, 10)]] * 4)
+    calls = {
+        rank: [dataclasses.replace(call, asynchronous=False) for call in own]
+        for rank, own in sent.calls.items()
+    }
+    waited = dataclasses.replace(sent, calls=calls)
+    said = "the program waited for each of these all_reduce calls at once, as DDP does not"
+    assert any(note.startswith(said) for note in torchcoll.advise(waited, curve()).notes)
+    assert not any(note.startswith(said) for note in torchcoll.advise(sent, curve()).notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"curve": None}, "curve: got None, expected a Run, or files. torchcoll.run returns it on "
+         "rank 0 alone."),
+        ({"caps_mb": 25}, "caps_mb: got 25, expected a list of MiB, such as [10, 25, 100]"),
+        ({"caps_mb": "25"}, "caps_mb: got 25, expected a list of MiB, such as [10, 25, 100]"),
+        ({"gradients": traffic([[(1 << 30, 5)]] * 2)},
+         "gradients: got 1125899906842624 bytes, expected 16T at most"),
+    ],
+)  # fmt: skip
+def test_arguments_that_a_mistake_makes(arguments, said):
+    given = {"gradients": EIGHT, "curve": curve()} | arguments
+    with pytest.raises(UsageError) as raised:
+        torchcoll.advise(given.pop("gradients"), given.pop("curve"), **given)
+    assert str(raised.value) == said

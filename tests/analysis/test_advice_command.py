@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -108,7 +109,10 @@ def test_without_a_backward_time(folder, capsys):
     asked = f"gradients --parameters {EIGHT} --bucket-cap-mb 1,2,4,8 --format markdown --curve"
     assert main([*asked.split(), *(f"runs/{n}.jsonl" for n in range(3))]) == 0
     told = capsys.readouterr().out
-    assert "- no proposal: which is best depends on how long the backward pass takes\n" in told
+    assert (
+        "- no proposal: which is best depends on how long the backward pass takes: give it with "
+        "--backward-ms (backward_ms of torchcoll.advise)\n"
+    ) in told
     best = "default if it takes 2.500 ms, 2 if it takes 10.00 ms, 1 if it takes 40.00 ms"
     assert f"- the model's best: {best}\n" in told
     assert "exposed" not in told
@@ -155,3 +159,17 @@ def test_errors(folder, capsys, asked, text):
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1
     assert told.err.startswith("torchcoll: error: ") and text in told.err
+
+
+def test_a_folder_of_captured_files(folder, capsys):
+    whole = traffic([[(8, 5)]] * 3)
+    for rank in range(2):
+        part = dataclasses.replace(whole, calls={rank: whole.calls[rank]}, steps={})
+        part.save(folder / "sent" / f"traffic-rank{rank}.jsonl")
+    assert main(["gradients", "sent", "--format", "csv", "--curve", "runs/0.jsonl"]) == 0
+    assert "as sent" in capsys.readouterr().out
+    assert main(["gradients", "sent"]) == 2  # without a curve
+    assert capsys.readouterr().err == (
+        "torchcoll: error: model: got sent, expected package.module:factory. Traffic takes --curve "
+        "RUN beside it; `torchcoll trace` shows what it sends.\n"
+    )

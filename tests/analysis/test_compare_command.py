@@ -329,7 +329,7 @@ def test_the_simulation_in_small():
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    alarms, _ = module.rates(module.Scenario(6, 0.02), 25)
-    assert alarms <= 4  # 5 % would give that few in 96 of 100
-    alarms, found = module.rates(module.Scenario(6, 0.01, 0.05), 10)
-    assert (alarms <= 2, found >= 9) == (True, True)
+    alarms, _ = module.rates(module.Scenario(6, 0.02), 15)
+    assert alarms <= 2  # 5 % would give that few in 96 of 100, 40 % in 3
+    alarms, found = module.rates(module.Scenario(6, 0.01, 0.05), 6)
+    assert (alarms <= 1, found >= 5) == (True, True)

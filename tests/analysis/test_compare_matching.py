@@ -243,7 +243,7 @@ def test_each_side_is_judged_by_all_of_its_own_sizes():
 
 
 def test_other_devices_and_ranks():
-    found = compare(one(), run(measured(100, device="cuda", backend="nccl"), device_name=None))
+    found = compare(one(), run(measured(9_000, device="cuda", backend="nccl"), device_name=None))
     assert found.rows[0].reason == "different hardware: devices cpu and cuda"
     found = compare(one(ranks=2), run(measured(100, ranks=4), ranks=4))
     assert found.rows[0].reason == "different numbers of ranks: 2 and 4"

@@ -15,6 +15,7 @@ from sent import MIB, MS, call, ddp, traffic, world
 import torchcoll
 from torchcoll.analysis.cost import LateRank
 from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
 
@@ -276,3 +277,47 @@ def test_a_real_rank_that_comes_50_ms_late(tmp_path: Path):
     assert 45 * MS < row.wait_ns < 150 * MS
     assert row.transfer_ns < 25 * MS
     assert result.late[1].share >= 0.75
+
+
+def test_of_a_folder_and_a_file(tmp_path):
+    whole = late(5)
+    for rank in whole.calls:
+        part = dataclasses.replace(whole, calls={rank: whole.calls[rank]})
+        part.save(tmp_path / "sent" / f"traffic-rank{rank}.jsonl")
+    torchcoll.save(measured(ALONE, ns=3 * MS), tmp_path / "run.jsonl")
+    (row,) = torchcoll.cost(tmp_path / "sent", str(tmp_path / "run.jsonl")).rows
+    assert (row.wait_ns, row.transfer_ns, row.isolated_ns) == (5 * MS, 3 * MS, 3 * MS)
+
+
+def test_one_rank_alone_says_what_it_takes():
+    one = traffic(lambda rank: [call(time_ns=3 * MS)], recorded=[0])
+    found = torchcoll.cost(one, measured(ALONE))
+    assert found.rows[0].wait_ns is None
+    assert found.notes[-1].startswith("1 of 2 ranks: wait and transfer take the files of all")
+
+
+@pytest.mark.parametrize(
+    ("given", "run", "said"),
+    [
+        (traffic(lambda rank: []), None, "run: got NoneType, expected a Run, or its file. "
+         "torchcoll.run returns it on rank 0 alone."),
+        (7, measured(ALONE), "traffic: got int, expected a Traffic, its file or its folder"),
+    ],
+)  # fmt: skip
+def test_neither_traffic_nor_run(given, run, said):
+    with pytest.raises(UsageError) as raised:
+        torchcoll.cost(given, run)
+    assert str(raised.value) == said
+
+
+def test_what_was_wrong_in_a_file_is_said():
+    cut = dataclasses.replace(late(0), problems=["a.jsonl: truncated: the file has no end record"])
+    assert "truncated" in torchcoll.cost(cut, measured(ALONE)).notes[0]
+
+
+def test_calls_without_a_time_are_not_said_to_hold_waiting():
+    # send on gloo: neither whether it was asynchronous nor how long it took is told.
+    sent = traffic(lambda rank: [call("send", peer=1 - rank, asynchronous=None)])
+    assert torchcoll.cost(sent, measured(ALONE)).notes == [
+        "no step is marked: all calls are one step"
+    ]

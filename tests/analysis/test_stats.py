@@ -16,6 +16,7 @@ from torchcoll.analysis.stats import (
     launches_needed,
     least_mann_whitney,
     mann_whitney,
+    paired_ratio,
     welch_ratio,
 )
 
@@ -125,3 +126,27 @@ def test_launches_without_an_answer():
     assert launches_needed(welch_ratio([100], [110]), 1, 0.02) is None
     base, new = numpy.exp([0.01, -0.01]), 1.02 * numpy.exp([0.01, -0.01])
     assert launches_needed(welch_ratio(base, new), 1, 0.02) is None  # at the threshold
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=1, max_size=8))
+def test_pairs_are_those_of_scipys_paired_t(pairs):
+    base, new = zip(*pairs, strict=True)
+    found = paired_ratio(base, new)
+    a, b = numpy.log(base), numpy.log(new)
+    assert found.ratio == pytest.approx(math.exp((b - a).mean()))
+    if found.p_value is None:
+        assert len(pairs) == 1 or (b - a).std() < 1e-8
+        return
+    with warnings.catch_warnings():  # scipy warns of differences that are all but equal
+        warnings.simplefilter("ignore")
+        theirs = stats.ttest_rel(b, a)
+    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_the_interval_of_pairs():
+    """Logarithms 0.1, 0.2, 0.3: mean 0.2, error 0.1 / sqrt 3; t is 4.3027 and 2.9200."""
+    found = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
+    error = 0.1 / math.sqrt(3)
+    assert found.low == pytest.approx(math.exp(0.2 - 4.3027 * error), rel=1e-4)
+    assert found.high_90 == pytest.approx(math.exp(0.2 + 2.92 * error), rel=1e-4)
+    assert found.spread == pytest.approx(0.1 / math.sqrt(2))

@@ -313,3 +313,49 @@ def test_table_is_a_frame_with_the_fields_as_columns():
 def test_table_has_no_other_reading_of_traffic():
     with pytest.raises(UsageError, match=r"^table: got min of traffic, expected no choice with"):
         torchcoll.table(traffic(ddp, steps=4), over_ranks="min")
+
+
+def test_in_flight_is_never_more_than_the_step():
+    # Issued 10 ms before the end of its step of 100 ms, on for 50 more: 10 ms of this step, and of
+    # each after it the 50 ms of the one before and its own 10.
+    def own(rank):
+        for step in range(3):
+            start = (100 * step + 90) * MS
+            yield call(sequence=step, step=step, start_ns=start, time_ns=60 * MS)
+
+    found = traffic(own, steps=3)
+    table = summarise_traffic(found)
+    assert (table.steps, table.step_ns) == ((0, 1, 2), 100 * MS)
+    assert table.busy_ns == 60 * MS  # the median of 10, 60 and 60
+
+
+def test_a_call_longer_than_its_step_fills_it_and_no_more():
+    found = traffic(lambda rank: [call(step=0, start_ns=0, time_ns=250 * MS)], steps=1)
+    table = summarise_traffic(found)
+    assert (table.step_ns, table.busy_ns) == (100 * MS, 100 * MS)
+
+
+def test_a_step_number_that_no_training_has():
+    found = traffic(lambda rank: [call(step=5_000_000)], ranks=1)
+    with pytest.raises(UsageError, match="steps of the traffic: got 5000001, expected 1000000 at"):
+        summarise_traffic(found)
+
+
+@pytest.mark.parametrize("what", [None, "run.jsonl"])
+def test_a_table_of_what_is_none(what):
+    with pytest.raises(UsageError, match=r"table: got .*, expected a Run or a Traffic"):
+        torchcoll.table(what)
+
+
+def test_times_of_some_ranks_say_so():
+    def own(rank):
+        return [call(time_ns=MS, start_ns=0)]
+
+    assert summarise_traffic(traffic(own, ranks=4, recorded=[0, 2])).notes[-1] == (
+        "times are of 2 of 4 ranks: the slowest may be another"
+    )
+    assert not any("may be" in n for n in summarise_traffic(traffic(own, ranks=4)).notes)
+    assert not any(
+        "may be" in n  # no times, nothing to say
+        for n in summarise_traffic(traffic(lambda rank: [call()], ranks=4, recorded=[0])).notes
+    )

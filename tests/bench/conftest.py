@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ranks import Job, Measured
 
-from torchcoll.bench import main
+from torchcoll.bench import control, main, measure, runner, watchdog
 
 Launch = Callable[..., Measured]
 
@@ -15,6 +15,15 @@ Launch = Callable[..., Measured]
 @pytest.fixture(autouse=True)
 def no_torchrun_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_AFTER_RANK_0_S", 0.0)
+
+
+@pytest.fixture
+def less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait a fraction of a second where they wait seconds."""
+    for module in (control, watchdog, runner):
+        monkeypatch.setattr(module, "GRACE_S", 1.5)
+    monkeypatch.setattr(watchdog, "_QUIET_S", 0.3)
+    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
 
 
 @pytest.fixture

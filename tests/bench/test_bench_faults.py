@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import os
 import signal
 import socket
+import threading
 import time
 
 import pytest
 from ranks import Measured, command
 
-from torchcoll.bench import control, environment, measure, runner, watchdog
+from torchcoll.bench import environment, runner, watchdog
 from torchcoll.core.case import Spec
 from torchcoll.core.collectives import COLLECTIVES
 
@@ -20,13 +22,7 @@ HOST = socket.gethostname()
 HANG = 5
 
 
-@pytest.fixture(autouse=True)
-def less_patience(monkeypatch):
-    """Ranks wait a fraction of a second where they wait seconds."""
-    for module in (control, watchdog, runner):
-        monkeypatch.setattr(module, "GRACE_S", 1.5)
-    monkeypatch.setattr(watchdog, "_QUIET_S", 0.3)
-    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
+pytestmark = pytest.mark.usefixtures("less_patience")
 
 
 def around_calls(name: str, action) -> None:
@@ -87,6 +83,54 @@ def event_of(measured) -> dict:
     return measured.run.events[-1]
 
 
+# -- ranks that wait in vain: started before all other tests, looked at after them -----------------
+
+TIMEOUT_S = 3
+WAITING = {
+    "stopped": {"setup": on(1, stop)},
+    "stopped 0": {"setup": on(0, stop)},
+    "behind": {"setup": on(1, sleep_after)},
+    "same call": {"setup": on(1, sleep_before)},
+    "absent": {"absent": [1]},
+    "absent 0": {"absent": [0]},
+}
+STOPPED = {"stopped": [1], "stopped 0": [0]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def started(tmp_path_factory):
+    """Jobs that run into their timeout, and a thread that sees when their ranks leave: with the
+    product's own waiting times, for this fixture is older than ``less_patience``.
+    """
+    folder = tmp_path_factory.mktemp("waiting")
+    jobs = {
+        name: Measured(
+            folder / name.replace(" ", "_"),
+            "all_reduce",
+            f"--sizes 8 -n 50 -T {TIMEOUT_S}",
+            2 if name == "absent 0" else 3,
+            **options,
+        )
+        for name, options in WAITING.items()
+    }
+    deadline = time.monotonic() + 40
+
+    def waits() -> bool:
+        return any(jobs[name].job.running() != STOPPED.get(name, []) for name in jobs)
+
+    def watch() -> None:
+        while waits() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield jobs, watcher
+    deadline = 0
+    watcher.join()
+    for measured in jobs.values():
+        measured.job.kill()
+
+
 # -- ranks that are lost --------------------------------------------------------------------------
 
 
@@ -120,94 +164,28 @@ def test_rank_0_is_killed(launch):
     ]
 
 
-TIMEOUT_S = 3
-WAITING = {
-    "stopped": {"setup": on(1, stop)},
-    "stopped 0": {"setup": on(0, stop)},
-    "behind": {"setup": on(1, sleep_after)},
-    "same call": {"setup": on(1, sleep_before)},
-    "absent": {"absent": [1]},
-    "absent 0": {"absent": [0]},
-}
+def test_a_hang_that_another_rank_sees_first(launch):
+    """Rank 0 hears of it, and writes what it would have written of its own."""
 
+    def patient(self):
+        self.control = copy.copy(self.control)
+        self.control.timeout_s = 60
+        watch(self)
 
-@pytest.fixture(scope="module")
-def waiting(tmp_path_factory):
-    """Jobs that run into their timeout, all at once: with the product's own waiting times, for
-    this fixture is older than ``less_patience``.
-    """
-    folder = tmp_path_factory.mktemp("waiting")
-    jobs = {
-        name: Measured(
-            folder / name.replace(" ", "_"),
-            "all_reduce",
-            f"--sizes 8 -n 50 -T {TIMEOUT_S}",
-            2 if name == "absent 0" else 3,
-            **options,
-        )
-        for name, options in WAITING.items()
-    }
-    yield jobs
-    for measured in jobs.values():
-        measured.job.kill()
+    watch = watchdog.Watchdog._watch
 
+    def setup(rank: int) -> None:
+        on(1, sleep_after)(rank)
+        if rank == 0:
+            watchdog.Watchdog._watch = patient
 
-@pytest.mark.parametrize("name", WAITING)
-def test_all_leave_in_time(waiting, name):
-    """With 5, within the timeout and 10 s; 3 s more because this machine does all jobs at once."""
-    job = waiting[name].job
-    stopped = {"stopped": [1], "stopped 0": [0]}.get(name, [])
-    job.until(lambda: job.running() == stopped, 40)
-    job.kill()
-    ended = {rank: e for rank, e in job.wait().items() if rank not in stopped}
-    assert {e.code for e in ended.values()} == {HANG}
-    assert max(e.seconds for e in ended.values()) < TIMEOUT_S + 10 + 3
-    assert len(waiting[name].errors()) == 1
-
-
-def test_a_stopped_rank_is_named(waiting):
-    measured = waiting["stopped"]
+    measured = launch("all_reduce", "--sizes 8 -n 50 -T 1", 3, setup=setup).ended(HANG, 30)
     (line,) = measured.errors()
-    assert line in measured.stderr(0).splitlines()
-    assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: " in line
-    assert "no progress for 3 s" in line
-    (result,) = measured.run.results
-    assert (result.status, result.case.nbytes) == ("timeout", 8)
-    assert measured.run.end["exit_code"] == HANG
+    told = "no progress for 1 s in all_reduce 8 float32 sum on gloo: "
+    assert line.startswith(f"torchcoll: error: {told}")
+    assert "; behind: rank 1, in all_reduce 8 float32 sum on gloo: " in line
+    assert [result.status for result in measured.run.results] == ["timeout"]
     assert event_of(measured)["kind"] == "hang"
-
-
-def test_a_stopped_rank_0_is_named(waiting):
-    """It does not answer for the store either."""
-    (line,) = waiting["stopped 0"].errors()
-    assert f"lost rank 0 ({HOST})" in line
-    assert "no progress for 3 s in all_reduce 8 float32 sum on gloo" in line
-
-
-def test_a_rank_that_is_behind_is_named(waiting):
-    (line,) = waiting["behind"].errors()
-    assert f"behind: rank 1 ({HOST}), in all_reduce 8 float32 sum on gloo: " in line
-    assert "no progress for 3 s" in line
-    assert [r.status for r in waiting["behind"].run.results] == ["timeout"]
-
-
-def test_all_inside_the_same_call(waiting):
-    """Then nobody can tell who is late; the ranks do not claim to know."""
-    (line,) = waiting["same call"].errors()
-    assert line.endswith("all ranks wait at the same place")
-
-
-def test_a_rank_that_never_comes_is_named(waiting):
-    (line,) = waiting["absent"].errors()
-    assert "lost rank 1 in rendezvous" in line and "3 s" in line
-    assert not waiting["absent"].path.exists()
-
-
-def test_rank_0_never_comes(waiting):
-    """Host and port are named, by those that looked for it."""
-    (line,) = waiting["absent 0"].errors()
-    assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and "within 3 s" in line
-    assert line.startswith("torchcoll: error: rendezvous: got no store at ")
 
 
 @pytest.mark.parametrize(
@@ -429,3 +407,70 @@ def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
     else:
         assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
         assert "lost rank 1" in run.end["reason"]
+
+
+# -- ranks that waited in vain --------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(started):
+    jobs, watcher = started
+    watcher.join()
+    return jobs
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_all_leave_in_time(waiting, name):
+    """With 5, within the timeout and 10 s; 3 s more because this machine does all jobs at once."""
+    job, stopped = waiting[name].job, STOPPED.get(name, [])
+    assert job.running() == stopped
+    job.kill()
+    ended = {rank: e for rank, e in job.wait().items() if rank not in stopped}
+    assert {e.code for e in ended.values()} == {HANG}
+    assert max(e.seconds for e in ended.values()) < TIMEOUT_S + 10 + 3
+    assert len(waiting[name].errors()) == 1
+
+
+def test_a_stopped_rank_is_named(waiting):
+    measured = waiting["stopped"]
+    (line,) = measured.errors()
+    assert line in measured.stderr(0).splitlines()
+    assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: " in line
+    assert "no progress for 3 s" in line
+    (result,) = measured.run.results
+    assert (result.status, result.case.nbytes) == ("timeout", 8)
+    assert measured.run.end["exit_code"] == HANG
+    assert event_of(measured)["kind"] == "hang"
+
+
+def test_a_stopped_rank_0_is_named(waiting):
+    """It does not answer for the store either."""
+    (line,) = waiting["stopped 0"].errors()
+    assert f"lost rank 0 ({HOST})" in line
+    assert "no progress for 3 s in all_reduce 8 float32 sum on gloo" in line
+
+
+def test_a_rank_that_is_behind_is_named(waiting):
+    (line,) = waiting["behind"].errors()
+    assert f"behind: rank 1 ({HOST}), in all_reduce 8 float32 sum on gloo: " in line
+    assert "no progress for 3 s" in line
+    assert [r.status for r in waiting["behind"].run.results] == ["timeout"]
+
+
+def test_all_inside_the_same_call(waiting):
+    """Then nobody can tell who is late; the ranks do not claim to know."""
+    (line,) = waiting["same call"].errors()
+    assert line.endswith("all ranks wait at the same place")
+
+
+def test_a_rank_that_never_comes_is_named(waiting):
+    (line,) = waiting["absent"].errors()
+    assert "lost rank 1 in rendezvous" in line and "3 s" in line
+    assert not waiting["absent"].path.exists()
+
+
+def test_rank_0_never_comes(waiting):
+    """Host and port are named, by those that looked for it."""
+    (line,) = waiting["absent 0"].errors()
+    assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and "within 3 s" in line
+    assert line.startswith("torchcoll: error: rendezvous: got no store at ")

@@ -23,8 +23,8 @@ def kinds(records: list[dict]) -> list[str]:
 def test_order_of_records(launch):
     measured = launch("all_reduce", "--sizes 8,16 -n 2 --label a=b", 2).ended(0)
     records = measured.records()
-    expected = ["header", "ranks", *["phase"] * 4, "started", "case", *["phase"] * 2]
-    expected += ["started", "case", "end"]
+    expected = ["header", "ranks", *["phase"] * 4, "machine", "started", "case", *["phase"] * 2]
+    expected += ["started", "case", "machine", "end"]
     assert kinds(records) == expected
     header, ranks = records[0], records[1]["ranks"]
     assert header["schema"] == "torchcoll/1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed.run import get_args_parser
 
-from torchcoll.bench import options
+from torchcoll.bench import options, pairs_options
 from torchcoll.bench.options import parse
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -18,14 +18,15 @@ OPTIONS = (
     *("--device", "--cadence", "--in-place", "--precision", "--max-time", "--cold", "--label"),
     *("--fresh-group", "--splits", "--order", "--seed", "--ranks", "--dry-run", "--resume"),
     *("--no-output", "--format", "--quiet", "-h", "--help", "--async", "--buffers", "--groups"),
-    *("--init", "--coalesce", "--rehearse", "--traffic"),
+    *("--init", "--coalesce", "--rehearse", "--traffic", "--gate"),
 )
 SWITCHES = ("--fresh-group", "--dry-run", "--no-output", "--quiet", "-h", "--help", "--rehearse")
-SWITCHES += ("--async",)
+SWITCHES += ("--async", "--gate", "--bisect")
 
 
 def all_options() -> set[str]:
     parsers = [options._parser("torchcoll.suite", several) for several in (True, False)]
+    parsers.append(pairs_options._parser())
     return {name for p in parsers for action in p._actions for name in action.option_strings}
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("less_patience")
 NO_MASTER = {"MASTER_ADDR": None, "MASTER_PORT": None}
 
 
@@ -15,7 +18,7 @@ def test_a_rendezvous_file_instead_of_a_master(launch, tmp_path):
     assert [result.status for result in run.results] == ["ok"]
     # Processes that end by os._exit leave it: the next launch must not meet the dead.
     meeting.touch()
-    refused = launch("all_reduce", f"{options} -T 3", 2, environment=NO_MASTER).job.wait()
+    refused = launch("all_reduce", f"{options} -T 1", 2, environment=NO_MASTER).job.wait()
     assert refused[0].code != 0 and str(meeting) in refused[0].stderr
 
 
@@ -51,7 +54,7 @@ def test_variables_that_only_some_ranks_find_contradictory_are_told_by_those(lau
             **{"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2"},
         }
 
-    measured = launch("all_reduce", "-T 2", 2, environment=environment)
+    measured = launch("all_reduce", "-T 1", 2, environment=environment)
     ended = measured.job.wait()
     assert ended[1].code == 2
     told = "rank 0 of 2 from torchrun's variables and rank 1 of 2 from Open MPI"

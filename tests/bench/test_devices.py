@@ -199,7 +199,8 @@ def test_free_memory_that_is_not_told():
 
 def session_of(places):
     session = Session.__new__(Session)
-    session._refuse_shared(places)
+    session._places = [tuple(place) for place in places]
+    session._refuse_shared()
 
 
 def test_two_ranks_on_one_device_unasked():
@@ -667,6 +668,15 @@ def test_one_gpu_without_any():
     assert told.startswith(f"torchcoll: error: GPU: got none that torch {torch.__version__} of ")
     assert told.count("\n") == 1
     assert told.endswith("expected one. python -m torchcoll doctor says why\n")
+
+
+def test_one_gpu_without_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, told = one_gpu()
+    assert (code, told.count("\n")) == (4, 1)
+    assert told.startswith("torchcoll: error: torch of ")
+    assert " got none, expected 2.6 or newer. Name a python that has it: PYTHON=" in told
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchcoll.bench.backends import BACKENDS
 from torchcoll.bench.doctor import facts as gathering
@@ -27,6 +28,7 @@ from torchcoll.bench.doctor.surroundings import interfaces, launchers
 from torchcoll.bench.doctor.usable import backends, devices
 from torchcoll.bench.interfaces import matching
 from torchcoll.bench.launcher import Launch
+from torchcoll.cli import main
 from torchcoll.report.doctor import show_doctor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -690,10 +692,22 @@ def doctor(*arguments, **environ):
     )
 
 
-def test_json_of_this_process():
-    torch = pytest.importorskip("torch")
-    done = doctor("--json", NCCL_DEBG="INFO", GLOO_SOCKET_IFNAME="no0")
-    assert (done.returncode, done.stderr) == (0, "")
+def forked(jobs, folder, *arguments, setup=lambda rank: None, **environ):
+    """The same where torch is imported already: it would be most of the test."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    job = jobs(
+        folder,
+        lambda: sys.exit(main(["doctor", *arguments])),
+        1,
+        environment={**dict.fromkeys(names), **environ},
+        setup=setup,
+    )
+    return job.wait()[0]
+
+
+def test_json_of_this_process(jobs, tmp_path):
+    done = forked(jobs, tmp_path, "--json", NCCL_DEBG="INFO", GLOO_SOCKET_IFNAME="no0")
+    assert (done.code, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     assert list(found) == [
         *("schema", "torchcoll", "usable", "versions", "launch", "devices", "backends"),
@@ -711,12 +725,17 @@ def test_json_of_this_process():
     assert {"interface_name", "unknown_variable"} <= set(names)
 
 
-def test_text_beside_a_broken_ipex(tmp_path):
-    pytest.importorskip("torch")
+def test_text_beside_a_broken_ipex(jobs, tmp_path):
     (tmp_path / f"{IPEX}.py").write_text("import os\nprint('ERROR! noise')\nos.exit(127)\n")
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
-    done = doctor(PYTHONPATH=path, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    assert (done.returncode, done.stderr) == (0, "")
+    done = forked(
+        jobs,
+        tmp_path / "rank",
+        setup=lambda rank: sys.path.insert(0, str(tmp_path)),
+        **{"PYTHONPATH": path, "RANK": "0", "WORLD_SIZE": "1"},
+        **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    )
+    assert (done.code, done.stderr) == (0, "")
     assert "noise" not in done.stdout
     assert "AttributeError: module 'os' has no attribute 'exit'" in done.stdout
     assert "\n  yes  gloo  cpu; part of torch " in done.stdout

@@ -367,6 +367,23 @@ def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
     assert not list((tmp_path / "in").rglob("*.jsonl"))
 
 
+def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
+    given = traffic(marked([reduced()]), marked([reduced()]))
+    given.save(tmp_path / "whole.jsonl")
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:-2]))  # the last call of rank 1 and the end
+    job = jobs(tmp_path / "in", console("../cut.jsonl", "--steps", "1"), 2)
+    assert job.codes() == [0, 0], job.text(0)  # step 0 is whole
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:-3]))  # rank 1 has no call
+    job = jobs(tmp_path / "again", console("../cut.jsonl", "--steps", "1"), 2)
+    assert job.codes() == [2, 2]
+    assert errors(job) == [
+        "torchcoll: error: traffic: got rank 1 makes no call in the group of ranks 0,1, where rank "
+        "0 does, expected parts that fit together. ../cut.jsonl: truncated: the file has no end "
+        "record. Replay the files of one capture, of all its ranks."
+    ]
+
+
 def test_no_such_file(jobs, tmp_path):
     job = jobs(tmp_path, console("nothing.jsonl", "-J", "out.jsonl"), 2)
     assert job.codes() == [3, 3]
@@ -454,3 +471,11 @@ def test_what_replay_does_not_take(fields, message):
     with pytest.raises(UsageError) as caught:
         replay(traffic([reduced()]), **fields)
     assert str(caught.value).startswith(message)
+
+
+def test_a_file_in_place_of_a_traffic():
+    with pytest.raises(UsageError) as caught:
+        replay("traffic/")
+    assert str(caught.value) == (
+        "traffic: got str, expected a Traffic. torchcoll.Traffic.load reads a file."
+    )

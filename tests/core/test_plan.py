@@ -1,9 +1,9 @@
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -342,9 +342,11 @@ def test_1024_ranks_in_under_a_second_and_without_torch():
         "heavy = {'torch', 'numpy', 'pandas', 'rich', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"
     )
-    start = time.perf_counter()
+    before = os.times()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    took = time.perf_counter() - start
+    after = os.times()
+    # Of the processor: other tests run meanwhile.
+    took = after[2] + after[3] - before[2] - before[3]
     assert (done.returncode, done.stderr) == (0, "")
     # 7 lines of preamble and heading, 12 groups, 116 cases (small sizes fall together), 3 of total
     assert int(done.stdout) > 116

@@ -382,6 +382,14 @@ def test_the_choice(asked, groups, point):
     assert sum(int(note.split()[0]) for note in left_out) == 2
 
 
+def test_no_choice_measures_a_message():
+    traffic = mesh()
+    traffic.calls[0].append(TrafficCall("send", 8, 0, "int8", group="r", peer=2))
+    traffic.spec(groups="0,1;2,3")
+    text = "1 call of send: not measured: a message between two ranks is no collective"
+    assert text in traffic.notes
+
+
 def test_a_choice_that_is_none():
     with pytest.raises(UsageError) as caught:
         mesh().spec(groups="0,3;1,2")

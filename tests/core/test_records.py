@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from torchcoll.core.case import Spec
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.records import SCHEMA, Writer, load, load_all, records_of, save
-from torchcoll.core.result import CaseResult, Run, Verification
-from torchcoll.core.summary import summarise_run
+from torchcoll.core.result import CaseResult, Choice, Run, Verification
 
 SPEC = Spec(sizes="1K,2K,4K", labels={"fabric": "ib"})
 CASES = SPEC.cases(2)
@@ -59,6 +59,7 @@ def a_run():
                 settled=None,
                 verification=Verification(512, 3, (1,), 2),
                 warnings=["slow"],
+                choices=[Choice("RING", "LL", 2), Choice("NVLS", source="kernel name")],
             ),
             CaseResult(CASES[2], "skipped", 2, "too large"),
         ],
@@ -284,6 +285,10 @@ def changed(**fields):
         '{"record": "event", "value": 1e999}',
         changed(nbytes=None),
         changed(status=None),
+        changed(choices="RING"),
+        changed(choices=[{"protocol": "LL"}]),
+        changed(choices=[{"algorithm": 3}]),
+        changed(choices=[{"algorithm": "RING", "channels": "2"}]),
     ],
 )
 def test_a_broken_record_is_a_problem_and_no_more(tmp_path, line):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import CaseResult, Given, Run, Verification
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import CaseResult, Choice, Given, Run, Verification
 from torchcoll.core.summary import (
     Row,
     default_clock,
@@ -20,7 +21,6 @@ from torchcoll.core.summary import (
     quantile,
     relative_half_width,
     summarise,
-    summarise_run,
     t_975,
     verified,
 )
@@ -122,6 +122,7 @@ def test_row_by_hand():
         warmup_ns=[[9, 9], [9, 9]],
         time_ns={"host": [[100, 210, 300], [110, 190, 320]]},
         stop="time",
+        choices=[Choice("RING", "LL", 2)],
         verification=Verification(checked=500, wrong=0),
     )
     # Completions 110, 210, 320: median 210; 5 % at place 0.1, 95 % at place 1.9. 1000 B in 210 ns;
@@ -159,6 +160,8 @@ def test_row_by_hand():
         p99_ns=None,
         calls=3,
         stop="time",
+        algorithm="RING/LL",
+        channels=2,
         algbw_gbps=pytest.approx(1000 / 210),
         busbw_gbps=pytest.approx(1000 / 210),
         verified="correct",
@@ -175,9 +178,17 @@ def test_names_of_a_row_are_the_designs():
         "collective backend library device ranks dtype op root in_place "
         "group buffers asynchronous coalesce rehearsal splits communicator cadence clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
-        "statistic median_ns low_ns high_ns p99_ns calls stop algbw_gbps busbw_gbps "
-        "verified status reason"
+        "statistic median_ns low_ns high_ns p99_ns calls stop algorithm channels "
+        "algbw_gbps busbw_gbps verified status reason"
     )
+
+
+def test_calls_of_one_case_may_be_served_by_several_algorithms():
+    both = [Choice("RING", "LL", 2), Choice("RING", "LL", 4), Choice("NVLS")]
+    row = summarise(result(choices=both))
+    assert (row.algorithm, row.channels) == ("RING/LL, NVLS", None)
+    row = summarise(result())
+    assert (row.algorithm, row.channels) == (None, None)
 
 
 @pytest.mark.parametrize(("calls", "p99"), [(99, None), (100, pytest.approx(99.01))])

@@ -15,7 +15,6 @@ from torchcoll.core.traffic import (
     TrafficCall,
     is_traffic,
     join,
-    load_traffic,
 )
 
 FULL = TrafficCall(
@@ -270,6 +269,28 @@ def test_join():
     assert list(second.calls) == [1] and second.notes == ["b", "c"]  # as it was
 
 
+def test_counts_of_the_ranks_add_up():
+    first = traffic(0, notes=["3 calls of send are late", "as it is", "2 ranks share a core"])
+    second = traffic(1, notes=["2 ranks share a core", "4 calls of send are late", "1 reductions"])
+    assert join([first, second]).notes == [
+        *("7 calls of send are late", "as it is", "2 ranks share a core", "1 reductions")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "path"),
+    [
+        ("a/0.jsonl", "a/1.jsonl", Path("a")),
+        ("a/0.jsonl", "b/1.jsonl", None),
+        ("0.jsonl", "1.jsonl", None),
+    ],
+)
+def test_joined_traffic_does_not_go_by_the_file_of_one_rank(first, second, path):
+    parts = traffic(0, path=Path(first)), traffic(1, path=Path(second))
+    assert join(parts).path == path
+    assert join(parts[:1]).path == Path(first)
+
+
 def test_join_takes_the_ranks_of_a_group_from_who_knows_them():
     first, second = traffic(0), traffic(1)
     first.groups["tp"] = Group("tp")
@@ -320,11 +341,35 @@ def test_a_folder_of_files(tmp_path):
         traffic(rank).save(tmp_path / f"rank{rank}.jsonl")
     file(tmp_path, "something else", name="notes.txt")
     (tmp_path / "inner").mkdir()
-    assert load_traffic(tmp_path) == join([traffic(0), traffic(1)])
-    assert load_traffic(tmp_path).path == tmp_path
-    assert load_traffic(tmp_path / "rank1.jsonl") == traffic(1)
+    assert Traffic.load(tmp_path) == join([traffic(0), traffic(1)])
+    assert Traffic.load(tmp_path).path == tmp_path
+    assert Traffic.load(tmp_path / "rank1.jsonl") == traffic(1)
     with pytest.raises(UnreadableError) as caught:
-        load_traffic(tmp_path / "inner")
+        Traffic.load(tmp_path / "inner")
     assert str(caught.value) == (
         f"traffic folder: got {tmp_path}/inner, expected a folder of traffic files; it has none"
     )
+
+
+def test_a_folder_where_the_file_of_a_rank_is_empty(tmp_path):
+    """Other ranks must not stand for one that was recorded, and whose file is broken."""
+    traffic(1).save(tmp_path / "traffic-rank1.jsonl")
+    empty = file(tmp_path, name="traffic-rank0.jsonl")
+    with pytest.raises(UnreadableError) as caught:
+        Traffic.load(tmp_path)
+    assert str(caught.value).startswith(f"traffic file: got {empty}, expected a traffic file")
+
+
+def test_a_folder_with_traffic_is_traffic(tmp_path):
+    (tmp_path / "inner").mkdir()
+    file(tmp_path, "something else", name="notes.txt")
+    assert not is_traffic(tmp_path)
+    traffic(0).save(tmp_path / "t.jsonl")
+    assert is_traffic(tmp_path)
+
+
+def test_where_it_cannot_be_written(tmp_path):
+    below = file(tmp_path, "") / "below.jsonl"
+    with pytest.raises(UsageError) as caught:
+        traffic().save(below)
+    assert str(caught.value).endswith("(File exists). Name another file.")

@@ -109,6 +109,64 @@ def test_oneccl_csv_repeats_a_sum_once_for_each_name(imported):
     assert (found.rows, len(found.refused)) == (0, 2)
 
 
+FIRST_CALLS = """\
+options:
+  processes:       {ranks}
+  backend:         sycl
+  iters:           {iters}
+  warmup_iters:    {warmup}
+  buf_count:       1
+  check:           {check}
+
+datatype: float32
+reduction: sum
+# Benchmarking: allreduce
+# #processes: {ranks}
+        #bytes   #elem_count  #repetitions   t_min[usec]   t_max[usec]   t_avg[usec]  stddev[%]
+             0             0             1          1.00        900.00        700.00       9.42
+             4             1             1         10.10   1000000.00      990000.00       0.42
+             8             2             1         10.20         12.30         11.25       9.42
+# All done
+"""
+
+
+def first_calls(ranks=24, iters=1, warmup=0, check="off"):
+    return FIRST_CALLS.format(ranks=ranks, iters=iters, warmup=warmup, check=check)
+
+
+def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
+    found = imported(first_calls())
+    (run,) = found.runs
+    # The row of 0 elements sent nothing, and is a call all the same.
+    calls = [(r.ordinal, r.nbytes, r.given.first_call_ns, r.given.time_ns) for r in run.results]
+    assert calls == [(0, 0, 900e3, 700e3), (1, 4, 1e9, 990e6), (2, 8, 12300, 11250)]
+    assert found.warnings == [
+        "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
+    ]
+    assert "launch" not in run.source
+    # What is untimed between the rows is told.
+    assert "repeat the call once, untimed" in imported(first_calls(check="last")).warnings[1]
+
+
+@pytest.mark.parametrize("asked", [{"iters": 16}, {"warmup": 1}])
+def test_oneccl_means_are_no_first_calls(imported, asked):
+    results = imported(first_calls(**asked)).runs[0].results
+    assert [(r.ordinal, r.given.first_call_ns) for r in results] == [(None, None)] * 2
+
+
+def test_oneccl_output_of_a_job_with_several_launches(imported):
+    cut = first_calls(48).split("             8")[0]
+    found = imported(f"+ mpiexec\n{first_calls()}+ mpiexec\n{cut}\n+ mpiexec\n{first_calls(48)}")
+    assert [(run.ranks, len(run.results), run.source["launch"]) for run in found.runs] == [
+        (24, 3, "1"),
+        (48, 2, "2"),
+        (48, 3, "3"),
+    ]
+    assert [run.end["status"] for run in found.runs] == ["complete", "truncated", "complete"]
+    assert [run.results[1].ordinal for run in found.runs] == [1, 1, 1]
+    assert "the output of 3 launches, one after the other" in found.warnings
+
+
 OSU = """\
 # OSU MPI{kind} {name} Latency Test v7.4
 # Datatype: MPI_FLOAT.

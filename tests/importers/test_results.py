@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.records import load
-from torchcoll.core.summary import summarise_run
 from torchcoll.report.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"
 TABLES = RESULTS / "h200-8gpu-kernels"
+CURVES = RESULTS / "a100-8gpu-baseline"
 SIZES = {
     f"{n}{unit}B": n << shift for unit, shift in (("M", 20), ("G", 30)) for n in (1, 4, 16, 64, 256)
 }
@@ -62,8 +63,70 @@ def test_the_files_are_what_the_importer_makes_of_the_tables(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    for name in ("generic.jsonl", "nvidia.jsonl"):
-        assert (tmp_path / name).read_text() == (TABLES / name).read_text()
+    for folder, names in ((TABLES, ("generic", "nvidia")), (CURVES, ("curve", "curve-3gpu"))):
+        for name in names:
+            written = (tmp_path / f"{name}.jsonl").read_text()
+            assert written == (folder / f"{name}.jsonl").read_text()
+
+
+# The table of the report: 1 to 64 MiB, then 128.
+EIGHT = (229.85, 375.12, 531.90, 676.52, 749.75, 755, 808)
+THREE = (226.50, 364.85, 537.90, 674.92, 735.26, 767.89, 830.00, 832.22)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "figures", "law", "times", "ring"),
+    [
+        ("curve", 8, EIGHT, "3.2 us + S / 857 GB/s", "6.3", 137),
+        ("curve-3gpu", 3, THREE, "3.3 us + S / 864 GB/s", "4.8", 180),
+    ],
+)
+def test_the_curve_of_the_a100_is_no_all_reduce(name, ranks, figures, law, times, ring, capsys):
+    path = str(CURVES / f"{name}.jsonl")
+    run = load(path)
+    assert [row.algbw_gbps for row in summarise_run(run)] == pytest.approx(figures)
+    assert main(["show", path]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("implausible [1]" in line for line in lines) == len(figures)
+    (note,) = (line for line in lines if line.startswith("[1] "))
+    # A ring of n: 240 GB/s over 2 (n - 1) / n.
+    assert round(240 / (2 * (ranks - 1) / ranks)) == ring
+    assert note == (
+        f"[1] {len(figures)} sizes follow {law}, as a copy within one A100 does (memory of 2039 "
+        f"GB/s), {times} times the {ring} GB/s algbw of a ring of {ranks}: likely one rank only "
+        "(no MPI in the build?), a wrong number of ranks, the time of enqueueing alone or data "
+        "that never left a cache"
+    )
+    factor = 2 * (ranks - 1) / ranks
+    assert lines[-1] == (
+        f"FAIL {len(figures)} of {len(figures)} cases implausible: busbw up to "
+        f"{figures[-1] * factor:.0f} GB/s, see the footnotes"
+    )
+    assert main(["show", path, "--gate"]) == 1
+
+
+def test_the_curve_of_the_a100_has_one_regime_and_no_hand_over(capsys):
+    for name, last in (("curve", "64M"), ("curve-3gpu", "128M")):
+        assert main(["transitions", str(CURVES / f"{name}.jsonl"), "--format", "json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["rows"] == []
+        (curve,) = document["curves"]
+        (regime,) = curve["regimes"]
+        assert (regime["low_nbytes"], regime["misfit"] < 0.06) == (1 << 20, True)
+        assert curve["doubt"].startswith(f"{curve['sizes']} sizes follow 3.")
+        assert main(["transitions", str(CURVES / f"{name}.jsonl")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f"1M to {last}" in " ".join(lines)
+        assert lines[-1].startswith("implausible: ")
+    assert lines[-2] == "one regime: no change of behaviour is shown"  # 8 sizes could tell
+
+
+def test_copies_enter_no_comparison(capsys):
+    assert main(["compare", *(str(CURVES / f"{n}.jsonl") for n in ("curve", "curve-3gpu"))]) == 0
+    text = capsys.readouterr().out
+    assert "\n8 cases: 8 incomparable" in text
+    assert "incomparable (implausible in base: 7 sizes follow 3.2 us + S / 857 GB/s" in text
+    assert "no MPI" not in text  # causes are show's to tell
 
 
 def test_what_the_report_overlooks():
@@ -155,6 +218,7 @@ def test_every_command_of_the_readme_works(command, capsys):
         "generic=G": f"generic={generic}",
         "nvidia=N": f"nvidia={nvidia}",
         "results/points.json": str(RESULTS / "points.json"),
+        **{str(p.relative_to(RESULTS.parent)): str(p) for p in CURVES.glob("*.jsonl")},
     }
     program, *words = shlex.split(command)
     if program == "python3":

@@ -184,3 +184,22 @@ def test_problems_are_told_beside_what_machines_read(tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"torchcoll: warning: {path}: truncated: the file has no end record\n"
     )
+
+
+def test_what_is_written_of_a_file_that_was_cut_says_so(captured, tmp_path, capsys):
+    cut = tmp_path / "cut.jsonl"
+    lines = (captured[0] / "traffic-rank0.jsonl").read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[:-1]))  # without its end
+    assert main(["trace", str(cut), "-o", str(tmp_path / "again.jsonl")]) == 0
+    capsys.readouterr()
+    again = Traffic.load(tmp_path / "again.jsonl")
+    assert again.notes[-1] == f"{cut}: truncated: the file has no end record"
+    assert main(["trace", str(tmp_path / "again.jsonl")]) == 0
+    assert "truncated" in capsys.readouterr().out
+
+
+def test_a_file_without_ranks(captured, tmp_path, capsys):
+    header = (captured[0] / "traffic-rank0.jsonl").read_text().splitlines(keepends=True)[0]
+    (tmp_path / "header.jsonl").write_text(header)
+    assert main(["trace", str(tmp_path / "header.jsonl")]) == 0
+    assert "header.jsonl: capture, rank none of 2\nno calls\n" in capsys.readouterr().out

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import subprocess
-import sys
+import socket
 
 import pytest
-from launching import PATH, need, need_root, run
+from launching import need, need_root, run
+from ranks import Job, command
 
 import torchcoll
 
 pytestmark = pytest.mark.netns
 
 WIRE_GBPS = 0.05  # 400 Mbit/s
+PAYLOAD = 1448 / 1514  # of an Ethernet frame: what is left by the headers of IP, TCP and itself
 HOSTS = ("alpha", "beta")
+# sched.h and sys/mount.h
+NEWNS, NEWUTS, NEWNET = 0x00020000, 0x04000000, 0x40000000
+MS_REC, MS_SLAVE, MNT_DETACH = 0x4000, 0x80000, 2
 
 
 @pytest.fixture
 def link():
     """(namespace, interface, address) of each host."""
     need_root()
-    need("ip", "tc", "unshare", "hostname")
+    need("ip", "tc")
     names = [f"torchcoll{os.getpid()}{letter}" for letter in "ab"]
     made = []
     try:
@@ -48,33 +53,39 @@ def link():
             run(["ip", "netns", "del", name])
 
 
-def test_torchrun_across_a_shaped_link(link, tmp_path):
-    address = link[0][2]
-    started = []
-    for node, (namespace, device, _) in enumerate(link):
-        command = [
-            *("ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c"),
-            f'hostname {HOSTS[node]} && exec "$@"',
-            *("sh", sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1"),
-            *("--master-addr", address, "--master-port", "29500"),
-            *("-m", "torchcoll.allreduce", "--sizes", "1K,16M", "-n", "5", "--cold", "1"),
-            *("-J", str(tmp_path / "run.jsonl")),
-        ]
-        with (tmp_path / f"log{node}").open("w") as log:
-            env = {**os.environ, "PATH": PATH, "GLOO_SOCKET_IFNAME": device}
-            started.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
-    try:
-        codes = [process.wait(60) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert codes == [0, 0], (tmp_path / "log0").read_text() + (tmp_path / "log1").read_text()
+def test_two_hosts_across_a_shaped_link(link, tmp_path):
+    def move(rank):
+        """To this rank's host, as ``ip netns exec`` goes: /sys shows the interfaces of who mounted
+        it. Python has setns only from 3.12.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def works(result):
+            assert result == 0, os.strerror(ctypes.get_errno())
+
+        with open(f"/var/run/netns/{link[rank][0]}") as namespace:
+            works(libc.setns(namespace.fileno(), NEWNET))
+        works(libc.unshare(NEWNS | NEWUTS))
+        works(libc.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None))
+        works(libc.umount2(b"/sys", MNT_DETACH))
+        works(libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
+        socket.sethostname(HOSTS[rank])
+
+    def environment(rank):
+        return {
+            **{"MASTER_ADDR": link[0][2], "GLOO_SOCKET_IFNAME": link[rank][1]},
+            **{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        }
+
+    words = f"--sizes 1K,4M -n 10 --cold 1 -J {tmp_path / 'run.jsonl'}"
+    job = Job(tmp_path, command("all_reduce", words), 2, environment=environment, setup=move)
+    ended = job.wait()
+    assert [rank.code for rank in ended.values()] == [0, 0], ended
     run_ = torchcoll.load(tmp_path / "run.jsonl")
     assert run_.complete
     assert [member["host"] for member in run_.members] == list(HOSTS)
-    assert "0 on alpha (cpu), 1 on beta (cpu)" in (tmp_path / "log0").read_text()
+    assert "0 on alpha (cpu), 1 on beta (cpu)" in ended[0].stdout
     times_ns = run_.results[1].time_ns["host"]
-    busbw = [2**24 / max(call) for call in zip(*times_ns, strict=True)]  # 2 ranks: the algbw
-    # The best of five: the link gives no more, and other work on this machine's cores only slows.
-    assert max(busbw) == pytest.approx(WIRE_GBPS, rel=0.08)
+    busbw = [2**22 / max(call) for call in zip(*times_ns, strict=True)]  # 2 ranks: the algbw
+    # The best of ten: the link gives no more, and other work on this machine's cores only slows.
+    assert max(busbw) == pytest.approx(PAYLOAD * WIRE_GBPS, rel=0.08)

@@ -293,7 +293,7 @@ def unreachable(monkeypatch, host, port, timeout_s):
     start = time.monotonic()
     with pytest.raises(HangError) as caught:
         open_store(torch, Launch("MPICH", 1, 2), timeout_s)
-    assert time.monotonic() - start < timeout_s + 0.5
+    assert time.monotonic() - start < timeout_s + 2
     return str(caught.value)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import sys
 
 import pytest
 from launching import PATH, ROOT, need, run
+from ranks import Job
 
 import torchcoll
+from torchcoll.bench.main import main
 
 LAUNCH = ROOT / "launch"
 SCRIPTS = ("local.sh", "install.sh", "one_gpu.sh", "mpi.sh", "pbs.sh", "slurm.sbatch")
@@ -39,9 +43,11 @@ def program(folder, name, text):
 
 # -- PBS -----------------------------------------------------------------------------------------
 
-# What PALS' mpiexec is documented to take and to set, no more: it has never been here.
+END = '{"record":"end","status":"complete","exit_code":0,'
+# What PALS' mpiexec is documented to take and to set, no more: it has never been here. It writes
+# down what it would start.
 PALS = f"""#!{sys.executable}
-import os, subprocess, sys
+import os, sys
 words, env, options = sys.argv[1:], dict(os.environ), {{}}
 while words[0].startswith("-"):
     name, value = words.pop(0), words.pop(0)
@@ -57,11 +63,24 @@ for rank in range(int(options["np"])):
     local = str(rank % int(options["ppn"]))
     own = dict(PALS_RANKID=str(rank), PALS_LOCAL_RANKID=local, PALS_APID="ab-1")
     own["PMIX_RANK"] = str(rank)
-    ranks.append(subprocess.Popen(words, env={{**env, **own}}))
-with open("options", "a") as file:
-    print(options, file=file)
-sys.exit(max(rank.wait() for rank in ranks))
+    ranks.append(own)
+with open("started", "a") as file:
+    print([options, words, env, ranks], file=file)
+with open(words[words.index("-J") + 1], "w") as file:  # so that the script goes on
+    file.write({END!r})
 """
+
+
+def start(folder, arguments, given, ranks):
+    """The ranks that were written down, forked: two imports of torch less a launch."""
+    unset = dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+    def target():
+        os.chdir(folder)
+        main("all_reduce", arguments)
+
+    environment = [{**unset, **given, **own} for own in ranks]
+    return Job(folder / "ranks", target, len(ranks), environment=environment.__getitem__)
 
 
 def test_pbs_and_pals(tmp_path):
@@ -77,11 +96,16 @@ def test_pbs_and_pals(tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith("NUM_OF_NODES 1 TOTAL_NUM_RANKS 2 RANKS_PER_NODE 2\n+ mpiexec ")
     bind = "list:1-2:9-10:17-18:25-26:33-34:41-42:52-53:60-61:68-69:76-77:84-85:92-93"
-    options = [{"np": "2", "ppn": "2", "cpu-bind": bind}] * 2
-    assert (tmp_path / "options").read_text().splitlines() == list(map(str, options))
     files = sorted((tmp_path / "torchcoll-runs").iterdir())
     assert [f.name for f in files] == [f"pbs-8987483-2ranks-{n}.jsonl" for n in (1, 2)]
-    for number, file in enumerate(files, 1):
+    lines = (tmp_path / "started").read_text().splitlines()
+    for number, (file, line) in enumerate(zip(files, lines, strict=True), 1):
+        options, words, given, ranks = ast.literal_eval(line)
+        assert options == {"np": "2", "ppn": "2", "cpu-bind": bind}
+        assert words[:3] == [sys.executable, "-m", "torchcoll.allreduce"]
+        file.unlink()
+        assert start(tmp_path, words[3:], given, ranks).codes() == [0, 0]
+        assert file.read_text().splitlines()[-1].startswith(END)
         found = torchcoll.load(file)
         assert found.complete
         assert found.header["launcher"] == "PALS"

@@ -101,7 +101,7 @@ class Cluster:
         for daemon in reversed(self.daemons):  # munged last: the others speak through it
             daemon.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                daemon.wait(5)
+                daemon.wait(1)
             daemon.kill()
             daemon.wait()
 

@@ -55,10 +55,11 @@ def small_run():
         end={"status": "failed", "reason": "why", "exit_code": 5, "wall_s": 1.5},
         in_flight=case(),
     )
-    launch.header["spec"] |= {"labels": {"net": "ib"}, "order": "shuffled", "splits": "1,3"}
+    labels = {"net": "ib", "fabric": "ib-ndr:8", "link_gbps": "5", "gpu": "A100"}
+    launch.header["spec"] |= {"labels": labels, "order": "shuffled", "splits": "1,3"}
     launch.header["environment"] |= {"variables": {"NCCL_ALGO": "Ring"}, "cores": 2}
     launch.header |= {"start_utc": "2026", "connects": "first call", "argv": ["-n", "2"]}
-    launch.members[0]["device"] = "cuda:0"
+    launch.members[0] |= {"device": "cuda:0", "nvlinks": 18, "nvlink_to_switch": True}
     return [{"record": record, **data} for record, data in records_of(launch)]
 
 
@@ -95,6 +96,12 @@ def mutated(changes):
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
+def write(path, changes):
+    """A new file: of one that is overwritten, ext4 waits for the disk."""
+    path.unlink(missing_ok=True)
+    path.write_text(mutated(changes))
+
+
 def check(text):
     assert all(c == "\n" or c.isprintable() for c in text)
 
@@ -110,10 +117,10 @@ def check_views(path):
 
 
 @given(CHANGES)
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_a_mutated_file_is_shown_or_refused(tmp_path_factory, changes):
     path = tmp_path_factory.getbasetemp() / "mutated.jsonl"
-    path.write_text(mutated(changes))
+    write(path, changes)
     try:
         load(path)
     except UnreadableError:
@@ -125,7 +132,7 @@ def test_a_mutated_file_is_shown_or_refused(tmp_path_factory, changes):
 def test_each_field_with_each_value(tmp_path, value):
     path = tmp_path / "mutated.jsonl"
     for place in PLACES:
-        path.write_text(mutated([(place, value)]))
+        write(path, [(place, value)])
         try:
             loaded = load(path)
         except UnreadableError:

@@ -13,7 +13,7 @@ import pytest
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.report.live import reporter
 from torchcoll.report.progress import Progress, ProgressLine
 
@@ -68,9 +68,11 @@ END = """\
 
 [1] no avg
 * first call over 3 times the median
-first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
+first call 5.00 ms, settled after 2 calls
 cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
 """
+VERDICT = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);"
+FACTS = " 1 case correct; first result after 5.00 ms\n"
 
 
 def two() -> list[CaseResult]:
@@ -80,7 +82,7 @@ def two() -> list[CaseResult]:
 def test_piped_rows_appear_one_by_one_and_line_up(monkeypatch):
     out = Pipe()
     report(monkeypatch, out, two(), run())
-    assert out.getvalue() == HEAD + HEADINGS + "".join(ROWS) + END
+    assert out.getvalue() == HEAD + HEADINGS + "".join(ROWS) + END + VERDICT + FACTS
     # begin, started, done, started, done, end
     whole = HEAD + HEADINGS
     assert out.flushed[0] == out.flushed[1] == whole
@@ -92,14 +94,16 @@ def test_quiet_leaves_the_rows(monkeypatch):
     out = Pipe()
     report(monkeypatch, out, two(), run(), quiet=True)
     notes = "\n[1] no avg\n* first call over 3 times the median\n"
-    assert out.getvalue() == HEADINGS + "".join(ROWS) + notes
+    assert out.getvalue() == HEADINGS + "".join(ROWS) + notes + VERDICT + FACTS
 
 
 def test_an_interrupted_run_says_so(monkeypatch):
     out = Pipe()
     ended = {"status": "interrupted", "reason": "SIGTERM"}
     report(monkeypatch, out, [result()], run(end=ended))
-    assert "\ninterrupted by SIGTERM\n" in out.getvalue()
+    last = "\nFAIL interrupted by SIGTERM; first result after 5.00 ms\n"
+    assert out.getvalue().endswith(last)
+    assert out.getvalue().count("interrupted") == 1
     out = Pipe()
     report(monkeypatch, out, [result()], run(end=ended), format="nccl-tests")
     assert out.getvalue().endswith("\n# torchcoll: interrupted by SIGTERM\n")
@@ -118,6 +122,16 @@ def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
     first, second = (line for line in lines if line.endswith("  correct"))
     assert first.startswith("all_reduce      yes          8        8  5.000 ms*  1.000 ms")
     assert second.startswith("reduce_scatter  no     1000001  1000000  5.000 ms*    812 ns")
+    assert first.index("  correct") == second.index("  correct")
+
+
+def test_a_run_with_the_library_log_has_a_column_for_what_it_will_name(monkeypatch):
+    out = Pipe()
+    results = [result(choices=[Choice("RING", "SIMPLE", 24)]), result(case=case(nbytes=8))]
+    report(monkeypatch, out, results, run(header={"library_log": "x.logs"}))
+    first, second = (line for line in out.getvalue().splitlines() if line.endswith("  correct"))
+    assert "  RING/SIMPLE 24ch  " in first
+    assert "  -                 " in second
     assert first.index("  correct") == second.index("  correct")
 
 
@@ -143,7 +157,7 @@ def test_unknown_format_before_anything_is_measured():
         reporter("xml")
 
 
-HIDDEN = "not shown in 80 columns: p99 (use a wider terminal or --columns)"
+HIDDEN = "not shown in 80 columns: p99 (use a wider terminal, or --format csv)"
 
 
 def terminals(monkeypatch, columns):
@@ -169,7 +183,7 @@ def test_a_terminal_gets_rows_that_stay_and_a_line_of_progress(monkeypatch, rich
         "         call                 p5      p95           GB/s     GB/s\n"
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms    21   67.109  117.441 correct\n"
         "   8        -         -        -        -     0        -        - unsupported\n"
-        f"  [1]\n{end}"
+        f"  [1]\n{end}{VERDICT}\n {FACTS}"
     )
     assert "[######......] 1/2  elapsed 0:00  left 0:00  all_reduce 8" in err.text()
     # Nothing is taken back but the line of progress: what else writes here destroys no table.
@@ -211,7 +225,7 @@ def test_nothing_is_printed_after_the_end(monkeypatch):
     reports.end(launch)
     text = out.getvalue()
     costs = END.splitlines()[-1]
-    assert text.endswith(f"\nno case has ended\ninterrupted by SIGINT\n{costs}\n")
+    assert text.endswith(f"\nno case has ended\n{costs}\nFAIL interrupted by SIGINT\n")
     reports.done(result())
     reports.end(launch)
     assert out.getvalue() == text

@@ -9,7 +9,7 @@ import pytest
 from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Run, Verification
+from torchcoll.core.result import Choice, Run, Verification
 from torchcoll.report.text import show
 
 HEADER = """\
@@ -19,10 +19,11 @@ clock: host; cadence: isolated (a barrier before every call, outside the stamps)
 completion = max over ranks
 each case until 5 % precision or 1 s; verification on
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
-first call 5.00 ms, settled after 2 calls, time to first result 5.00 ms
+first call 5.00 ms, settled after 2 calls
 cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
 low, high = p5, p95 within this launch
 """
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN)"
 
 
 def body(text: str) -> str:
@@ -39,6 +40,7 @@ def test_one_case_on_8_ranks(shown):
         " 64M  5.000 ms*  1.000 ms  910.0 us  1.090 ms     21  67.109  117.441  correct\n"
         "\n"
         "* first call over 3 times the median\n"
+        f"{NONE}; 1 case correct; first result after 5.00 ms\n"
     )
 
 
@@ -70,6 +72,7 @@ def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes
         "  correct\n"
         "\n"
         "* first call over 3 times the median\n"
+        f"{NONE}; 4 cases correct; first result after 900 ns\n"
     )
 
 
@@ -92,6 +95,8 @@ def test_what_varies_becomes_a_column_at_the_left(shown):
         "  <0.001  correct\n"
         "all_gather  no         8    32  1.000 ms   1.000 ms  910.0 us  1.090 ms     21  <0.001"
         "  <0.001  correct\n"
+        "\n"
+        f"{NONE}; 2 cases correct; first result after 1.00 ms\n"
     )
 
 
@@ -125,7 +130,8 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
         "[3] values within 8 ulp count as correct\n"
         "[4] the clock stepped\n"
         "warning: turbo is on\n"
-        "truncated: the file has no end record\n"
+        "FAIL truncated: the file has no end record; FAIL 1 of 5 cases wrong: all_reduce 64M; "
+        "FAIL 1 of 5 cases failed: all_reduce 8; first result after 1.00 ms\n"
     )
 
 
@@ -135,14 +141,18 @@ def test_one_rank_has_times_and_no_bandwidth(shown):
     assert body(text).splitlines()[2:] == [
         " 64M  1.000 ms   1.000 ms  910.0 us  1.090 ms     21      -      -  correct",
         "",
-        "one rank, no communication: times, but no bandwidth",
+        "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 case correct; "
+        "first result after 1.00 ms",
     ]
 
 
 def test_fake_backend_says_that_nothing_was_communicated(shown):
     text = shown(run(result(cold=(1_000_000,), case=case(backend="fake"))))
     assert "backend: fake (nothing is communicated); 8 ranks on vm, cpu\n" in text
-    assert text.endswith("\nfake backend, nothing was communicated: times, but no bandwidth\n")
+    assert text.endswith(
+        "\n\nNO REFERENCE fake backend, nothing was communicated: times, but no bandwidth; "
+        "1 case correct; first result after 1.00 ms\n"
+    )
     assert body(text).splitlines()[2].split()[-3:] == ["-", "-", "correct"]
 
 
@@ -153,6 +163,8 @@ def test_a_barrier_has_no_size_and_no_bandwidth(shown):
         "    first    median       low      high  calls  verified\n"
         "    call                   p5       p95\n"
         "1.000 ms   1.000 ms  910.0 us  1.090 ms     21  unchecked\n"
+        "\n"
+        f"{NONE}; first result after 1.00 ms\n"
     )
 
 
@@ -174,8 +186,8 @@ def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_pat
     launch.path = tmp_path / "a run.jsonl"
     assert body(shown(launch)).splitlines()[4:] == [
         "rehearsal: one GPU",
-        f"failed: {lost}",
         f"to run the rest: torchrun ... -m torchcoll.suite --resume '{launch.path}'",
+        f"FAIL failed: {lost}; first result after 1.00 ms",
     ]
     # FILE.2 alone: what is resumed is FILE.
     launch.path.touch()
@@ -197,7 +209,7 @@ def test_the_end_of_a_file_that_is_not_complete_says_how_to_go_on(shown, tmp_pat
 )
 def test_events_are_words(shown, kind, message, line):
     launch = run(result(), events=[{"kind": kind, "message": message}])
-    assert shown(launch).endswith(f"\n{line}\n")
+    assert f"\n{line}\n{NONE}" in shown(launch)
     launch.events[0]["resumed"] = True
     assert f"\nan earlier launch ended and was resumed: {line}\n" in shown(launch)
 
@@ -205,7 +217,7 @@ def test_events_are_words(shown, kind, message, line):
 def test_how_the_rows_ended(shown):
     stops = ["time", "cap", "time", "precision"]
     launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
-    assert shown(launch).endswith("\nstopped by: time 2, cap of 21 calls 1, precision 1\n")
+    assert f"\nstopped by: time 2, cap of 21 calls 1, precision 1\n{NONE}" in shown(launch)
     asked = run(result(stop="count"), not_run("unsupported"))
     assert "stopped by" not in shown(asked)
 
@@ -217,10 +229,10 @@ def test_splits_are_in_the_header_or_a_column(shown):
     )
     text = shown(run(one))
     assert text.startswith("torchcoll 0.1.0: all_to_all_v, float32, out of place, splits 1,3\n")
-    assert text.endswith(
+    assert (
         "\nall_to_all_v: size is the largest sum that a rank sends or receives; "
-        "bytes that a rank sends to itself count\n"
-    )
+        f"bytes that a rank sends to itself count\n{NONE}"
+    ) in text
     text = shown(run(one, other))
     assert text.startswith(
         "torchcoll 0.1.0: all_to_all_v, float32, out of place, splits 1,3 and seed:7\n"
@@ -244,6 +256,7 @@ def test_a_run_without_any_facts_has_a_table(shown):
     )
     assert shown(Run()) == (
         "torchcoll:\nbackend: unknown; 0 ranks\ncompletion = max over ranks\nno case has ended\n"
+        "FAIL the run did not end\n"
     )
 
 
@@ -262,6 +275,8 @@ def test_a_full_table_fits_into_80_columns(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms 1.098 ms   101 67.109 117.441 correct\n"
         "\n"
         "* first call over 3 times the median\n"
+        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);\n"
+        "  1 case correct; first result after 5.00 ms\n"
     )
 
 
@@ -274,9 +289,11 @@ def test_what_does_not_fit_is_named(on_terminal):
         " 64M 5.000 ms* 1.000 ms 910.0 us 1.090 ms   101 67.109 117.441 correct",
         " 64M        -         -        -        -     0      -       - unsupported [1]",
         "",
-        "not shown in 80 columns: p99 (use a wider terminal or --columns)",
+        "not shown in 80 columns: p99 (use a wider terminal, or --format csv)",
         "[1] no avg",
         "* first call over 3 times the median",
+        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN);",
+        "  1 case correct; first result after 5.00 ms",
     ]
     # 4 + 9 + 8 + 5 + 6 + 7 + 15 characters and 6 gaps: 60 without low and high.
     narrow = on_terminal(rows, columns=60)
@@ -303,6 +320,29 @@ def test_numbers_stay_whole_even_where_nothing_fits(on_terminal):
     assert "4194304T correct\n" in text
 
 
+def test_the_algorithm_is_shown_where_a_log_named_it(shown, on_terminal):
+    several = [Choice("RING", "LL", 2), Choice("NVLS", "SIMPLE", 16)]
+    launch = run(
+        result(choices=several),
+        result(choices=[Choice("TREE", "LL", source="kernel name")]),
+        result(choices=[Choice("recursive_doubling")]),
+        result(),
+    )
+    lines = body(shown(launch)).splitlines()
+    start = lines[0].index("algorithm")
+    assert [line[start : start + 30].strip() for line in lines[2:6]] == [
+        "RING/LL 2ch, NVLS/SIMPLE 16ch",
+        "TREE/LL?",  # a hint only
+        "recursive_doubling",
+        "-",
+    ]
+    assert "algorithm" not in shown(run(result()))
+    # It goes after the spread and the algbw.
+    narrow = body(on_terminal(run(result(choices=several[:1])), columns=80)).splitlines()
+    heading = " ".join(narrow[:2])
+    assert "algorithm" in heading and "p5" not in heading
+
+
 def test_columns_chosen_by_name_are_never_hidden(on_terminal):
     names = "median_ns,nbytes,nbytes_in,nbytes_out,count,low_ns,high_ns,p99_ns,status"
     text = on_terminal(run(result()), columns=30, names=names)
@@ -319,9 +359,9 @@ def test_all_columns_on_80_and_in_a_pipe(on_terminal, shown):
     everything = run(result(2, case=case(splits="1,2"), reason="because"), ranks=2)
     text = on_terminal(everything, columns=80, names="all")
     assert max(map(len, body(text).splitlines())) <= 80
-    assert text.count("\n 64M ") == 4
+    assert text.count("\n 64M ") == 5
     assert "not shown" not in text
-    assert len(body(shown(everything, columns="all")).splitlines()) == 6
+    assert len(body(shown(everything, columns="all")).splitlines()) == 7
 
 
 def test_digits_line_up_with_and_without_a_mark_on_a_terminal(on_terminal):
@@ -368,7 +408,8 @@ def test_without_rich_or_on_a_dumb_terminal_the_table_is_plain(on_terminal, monk
         assert "\x1b" not in out.getvalue()
         text = out.text()
     assert text.isascii()
-    assert text.splitlines()[-3].split()[:3] == ["64M", "5.000", "ms*"]
+    row = next(line for line in text.splitlines() if line.startswith(" 64M"))
+    assert row.split()[:2] == ["64M", "5.000"]
 
 
 def test_a_pipe_in_an_ascii_locale_gets_escapes_and_no_error():
@@ -392,6 +433,7 @@ def test_over_ranks_clock_and_percentiles(shown):
         " 64M  1.000 ms        -    -     -      0      -      -  correct",
         "",
         "1 of 1 cases have no device clock",
+        f"{NONE}; 1 case correct; first result after 1.00 ms",
     ]
 
 
@@ -399,9 +441,10 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
     text = shown(run(result()), columns="count,median_ns,algbw_gbps")
     assert body(text) == (
         "   count    median   algbw\n                      GB/s\n16777216  1.000 ms  67.109\n"
+        f"\n{NONE}; 1 case correct; first result after 5.00 ms\n"
     )
     assert "low, high =" not in text
-    assert len(body(shown(run(result()), columns="all")).splitlines()) == 5
+    assert len(body(shown(run(result()), columns="all")).splitlines()) == 6
 
 
 @pytest.mark.parametrize(

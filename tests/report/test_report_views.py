@@ -44,6 +44,8 @@ VALUES = {
     "p99_ns": None,
     "calls": 21,
     "stop": "time",
+    "algorithm": None,
+    "channels": None,
     "algbw_gbps": 67.108864,
     "busbw_gbps": 117.440512,
     "verified": "correct",
@@ -55,7 +57,8 @@ NAMES = list(VALUES)
 
 def test_json_has_the_names_of_the_design_and_base_units(shown):
     document = json.loads(shown(run(result(stop="time")), format="json"))
-    assert list(document) == ["schema", "run", "rows"]
+    assert list(document) == ["schema", "run", "verdict", "rows"]
+    assert document["verdict"]["word"] == "NO REFERENCE"
     assert document["schema"] == "torchcoll-rows/1"
     assert document["run"]["status"] == "complete"
     assert document["run"]["ranks"] == 8
@@ -124,6 +127,8 @@ def test_markdown(shown):
         "\n"
         "- [1] a \\| b\n"
         "- \\* first call over 3 times the median\n"
+        "- NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN); "
+        "1 case correct; first result after 5.00 ms\n"
     )
 
 
@@ -419,7 +424,7 @@ def test_rows_of_several_launches_say_so_and_what_differs(shown, tmp_path):
         "gloo on\n"
         "differs between the launches: torch (2.13.0, 2.14.0); hosts (vm, vm vm2)\n"
     )
-    assert shown(path).endswith(end)
+    assert f"{end}NO REFERENCE for gloo on cpu " in shown(path)
     comments = end.strip().replace("\n", "\n# torchcoll: ")
     assert shown(path, format="nccl-tests").endswith(f"\n# torchcoll: {comments}\n")
     rows = list(csv.DictReader(io.StringIO(shown(path, format="csv"))))

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import torchcoll
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.core.traffic import load_traffic
+from torchcoll.core.traffic import Traffic
 from torchcoll.train.capture import capture
 
 NO_GROUP = "capture: got no process group, expected init_process_group before it"
@@ -64,7 +64,7 @@ def paths():
     Path("file").write_text("")
     Path("full").mkdir()
     (Path("full") / "traffic-rank0.jsonl").write_text("")
-    names = ["step.jsonl", "file", "full", "file/below"]
+    names = ["step.jsonl", "file", "full", "file/below", "", 5]
     return [refused(path=name).replace(str(Path.cwd()), "HERE") for name in names]
 
 
@@ -266,6 +266,8 @@ def test_paths_that_are_no_folder_or_hold_the_file(alone):
         f"path: got HERE/file, {folder}",
         f"path: got HERE/full/traffic-rank0.jsonl, {again}",
         f"path: got HERE/file/below, {made}",
+        f"path: got '', {folder}",
+        f"path: got 5, {folder}",
     ]
 
 
@@ -283,7 +285,7 @@ def test_nothing_is_in_the_way_without_a_capture(alone):
 
 def test_the_file_is_written_when_the_body_raises(alone):
     assert alone["raised"] is True
-    traffic = load_traffic(alone["folder"] / "raised")
+    traffic = Traffic.load(alone["folder"] / "raised")
     assert [call.nbytes_in for call in traffic.calls[0]] == [12]
     assert (traffic.problems, traffic.ranks) == ([], 1)
     assert traffic.environment["torch"] == torch.__version__
@@ -358,7 +360,7 @@ def test_a_late_rank_is_in_the_durations(tmp_path):
             pending.wait()
 
     on_ranks(tmp_path, 2, {"it": case})
-    early, late = load_traffic(tmp_path / "late").calls.values()
+    early, late = Traffic.load(tmp_path / "late").calls.values()
     assert all(call.time_ns > 100e6 for call in early[:2])
     assert [call.step for call in early] == [0, 1, None]  # None: after the last mark
     assert early[2].time_ns is None or early[2].time_ns > 0  # as fast as the other rank is

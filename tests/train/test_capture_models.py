@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcoll.core.traffic import load_traffic
+from torchcoll.core.traffic import Traffic
 from torchcoll.train.capture import capture
 
 FSDP_ON_CPU = hasattr(torch.cpu.Stream(), "record_event")  # not in torch 2.6
@@ -94,7 +94,7 @@ def found(tmp_path_factory):
             cases |= {f"fsdp {name}": lambda n=name: train_fsdp(n) for name in names}
         on_ranks(folder, ranks, cases)
         for name in cases:
-            found[(*name.split(), ranks)] = load_traffic(folder / name)
+            found[(*name.split(), ranks)] = Traffic.load(folder / name)
     return found
 
 

@@ -122,6 +122,11 @@ M = "made_here.train"
             "train:make_model. Write made_here.train:make_model.",
         ),
         (
+            "/elsewhere/train.py:make_model",
+            "model: got /elsewhere/train.py:make_model, expected package.module:factory, such as "
+            "train:make_model. Write in /elsewhere train:make_model.",
+        ),
+        (
             "made_here.nowhere:make",
             "model: got made_here.nowhere:make, expected a module that can be imported from here "
             "(No module named 'made_here.nowhere')",
@@ -182,3 +187,16 @@ def test_bad_input(gradients, words, line):
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith(f"torchcoll: error: {line}")
     assert err.count("torchcoll: error") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize("options", ["", "--fsdp Linear"])
+def test_without_torch(in_tmp_path, monkeypatch, capsys, options):
+    # None in sys.modules makes an import fail as if there were no such package.
+    for name in [name for name in sys.modules if name.split(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["gradients", "train:make_model", *options.split()]) == 4
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("torchcoll: error: torch: got ")
+    assert err.endswith("expected torch 2.6 or newer in this Python. pip install torch\n")

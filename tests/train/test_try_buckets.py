@@ -144,6 +144,8 @@ def test_one_rank_communicates_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("caps", "choices", "text"),
     [
+        (25, {}, "caps_mb: got 25, expected a list of MiB, such as [25, 50, 100]"),
+        ("25", {}, "caps_mb: got '25', expected a list of MiB"),
         ([25], {}, "caps_mb: got 1 of them, expected 2 or more"),
         ([25, 25], {}, "caps_mb: got 25 twice, expected each once"),
         ([25, 0], {}, "caps_mb: got 0, expected numbers of MiB above 0, or None"),

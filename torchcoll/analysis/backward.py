@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
 
@@ -57,7 +58,7 @@ class Gradients:
     for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown; backward_source:
     where that comes from. points: (share of the gradients, share of the pass at which it is ready),
     ascending; () unknown, then they become ready in proportion to their bytes. what: a line that
-    says what was given.
+    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
     """
 
     nbytes: int
@@ -69,6 +70,7 @@ class Gradients:
     backward_source: str = ""
     points: tuple[tuple[float, float], ...] = ()
     notes: list[str] = field(default_factory=list)
+    mixed: str = ""
 
     def even(self, cap_mb: float | None) -> Setting:
         """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
@@ -116,8 +118,19 @@ def of_plans(plans: Sequence[BucketPlan]) -> Gradients:
     what = f"{count} parameters, DDP's own buckets"
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     return Gradients(
-        first.nbytes, dtypes.most_common(1)[0][0], what, known=tuple(settings), notes=notes
+        first.nbytes,
+        dtypes.most_common(1)[0][0],
+        what,
+        known=tuple(settings),
+        notes=notes,
+        mixed=_several(dtypes),
     )
+
+
+def _several(dtypes: Counter[Any]) -> str:
+    """``float32, bfloat16``; '' of one."""
+    names = [name or "unknown type" for name, _ in dtypes.most_common()]
+    return ", ".join(names) if len(names) > 1 else ""
 
 
 def of_parameters(count: float, dtype: str | None) -> Gradients:
@@ -161,7 +174,13 @@ def of_traffic(traffic: Traffic, accumulate: int) -> Gradients:
         known=(sent,),
         ranks=len(known.ranks) or traffic.ranks,
         notes=[*traffic.problems, *steps.notes],
+        mixed=_several(dtypes),
     )
+    if all(call.asynchronous is False for call in alike[0]):
+        found.notes.append(
+            "the program waited for each of these all_reduce calls at once, as DDP does not: what "
+            "is said here holds if they are gradients, and if DDP is to send them"
+        )
     found.notes.append(
         "buckets of other caps are taken for even: traffic does not tell the parameters, plans of "
         "gradient_buckets do"

@@ -12,6 +12,7 @@ from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
+from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.summary import Row, median
 
 
@@ -125,7 +126,8 @@ def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str
         check = bad.result.verification
         if check and check.wrong:
             return f"wrong in {name}: {check.wrong} of {check.checked}"
-        return f"{bad.row.status} in {name}" + (f": {bad.row.reason}" if bad.row.reason else "")
+        reason = bad.row.reason.partition(LIKELY)[0]
+        return f"{bad.row.status} in {name}" + (f": {reason}" if reason else "")
     return other_clock(pair)
 
 

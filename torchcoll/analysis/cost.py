@@ -9,6 +9,7 @@ durations are used: the clocks of ranks are never compared.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from torchcoll.analysis.joined import Joined, join_ranks
 from torchcoll.analysis.steps import steps_of
 from torchcoll.analysis.traffic import group_text
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
 from torchcoll.core.points import point_of
+from torchcoll.core.records import load
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -85,13 +88,25 @@ class Cost:
     notes: list[str] = field(default_factory=list)
 
 
-def cost(traffic: Traffic, run: Run) -> Cost:
+def cost(traffic: Traffic | str | os.PathLike[str], run: Run | str | os.PathLike[str]) -> Cost:
     """Splits the time in place of each call into wait and transfer, and sets it against ``run``.
 
-    traffic: of all ranks of the groups; of one alone nothing tells wait from transfer. run: the
-    same calls measured alone, ``torchcoll.run(traffic.spec())``. The steady steps of the table
-    count. What could not be told is None, with the reason.
+    traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
+    alone nothing tells wait from transfer. run: the same calls measured alone,
+    ``torchcoll.run(traffic.spec())``, or its file. The steady steps of the table count. What could
+    not be told is None, with the reason.
+
+    Raises UsageError for what is neither, and UnreadableError for a file.
     """
+    if isinstance(traffic, (str, os.PathLike)):
+        traffic = Traffic.load(traffic)
+    if isinstance(run, (str, os.PathLike)):
+        run = load(run)
+    if not isinstance(traffic, Traffic):
+        raise UsageError("traffic", type(traffic).__name__, "a Traffic, its file or its folder")
+    if not isinstance(run, Run):
+        action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
+        raise UsageError("run", type(run).__name__, "a Run, or its file", action)
     joined, apart = join_ranks(traffic)
     steps = steps_of(traffic)
     found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
@@ -109,7 +124,12 @@ def cost(traffic: Traffic, run: Run) -> Cost:
     rows = [_row(own, traffic, run, queued) for own in found.values()]
     split = [one for one in every.values() if not _not_split(one)]
     late, ties = _late(split)
-    notes = [*steps.notes, *apart, *_notes(rows)]
+    notes = [*traffic.problems, *steps.notes, *apart, *_notes(rows)]
+    if every and not split and len(traffic.calls) < traffic.ranks:
+        notes.append(
+            f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
+            "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
+        )
     name = str(run.path or run.header.get("run_id") or "run")
     return Cost(rows, late, ties, str(traffic.path or "traffic"), name, notes)
 
@@ -253,6 +273,7 @@ def _notes(rows: Sequence[CostRow]) -> list[str]:
             "queued: calls issued while an earlier one of the group was in flight on that rank: "
             "their time holds the wait for it, which counts as transfer and as contention here"
         )
-    if any(row.asynchronous is not False and row.queued is None for row in rows):
+    timed = [row for row in rows if row.in_place_ns is not None]
+    if any(row.asynchronous is not False and row.queued is None for row in timed):
         notes.append("asynchronous calls: the time from issue to completion may hold other waiting")
     return notes

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.matching import Pair
-from torchcoll.analysis.sides import Side, values_by_name
+from torchcoll.analysis.sides import Side, values_by_name, values_of_facts
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
     *("label=", "source", "device_name", "hosts", "kernel", "driver", "nccl", "rccl", "xccl"),
     *("ccl", "mapped ", "torch", "torchcoll"),
 )
+# Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
+_COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,52 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
     """What varies among the launches of one side: their ratio is one over a mixture."""
     lines = []
     for one in (base, new):
-        varying = [
-            f"{name} ({_several(values)})"
-            for name, values in values_by_name(one).items()
-            if len(values) > 1 and name not in by
-        ]
+        varying = varying_text(values_by_name(one), by)
         if varying:
             lines.append(
-                f"hidden: the launches of {one.name} are not alike in {'; '.join(varying)} "
+                f"hidden: the launches of {one.name} are not alike in {varying} "
                 "(--by NAME keeps them apart)"
             )
     return lines
+
+
+def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:
+    """``kernel (6.1, 6.8); NCCL_ALGO (Ring, unset)``: the facts that have several values."""
+    return "; ".join(
+        f"{name} ({_several(found)})"
+        for name, found in values.items()
+        if len(found) > 1 and name not in without
+    )
+
+
+def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """Names of what was varied on purpose among launches, given as (ranks, facts).
+
+    Variables and labels that have several values at one number of ranks make different curves; what
+    changes with the ranks alone cannot be told from them, and is a hidden dimension.
+    """
+    values: dict[tuple[int, str], set[str]] = {}
+    facts = list(launches)
+    names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
+    for ranks, own in facts:
+        for name in names:
+            values.setdefault((ranks, name), set()).add(own.get(name, "unset"))
+    return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+
+
+def hidden_among(launches: Sequence[Mapping[str, str]], apart: Sequence[str]) -> str:
+    """What differs among launches, given by their facts, that are shown as one kind; '' if nothing.
+
+    Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
+    """
+    values = values_of_facts([dict(facts) for facts in launches])
+    return varying_text(values, [*apart, *(f"label={name}" for name in _COUNTING)])
+
+
+def _on_purpose(name: str) -> bool:
+    if name.startswith("label="):
+        return name.removeprefix("label=") not in _COUNTING
+    return name.isupper()
 
 
 def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:

@@ -29,6 +29,7 @@ from torchcoll.core.units import format_size
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 _MOST_BUCKETS = 200_000
+_MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
 # Where no backward time is known: the best is told for one of so many times the communication.
 _ASSUMED = (0.25, 1, 4)
 
@@ -37,9 +38,10 @@ _ASSUMED = (0.25, 1, 4)
 class Advice:
     """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
 
-    what: what the gradients are; nbytes of them, dtype. curve: a row of the curve, for what its
-    points have in common; sizes: the smallest and the largest measured; launches of it. backward_ns
-    and where it comes from. accumulate: backward passes an optimiser step.
+    what: what the gradients are; nbytes of them, dtype (``float32, bfloat16`` of several). curve: a
+    row of the curve, for what its points have in common; sizes: the smallest and the largest
+    measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
+    optimiser step.
     best: the row with the least exposed time; None where it cannot be told. low_cap_mb,
     high_cap_mb: the smallest and the largest cap that is not worse. compression: (ratio, low, high)
     of backward + exposed with 16 bits an element to that without, at the best. assumed: where no
@@ -83,7 +85,7 @@ def advise(
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
 
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
-    its file; or a number of parameters, of ``dtype`` (float32). Of the last two, buckets are taken
+    its file or folder; or a number of parameters, of ``dtype`` (float32): there buckets are taken
     for even. curve: Runs, files, folders or globs with all_reduce over sizes on as many ranks;
     several are launches, and give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without
     plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
@@ -95,6 +97,9 @@ def advise(
     numbers out of range; UnreadableError for a file.
     """
     whole_number(accumulate, "accumulate", 1)
+    if curve is None:
+        action = "torchcoll.run returns it on rank 0 alone."
+        raise UsageError("curve", "None", "a Run, or files", action)
     found, plans = _gradients(gradients, dtype, accumulate)
     if plans and caps_mb is not None:
         raise UsageError("caps_mb", caps_mb, "none beside plans: each has its own cap")
@@ -111,7 +116,8 @@ def advise(
     halves, halved = _halves(measured, curves, found)
     sizes = curves.centre.sizes
     advice = Advice(
-        found.what, found.nbytes, found.dtype, curves.row, (sizes[0], sizes[-1]), curves.launches,
+        found.what, found.nbytes, found.mixed or found.dtype,
+        curves.row, (sizes[0], sizes[-1]), curves.launches,
         found.backward_ns, found.backward_source, accumulate,
         proposals(settings, curves, halves, found, found.backward_ns),
     )  # fmt: skip
@@ -156,9 +162,15 @@ def _settings(
     """The default, the caps in order, what was sent; and which caps change nothing more."""
     if plans:
         settings = [*found.known]
+    elif found.nbytes > _MOST_BYTES:
+        raise UsageError(
+            "gradients", f"{found.nbytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+        )
     else:
         caps: Sequence[float] = CAPS_MB
         if caps_mb is not None:
+            if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
+                raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
             caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
             if not caps or found.nbytes / caps[0] / MIB > _MOST_BUCKETS:
                 got = f"{caps[0]:g} for {found.nbytes} bytes" if caps else "none"
@@ -180,7 +192,7 @@ def _settings(
 
 def _halves(measured: Side, curves: Curves, found: Gradients) -> tuple[Halves | None, str]:
     """What sends 16 bits an element, and where its times come from; None of those that do."""
-    if found.dtype not in ("float32", "float64"):
+    if found.mixed or found.dtype not in ("float32", "float64"):
         return None, ""
     scale = 2 / find_dtype(found.dtype).itemsize
     for name in ("float16", "bfloat16"):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import median, over_ranks
+from torchcoll.core.first import first_result_ns
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median
 
 _HALF = 0.5
 
@@ -100,20 +101,3 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
         floor[1] if floor and floor[0] != half else None,
         median(firsts) if firsts else None,
     )
-
-
-def first_result_ns(run: Run) -> float | None:
-    """Connecting and the first call of a launch, each as its slowest rank saw it; None where the
-    launch did not make its own communicator, or no rank told.
-    """
-    first = next((r for r in run.results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)), None)
-    if first is None or run.header.get("connects") == "before":
-        return None
-    return over_ranks(first.cold_ns)[0] + _connect_ns(run, first)
-
-
-def _connect_ns(run: Run, first: CaseResult) -> int:
-    # A backend that connects within init_process_group cannot tell the two apart.
-    within = run.header.get("connects") == "init_process_group"
-    ways = [first.connect_ns, *([run.phases.get("init_process_group") or []] if within else [])]
-    return max(next((way for way in [*ways, run.phases.get("communicator") or []] if way), [0]))

@@ -51,6 +51,12 @@ def value_of(item: Measured, name: str) -> Any:
     return None if value == "unknown" or (name == "ranks" and not value) else value
 
 
+def kind_of(item: Measured, apart: Sequence[str] = ()) -> dict[str, Any]:
+    """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
+    kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
+    return kind | {name: item.facts.get(name, "unset") for name in apart}
+
+
 def pairs_of(
     base: Sequence[Measured],
     new: Sequence[Measured],

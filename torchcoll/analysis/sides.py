@@ -12,7 +12,8 @@ from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.facts import facts_of
-from torchcoll.core.records import load_all
+from torchcoll.core.plausibility import doubted, doubts_of
+from torchcoll.core.records import is_manifest, load_all
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
 
@@ -89,13 +90,14 @@ class Side:
         """Every case of every launch, read for ``metric``."""
         found = []
         for number, run in enumerate(self.runs):
-            libraries = libraries_of(run)
+            libraries, doubts = libraries_of(run), doubts_of(run)
             for part, results in run.launches():
                 facts = known_of(part)
                 for result in results:
                     row = summarise(result, reading.over_ranks, library=libraries[id(result)])
                     if reading.mean and result.time_ns:
                         row = _read_as_mean(row, result, reading.over_ranks)
+                    row = doubted(row, doubts.get(id(result)))
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
                     figure = figure if figure and 0 < figure < math.inf else None
@@ -188,7 +190,11 @@ def _expanded(source: Source) -> list[Source]:
         return [source]
     path = Path(source)
     if path.is_dir():
-        inside = [p for p in sorted(path.iterdir()) if p.is_file() and p.name[0] != "."]
+        inside = [
+            p
+            for p in sorted(path.iterdir())
+            if p.is_file() and p.name[0] != "." and not is_manifest(p)
+        ]
         own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
         if not inside:
             raise UnreadableError("folder", path, "a folder with result files")
@@ -275,7 +281,11 @@ def values_by_name(side: Side) -> dict[str, list[str]]:
 
     A fact that no launch of the side has is not in it.
     """
-    facts = [known_of(run) for run in side.parts]
+    return values_of_facts([known_of(run) for run in side.parts])
+
+
+def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """The different values of each fact, in order; a launch that lacks it is 'unset' there."""
     names = dict.fromkeys(name for fact in facts for name in fact)
     missing = {n: "unset" if n.isupper() else "unknown" for n in names}
     return {n: list(dict.fromkeys(fact.get(n, missing[n]) for fact in facts)) for n in names}

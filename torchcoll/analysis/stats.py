@@ -53,26 +53,64 @@ def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
     All figures are above 0. Source: B. L. Welch, Biometrika 34 (1947) 28; the degrees of freedom
     are Satterthwaite's. scipy's ttest_ind has the same p (tested) and, before 1.11, no interval.
     """
+    difference, error, degrees = _welch(base, new)
+    if error is None:
+        return Ratio(math.exp(difference))
+    variances = float(numpy.log(base).var(ddof=1)), float(numpy.log(new).var(ddof=1))
+    return _ratio(difference, error, degrees, math.sqrt(sum(variances) / 2))
+
+
+def welch_low(base: Sequence[float], new: Sequence[float], error_rate: float) -> float | None:
+    """What new / base exceeds but for ``error_rate``; None where there is no interval."""
+    difference, error, degrees = _welch(base, new)
+    if error is None:
+        return None
+    return math.exp(difference - float(stats.t.isf(error_rate, degrees)) * error)
+
+
+def _welch(base: Sequence[float], new: Sequence[float]) -> tuple[float, float | None, float]:
+    """Difference of the mean logarithms, its standard error (None: unknown), its degrees."""
     b, n = numpy.log(base), numpy.log(new)
     difference = float(n.mean() - b.mean())
-    ratio = math.exp(difference)
     if min(len(b), len(n)) < 2:
-        return Ratio(ratio)
-    variances = float(b.var(ddof=1)), float(n.var(ddof=1))
-    squares = variances[0] / len(b), variances[1] / len(n)
+        return difference, None, 0.0
+    squares = float(b.var(ddof=1)) / len(b), float(n.var(ddof=1)) / len(n)
     error = math.sqrt(sum(squares))
     if error < _NO_SPREAD:
-        return Ratio(ratio)
+        return difference, None, 0.0
     degrees = sum(squares) ** 2 / (squares[0] ** 2 / (len(b) - 1) + squares[1] ** 2 / (len(n) - 1))
+    return difference, error, degrees
+
+
+def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
+    """The geometric mean of the pairs' ratios new / base, with the interval and p of Student's t on
+    their logarithms: the pair is the replicate, what both of a pair share cancels.
+
+    All figures are above 0. ``spread`` is that of one of a pair, so that ``launches_needed`` gives
+    the number of pairs.
+    """
+    logs = numpy.log(new) - numpy.log(base)
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Ratio(math.exp(mean))
+    deviation = float(logs.std(ddof=1))
+    error = deviation / math.sqrt(len(logs))
+    if error < _NO_SPREAD:
+        return Ratio(math.exp(mean))
+    return _ratio(mean, error, len(logs) - 1, deviation / math.sqrt(2))
+
+
+def _ratio(difference: float, error: float, degrees: float, spread: float) -> Ratio:
+    """By Student's t, from a difference of mean logarithms and its standard error."""
     t_95, t_90 = (float(q) for q in stats.t.ppf((0.975, 0.95), degrees))
     return Ratio(
-        ratio,
+        math.exp(difference),
         low=math.exp(difference - t_95 * error),
         high=math.exp(difference + t_95 * error),
         low_90=math.exp(difference - t_90 * error),
         high_90=math.exp(difference + t_90 * error),
         p_value=float(2 * stats.t.sf(abs(difference) / error, degrees)),
-        spread=math.sqrt(sum(variances) / 2),
+        spread=spread,
     )
 
 
@@ -126,6 +164,18 @@ def launches_needed(ratio: Ratio, cases: int, threshold: float) -> int | None:
         if difference < margin / 10:  # both bounds can fail
             z_power = float(stats.norm.ppf((1 + POWER) / 2))
         needed = _normal(z + z_power, ratio.spread, margin) + z * z / 4
+    return max(2, math.ceil(needed)) if needed <= MOST_LAUNCHES else None
+
+
+def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:
+    """Launches a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
+    POWER; None as in ``launches_needed``, and where the ratio itself is beyond.
+    """
+    margin = math.log1p(threshold) - math.log(ratio.ratio)
+    if ratio.spread is None or margin < _NO_SPREAD:
+        return None
+    z = float(stats.norm.ppf(0.975))
+    needed = _normal(z + float(stats.norm.ppf(POWER)), ratio.spread, margin) + z * z / 4
     return max(2, math.ceil(needed)) if needed <= MOST_LAUNCHES else None
 
 

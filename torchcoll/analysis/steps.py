@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges, format_size
 
 _MOST = 3  # so many kinds of calls of an odd step are named
+_MOST_STEPS = 1_000_000  # each is looked at, so that a broken number would never end
 
 
 class Kind(NamedTuple):
@@ -141,7 +143,13 @@ Sent = dict[int, Counter[Kind]]  # rank -> what it sends in a step
 def _total(traffic: Traffic, at: Mapping[int, Mapping[int, Sequence[int]]]) -> int:
     """Steps that were marked on every rank that marks any; a rank that was cut off has fewer."""
     marked = [len(spans) for spans in traffic.steps.values() if spans]
-    return min(marked) if marked else max((s + 1 for own in at.values() for s in own), default=1)
+    if marked:
+        return min(marked)
+    total = max((s + 1 for own in at.values() for s in own), default=1)
+    if total > _MOST_STEPS:
+        where = traffic.path or "the traffic"
+        raise UsageError(f"steps of {where}", total, f"{_MOST_STEPS} at most where none is marked")
+    return total
 
 
 def _signature(

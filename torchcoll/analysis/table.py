@@ -8,8 +8,9 @@ import pandas
 
 from torchcoll.analysis.traffic import TrafficRow, summarise_traffic
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 
 
@@ -22,8 +23,11 @@ def table(
     call), mean, min, rank0. clock: None for each case's default.
 
     Of a Traffic one row a collective and size, with the fields of TrafficRow (analysis/traffic.py).
-    Raises UsageError for other readings of it.
+    Raises UsageError for other readings of it, and for what is neither.
     """
+    if not isinstance(run, (Run, Traffic)):
+        action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
+        raise UsageError("table", type(run).__name__, "a Run or a Traffic", action)
     rows: list[Row] | list[TrafficRow]
     if isinstance(run, Traffic):
         if over_ranks != "max" or clock is not None:

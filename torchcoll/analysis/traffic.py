@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from torchcoll.analysis.joined import Joined, join_ranks
 from torchcoll.analysis.steps import Kind, Steps, described, steps_of
-from torchcoll.core.intervals import Union
+from torchcoll.core.intervals import Span, Union
 from torchcoll.core.summary import median
-from torchcoll.core.traffic import Group, Traffic
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
 
 
@@ -90,6 +90,9 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
     reader = _Reader(traffic, steps, joined)
     rows = reader.rows()
     notes = [*steps.notes, *_ranks_notes(traffic, rows), *notes, *_row_notes(rows)]
+    if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
+        some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
+        notes.append(f"times are of {some}: the slowest may be another")
     return TrafficTable(
         rows,
         reader.sizes(),
@@ -201,21 +204,34 @@ class _Reader:
         ]
 
     def busy_ns(self) -> float | None:
-        """How long a call was in flight in a step; None where that is not known of every call."""
+        """How long a call was in flight in a step; None where that is not known of every call.
+
+        A call that ends after its step counts in the next one from there on.
+        """
+        in_flight = {
+            rank: Union(span for call in calls if (span := _in_flight(call)))
+            for rank, calls in self.traffic.calls.items()
+        }
 
         def of_step(step: int) -> float | None:
             found = []
             for rank, own in self.steps.at.items():
-                spans = []
-                for i in own.get(step, ()):
-                    call = self.traffic.calls[rank][i]
-                    if call.start_ns is None or call.time_ns is None or call.clock != "host":
-                        return None
-                    spans.append((call.start_ns, call.start_ns + call.time_ns))
-                found.append(Union(spans).total)
+                spans = [_in_flight(self.traffic.calls[rank][i]) for i in own.get(step, ())]
+                if None in spans:
+                    return None
+                marked = self.traffic.steps.get(rank, ())
+                within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
+                found.append(in_flight[rank].total if within is None else within)
             return max(found, default=None)
 
         return self.steps.reduce(of_step)
+
+
+def _in_flight(call: TrafficCall) -> Span | None:
+    """From issue to completion; None where the host does not know it."""
+    if call.start_ns is None or call.time_ns is None or call.clock != "host":
+        return None
+    return call.start_ns, call.start_ns + call.time_ns
 
 
 def _only(values: Iterable[int]) -> int | None:

@@ -25,7 +25,8 @@ _PREFIXES = (
     *("MASTER_ADDR", "MASTER_PORT", "LSB_", "HYDRA_", "HYDI_"),
 )
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "JWT", "COOKIE", "CRED", "AUTH")
-_OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")  # of this launch: no information
+# Of this launch: no information.
+_OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
 # Launchers number ranks in these: that they differ from rank to rank says nothing.
 _LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")
 

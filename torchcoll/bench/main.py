@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
@@ -25,16 +26,14 @@ _AFTER_RANK_0_S = 0.5
 
 
 def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
-    """Measure and exit with the designed code; ``collective`` None is the suite."""
+    """Measure and exit with the designed code; ``collective`` None is the suite, or ``pairs``."""
     arguments = list(sys.argv[1:] if argv is None else argv)
 
     def measure(launch: Launch) -> int:
         if launch.rank and not {"-h", "--help"}.isdisjoint(arguments):
             return ExitCode.OK  # rank 0 prints it
-        options = parse(arguments, collective, _program(collective))
-        if options.dry_run:
-            return _dry_run(options, launch)
-        return _measure(options, launch, arguments)
+        run = _run_pairs if collective == "pairs" else partial(_run_cases, collective)
+        return run(launch, arguments)
 
     sys.exit(on_ranks(measure))
 
@@ -74,6 +73,30 @@ def complain(line: str, rank: int, speaks: bool) -> None:
     write_error_file(line, rank)
 
 
+def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> int:
+    options = parse(arguments, collective, _program(collective))
+    if options.dry_run:
+        return _dry_run(options, launch)
+    return _measure(options, launch, arguments, _sweep_cases)
+
+
+def _run_pairs(launch: Launch, arguments: list[str]) -> int:
+    """Every pair of ranks, instead of the cases of a collective."""
+    from torchcoll.bench.pairs import refuse_lone, sweep_pairs
+    from torchcoll.bench.pairs_options import parse_pairs
+    from torchcoll.core.tournament import plan_lines
+
+    options = parse_pairs(arguments)
+    assert options.pairs is not None
+    if options.dry_run:
+        lines = plan_lines(options.spec, options.pairs, options.ranks or launch.ranks)
+        if launch.rank == 0:
+            print("\n".join(lines))
+        return ExitCode.OK
+    refuse_lone(options.spec.backend, launch.ranks)
+    return _measure(options, launch, arguments, partial(sweep_pairs, options))
+
+
 def _dry_run(options: Options, launch: Launch) -> int:
     from torchcoll.core.plan import plan, plan_lines
 
@@ -86,7 +109,18 @@ def _dry_run(options: Options, launch: Launch) -> int:
     return ExitCode.OK
 
 
-def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
+# Measures all there is; the text of what makes the exit code 1, on all ranks alike.
+Sweep = Callable[["Session", "Output | None"], "str | None"]
+
+
+def _sweep_cases(session: Session, output: Output | None) -> str | None:
+    missing = session.control.decide(output and output.begin(session))
+    session.sweep(missing)
+    failure: str | None = session.control.decide(output and output.failure(session))
+    return failure
+
+
+def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Sweep) -> int:
     start = time.perf_counter_ns()
     torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
@@ -96,7 +130,12 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
         launch = replace(launch, rendezvous_file=options.rendezvous_file)
     if options.spec.backend == "fake" and options.ranks:
         launch = replace(launch, ranks=options.ranks)
-    output = None
+    output = library_log = None
+    if options.library_log:
+        from torchcoll.bench.library_log import LibraryLog
+
+        # Before the table takes hold of stdout.
+        library_log = LibraryLog(lambda: output.path if output else None)
     if launch.rank == 0:
         from torchcoll.bench.output import Output
 
@@ -112,14 +151,24 @@ def _measure(options: Options, launch: Launch, arguments: list[str]) -> int:
         options.spec,
         launch=launch,
         earlier=output.earlier if output else None,
-        on_case=output.on_case if output else None,
+        on_case=output.on_case if output and not options.pairs else None,
         emit=output.emit if output else (lambda record, data: None),
-        asked=fingerprint([options.spec.to_json(), options.resume, options.traffic]),
+        asked=fingerprint(
+            [
+                options.spec.to_json(),
+                options.resume,
+                options.traffic,
+                options.library_log,
+                options.require_idle,
+            ]
+        ),
         argv=arguments,
         phases=phases,
         on_last_words=last_words,
+        library_log=library_log,
+        require_idle=options.require_idle,
     )
-    return _drive(session, output)
+    return _drive(session, output, sweep)
 
 
 def import_torch() -> Any:
@@ -134,13 +183,11 @@ def import_torch() -> Any:
     return torch
 
 
-def _drive(session: Session, output: Output | None) -> int:
+def _drive(session: Session, output: Output | None, sweep: Sweep) -> int:
     """Run the session to its end; the exit code, equal on all ranks."""
     try:
         session.open()
-        missing = session.control.decide(output and output.begin(session))
-        session.sweep(missing)
-        failure = session.control.decide(output and output.failure(session))
+        failure = sweep(session, output)
         code = ExitCode.FAILED if failure else ExitCode.OK
         session.finish("complete", code, failure or "")
     except HangError as error:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.core.case import ORDERS, Spec
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
+
+if TYPE_CHECKING:  # loaded for torchcoll.pairs alone
+    from torchcoll.core.tournament import PairOptions
 
 # Options that Spec takes as they are, under their own name.
 _PLAIN = (
@@ -27,6 +30,7 @@ _PLAIN = (
     "asynchronous",
     "rehearse",
 )
+FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 
@@ -52,7 +56,11 @@ class Options:
     ranks: int | None = None
     format: str = "table"
     quiet: bool = False
+    library_log: bool = False
+    gate: bool = False
+    require_idle: bool = False
     rendezvous_file: str | None = None
+    pairs: PairOptions | None = None  # of torchcoll.pairs
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
         """The Spec, and what of a traffic is not measured as it was. Reads the file, on rank 0.
@@ -61,9 +69,9 @@ class Options:
         """
         if self.traffic is None:
             return self.spec, []
-        from torchcoll.core.traffic import load_traffic
+        from torchcoll.core.traffic import Traffic
 
-        traffic = load_traffic(self.traffic)
+        traffic = Traffic.load(self.traffic)
         known = len(traffic.notes)
         spec = traffic.spec(**self.fields)
         notes = traffic.problems + traffic.notes[known:]
@@ -75,7 +83,7 @@ class Options:
         return spec, notes
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         hint = "--help lists the options."
         if message.startswith("unrecognized arguments: ") and message.split()[2] in _OF_NCCL_TESTS:
@@ -84,7 +92,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str, several: bool) -> argparse.ArgumentParser:
-    p = _Parser(
+    p = Parser(
         prog=program,
         description="Measure a collective of torch.distributed on all ranks of this launch.",
         epilog="Sizes: 8, 1K, 25M, 1.5G (K, M, G, T are powers of 1024). Start with torchrun, "
@@ -164,6 +172,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "-T", "--timeout", help="seconds without progress that are a hang (300)", **text
     )
     how.add_argument(
+        "--require-idle",
+        action="store_true",
+        help="refuse to start while another process uses a device (cpu: 5%% of the cores)",
+        **text,
+    )
+    how.add_argument(
         "--rendezvous-file",
         metavar="PATH",
         help="meet there, in a folder that all hosts share, not at MASTER_ADDR:MASTER_PORT",
@@ -174,8 +188,15 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     out.add_argument("--no-output", action="store_true", help="no result file", **text)
     out.add_argument("--resume", metavar="FILE", help="run what is missing in FILE", **text)
     out.add_argument("--label", action="append", metavar="KEY=VALUE", help="kept in it", **text)
+    out.add_argument(
+        "--library-log",
+        action="store_true",
+        help="NCCL's or oneCCL's own log beside it: algorithms in the table, but slower calls",
+        **text,
+    )
     out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
     out.add_argument("--quiet", action="store_true", help="no header, no progress", **text)
+    out.add_argument("--gate", action="store_true", help="exit 1 at a verdict of FAIL", **text)
     out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
     out.add_argument("--ranks", help="ranks to assume: --dry-run, or --backend fake", **text)
     return p
@@ -199,14 +220,14 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
             fields[name] = given.pop(name)
     for name in ("iters", "warmup", "cold", "seed", "coalesce"):
         if name in given:
-            fields[name] = _number(given.pop(name), int)
+            fields[name] = number(given.pop(name), int)
     for name in ("factor", "precision", "max_time", "timeout"):
         if name in given:
-            fields[renamed.get(name, name)] = _number(given.pop(name), float)
+            fields[renamed.get(name, name)] = number(given.pop(name), float)
     if "step_bytes" in given:
         fields["step_bytes"] = given.pop("step_bytes")
     if "root" in given:
-        fields["roots"] = tuple(_number(root, int) for root in given.pop("root").split(","))
+        fields["roots"] = tuple(number(root, int) for root in given.pop("root").split(","))
     if "in_place" in given:
         fields["in_place"] = _one_of(
             "in-place", given.pop("in_place"), {"0": False, "1": True, "both": "both"}
@@ -217,7 +238,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         fields["labels"] = dict(_label(text) for text in given.pop("label"))
     ranks = given.pop("ranks", None)
     if ranks is not None:
-        ranks = _number(ranks, int)
+        ranks = number(ranks, int)
         if not isinstance(ranks, int) or ranks < 1:
             raise UsageError("ranks", ranks, "a whole number from 1 on")
     formats = {name: name for name in FORMATS}
@@ -235,10 +256,13 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
+    if options.no_output and options.library_log:
+        action = "The log lies beside the result file."
+        raise UsageError("library-log", "--library-log and --no-output", "one of them", action)
     return options
 
 
-def _number(text: str, kind: type) -> Any:
+def number(text: str, kind: type) -> Any:
     """The number, or the text as it is: Spec refuses it with the field's own words."""
     try:
         return kind(text)

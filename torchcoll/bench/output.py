@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections import Counter
@@ -12,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.options import Options
+from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.core.case import Case, Spec
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -43,15 +44,21 @@ class Output:
         self._shown = False
         self._broken_display = False
         self._nothing = False  # --resume of a file that is complete
+        # Of pairs there are thousands: a round is made durable by the start of the next.
+        self._durable = ("header", "started" if options.pairs else "case", "end")
         from torchcoll.report.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
 
     def earlier(self) -> Spec:
         """The Spec to run: with --resume and --traffic that of the file. Raises what is wrong with
-        the file.
+        the file, and with labels that the verdict reads.
         """
         self.spec, self._notes = self.options.asked(self._ranks)
+        if {"fabric", "link_gbps"} & set(self.spec.labels):
+            from torchcoll.verdict.fabric import check_labels
+
+            check_labels(self.spec.labels)
         if not self.options.resume:
             return self.spec
         path = Path(self.options.resume)
@@ -88,11 +95,13 @@ class Output:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
             self._open(data["spec"]["backend"])
+            if self.options.library_log and self.path:
+                data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
         if self._writer:
-            self._writer.write(record, data, durable=record in ("header", "case", "end"))
+            self._writer.write(record, data, durable=record in self._durable)
         if record == "started" and self._shown:
             case = Case.from_json(data["case"])
-            self._display(lambda: self._reporter.started(self._indices[case], case))
+            self.show(lambda: self._reporter.started(self._indices[case], case))
 
     def _open(self, backend: str) -> None:
         options = self.options
@@ -100,17 +109,25 @@ class Output:
             return
         if options.output:
             self.path = Path(options.output)
-            self._writer = Writer(self.path)
+            self._writer = self._created(self.path)
             return
         if options.resume:
             base, number = Path(options.resume), 2
             while (path := base.with_name(f"{base.name}.{number}")).exists():
                 number += 1
-            self.path, self._writer = path, Writer(path)
+            self.path, self._writer = path, self._created(path)
             return
         names = self.spec.collectives
         what = names[0] if len(names) == 1 else "suite"
+        what = "pairs" if self.options.pairs else what
         self.path, self._writer = open_default(what, backend, self._ranks)
+
+    def _created(self, path: Path) -> Writer:
+        folder = f"{path}{FOLDER_ENDING}"
+        if self.options.library_log and os.path.lexists(folder):
+            action = "Remove it, or name another file with --output."
+            raise UsageError("library-log", folder, "a folder that does not exist", action)
+        return Writer(path)
 
     # -- the table ---------------------------------------------------------------------------
 
@@ -130,12 +147,12 @@ class Output:
         assert session.run is not None
         run, todo = session.run, [cases[index] for index in missing]
         run.path = Path(self.options.resume) if self.options.resume else self.path
-        self._display(lambda: self._reporter.begin(run, todo))
+        self.show(lambda: self._reporter.begin(run, todo))
         self._indices = {cases[index]: place for place, index in enumerate(missing)}
         self._shown = True
         return missing
 
-    def _display(self, show: Callable[[], None]) -> None:
+    def show(self, show: Callable[[], None]) -> None:
         """A fault of the display must not end a measurement: say it once, and measure on."""
         if self._broken_display:
             return
@@ -147,18 +164,27 @@ class Output:
             _tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def on_case(self, result: CaseResult) -> None:
-        self._display(lambda: self._reporter.done(result))
+        self.show(lambda: self._reporter.done(result))
 
     def failure(self, session: Session) -> str | None:
         """What makes the exit code 1, as one text."""
         assert session.run is not None
         bad = [result for result in session.run.results if not result.expected]
         if not bad:
-            return None
+            return self._gate(session.run)
         counts = Counter(result.status for result in bad)
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
         first = f"{bad[0].case.describe()}: {bad[0].reason}"
         return f"{words} of {len(session.run.results)} cases. First: {first}"
+
+    def _gate(self, run: Run) -> str | None:
+        """With --gate the text of a verdict that is FAIL."""
+        if not self.options.gate:
+            return None
+        from torchcoll.verdict.judge import FAIL, judge
+
+        verdict = judge(replace(run, end={"status": "complete"}))
+        return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
     def abandon(self, run: Run | None) -> None:
         """The run ends at once: show what there is, whatever state the display is in."""
@@ -169,7 +195,7 @@ class Output:
         """Finish the table and the file, and say where the file is."""
         if self._shown and run:
             self._shown = False
-            self._display(lambda: self._reporter.end(run))
+            self.show(lambda: self._reporter.end(run))
         if self._writer:
             self._writer.close()
             self._writer = None

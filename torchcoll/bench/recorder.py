@@ -30,6 +30,10 @@ class Recorder:
         self.run.phases[name] = ns
         self._emit("phase", {"name": name, "ns": ns})
 
+    def machine(self, state: dict[str, Any]) -> None:
+        self.run.machine.append(state)
+        self._emit("machine", state)
+
     def started(self, case: Case) -> None:
         self.run.in_flight = case
         self._emit("started", {"case": case.to_json()})
@@ -39,8 +43,8 @@ class Recorder:
         self.run.results.append(result)
         self._emit("case", result.to_json())
 
-    def event(self, kind: str, message: str) -> None:
-        event = {"kind": kind, "message": message, "utc": utc_now()}
+    def event(self, kind: str, message: str, **more: Any) -> None:
+        event = {"kind": kind, "message": message, "utc": utc_now(), **more}
         self.run.events.append(event)
         self._emit("event", event)
 

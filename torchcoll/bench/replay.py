@@ -58,6 +58,9 @@ def replay(
     Raises UsageError for another number of ranks than captured and for parts that do not fit
     together, UnavailableError for what the backend cannot do, on all ranks.
     """
+    if not isinstance(traffic, Traffic):
+        action = "torchcoll.Traffic.load reads a file."
+        raise UsageError("traffic", type(traffic).__name__, "a Traffic", action)
     import torch
 
     asked = ["replay", backend, device, steps, compute, timeout_s, rehearse]
@@ -125,7 +128,7 @@ def _agreed(
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
         got = "no step that all ranks have" if offers else "no calls"
-        raise UsageError("traffic", got, "a captured step", _ONE_CAPTURE)
+        raise UsageError("traffic", got, "a captured step", _next_action(traffic))
     step = max(common, key=lambda number: -1 if number is None else number)
     try:
         part = part_of(traffic, session.rank, step)
@@ -137,8 +140,13 @@ def _agreed(
     digests = session.control.gather(digest(part, session.rank))
     text = session.control.decide(mismatch(digests))
     if text:
-        raise UsageError("traffic", text, "parts that fit together", _ONE_CAPTURE)
+        raise UsageError("traffic", text, "parts that fit together", _next_action(traffic))
     return traffic, part, step
+
+
+def _next_action(traffic: Traffic) -> str:
+    """What is wrong in a file is the likely cause."""
+    return ". ".join([*traffic.problems[:1], _ONE_CAPTURE])
 
 
 def _check_ranks(traffic: Traffic, ranks: int) -> None:

@@ -27,7 +27,9 @@ from torchcoll.core.case import Case, Sizing, Spec, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError, UsageError
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
+    from torchcoll.bench.library_log import LibraryLog
     from torchcoll.bench.recorder import Recorder
+    from torchcoll.bench.state.watch import Watch
     from torchcoll.core.result import CaseResult, Run
 
 OnCase = Callable[["CaseResult"], None]
@@ -91,6 +93,7 @@ class Session:
     ``phases`` are durations that the caller has measured already. ``on_last_words`` (exit code,
     text, whether this rank speaks for all) is the command's: with it signals are taken too.
     ``earlier`` gives rank 0's Spec, where it comes from a file that only rank 0 reads.
+    ``library_log``: --library-log. ``require_idle``: refuse to open where others use the machine.
     """
 
     def __init__(
@@ -105,6 +108,8 @@ class Session:
         phases: dict[str, int] | None = None,
         earlier: Callable[[], Spec] | None = None,
         on_last_words: Callable[[int, str, bool], None] | None = None,
+        library_log: LibraryLog | None = None,
+        require_idle: bool = False,
     ) -> None:
         self.torch = torch
         self.dist = torch.distributed
@@ -121,11 +126,15 @@ class Session:
         self._asked = asked or fingerprint(spec.to_json())
         self._earlier = earlier
         self._on_last_words = on_last_words
+        self.library_log = library_log
         self._began = time.monotonic()
         self.has_called = False  # some case has made its first call
         self._cost_known = False
         self._environ: dict[str, str] | None = None  # before a rehearsal changed it
         self._weights = ""  # hash of the weights of all_to_all_v
+        self._require_idle = require_idle
+        self._watch: Watch | None = None  # on the first rank of each host
+        self._state: dict[str, Any] | None = None  # what it saw before the run
         self.recorder: Recorder | None = None
         if self.rank == 0:
             from torchcoll.bench.recorder import Recorder
@@ -158,6 +167,8 @@ class Session:
         self.spec = Spec.from_json(self.control.decide(self.spec.to_json()))
         self.control.timeout_s = self.spec.timeout_s
         self._open_device()
+        if self.entries[0].communicates:
+            self._look_around()
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(self.spec, backend=names, device=self.device.kind)
         self.parts: tuple[tuple[int, ...], ...] = (tuple(range(self.ranks)),)
@@ -173,6 +184,8 @@ class Session:
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)
             self._weights = fingerprint([list(row) for row in weights.rows])
         self._on_rank_0(lambda recorder: recorder.header(self._header()))
+        if self.library_log:
+            self.library_log.start(self)
         self.communicators.open(self._phase)
         self._exchange_members()
 
@@ -268,6 +281,8 @@ class Session:
             if self.found_group and names is None:
                 names = backends.found_backend(self.torch, kind)
             self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            if self.library_log:
+                self.library_log.ask_for(self.entries)
             if self.spec.rehearse:
                 self._rehearse(kind)
             if not _INTERFACES.isdisjoint(os.environ):
@@ -280,8 +295,9 @@ class Session:
         except TorchcollError as error:
             refusal = error
         places = self.agree(refusal, where)
+        self._places: list[tuple[str, str | None]] = [tuple(place) for place in places]
         if self.device.kind != "cpu" and not self.spec.rehearse:
-            self._refuse_shared(places)
+            self._refuse_shared()
 
     def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
         """Every rank's word, or the error of the first rank that has one, raised on all."""
@@ -304,9 +320,9 @@ class Session:
         self._environ = dict(os.environ)
         rehearse(self.entries[0].name, kind, self.rank)
 
-    def _refuse_shared(self, places: list[Any]) -> None:
-        first: dict[tuple[str, str], int] = {}
-        for rank, (host, pci) in enumerate(places):
+    def _refuse_shared(self) -> None:
+        first: dict[tuple[str, str | None], int] = {}
+        for rank, (host, pci) in enumerate(self._places):
             other = first.setdefault((host, pci), rank)
             if pci and other != rank:
                 raise UnavailableError(
@@ -315,6 +331,46 @@ class Session:
                     "a device for each rank",
                     "Start fewer ranks, or rehearse with several on one device: --rehearse.",
                 )
+
+    def _look_around(self) -> None:
+        """The first rank of each host notes the machine's state; with ``require_idle`` a host that
+        others use is refused on all ranks.
+        """
+        here, _ = self._places[self.rank]
+        on_host = [rank for rank, (host, _) in enumerate(self._places) if host == here]
+        busy = None
+        if self.rank == on_host[0]:
+            from torchcoll.bench.state.watch import Watch
+
+            places = [place for rank in on_host if (place := self._places[rank][1])]
+            pids = [self.control.members[rank]["pid"] for rank in on_host]
+            self._watch = Watch(self.device.kind, places, pids)
+            self._state = self._watch.before()
+            busy = self._watch.why_busy(self._state) if self._require_idle else None
+        # Asked in any case: no phase is to begin with waiting for those who look.
+        found = [text for text in self.control.all_gather(busy) if text]
+        if found:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise UnavailableError(
+                "require-idle",
+                f"{found[0]}{more}",
+                "a machine that nobody else uses",
+                "Wait, end that, or leave --require-idle out.",
+            )
+
+    def look_again(self) -> None:
+        """Record the machines' state after the run, and what has changed. Collective."""
+        if not self.entries[0].communicates:
+            return
+        self.progress.step("state of the machine")
+        states = self.control.gather(self._watch and [self._state, self._watch.after()])
+
+        def keep(recorder: Recorder) -> None:
+            from torchcoll.bench.state.keep import keep_after
+
+            keep_after(recorder, list(filter(None, states)), self.device.kind)
+
+        self._on_rank_0(keep)
 
     def _header(self) -> dict[str, Any]:
         connects = self.entries[0].connects
@@ -344,6 +400,7 @@ class Session:
             for entry in self.entries
         }
         words = {**own, "implementation": made, "variables": known, "phases": self.phases}
+        words["machine"] = self._state
         gathered = self.control.gather(words)
         self._on_rank_0(lambda recorder: self._keep_members(recorder, gathered, known))
 
@@ -351,6 +408,11 @@ class Session:
         self, recorder: Recorder, gathered: list[dict[str, Any]], known: dict[str, str]
     ) -> None:
         phases = [member.pop("phases") for member in gathered]
+        states = [state for member in gathered if (state := member.pop("machine"))]
+        if states:
+            from torchcoll.bench.state.keep import keep_before, tell_links
+
+            tell_links(gathered, states, self._places)
         for member in gathered:
             differs = environment.differences(member.pop("variables"), known)
             if differs:
@@ -360,6 +422,9 @@ class Session:
             recorder.phase(name, [phase.get(name, 0) for phase in phases])
         for host, text in environment.crowded(gathered):
             recorder.event("warning", f"{host}: {text}")
+        if states:
+            # A program that has a group of its own has worked on the device until now.
+            keep_before(recorder, states, looks_busy=not self.found_group)
         if self.spec.rehearse:
             recorder.event("rehearsal", REHEARSAL)
 
@@ -368,14 +433,20 @@ class Session:
     def sweep(self, which: Sequence[int] | None = None) -> None:
         """Run the cases of these indices (None: all); results go to recorder and ``on_case``."""
         for index in range(len(self.sizings)) if which is None else which:
-            self._one_case(self.sizings[index])
+            self.one_case(self.sizings[index])
+        if self.library_log:
+            self.library_log.keep_timings(self)
+        if which != []:
+            self.look_again()
 
-    def _one_case(self, sizing: Sizing) -> None:
+    def one_case(self, sizing: Sizing) -> None:
         case = sizing.case
         self.progress.step(case.describe())
-        verdict = self._agree_on_case(sizing)
+        verdict = self.agree_on_case(sizing)
         self._on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, case, verdict)
+        if self.library_log:
+            self.library_log.join(self, case, results)
         self._on_rank_0(lambda recorder: self._keep(recorder, results))
         if self.has_called and not self._cost_known:
             self._cost_of_measuring(case.backend)
@@ -386,7 +457,7 @@ class Session:
             if self.on_case:
                 self.on_case(result)
 
-    def _agree_on_case(self, sizing: Sizing) -> list[str] | None:
+    def agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
         words = self.control.gather({"case": seen, **environment.free_memory(self.device)})
@@ -448,6 +519,8 @@ class Session:
                 with contextlib.suppress(TorchcollError):
                     self.control.gather(None, GRACE_S)
             self.communicators.close()
+            if self.library_log:
+                self.library_log.close()
             if self._environ is not None:
                 rehearsal_over(self._environ)
         finally:

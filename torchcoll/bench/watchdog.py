@@ -193,14 +193,18 @@ class Watchdog:
         text = f"{symptom} in {told[1]}"
         speaks = control.rank == 0
         if control.ranks > 1:
-            cause = "" if kind == "hang" or symptom == _ECHO else symptom
+            hang = symptom if kind == "hang" else ""
+            words = [*told, "" if hang or symptom == _ECHO else symptom, hang]
             try:
                 answers = self._ask(
                     lambda: survey(
-                        self._store, control.rank, control.ranks, control.members, [*told, cause]
+                        self._store, control.rank, control.ranks, control.members, words
                     ),
                     2 * GRACE_S + 1,
                 )
+                hangs = [answer[3] for answer in answers if answer and answer[3]]
+                if symptom == _ECHO and hangs:  # another rank's patience ended first
+                    symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
             except RuntimeError:
@@ -236,7 +240,7 @@ class Watchdog:
     def raise_alarm(self, cause: str) -> None:
         """This rank goes alone: tell the others, whose watchdogs then leave at once."""
         if self.control.ranks > 1:
-            told = [*self.progress.told(), cause]
+            told = [*self.progress.told(), cause, ""]
             with contextlib.suppress(RuntimeError):
                 self._ask(lambda: alarm(self._store, self.control.rank, told), GRACE_S)
 

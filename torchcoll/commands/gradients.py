@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RUN",
         help="which bucket_cap_mb (those named, or 1 to 800) leaves least communication exposed on "
-        "measured all_reduce over sizes; several files are launches. For a model, a captured "
-        "traffic file in its place, or --parameters",
+        "measured all_reduce over sizes; several files are launches. For a model, the file or "
+        "folder of a captured traffic in its place, or --parameters",
     )
     add("--parameters", metavar="N", help="of --curve without a model: so many, such as 7e9")
     add("--dtype", metavar="NAME", help="of --parameters: float32, bfloat16, ...")
@@ -49,10 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table, markdown, csv or json")
 
 
+_OF_TRAFFIC = "Traffic takes --curve RUN beside it; `torchcoll trace` shows what it sends."
 _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.traffic import is_traffic
     from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
 
@@ -66,6 +68,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise UsageError("model", "none", "package.module:factory, such as train:make_model")
     if options.fsdp is not None:
         return _show_shards(options)
+    if is_traffic(options.model):
+        raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
     if options.ranks is not None:
         raise UsageError("ranks", options.ranks, "none without --fsdp: DDP's buckets have no ranks")
 
@@ -78,6 +82,9 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
     """A plan for each cap."""
+    from torchcoll.bench.main import import_torch
+
+    import_torch()  # or says in one line that there is none
     from torchcoll.train.buckets import gradient_buckets
     from torchcoll.train.factory import model_of
 
@@ -141,7 +148,10 @@ def _show_shards(options: argparse.Namespace) -> ExitCode:
         got = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
         raise UsageError("fsdp", f"{options.fsdp} and {got}", "one of them: the other is DDP's")
 
+    from torchcoll.bench.main import import_torch
     from torchcoll.report.text import show
+
+    import_torch()
     from torchcoll.train.factory import model_of
     from torchcoll.train.shards import shard_traffic
 

@@ -56,7 +56,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     torch = import_torch()
     from torchcoll.bench.replay import play
     from torchcoll.bench.runner import Session
-    from torchcoll.core.traffic import load_traffic
+    from torchcoll.core.traffic import Traffic
 
     file = _File(options.output)
 
@@ -74,7 +74,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         on_last_words=last_words,
     )
     try:
-        found = play(session, lambda: load_traffic(options.file), options.steps, options.compute)
+        found = play(session, lambda: Traffic.load(options.file), options.steps, options.compute)
         if found is not None and file.writer:
             from torchcoll.report.text import show
 
@@ -105,7 +105,7 @@ class _File:
         if self._name is None:
             self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
         else:
-            self.path, self.writer = Path(self._name), Writer(Path(self._name))
+            self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
 
     def drop(self) -> None:
         if self.writer and self.path and not os.path.getsize(self.path):

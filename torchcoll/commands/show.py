@@ -35,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metric", help="of --pivot: busbw (the default), algbw or time")
     add("--per-rank", action="store_true", help="each rank's own times in each case")
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+    add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
+    add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
+    add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
+    add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
     add("--calls", action="store_true", help="every call of each case in order")
 
 
@@ -43,23 +49,36 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.traffic import is_traffic
     from torchcoll.importers.registry import resolve
     from torchcoll.report.output import one_line
-    from torchcoll.report.text import show
+    from torchcoll.report.text import SHOWN, Judging, has_verdict, show
 
     if any(map(is_traffic, options.files)):
         return _show_traffic(options)
     runs = load_all(resolve(options.files))
+    if options.against:
+        options.against = _baseline(options.against)
     if options.reference and runs:
-        return _show_reference(runs, options)
-    show(*runs, **_choices(options))
+        asked = Judging(options.fabric, options.rules, options.against).asked
+        if asked and not _asks(options):
+            raise UsageError(*asked, SHOWN, "No verdict is shown with --reference.")
+        _show_reference(runs, options)
+        return _judged(runs, options)
+    choices = _choices(options)
+    if _asks(options) and not has_verdict(options.format, _has_view(options)):
+        choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
+    show(*runs, **choices)
     for run in runs if options.format in ("csv", "json") else ():  # others show them below
         for problem in run.problems:
             where = "" if str(run.path) in problem else f"{run.path}: "
             print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
-    return ExitCode.OK
+    return _judged(runs, options)
+
+
+_OF_VERDICT = ("fabric", "rules", "against")
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    return {k: v for k, v in vars(options).items() if k not in ("files", "run", "reference")}
+    own = ("files", "run", "reference", "gate", "junit", "health")
+    return {k: v for k, v in vars(options).items() if k not in own}
 
 
 def _show_traffic(options: argparse.Namespace) -> ExitCode:
@@ -67,8 +86,9 @@ def _show_traffic(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    if options.reference:
-        raise UsageError("reference", options.reference, "result files beside it, not traffic")
+    for name in ("reference", "gate", "junit", "health", *_OF_VERDICT):
+        if value := getattr(options, name):
+            raise UsageError(name, value, "result files beside it, not traffic")
     found = [Traffic.load(path) for path in options.files]
     show(*found, **_choices(options))
     for traffic in found if options.format in ("csv", "json") else ():
@@ -77,7 +97,51 @@ def _show_traffic(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+def _asks(options: argparse.Namespace) -> bool:
+    return bool(options.gate or options.junit or options.health)
+
+
+def _has_view(options: argparse.Namespace) -> bool:
+    return bool(options.pivot or options.per_rank or options.calls)
+
+
+def _baseline(path: str) -> Run:
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+
+    runs = load_all(resolve([path]))
+    if len(runs) != 1:
+        raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
+    return runs[0]
+
+
+def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+    """What --gate, --junit and --health ask for."""
+    if not _asks(options):
+        return ExitCode.OK
+    from torchcoll.report.text import Judging
+    from torchcoll.verdict.export import health_text, junit_text
+    from torchcoll.verdict.judge import FAIL
+
+    judging = Judging(options.fabric, options.rules, options.against)
+    verdicts = [judging.verdict(run) for run in runs]
+    for what, path, text_of in (
+        ("junit", options.junit, junit_text),
+        ("health", options.health, health_text),
+    ):
+        if not path:
+            continue
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text_of(runs, verdicts))
+        except OSError as error:
+            expected = f"a file that can be written ({error.strerror})"
+            raise UsageError(what, path, expected) from None
+    failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
     from torchcoll.report.reference import is_points, load_points, points_of, show_beside
@@ -91,4 +155,3 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> ExitCod
     else:
         points = [p for run in load_all(resolve([path])) for p in points_of(run)]
     show_beside(runs, points, options.format)
-    return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 
 from torchcoll.core.errors import ExitCode
@@ -31,7 +32,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     traffic = read_traffic(options.files)
     if options.output:
-        traffic.save(options.output)
+        # The new file is whole: what was wrong in those that were read has to be said in it.
+        kept = [*traffic.notes, *traffic.problems]
+        dataclasses.replace(traffic, notes=kept).save(options.output)
         print(f"written: {one_line(options.output)}", file=sys.stderr)
     show(traffic, format=options.format)
     for problem in traffic.problems if options.format in ("csv", "json") else ():

@@ -7,7 +7,10 @@ from torchcoll.core.result import Run
 _APART = ("host", "libraries", "variables")  # of the environment, told in other words
 _FEW_HOSTS = 4
 # Variables that differ from job to job and say nothing about what was measured.
-_OF_THE_JOB = ("MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_", "TORCHELASTIC_")
+_OF_THE_JOB = (
+    *("HYDI_", "HYDRA_", "LSB_", "MASTER_", "OMPI_", "PALS_", "PBS_", "PMI", "SLURM_"),
+    "TORCHELASTIC_",
+)
 
 
 def facts_of(run: Run) -> dict[str, str]:

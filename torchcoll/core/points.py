@@ -150,7 +150,7 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
     remarks: Counter[str] = Counter()
     for call in _calls(traffic):
         group = traffic.members(call)
-        if group not in members:
+        if group not in members and not call.point_to_point:
             where = "one rank sends nothing" if len(group) == 1 else "other ranks, not chosen here"
             remarks[f"{call.collective}: not measured: a group of {where}"] += 1
             continue

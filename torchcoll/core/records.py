@@ -1,11 +1,12 @@
 """The result file: JSON Lines, one object a line, first key ``record`` (DESIGN section 7).
 
-Records: header, ranks, phase, started, case, event, end. The writer makes each line durable; the
-reader reports what it cannot use as ``problems`` and never throws on a broken line.
+Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
+durable; the reader reports what it cannot use as ``problems`` and never throws on a broken line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
@@ -27,15 +28,24 @@ from torchcoll.core.result import (
 )
 
 SCHEMA = "torchcoll/1"
+# What `torchcoll matrix` keeps beside the result files of its launches.
+MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 _GZIP = b"\x1f\x8b"
 _MOST_RANKS = 1 << 20
 _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
 class Writer:
-    """Appends records to a new file; rank 0 has one. Refuses a file that exists."""
+    """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
-    def __init__(self, path: Path) -> None:
+    otherwise: what to do where it cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        otherwise: str = "Name another with --output, or none with --no-output.",
+    ) -> None:
         self.path = path
         self._refused = False
         try:
@@ -51,7 +61,7 @@ class Writer:
                 "output",
                 path,
                 f"a file that can be written ({error.strerror})",
-                "Name another with --output, or none with --no-output.",
+                otherwise,
             ) from None
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
@@ -88,6 +98,8 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "ranks", {"ranks": run.members}
     for name, ns in run.phases.items():
         yield "phase", {"name": name, "ns": ns}
+    for state in run.machine:
+        yield "machine", state
     for result in run.results:
         yield "case", result.to_json()
     for event in run.events:
@@ -150,6 +162,8 @@ def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
         if isinstance(source, Run):
             runs[number] = source
             continue
+        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
+            continue
         real = os.path.realpath(source)
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
@@ -160,6 +174,15 @@ def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
             if part.path and runs.pop(os.path.realpath(part.path), None):
                 run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
     return list(runs.values())
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
+    if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
+        return False
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(100).startswith(b'{"record":"matrix"')
+    return False
 
 
 def _continuation(path: Path, number: int) -> Path | None:
@@ -339,6 +362,11 @@ def _phase(run: Run, data: dict[str, Any]) -> None:
     run.phases[str(data["name"])] = data["ns"]
 
 
+def _machine(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("when"), data.get("host"), data.get("utc"))
+    run.machine.append(data)
+
+
 def _started(run: Run, data: dict[str, Any]) -> None:
     run.in_flight = case_from_json(data["case"])
 
@@ -361,6 +389,7 @@ def _end(run: Run, data: dict[str, Any]) -> None:
 _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
     "ranks": _ranks,
     "phase": _phase,
+    "machine": _machine,
     "started": _started,
     "case": _case,
     "event": _event,

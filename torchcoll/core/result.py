@@ -112,6 +112,42 @@ class Given:
         return given
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What the communication library chose for calls of a case, as its own log tells.
+
+    algorithm, protocol: the library's words (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
+    where it has none). channels: how many, None where not told. source: ``log`` or ``kernel name``,
+    which is a hint only.
+    """
+
+    algorithm: str
+    protocol: str = ""
+    channels: int | None = None
+    source: str = "log"
+
+    @property
+    def label(self) -> str:
+        """``RING/LL``: what is compared between sizes; the channels grow with the size anyway."""
+        return f"{self.algorithm}/{self.protocol}" if self.protocol else self.algorithm
+
+    @property
+    def text(self) -> str:
+        """``RING/LL 2ch``; what a kernel's name says is only a hint: ``RING/LL?``."""
+        text = self.label if self.source == "log" else f"{self.label}?"
+        return text if self.channels is None else f"{text} {self.channels}ch"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """Unknown fields are ignored. Raises KeyError or TypeError on a broken one."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        choice = cls(**{k: v for k, v in data.items() if k in known})
+        if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
+            raise TypeError("not a text")
+        check_whole(choice.channels or 0)
+        return choice
+
+
 @dataclass
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
@@ -126,6 +162,7 @@ class CaseResult:
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
+    choices: algorithms that the communication library's log names for it; [] is unknown.
     stop: why the steady calls ended: count, precision, time or cap.
     """
 
@@ -151,6 +188,7 @@ class CaseResult:
     verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
     given: Given | None = None
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def expected(self) -> bool:
@@ -166,6 +204,10 @@ class CaseResult:
             data["given"] = dataclasses.asdict(self.given)
         else:
             del data["given"]
+        if self.choices:
+            data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
+        else:
+            del data["choices"]
         return data
 
     @classmethod
@@ -181,6 +223,7 @@ class CaseResult:
             values["verification"] = Verification(**found)
         if values.get("given") is not None:
             values["given"] = Given.from_json(data["given"])
+        values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
         result = cls(**values)
         result._check_types()
         return result
@@ -211,7 +254,8 @@ class Run:
     """One launch, as loaded or as just measured.
 
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
-    phases: set-up phase -> ns per rank. events: what happened beside the cases. end: the last
+    phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
+    (bench/state/watch.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
     problems: one line for each thing that reading found wrong. continuations: the launches of
     --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
@@ -220,6 +264,7 @@ class Run:
     header: dict[str, Any] = field(default_factory=dict)
     members: list[dict[str, Any]] = field(default_factory=list)
     phases: dict[str, list[int]] = field(default_factory=dict)
+    machine: list[dict[str, Any]] = field(default_factory=list)
     results: list[CaseResult] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     end: dict[str, Any] | None = None
@@ -268,6 +313,8 @@ class Run:
         """What runs the missing cases of a file, as one line; '' where nothing is to be done."""
         if self.path is None or self.complete or self.source:  # another tool's cannot go on
             return ""
+        if any((result.case.group or "").startswith(("pair", "node")) for result in self.results):
+            return ""  # pairs are measured in one go
         base = self.path.with_suffix("")  # FILE.2 is resumed as FILE
         path = base if self.path.suffix[1:].isdecimal() and base.is_file() else self.path
         name = shlex.quote(str(path))

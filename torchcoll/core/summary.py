@@ -26,6 +26,8 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+ONE_RANK = "one rank, no communication: times, but no bandwidth"
+FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -133,6 +135,8 @@ class Row:
     p99_ns: float | None
     calls: int
     stop: str  # why the steady calls ended: count, precision, time, cap
+    algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
+    channels: int | None  # of it; None where calls of the case differ
     algbw_gbps: float | None
     busbw_gbps: float | None
     verified: str  # correct, wrong, unchecked
@@ -185,6 +189,7 @@ def summarise(
     if given:
         algbw, busbw = _bandwidths_of(given, result)
         p99, calls = given.p99_ns, given.calls or 0
+    channels = {choice.channels for choice in result.choices}
     return Row(
         collective=case.collective,
         backend=case.backend,
@@ -218,6 +223,8 @@ def summarise(
         p99_ns=p99,
         calls=calls,
         stop=result.stop,
+        algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
+        channels=channels.pop() if len(channels) == 1 else None,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         verified=verified(result),
@@ -242,12 +249,6 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
         return given.algbw_gbps, given.busbw_gbps
     algbw = nbytes / time
     return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
-
-
-def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
-    """The rows of all cases of a run."""
-    libraries = libraries_of(run)
-    return [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
 
 
 def libraries_of(run: Run) -> dict[int, str | None]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ SCHEMA = "torchcoll-traffic/1"
 SOURCES = ("capture", "plan", "kineto", "flight recorder", "replay")
 _EXPECTED = f'a traffic file, whose first line holds "schema":"{SCHEMA}"'
 _MOST_RANKS = 1 << 20
+RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 _UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
@@ -179,7 +181,7 @@ class Traffic:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file. Raises UsageError when it exists or cannot be written."""
-        self.write(Writer(Path(path)))
+        self.write(Writer(Path(path), "Name another file."))
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
@@ -205,11 +207,14 @@ class Traffic:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Traffic:
-        """The traffic in a file; .gz too. Broken lines are ``problems``.
+        """The traffic in a file; .gz too; or of all traffic files in a folder, joined.
 
-        Raises UnreadableError when it is missing, no traffic file, or of another major schema.
+        Broken lines are ``problems``. Raises UnreadableError when it is missing, no traffic file,
+        or of another major schema, and for a folder without one; UsageError as ``join`` does.
         """
         path = Path(path)
+        if path.is_dir():
+            return dataclasses.replace(join(map(cls.load, _in_folder(path))), path=path)
         traffic = cls(path=path)
         ended, number = False, 0
         for number, line in enumerate(lines_of(path, traffic.problems, "traffic file"), 1):
@@ -286,35 +291,36 @@ class Traffic:
 
 
 def is_traffic(path: str | os.PathLike[str]) -> bool:
-    """True for a traffic file of any version."""
+    """True for a traffic file of any version, and for a folder that holds one."""
     try:
-        line = next(iter(lines_of(Path(path), [])), b"")
+        path = Path(path)
+        if path.is_dir():
+            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
+        line = next(iter(lines_of(path, [])), b"")
         return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
-    except (UnreadableError, *_UNUSABLE):
+    except (UnreadableError, OSError, *_UNUSABLE):
         return False
 
 
-def load_traffic(path: str | os.PathLike[str]) -> Traffic:
-    """The traffic in a file, or of all traffic files in a folder, joined.
-
-    Raises UnreadableError as ``Traffic.load`` does and for a folder without one; UsageError as
-    ``join`` does.
-    """
-    path = Path(path)
-    if not path.is_dir():
-        return Traffic.load(path)
-    files = [file for file in sorted(path.iterdir()) if file.is_file() and is_traffic(file)]
+def _in_folder(folder: Path) -> list[Path]:
+    """The traffic files, and those that by their names should be. Raises UnreadableError."""
+    files = [
+        file
+        for file in sorted(folder.iterdir())
+        if file.is_file() and (is_traffic(file) or file.name.startswith(RANK_FILE))
+    ]
     if not files:
-        raise UnreadableError("traffic folder", path, "a folder of traffic files; it has none")
-    return dataclasses.replace(join(map(Traffic.load, files)), path=path)
+        raise UnreadableError("traffic folder", folder, "a folder of traffic files; it has none")
+    return files
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:
-    """One Traffic of files that hold other ranks each.
+    """One Traffic of files that hold other ranks each; its path is the folder of them all.
 
     Raises UsageError when two hold the same rank, the worlds differ, or a group is not the same.
     """
     joined: Traffic | None = None
+    parts = list(parts)
     for part in parts:
         where = str(part.path or "traffic")
         if joined is None:
@@ -342,12 +348,29 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 raise UsageError("traffic", got, f"ranks {there.ranks}", _OF_ONE)
         joined.calls.update(part.calls)
         joined.steps.update(part.steps)
-        joined.notes += [note for note in part.notes if note not in joined.notes]
+        joined.notes += part.notes
         joined.problems += part.problems
     if joined is None:
         raise UsageError("traffic", "no file", "at least one")
     joined.calls = dict(sorted(joined.calls.items()))
+    joined.notes = _summed(joined.notes)
+    if len(parts) > 1:
+        folders = {part.path.parent if part.path else Path() for part in parts}
+        joined.path = folders.pop() if len(folders) == 1 and Path() not in folders else None
     return joined
+
+
+def _summed(notes: Iterable[str]) -> list[str]:
+    """Each note once. Those that count the calls of a rank (``3 calls ...``) add up."""
+    counts: dict[str, int] = {}
+    for note in notes:
+        found = _COUNT.match(note)
+        text = note[found.end() :] if found else note
+        counts[text] = counts.get(text, 0) + (int(found[0]) if found else 0)
+    return [f"{count or ''}{text}" for text, count in counts.items()]
+
+
+_COUNT = re.compile(r"\d+(?= (?:calls|reductions)\b)")
 
 
 _OF_ONE = "Join the files of one capture."

@@ -114,3 +114,8 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def one_line(text: object) -> str:
+    """Text from a file or a library on one line, without control characters."""
+    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))

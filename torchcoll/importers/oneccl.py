@@ -3,6 +3,11 @@
 Neither has a bandwidth. Its sizes are of one buffer as the call is given it; S of nccl-tests
 follows from them (examples/benchmark/src/*/*_strategy.hpp): all_gather and all_to_all count per
 rank and per peer, so S = bytes x ranks; reduce_scatter counts the whole input, so S = bytes.
+
+One file may hold the output of several processes, one after the other, as a job script writes it:
+each is a launch. With ``-i 1 -w 0`` each row is one call, in the order of the process: its
+``ordinal`` is the number of timed calls before it, its first call is t_max. A barrier on a
+communicator of the benchmark's own comes before each (examples/benchmark/src/benchmark.cpp).
 """
 
 from __future__ import annotations
@@ -41,6 +46,13 @@ _CSV_COLUMNS = (
 )
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v")
 _DEVICES = {"host": "cpu", "sycl": "xpu"}
+FIRST_CALLS = (
+    "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
+)
+UNTIMED = (
+    "check: last: between two rows later versions repeat the call once, untimed, for the check; "
+    "-c off leaves that out"
+)
 SUMMED = (
     "the time is the sum over several collectives ({names}), of no single one: "
     "run the benchmark with one --coll at a time"
@@ -70,11 +82,18 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
 class _Reader:
     def __init__(self, options: Options, found: Imported) -> None:
         self.options, self.found = options, found
+        self.launches = 0
+        self.begin()
+
+    def begin(self) -> None:
+        self.launches += 1
+        self.begun = False  # its options are being read
         self.settings: dict[str, str] = {}
         self.names: list[str] = []  # the columns
         self.collectives: list[str] = []
         self.csv = False
         self.ended = False
+        self.rows = 0
         self.results: dict[int, list[CaseResult]] = {}
         self.same: list[tuple[int, Mapping[str, str]]] = []  # CSV rows of one timing
 
@@ -89,7 +108,11 @@ class _Reader:
         elif "t_avg[usec]" in plain:
             names = plain.replace("#", "").split()
             self.csv, self.names = False, names if set(_COLUMNS) <= set(names) else []
+        elif plain == "options:":
+            self.next_launch(self.begun)
+            self.begun = True
         elif match := _NAMES.match(plain):
+            self.next_launch(self.ended)
             self.collectives = match[1].split()
         elif match := _PROCESSES.match(plain):
             self.settings["processes"] = match[1]
@@ -102,6 +125,12 @@ class _Reader:
             self.settings[match[1]] = match[2]
         elif self.names and plain[0].isdigit():
             self.row(line, plain)
+
+    def next_launch(self, another: bool) -> None:
+        """The output of another process begins, if it is one."""
+        if another:
+            self.finish()
+            self.begin()
 
     def row(self, line: int, text: str) -> None:
         fields = next(csv.reader([text])) if self.csv else text.split()
@@ -145,8 +174,21 @@ class _Reader:
                 self.add(line, {k.lstrip("#"): v for k, v in record.items()})
         self.same = []
 
+    @property
+    def first_calls(self) -> bool:
+        """Each row is one call, the first the process' first. A CSV does not tell the warm-up."""
+        asked = (self.settings.get("iters"), self.settings.get("warmup_iters"))
+        return not self.csv and asked == ("1", "0")
+
     def add(self, line: int, record: Mapping[str, str]) -> None:
         result = self.result(record)
+        if self.first_calls:
+            self.found.warn(FIRST_CALLS)
+            if self.settings.get("check") == "last":
+                self.found.warn(UNTIMED)
+            if isinstance(result, CaseResult):
+                result.ordinal = self.rows
+        self.rows += 1
         if isinstance(result, str):
             self.found.refuse(line, result)
             if "does nothing" in result:
@@ -169,7 +211,7 @@ class _Reader:
             return "no count, size or time"
         if record.get("together"):  # text multiplies by the buffers, CSV does not
             count, nbytes = count // buffers, nbytes // buffers
-        if not nbytes and COLLECTIVES[name].has_data:
+        if not nbytes and COLLECTIVES[name].has_data and not self.first_calls:
             return "0 elements: nothing was sent"
         if name == "reduce_scatter" and ranks and count < ranks:
             return EMPTY.format(count=count, ranks=ranks)
@@ -195,6 +237,7 @@ class _Reader:
             over_ranks="mean",
             clock="host",
             calls=whole(record.get("repetitions")),
+            first_call_ns=_ns(record.get("t_max[usec]")) if self.first_calls else None,
             min_ns=_ns(record.get("t_min[usec]")),
             max_ns=_ns(record.get("t_max[usec]")),
             nbytes=printed,
@@ -220,6 +263,15 @@ class _Reader:
         )
 
     def end(self) -> None:
+        self.finish()
+        if self.launches > 1:
+            self.found.warn(f"the output of {self.launches} launches, one after the other")
+        else:
+            for run in self.found.runs:
+                del run.header["source"]["launch"]
+
+    def finish(self) -> None:
+        """The launch that has ended, a Run for each number of ranks."""
         if self.same:
             self.flush()
         done: dict[str, Any] = {"status": "complete"}
@@ -227,6 +279,7 @@ class _Reader:
             done = {"status": "truncated", "reason": "the output stops before '# All done'"}
         for ranks, results in self.results.items():
             source = {"tool": "oneCCL benchmark", "format": "CSV" if self.csv else "text"}
+            source["launch"] = str(self.launches)
             environment = {"libraries": {"ccl": "oneCCL"}}
             self.found.runs.append(
                 make_run(

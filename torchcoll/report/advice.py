@@ -129,7 +129,10 @@ def _proposal(advice: Advice) -> list[str]:
     best, present = advice.best, advice.present
     if advice.backward_ns is None:
         told = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
-        lines = ["no proposal: which is best depends on how long the backward pass takes"]
+        lines = [
+            "no proposal: which is best depends on how long the backward pass takes: give it with "
+            "--backward-ms (backward_ms of torchcoll.advise)"
+        ]
         return [*lines, f"the model's best: {told}"] if told else lines
     if best is None:
         return ["no proposal: every setting needs sizes that were not measured"]

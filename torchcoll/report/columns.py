@@ -88,6 +88,11 @@ def _first_call(entry: Entry) -> str:
     return format_time(entry.row.first_call_ns) + ("*" if entry.row.slow_first else " ")
 
 
+def _algorithm(entry: Entry) -> str:
+    """``RING/LL 2ch``; several where calls of the case differ."""
+    return ", ".join(one_line(c.text) for c in dict.fromkeys(entry.result.choices)) or "-"
+
+
 def _verified(entry: Entry) -> str:
     row, found = entry.row, entry.result.verification
     word = row.verified if row.status == "ok" else one_line(row.status)
@@ -131,6 +136,8 @@ COLUMNS: dict[str, Column] = {
         _time("p99_ns", "p99", drop=6),
         dataclasses.replace(_text("calls", ""), head=Head("calls", drop=3, width=5)),
         _text("stop", "stopped", "by"),
+        Column("algorithm", Head("algorithm", left=True, drop=2, width=16), _algorithm),
+        _text("channels", "channels", left=False),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
         Column("verified", Head("verified", left=True), _verified),
@@ -141,7 +148,7 @@ COLUMNS: dict[str, Column] = {
 
 _ALWAYS = (
     *("nbytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
-    *("calls", "algbw_gbps", "busbw_gbps", "verified"),
+    *("calls", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
 _OF_DATA = ("nbytes", "algbw_gbps", "busbw_gbps")
 
@@ -156,11 +163,16 @@ def values_of(items: Iterable[Any], name: str) -> list[Any]:
 
 
 def default_columns(
-    items: Sequence[Any], p99: bool, resized: bool, has_data: bool = True
+    items: Sequence[Any],
+    p99: bool,
+    resized: bool,
+    has_data: bool = True,
+    algorithm: bool = False,
 ) -> list[Column]:
     """The columns of a table of these Rows or Cases: first what varies, then the figures.
 
-    ``resized``: some actual size is not the one that was asked for.
+    ``resized``: some actual size is not the one that was asked for. ``algorithm``: the library's
+    log names it for some case.
     """
     # Sub-groups are named by the results, not yet by the cases: a rule means several of them.
     keys = [
@@ -172,6 +184,8 @@ def default_columns(
         keys.append("nbytes_requested")
     for key in _ALWAYS:
         if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
+            continue
+        if key == "algorithm" and not algorithm:
             continue
         keys.append(key)
     return [COLUMNS[key] for key in keys]
@@ -185,6 +199,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
         p99=any(row.p99_ns is not None for row in rows),
         resized=any(row.nbytes != row.nbytes_requested for row in data if row.nbytes),
         has_data=bool(data),
+        algorithm=any(row.algorithm for row in rows),
     )
     statistics = values_of(rows, "statistic")
     if statistics in ([], ["median"]):

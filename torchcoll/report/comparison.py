@@ -158,7 +158,8 @@ def ratio_text(ratio: float | None) -> str:
     """Three decimals, of large ones four digits."""
     if ratio is None:
         return "-"
-    return f"{ratio:.3f}" if ratio < 100 else f"{ratio:.4g}"
+    # %g would write 29000 as 2.9e+04.
+    return f"{ratio:.3f}" if ratio < 100 else f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
 
 
 def interval_text(judged: Judged) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
@@ -36,6 +36,17 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
             part = Run(header=launch.header, members=launch.members, results=results)
             for values in records.of(part, view):
                 writer.writerow({k: _cell(v) for k, v in (common | own | values).items()})
+    return out.getvalue()
+
+
+def records_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Objects of base units as CSV: a column for each name that any of them has."""
+    out = io.StringIO()
+    names = dict.fromkeys(name for record in records for name in record)
+    writer = csv.DictWriter(out, list(names), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        writer.writerow({k: _cell(v) for k, v in record.items()})
     return out.getvalue()
 
 

@@ -8,11 +8,13 @@ into further tables below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torchcoll.report.output import Output
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,23 @@ class Grid:
         )
 
 
+def filled(
+    columns: Sequence[tuple[Head, Callable[[T], str]]],
+    items: Sequence[T],
+    above: Sequence[str] = (),
+    below: Sequence[str] = (),
+) -> Grid:
+    """A row for each item; a column that is ``-`` for all of them is left out, and with no items
+    everything.
+    """
+    if not items:
+        return Grid([], [])
+    cells = [[cell(item) for item in items] for _, cell in columns]
+    kept = [i for i, column in enumerate(cells) if set(column) != {"-"}]
+    rows = [[cells[i][number] for i in kept] for number in range(len(items))]
+    return Grid([columns[i][0] for i in kept], rows, list(above), list(below))
+
+
 def fit(heads: Sequence[Head], widths: Sequence[int], width: int | None) -> tuple[set[int], int]:
     """The columns to leave out so that a table fits into ``width``, and the gap between columns.
 
@@ -110,7 +129,7 @@ def legends(heads: Iterable[Head]) -> list[str]:
 
 def hidden_note(heads: Sequence[Head], dropped: set[int], width: int) -> str:
     names = ", ".join(heads[i].text for i in sorted(dropped))
-    return f"not shown in {width} columns: {names} (use a wider terminal or --columns)"
+    return f"not shown in {width} columns: {names} (use a wider terminal, or --format csv)"
 
 
 def aligned(text: str, head: Head, width: int) -> str:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.first import cold_by_rank, connect_ns, first_results
+from torchcoll.core.result import Run
 from torchcoll.core.summary import over_ranks
 from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.columns import values_of
@@ -236,23 +237,20 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     return f"start up: {', '.join(words)}" if run.phases else ""
 
 
-def first_lines(run: Run, how: str = "max") -> list[str]:
+def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
     """What the first call of the launch cost, and what measuring costs; known after a case.
 
-    Time to first result adds the slowest rank's connect to the slowest rank's first call: the
-    ranks meet between the two, so the maxima follow each other. A backend that connects within
-    ``init_process_group`` cannot tell the two apart, so all of it counts. Other readings over
-    ranks are added up in the same way. Sub-groups make their first call together: all count.
+    total: with the time to first result, which the verdict tells too.
     """
     lines = []
     launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
     firsts = first_results(results)
     if firsts:
-        first = over_ranks(_by_rank(firsts), how)[0]
+        first = over_ranks(list(cold_by_rank(firsts).values()), how)[0]
+        connect = connect_ns(launch, firsts, how)
         # With --fresh-group the case made a communicator of its own.
-        own = [[ns] for result in firsts for ns in result.connect_ns]
-        connect = next(iter(over_ranks(own, how)), 0)
-        words = [f"connect {_brief(connect)}"] if connect else []
+        own = any(result.connect_ns for result in firsts) and connect
+        words = [f"connect {_brief(connect)}"] if own else []
         words.append(f"first call {_brief(first)}")
         calls = max(len(row) for result in firsts for row in result.cold_ns)
         settled = [result.settled for result in firsts if result.settled is not None]
@@ -260,30 +258,11 @@ def first_lines(run: Run, how: str = "max") -> list[str]:
             words.append(f"settled after {max(settled)} calls")
         elif any(result.status in ("ok", "wrong") for result in firsts):
             words.append(f"not settled after {calls} calls")
-        if _connects(launch, [result.case for result in firsts]) == "init_process_group":
-            connect = connect or _phase(launch, "init_process_group", how) or 0
-        connect = connect or _phase(launch, "communicator", how) or 0
-        words.append(f"time to first result {_brief(first + connect)}")
+        if total:
+            words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]
     if words:
         lines.append(f"cost of measuring, a call: {', '.join(words)}")
     return lines
-
-
-def first_results(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """The case that made the first call of the launch, in all of its sub-groups."""
-    ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
-    return [r for r in ran if replace(r.case, group=None) == replace(ran[0].case, group=None)]
-
-
-def _by_rank(results: Sequence[CaseResult]) -> list[list[int]]:
-    """The cold calls of all ranks, in the order of the ranks of the launch."""
-    rows = [
-        (members[place] if place < len(members) else place, row)
-        for result in results
-        for members in [result.members]
-        for place, row in enumerate(result.cold_ns)
-    ]
-    return [row for _, row in sorted(rows, key=lambda pair: pair[0])]

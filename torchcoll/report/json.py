@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.result import Run
 from torchcoll.report.columns import ROW_FIELDS, percentile_key, percentile_ns
 from torchcoll.report.notes import problems_of
 from torchcoll.report.view import Records, View
+
+if TYPE_CHECKING:
+    from torchcoll.report.text import Judging
 
 SCHEMA = "torchcoll-rows/1"
 
@@ -33,8 +36,11 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
 ROWS = Records(row_names, row_objects)
 
 
-def run_object(run: Run, view: View, records: Records = ROWS) -> dict[str, Any]:
+def run_object(
+    run: Run, view: View, records: Records = ROWS, judging: Judging | None = None
+) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
+    verdict = {"verdict": judging.verdict(run).to_json()} if judging else {}
     return {
         "schema": SCHEMA,
         "run": {
@@ -50,6 +56,7 @@ def run_object(run: Run, view: View, records: Records = ROWS) -> dict[str, Any]:
             "events": [_plain(event) for event in run.events],
             "problems": problems_of(run),
         },
+        **verdict,
         "rows": list(records.of(run, view)),
     }
 
@@ -65,7 +72,9 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
-def json_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
+def json_text(
+    runs: Sequence[Run], view: View, records: Records = ROWS, judging: Judging | None = None
+) -> str:
     """An object for one run, an array of them for several."""
-    found = [run_object(run, view, records) for run in runs]
+    found = [run_object(run, view, records, judging) for run in runs]
     return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"

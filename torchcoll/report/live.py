@@ -20,6 +20,7 @@ from typing import Any
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError
+from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import P99_CALLS
 from torchcoll.core.units import format_size
@@ -39,7 +40,7 @@ from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output
 from torchcoll.report.pivot import pivot_grids
 from torchcoll.report.progress import Progress, ProgressLine
-from torchcoll.report.text import row_style, show
+from torchcoll.report.text import Judging, row_style, show, with_verdict
 from torchcoll.report.view import FORMATS, View, choice
 
 _PATIENCE_S = 2.0
@@ -187,8 +188,10 @@ class _Rows(Reporter):
         self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
 
     def _done(self, result: CaseResult) -> None:
-        library = self.libraries.get(result.case.backend)
-        entry = self.view.entry(result, library, self.notes)
+        row = self.view.row(result, self.libraries.get(result.case.backend))
+        alone = replace(self.run, results=[result], continuations=[])
+        doubt = doubts_of(alone, [row]).get(id(result))
+        entry = self.view.entry(result, row, self.notes, doubt)
         cells = [column.cell(entry) for column in self.columns]
         self.grid.rows.append(cells)
         self.grid.styles.append(row_style(entry))
@@ -206,9 +209,8 @@ class _Rows(Reporter):
         below = [] if rows else ["no case has ended"]
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
-        below += [] if self.quiet else first_lines(self.run)
-        if below:
-            self.out.lines(["", *below])
+        below += [] if self.quiet else first_lines(self.run, total=False)
+        self.out.lines(["", *with_verdict(below, Judging().verdict(self.run, rows))])
         if len(values_of(rows, "backend")) > 1:
             self._side_by_side()
 
@@ -238,6 +240,7 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
         p99=iters is None or iters >= P99_CALLS,
         resized=any(a != case.nbytes for a, case in zip(actual, data, strict=True)),
         has_data=bool(data),
+        algorithm="library_log" in run.header,
     )
     sizes = [format_size(n) for n in (*actual, *(case.nbytes for case in data))]
     widths = []

@@ -262,7 +262,7 @@ class NcclTests:
             self._open = group
             how = self._view.over_ranks
             yield from block_start(self._run, self._cases[group], how, result.members)
-        row = self._view.entry(result).row
+        row = self._view.row(result)
         if result.status not in ("ok", "wrong") or row.median_ns is None:
             self._failed += not result.expected
             reason = f": {one_line(result.reason)}" if result.reason else ""

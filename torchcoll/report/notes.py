@@ -11,13 +11,11 @@ from typing import Any
 
 from torchcoll.core.facts import facts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import Row
+from torchcoll.core.summary import FAKE, ONE_RANK, Row
 from torchcoll.core.units import format_ranges
 from torchcoll.report.output import one_line
 
 SLOW_FIRST_LINE = "* first call over 3 times the median"
-ONE_RANK_LINE = "one rank, no communication: times, but no bandwidth"
-FAKE_LINE = "fake backend, nothing was communicated: times, but no bandwidth"
 SPLITS_LINE = (
     "all_to_all_v: size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count"
@@ -64,9 +62,9 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines = [SLOW_FIRST_LINE] if first_calls and any(row.slow_first for row in rows) else []
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
-        lines.append(ONE_RANK_LINE)
+        lines.append(ONE_RANK)
     if any(row.backend == "fake" for row in rows):
-        lines.append(FAKE_LINE)
+        lines.append(FAKE)
     if any(row.collective == "all_to_all_v" for row in rows):
         lines.append(SPLITS_LINE)
     return lines
@@ -90,6 +88,21 @@ def launch_lines(run: Run) -> list[str]:
     lines = [*dict.fromkeys(map(_event_text, told)), *_continuation_lines(run)]
     lines += problems_of(run)
     return [*lines, one_line(run.way_on)] if run.way_on else lines
+
+
+def runs_lines(runs: Sequence[Run]) -> list[str]:
+    """The same of several runs: each text once, with its file or in how many it stands."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        for line in launch_lines(run):
+            found.setdefault(line, []).append(run)
+    lines = []
+    for line, own in found.items():
+        known = (own[0].path, own[0].source.get("file"), own[0].header.get("run_id"), "a run")
+        name = one_line(next(filter(None, known)))
+        where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
+        lines.append(line if len(runs) == 1 or name in line else f"{where}: {line}")
+    return lines
 
 
 def _event_text(event: dict[str, Any]) -> str:

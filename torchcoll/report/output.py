@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from torchcoll.core.units import one_line as one_line
+
 
 def is_terminal(file: TextIO) -> bool:
     """Whether lines can be written over: TERM=dumb says no, where a launcher fakes a terminal."""
@@ -84,8 +86,3 @@ class Output:
         except ImportError:
             return None
         return Console(file=self.file, width=self.width, highlight=False, emoji=False, markup=False)
-
-
-def one_line(text: object) -> str:
-    """Text from a file or a library on one line, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))

@@ -16,8 +16,9 @@ from typing import Any, TextIO
 from torchcoll.core.bandwidth import busbw_gbps
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import Row, summarise_run
+from torchcoll.core.summary import Row
 from torchcoll.core.units import format_bandwidth, format_size
 from torchcoll.report.grid import Grid, Head, print_grid
 from torchcoll.report.markdown import markdown_text

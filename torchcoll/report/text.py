@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.grid import Grid, print_grid
 from torchcoll.report.header import asked_cases, first_lines, header_lines
@@ -17,12 +19,39 @@ from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.view import FORMATS, METRICS, View, choice, texts_of
 
+if TYPE_CHECKING:
+    from torchcoll.verdict.judge import Verdict
+
 Source = Run | str | os.PathLike[str]
 _RUNS = (Run, str, os.PathLike)
+SHOWN = "a table, markdown or json"  # what has a verdict
 
 
-def table_grid(run: Run, view: View | None = None) -> Grid:
-    """The table of one run: header lines, one row a case, footnotes."""
+@dataclass(frozen=True)
+class Judging:
+    """What the verdict is measured by: see verdict/judge.py."""
+
+    fabric: str | None = None
+    rules: Sequence[str | os.PathLike[str]] = ()
+    against: Run | None = None
+
+    @property
+    def asked(self) -> tuple[str, str] | None:
+        """The name of what is stated, and its value; None where nothing is."""
+        if self.against is not None:
+            return "against", str(self.against.path or "a run")
+        if self.rules:
+            return "rules", ", ".join(map(str, self.rules))
+        return ("fabric", self.fabric) if self.fabric else None
+
+    def verdict(self, run: Run, rows: Sequence[Row] | None = None) -> Verdict:
+        from torchcoll.verdict.judge import judge
+
+        return judge(run, self.fabric, self.rules, self.against, rows)
+
+
+def table_grid(run: Run, view: View | None = None, judging: Judging | None = None) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes, and the verdict."""
     view = view or View()
     notes = Notes()
     entries = view.entries(run, notes)
@@ -31,17 +60,31 @@ def table_grid(run: Run, view: View | None = None) -> Grid:
     keys = {column.key for column in columns}
     columns = with_percentiles(columns, view.extra_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
+    verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks)
+    below = notes.lines() if "verified" in keys else []
+    below += [] if rows else ["no case has ended"]
+    below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
-        above=above + first_lines(run, how),
-        below=(notes.lines() if "verified" in keys else [])
-        + ([] if rows else ["no case has ended"])
-        + run_lines(run, rows, "first_call_ns" in keys)
-        + clock_lines(entries, view.clock),
+        above=above + first_lines(run, how, total=how != "max"),
+        below=with_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
     )
+
+
+def has_verdict(format: str, chosen: bool) -> bool:
+    """Whether a format shows the verdict; ``chosen``: in pivot, per-rank or calls."""
+    return format == "json" or (format in ("table", "markdown") and not chosen)
+
+
+def with_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+    """The lines below a table and the verdict, which ends them: what it says is said once."""
+    said = {phrase.text for phrase in verdict.phrases}
+    # Events begin with their kind.
+    rest = [line for line in lines if line not in said and line.partition(": ")[2] not in said]
+    return [*rest, verdict.line]
 
 
 def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
@@ -72,6 +115,9 @@ def show(
     metric: str | None = None,
     per_rank: bool = False,
     calls: bool = False,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    against: Run | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
@@ -81,9 +127,10 @@ def show(
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
-    tables in csv and json. Of traffic: format, and columns, which are names of TrafficRow fields.
-    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
-    file.
+    tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
+    package or of rule files, or a run). Of traffic: format, and columns, which are names of
+    TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
@@ -101,15 +148,18 @@ def show(
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
     _check_together(view, format, chosen[0] if chosen else "", metric)
+    judging = Judging(fabric, rules, against)
+    if judging.asked and not has_verdict(format, bool(chosen)):
+        raise UsageError(*judging.asked, SHOWN, "No verdict is shown here.")
     if not sources:
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
     out = Output(file)
     if format in ("table", "markdown"):
-        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls)
+        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
         print_grids(titled, format, out)
     elif format in ("csv", "json"):
-        out.write(_machine_text(runs, view, format, per_rank, calls))
+        out.write(_machine_text(runs, view, format, per_rank, calls, judging))
     else:
         from torchcoll.report.nccl_tests import run_text
 
@@ -122,10 +172,14 @@ def show(
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
     "Advice": ("advice", "show_advice"),
+    "Algorithms": ("algorithms", "show_algorithms"),
     "BucketPlan": ("buckets", "show_plans"),
+    "Cold": ("cold", "show_cold"),
     "Comparison": ("compare", "show_comparisons"),
     "Cost": ("cost", "show_costs"),
+    "Scaling": ("scaling", "show_scaling"),
     "Traffic": ("traffic", "show_traffic"),
+    "Transitions": ("transitions", "show_transitions"),
     "Trial": ("trial", "show_trials"),
 }
 
@@ -183,13 +237,17 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
         raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
 
 
-def _machine_text(runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool) -> str:
+def _machine_text(
+    runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool, judging: Judging
+) -> str:
     from torchcoll.report.cases import CALLS, RANKS
     from torchcoll.report.csv import csv_text
     from torchcoll.report.json import ROWS, json_text
 
     records = RANKS if per_rank else CALLS if calls else ROWS
-    return (csv_text if format == "csv" else json_text)(runs, view, records)
+    if format == "csv":
+        return csv_text(runs, view, records)
+    return json_text(runs, view, records, judging)
 
 
 def _titled_grids(
@@ -199,6 +257,7 @@ def _titled_grids(
     metric: str,
     per_rank: bool,
     calls: bool,
+    judging: Judging,
 ) -> list[tuple[str, list[Grid]]]:
     """The tables to print, under the path of the file that they come from."""
     if pivot:
@@ -207,7 +266,13 @@ def _titled_grids(
         return [("", pivot_grids(runs, view, pivot, metric))]
     from torchcoll.report.cases import calls_grids, per_rank_grids
 
-    make = per_rank_grids if per_rank else calls_grids if calls else lambda r, v: [table_grid(r, v)]
+    make = (
+        per_rank_grids
+        if per_rank
+        else calls_grids
+        if calls
+        else lambda r, v: [table_grid(r, v, judging)]
+    )
     return [(_title(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
 
 

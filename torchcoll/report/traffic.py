@@ -132,7 +132,7 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
 def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
     """What it is, and what all rows share."""
     recorded = format_ranges(traffic.calls)
-    who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded} of {traffic.ranks}"
+    who = f"rank{'s' * (len(traffic.calls) > 1)} {recorded or 'none'} of {traffic.ranks}"
     if len(traffic.calls) == traffic.ranks:
         who = f"{traffic.ranks} ranks" if traffic.ranks > 1 else "1 rank"
     values = {name: values_of(table.rows, name)[0] for name in common if name != "ranks"}

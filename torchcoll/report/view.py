@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import OVER_RANKS, libraries_of, summarise
+from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, summarise
 from torchcoll.report.columns import Column, Entry, named_columns, percentile_column
 from torchcoll.report.notes import Notes
 
@@ -63,15 +64,28 @@ class View:
             numbers.append(number)
         object.__setattr__(self, "percentiles", tuple(numbers))
 
+    def row(self, result: CaseResult, library: str | None = None) -> Row:
+        return summarise(result, self.over_ranks, self.clock, library)
+
     def entry(
-        self, result: CaseResult, library: str | None = None, notes: Notes | None = None
+        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str | None = None
     ) -> Entry:
-        row = summarise(result, self.over_ranks, self.clock, library)
-        return Entry(row, result, notes.marks(result) if notes else "", self.over_ranks)
+        marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
+        return Entry(doubted(row, doubt), result, marks, self.over_ranks)
+
+    @property
+    def usual(self) -> bool:
+        """Whether rows are read as the verdict reads them."""
+        return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
         libraries = libraries_of(run)
-        return [self.entry(result, libraries[id(result)], notes) for result in run.results]
+        rows = [self.row(result, libraries[id(result)]) for result in run.results]
+        doubts = doubts_of(run, rows if self.usual else None)
+        return [
+            self.entry(result, row, notes, doubts.get(id(result)))
+            for result, row in zip(run.results, rows, strict=True)
+        ]
 
     def extra_columns(self) -> list[Column]:
         return [percentile_column(p) for p in self.percentiles]

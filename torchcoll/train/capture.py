@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
-from torchcoll.core.traffic import Traffic
+from torchcoll.core.traffic import RANK_FILE, Traffic
 from torchcoll.train.decode import OPERATORS, Schema, decode, tensors
 from torchcoll.train.device_times import DeviceTimes
 from torchcoll.train.groups import unboxed
@@ -62,7 +62,7 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
         raise UsageError("capture", "no process group", "init_process_group before it")
     if _active is not None:
         raise UsageError("capture", "one inside of another", "one at a time")
-    file = None if path is None else _file(Path(path).absolute())
+    file = None if path is None else _file(path)
     traffic, failed = Traffic(), True
     _active = traffic
     try:
@@ -81,11 +81,14 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
                 print(error.line(), file=sys.stderr)  # and let the body's own error through
 
 
-def _file(folder: Path) -> Path:
+def _file(path: str | os.PathLike[str]) -> Path:
     """The file of this rank in the folder, which is made."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError("path", repr(path), "a folder: each rank writes its own file")
+    folder = Path(path).absolute()
     if folder.suffix in (".json", ".jsonl", ".gz") or folder.is_file():
         raise UsageError("path", folder, "a folder: each rank writes its own file")
-    file = folder / f"traffic-rank{dist.get_rank()}.jsonl"
+    file = folder / f"{RANK_FILE}{dist.get_rank()}.jsonl"
     if file.exists():
         action = "Name another folder or remove it."
         raise UsageError("path", file, "a file that does not exist", action)

@@ -26,8 +26,14 @@ def model_of(target: str) -> nn.Module:
     if not name or not attribute:
         raise UsageError("model", target, _FORM)
     if name.endswith(".py") or os.sep in name:
-        path = os.path.normpath(name.removesuffix(".py")).replace(os.sep, ".")
-        raise UsageError("model", target, _FORM, f"Write {path}:{attribute}.")
+        path = os.path.relpath(name.removesuffix(".py"))
+        folder, written = "", path.replace(os.sep, ".")
+        if path.startswith(os.pardir):
+            folder, written = (
+                f"in {os.path.dirname(os.path.abspath(name))} ",
+                os.path.basename(path),
+            )
+        raise UsageError("model", target, _FORM, f"Write {folder}{written}:{attribute}.")
     with _current_folder_first(), contextlib.redirect_stdout(sys.stderr):
         try:
             module = importlib.import_module(name)

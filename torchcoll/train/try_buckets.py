@@ -7,7 +7,7 @@ import math
 import random
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,8 @@ def try_buckets(
 
 
 def _checked(caps_mb: Sequence[Cap]) -> list[Cap]:
+    if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
+        raise UsageError("caps_mb", repr(caps_mb), "a list of MiB, such as [25, 50, 100]")
     caps: list[Cap] = []
     for cap in caps_mb:
         if cap is not None:

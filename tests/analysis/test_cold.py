@@ -1,0 +1,304 @@
+"""What starting costs: calls, set-up, launches of one job, cases that are cold later."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from launches import given, measured, run
+from starts import MS, start
+
+import torchcoll
+from torchcoll.analysis.cold import cold
+from torchcoll.analysis.scaling import scaling
+from torchcoll.analysis.startup import Slowest
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import save
+from torchcoll.core.result import Choice
+
+
+def only(*runs):
+    (row,) = cold(list(runs)).rows
+    return row
+
+
+# -- one launch ------------------------------------------------------------------------------
+
+
+def test_the_calls_of_the_first_case_are_completions():
+    row = only(start([40, 46, 0.5], ranks=4))
+    assert [row.call_ns(n) for n in (1, 2, 3, 4)] == [40 * MS, 46 * MS, MS // 2, None]
+    assert (row.steady_ns, row.clock, row.status, row.own) == (1000, "host", "ok", True)
+    assert (row.ranks, row.hosts, row.placed.job) == (4, 1, None)
+    # Rank 3 takes 40 ms, the others 20.
+    assert row.first == Slowest(40 * MS, 3, "vm", 20 * MS)
+
+
+def test_phases_in_their_order_with_the_slowest_rank():
+    phases = {
+        "communicator": [5, 5, 9],
+        "cost_barrier": [1, 1, 1],
+        "import_torch": [30, 10, 20],
+        "new_group_ccl": [4, 4, 4],
+        "init_process_group": [7, 7, 7],
+    }
+    row = only(start([1, 1, 1], ranks=3, hosts=["a", "b", "c"], phases=phases))
+    names = ["import_torch", "init_process_group", "communicator", "new_group_ccl"]
+    assert list(row.phases) == names
+    assert row.phases["import_torch"] == Slowest(30, 0, "a", 15)  # 10 and 20: their median is 15
+    assert row.phases["communicator"] == Slowest(9, 2, "c", 4)
+    # Connecting at 9 ns and the first call of 1 ms.
+    assert row.first_result_ns == MS + 9
+
+
+def test_the_parts_of_nccls_initialisation_are_those_of_the_slowest_rank():
+    phases = {"nccl_init": [50, 70], "nccl_init_topo": [40, 10], "nccl_init_bootstrap": [5, 45]}
+    row = only(start([1, 1, 1], phases=phases))
+    assert (row.largest_part, list(row.phases)) == (("bootstrap", 45), ["nccl_init"])
+    assert only(start([1, 1, 1])).largest_part is None
+
+
+def test_one_rank_has_no_slowest():
+    row = only(start([3, 2, 1], ranks=1, phases={"device": [7]}))
+    assert (row.first, row.phases["device"]) == (Slowest(3 * MS), Slowest(7))
+
+
+def test_without_steady_calls_the_last_cold_one_stands():
+    launch = start([40, 9, 2, 1])
+    launch.results[0].time_ns = {}
+    row = only(launch)
+    assert (row.steady_ns, row.clock, row.last_ns) == (None, None, MS)
+
+
+def test_sub_groups_make_their_first_calls_together():
+    parts = [
+        measured(steady, cold_ns=[[first, 2], [1, 1]], members=members)
+        for first, steady, members in ((9000, 100, [0, 2]), (7000, 300, [1, 3]))
+    ]
+    for number, part in enumerate(parts):
+        part.case = dataclasses.replace(part.case, group=f"mod:2/{number}")
+    row = only(run(*parts, ranks=4))
+    assert (row.call_ns(1), row.first.rank, row.steady_ns) == (9000, 0, 300)
+
+
+def test_a_communicator_that_others_had_used():
+    launch = run(measured(100, ordinal=None), header={"connects": "before"})
+    found = cold(launch)
+    assert (found.rows[0].own, found.rows[0].first_result_ns) == (False, None)
+    assert "others had used the communicator before" in found.notes[0]
+
+
+def test_each_backend_of_a_launch_has_its_own_first_call():
+    ccl = measured(100, cold_ns=[[900, 5]] * 2, backend="ccl")
+    found = cold(run(measured(100), ccl, phases={"communicator": [50, 60]}))
+    gloo, other = found.rows
+    assert (gloo.kind["backend"], gloo.first_result_ns) == ("gloo", 360)
+    # What made its communicator is not known apart.
+    assert (other.call_ns(1), other.first_result_ns) == (900, None)
+
+
+def test_the_launches_of_a_continuation_are_launches():
+    first = run(measured(100))
+    later = run(measured(100, nbytes=2048, cold_ns=[[77, 7]] * 2))
+    first.results += later.results
+    first.continuations.append(later)
+    assert [row.call_ns(1) for row in cold(first).rows] == [300, 77]
+
+
+def test_a_stream_is_not_read_on_the_clock_of_the_first_calls():
+    launch = start([3, 2, 1])
+    launch.results[0] = measured(0, cadence="stream", time_ns={"device": [[50, 60]] * 2})
+    assert "steady: device clock, stream cadence" in " ".join(cold(launch).notes)
+
+
+def test_nothing_that_tells_a_first_call(tmp_path):
+    with pytest.raises(UsageError, match="first calls: got none in 1 file, expected launches with"):
+        cold(run(given(100)))
+    found = cold([run(given(100)), start([3, 2, 1])])
+    assert found.notes[0] == "1 of 2 launches tell no first call"
+    save(start([3, 2, 1]), tmp_path / "a.jsonl")
+    assert torchcoll.cold(tmp_path).rows[0].name == "a.jsonl"
+
+
+# -- several ---------------------------------------------------------------------------------
+
+
+def test_by_number_of_ranks():
+    found = cold([start([8, 2, 1], 4), start([2, 2, 1], 4), start([1, 1, 1], 2)])
+    two, four = found.scales
+    assert (two.ranks, two.launches, two.first_ns) == (2, 1, MS)
+    # The geometric mean of 2 and 8 is 4.
+    assert (four.first_ns, four.low_ns, four.high_ns) == (pytest.approx(4 * MS), 2 * MS, 8 * MS)
+    assert four.second_ns == 2 * MS
+
+
+def test_a_wrong_first_case_is_in_no_mean():
+    bad = start([1000, 1, 1])
+    bad.results[0].status = "wrong"
+    found = cold([bad, start([2, 1, 1])])
+    assert (len(found.rows), found.scales[0].launches, found.scales[0].first_ns) == (2, 1, 2 * MS)
+    assert found.notes[0].startswith("in no mean, as their first case did not end well: r1 wrong")
+
+
+def test_what_was_varied_makes_kinds_and_the_rest_is_told():
+    ring, tree = (
+        start([2, 1, 1], variables={"NCCL_ALGO": name}, labels={"cell": name, "launch": "1"})
+        for name in ("Ring", "Tree")
+    )
+    found = cold([ring, tree])
+    assert [scale.kind["NCCL_ALGO"] for scale in found.scales] == ["Ring", "Tree"]
+    old, new = start([2, 1, 1]), start([2, 1, 1], environment={"kernel": "6.8"})
+    found = cold([old, new])
+    assert len(found.scales) == 1
+    assert found.notes == ["hidden: the launches are not alike in kernel (6.1, 6.8)"]
+
+
+def test_launches_of_a_job_stand_in_the_order_of_time():
+    late = start([1, 1, 1], job="7", utc="2026-11-20T10:00:09+00:00")
+    early = start([2, 1, 1], job="7", utc="2026-11-20T10:00:01+00:00")
+    other = start([3, 1, 1], job="6", utc="2026-11-20T10:00:05+00:00")
+    rows = cold([late, early, other]).rows
+    assert [(row.placed.job, row.placed.place, row.placed.of) for row in rows] == [
+        ("7", 1, 2),
+        ("7", 2, 2),
+        ("6", 1, 1),
+    ]
+    assert [row.call_ns(1) for row in rows] == [2 * MS, MS, 3 * MS]
+
+
+def jobs(ratios, ranks=2, first=10.0, name=""):
+    """A job for each ratio of its second to its first launch."""
+    return [
+        start([first * factor, 1, 1], ranks, job=f"{name}{job}", utc=f"2026-11-20T10:0{job}:0{k}")
+        for job, ratio in enumerate(ratios)
+        for k, factor in enumerate((1.0, ratio))
+    ]
+
+
+def test_one_job_is_no_evidence():
+    (scale,) = cold(jobs([0.5])).scales
+    assert (scale.again.judged.verdict, scale.again.judged.reason) == ("unclear", "1 job")
+    assert scale.again.judged.ratio.ratio == pytest.approx(0.5)
+    assert cold(jobs([0.5])).again == []  # one number of ranks: nothing to pool
+    assert cold([start([2, 1, 1]), start([1, 1, 1])]).scales[0].again is None  # no job
+
+
+def test_the_second_launch_of_the_same_job():
+    """Logarithms 0.1, 0.2, 0.3: t = 0.2 / (0.1 / sqrt 3) = 3.464 with 2 degrees of freedom, for
+    which p = 1 - t / sqrt(2 + t^2) = 0.0742, and t of 97.5 % is 4.3027.
+    """
+    (scale,) = cold(jobs([math.exp(x) for x in (0.1, 0.2, 0.3)])).scales
+    judged = scale.again.judged
+    assert judged.ratio.ratio == pytest.approx(math.exp(0.2), rel=1e-6)
+    half = 4.3027 * 0.1 / math.sqrt(3)
+    assert judged.ratio.high == pytest.approx(math.exp(0.2 + half), rel=1e-4)
+    assert judged.p_value == pytest.approx(0.0742, abs=1e-4)
+    assert judged.verdict == "unclear"
+    assert judged.reason.startswith("p 0.074, needs ")
+    assert judged.reason.endswith(" jobs")
+    assert (scale.again.figure, scale.again.others) == ("time to first result", 0)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ([0.5, 0.52, 0.49, 0.51], "faster"),
+        ([2.0, 2.1, 1.9, 2.0], "slower"),
+        ([1.0, 1.02, 0.98, 1.01], "same"),
+        ([1.0, 1.0, 1.0], "unclear"),
+    ],
+)
+def test_verdicts_on_the_second_launch(ratios, verdict):
+    (scale,) = cold(jobs(ratios)).scales
+    assert scale.again.judged.verdict == verdict
+
+
+def test_jobs_of_several_numbers_of_ranks_are_judged_together_too():
+    found = cold([*jobs([1.01], 2, name="a"), *jobs([0.99], 4, 30.0, name="b")])
+    assert [scale.again.judged.reason for scale in found.scales] == ["1 job", "1 job"]
+    (whole,) = found.again
+    assert (whole.ranks, len(whole.judged.base)) == ((2, 4), 2)
+    assert whole.judged.ratio.ratio == pytest.approx(math.sqrt(1.01 * 0.99))
+
+
+def test_only_launches_that_are_alike_are_a_pair():
+    other = start([5, 1, 1], 4, job="0", utc="2026-11-20T09:00:00")
+    found = cold([other, *jobs([1.0])])
+    two, four = found.scales
+    assert (four.again, two.again.others) == (None, 1)
+
+
+# -- late ------------------------------------------------------------------------------------
+
+
+def later(first, nbytes=4096, settled=1000, label="", **changed):
+    """A case that is not the launch's first."""
+    cold_ns = [[first, settled, settled]] * 2
+    choices = [Choice(*label.split("/"))] if label else []
+    changed = {"ordinal": 30, "choices": choices, **changed}
+    return measured(settled, nbytes=nbytes, cold_ns=cold_ns, **changed)
+
+
+def test_a_late_connect_is_told_from_a_settled_case():
+    runs = [start([9, 1, 1], 2, 1000, later(50_000), later(2000, 8192)) for _ in range(2)]
+    (late,) = cold(runs).late
+    assert (late.nbytes, late.ordinal, late.cold, late.launches) == (4096, 30, 2, 2)
+    assert (late.first_ns, late.settled_ns, late.why) == (
+        pytest.approx(50_000),
+        pytest.approx(1000),
+        "",
+    )
+    assert late.extra_ns == pytest.approx(49_000)
+
+
+def test_what_happens_in_half_of_the_launches_is_a_hiccup():
+    runs = [start([9, 1, 1], 2, 1000, later(ns)) for ns in (50_000, 2000)]
+    assert cold(runs).late == []
+
+
+def test_a_slow_device_clock_is_no_late_connect():
+    """The steady calls back to back are faster than any call by itself."""
+    launch = start([9, 1, 1], 2, 1000, later(50_000, settled=40_000))
+    launch.results[1].time_ns = {"device": [[1000] * 3] * 2}
+    assert cold(launch).late == []
+
+
+def test_the_first_use_of_an_algorithm_is_named():
+    launch = start([9, 1, 1], 2, 1000)
+    launch.results[0].choices = [Choice("RING", "LL")]
+    launch.results += [
+        later(1500, 4096, label="RING/LL"),
+        later(90_000, 8192, label="TREE/SIMPLE"),
+        later(1200, 16384, label="TREE/SIMPLE"),
+        later(1200, 32768, label="RING/SIMPLE"),
+    ]
+    tree, ring = cold(launch).late
+    assert (tree.nbytes, tree.why, tree.algorithm, tree.cold) == (
+        8192,
+        "first of TREE/SIMPLE",
+        "TREE/SIMPLE",
+        1,
+    )
+    assert (ring.nbytes, ring.why, ring.cold) == (32768, "first of RING/SIMPLE", 0)
+
+
+def test_communicators_of_their_own():
+    own = later(90_000, ordinal=0, communicator="split")
+    (late,) = cold(start([9, 1, 1], 2, 1000, own)).late
+    assert (late.why, late.ordinal) == ("a communicator of its own (split)", 0)
+
+
+def test_one_rank_connects_to_nobody():
+    alone = measured(1000, 1, nbytes=4096, cold_ns=[[50_000, 1000]], ordinal=30)
+    assert cold(start([9, 1, 1], 1, 1000, alone)).late == []
+
+
+def test_durations_of_a_broken_clock_are_no_durations():
+    broken = start([3, 2, 1], 2, 1000, later(-5), later(0, 8192), phases={"communicator": [-9, 0]})
+    broken.results[0].cold_ns = [[-3 * MS, 0, MS]] * 2
+    broken.results[0].time_ns = {"host": [[-1000] * 3] * 2}
+    row, other = cold([broken, start([3, 2, 1])]).rows
+    assert (row.calls_ns, row.steady_ns, row.first_result_ns) == ((None, None, MS), None, None)
+    scaling([broken, start([3, 2, 1])])
+    assert other.call_ns(1) == 3 * MS

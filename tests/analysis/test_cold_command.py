@@ -1,0 +1,182 @@
+"""``torchcoll cold`` and ``torchcoll scaling``: what they print, and one line for each error."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from launches import measured
+from starts import MS, benchmark, start
+
+import torchcoll
+from torchcoll.cli import main
+from torchcoll.core.records import save
+from torchcoll.core.result import Choice
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.fixture
+def seven_jobs(tmp_path):
+    """The oneCCL scaling study's experiment: 12 ranks a node, each job two launches.
+
+    2nd call = 1.15 x the 1st; the 3rd is 29000 to 8000 times faster than the 2nd; the 2nd launch of
+    a job takes as long as the 1st, 2 % more or less.
+    """
+    for place, nodes in enumerate(NODES):
+        faster = 29000 - 3500 * place
+        text = ""
+        for launch in (1, 2):
+            first = 500_000.0 * (place + 2) * (1.02 if (place + launch) % 2 else 1.0)
+            calls = [first, 1.15 * first, 1.15 * first / faster, 1.15 * first / faster]
+            text += "+ mpiexec ... benchmark -i 1 -w 0\n" + benchmark(calls, 12 * nodes)
+        (tmp_path / f"pbs-script.o898748{place}").write_text(text)
+    return tmp_path
+
+
+def lines(capsys):
+    out = capsys.readouterr().out
+    return [" ".join(line.split()) for line in out.splitlines()]
+
+
+def test_the_statements_of_the_scaling_study(seven_jobs, capsys):
+    assert main(["cold", str(seven_jobs)]) == 0
+    shown = lines(capsys)
+    assert shown[0] == "all_reduce, 4 bytes, float32, sum, ccl"
+    assert shown[2].startswith("1st, 2nd, 3rd: the first rows of the benchmark, each one call of")
+    assert "(4, 8, 16, ... bytes); t_max" in shown[2]
+    assert "pbs-script.o8987480 #1 1 12 1.020 s 1.173 s 40.45 us 1.150 29000" in shown
+    assert "pbs-script.o8987480 #2 2 12 1.000 s 1.150 s 39.66 us 1.150 29000" in shown
+    # By number of ranks: two launches, their geometric mean.
+    scales = [line for line in shown if line.endswith("unclear (1 job)")]
+    assert len(scales) == 7
+    assert scales[0].startswith("12 2 1.010 s 1.00 s to 1.02 s 1.161 s")
+    assert scales[-1].endswith("1.150 8000 0.980 unclear (1 job)")
+    assert "2nd / 1st call: 1.150 on 12 ranks to 1.150 on 768 ranks" in shown
+    assert "2nd / 3rd call: 29000 on 12 ranks to 8000 on 768 ranks" in shown
+    (whole,) = (line for line in shown if line.startswith("2nd launch / 1st, 7 jobs of 12 to 768"))
+    assert whole.endswith("same (90 % within 10 %)")
+    assert "14 of 14 launches: import: the output of 2 launches, one after the other" in shown
+
+
+def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
+    assert main(["scaling", str(seven_jobs), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (fit,) = found["fits"]
+    # 0.5 s more each time the ranks double.
+    assert (fit["figure"], fit["verdict"]) == ("1st call of the launch", "log2 n")
+    assert fit["laws"][0]["slope_ns"] == pytest.approx(0.505e9, rel=0.02)
+    assert [row["launch_first_call_ns"] for row in found["rows"][:1]] == [
+        pytest.approx(1.01e9, rel=1e-3)
+    ]
+    assert "rows of -i 1 -w 0 are first calls, and in no time" in found["notes"]
+
+
+def saved(tmp_path):
+    """Two jobs of two launches, and one launch of four ranks, as files."""
+    more = measured(1000, nbytes=4096, cold_ns=[[60_000, 1000, 900]] * 2, ordinal=20)
+    more.choices = [Choice("TREE", "LL")]
+    phases = {
+        "import_torch": [800 * MS, 900 * MS],
+        "communicator": [10 * MS, 30 * MS],
+        "nccl_init": [9 * MS, 20 * MS],
+        "nccl_init_topo": [1 * MS, 15 * MS],
+        "nccl_init_rest": [8 * MS, 5 * MS],
+    }
+    for job in ("71", "72"):
+        for k, ms in enumerate((40, 42) if job == "71" else (44, 43)):
+            launch = start([ms, 4, 2], 2, 1000, more, job=job, utc=f"{job}:{k}", phases=phases)
+            launch.header["spec"]["labels"] = {"cell": "auto", "launch": str(k + 1)}
+            save(launch, tmp_path / f"auto-{job}-{k + 1}.jsonl")
+    save(start([90, 4, 2], 4, job="73", utc="73:0", end=None), tmp_path / "four.jsonl")
+    return tmp_path
+
+
+def test_a_folder_of_launches(tmp_path, capsys):
+    assert main(["cold", str(saved(tmp_path))]) == 0
+    shown = lines(capsys)
+    # 40 ms on rank 1, 20 ms on the other; the connect took 30 ms at most.
+    row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 0.100 2.000 40000"
+    assert f"{row} 70.00 ms 1 20.00 ms" in shown
+    (two,) = (line for line in shown if line.startswith("2 1 4 42."))
+    # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
+    # with 1 degree of freedom p = 1 - 2 / pi x atan t.
+    assert " 1.007 " in two
+    assert two.endswith("unclear (p 0.79, needs 3 jobs)")
+    init = "30.0 ms (rank 1, +20.0 ms) 20.0 ms (rank 1, +11.0 ms) topo 15.0 ms, 75 %"
+    assert any(line.endswith(f"900 ms (rank 1, +100 ms) {init}") for line in shown)
+    assert f"{tmp_path}/four.jsonl: truncated: the file has no end record" in shown
+    late = "2 4K 20 TREE/LL 60.00 us 1.000 us 60.000 59.00 us 4 of 4 first of TREE/LL"
+    assert late in shown
+
+
+def test_json_and_csv_have_base_units(tmp_path, capsys):
+    folder = str(saved(tmp_path))
+    assert main(["cold", folder, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "torchcoll-cold/1"
+    row = found["rows"][0]
+    names = ("job", "place_in_job", "first_call_ns", "first_result_ns", "second_over_first")
+    assert [row[name] for name in names] == ["71", 1, 40 * MS, 70 * MS, 0.1]
+    assert (row["nccl_init_largest_part"], row["communicator_slowest_rank"]) == ("topo", 1)
+    assert found["by_ranks"][0]["again"]["jobs"] == 2
+    assert found["late"][0]["extra_ns"] == pytest.approx(59_000)
+    assert main(["cold", folder, "--format", "csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [int(line["first_call_ns"]) // MS for line in table] == [40, 42, 44, 43, 90]
+
+
+def test_show_prints_what_cold_returns(tmp_path):
+    out = io.StringIO()
+    torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
+    assert out.getvalue().startswith("- all_reduce, 1K, float32, sum, gloo\n- completion = max")
+    assert "| launch | job |" in out.getvalue()
+
+
+def test_a_scaling_table(tmp_path, capsys):
+    for ranks in (2, 4, 8):
+        for k, factor in enumerate((0.999, 1.001)):
+            launch = start([ranks, 1, 1], ranks, round(10_000 * ranks * factor))
+            save(launch, tmp_path / f"{ranks}-{k}.jsonl")
+    assert main(["scaling", str(tmp_path), "--sizes", "1K", "--link-gbps", "1"]) == 0
+    shown = lines(capsys)
+    assert shown[1] == "completion = max over ranks; geometric means over the launches"
+    assert shown[2] == "share: busbw of the 1 GB/s of --link-gbps"
+    # 1024 B in 20 us on 2 ranks are 0.0512 GB/s; on 8, 1024 x 1.75 / 80 us.
+    assert "1K 2 1 2 20.00 us 0.051 5.1 % 2.000 ms 20.0 us to 20.0 us" in shown
+    assert "1K 8 1 2 80.00 us 0.022 2.2 % 8.000 ms 79.9 us to 80.1 us" in shown
+    assert "start of the launch: all_reduce, 1K, float32, sum, gloo" in shown
+    (time,) = (line for line in shown if line.startswith("1K time 2"))
+    assert time.startswith("1K time 2 to 8 n (log2 n does not fit; p < 0.0001) 4.000 (3.9")
+    assert " 0 ns + 10.0 us (9." in time
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "code"),
+    [
+        (["cold", "EMPTY"], "a folder with result files", 3),
+        (["cold", "DIR", "--format", "xml"], "format: got xml, expected one of table", 2),
+        (["scaling", "DIR", "--link-gbps", "fast"], "link-gbps: got fast, expected a number", 2),
+        (["scaling", "DIR", "--sizes", "1KB"], "sizes: got 1KB", 2),
+        (["scaling", "DIR", "--sizes", "3K"], "sizes: got 3K, expected sizes that were", 2),
+        (["scaling", "DIR", "--format", "xml"], "format: got xml, expected one of table", 2),
+    ],
+)
+def test_bad_input_is_one_line(arguments, text, code, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    save(start([3, 2, 1]), tmp_path / "full" / "a.jsonl")
+    places = {"DIR": str(tmp_path / "full"), "EMPTY": str(tmp_path / "empty")}
+    assert main([places.get(word, word) for word in arguments]) == code
+    error = capsys.readouterr().err
+    assert text in error
+    assert len(error.splitlines()) == 1
+
+
+def test_means_are_no_first_calls(tmp_path, capsys):
+    path = tmp_path / "bench.txt"
+    path.write_text(benchmark([900.0, 30.0], 4, iters=20, warmup=5))
+    assert main(["cold", str(path)]) == 2
+    assert "first calls: got none in 1 file, expected launches with cold" in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""How durations grow with ranks: figures that can be computed in the head, and no false claims."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy
+import pytest
+from scipy import optimize, stats
+
+from torchcoll.analysis.growth import growths
+
+RANKS = (2, 4, 8, 16)
+
+
+def one(law, ranks=RANKS, noise=()):
+    """The growth of one curve; ``noise``: factors of the launches on each number of ranks."""
+    points = [(n, law(n) * factor) for n in ranks for factor in (noise or (1.0,))]
+    (found,) = growths([points])
+    return found
+
+
+NOISE = (0.99, 1.0, 1.01)
+
+
+def test_a_logarithm_is_told_from_a_line():
+    found = one(lambda n: 2000 + 3000 * math.log2(n), noise=NOISE)
+    assert (found.verdict, found.launches, found.numbers) == ("log2 n", 12, RANKS)
+    assert found.reason.startswith("n does not fit; p <")
+    law = found.law
+    # 2000 + 3000 on 2 ranks, 2000 + 12000 on 16: 2.8 times as much.
+    assert law.base_ns == pytest.approx(2000, rel=0.01)
+    assert law.slope_ns == pytest.approx(3000, rel=0.01)
+    assert law.ratio == pytest.approx(2.8, rel=0.01)
+    assert law.slope_low < 3000 < law.slope_high
+    assert law.ratio_low < 2.8 < law.ratio_high
+
+
+def test_a_line_is_told_from_a_logarithm():
+    found = one(lambda n: 1000 + 500 * n, noise=NOISE)
+    assert found.verdict == "n"
+    assert (found.law.name, found.other.name) == ("n", "log2 n")
+    assert found.law.slope_ns == pytest.approx(500, rel=0.01)
+    assert found.law.ratio == pytest.approx(9000 / 2000, rel=0.01)
+    assert one(lambda n: 20_000 - 4000 * math.log2(n), noise=NOISE).verdict == "falls with log2 n"
+
+
+def test_no_growth_is_shown_and_not_assumed():
+    assert one(lambda n: 1000, noise=NOISE).verdict == "constant"
+    assert one(lambda n: 1000, noise=NOISE).reason == "90 % within 10 %"
+    unclear = one(lambda n: 1000, noise=(0.5, 1.0, 2.0))
+    assert unclear.verdict == "unclear"
+    # 5 % over the whole range is below what counts, however sure it is.
+    assert one(lambda n: 1000 + 12.5 * math.log2(n), noise=(0.9999, 1.0001)).verdict == "constant"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [((2, 4), "2 numbers of ranks, 3 are needed"), ((8,), "1 number of ranks, 3 are needed")],
+)
+def test_too_few_numbers_of_ranks(ranks, reason):
+    found = one(lambda n: 10 * n, ranks, NOISE)
+    assert (found.verdict, found.reason, found.law) == ("too few points", reason, None)
+
+
+def test_three_launches_fit_both_laws():
+    found = one(lambda n: 1000 * n, (2, 4, 8))
+    assert (found.verdict, found.law.p_lacking) == ("grows", None)
+    assert found.reason.startswith("with log2 n or n, both fit")
+
+
+def test_a_step_follows_none_of_the_laws():
+    found = one(lambda n: 1000 if n < 8 else 9000, noise=NOISE)
+    assert found.verdict == "grows"
+    assert found.reason.startswith("by none of these laws, the best is off by ")
+
+
+def test_the_interval_is_that_of_scipys_curve_fit():
+    """The same least squares by other figures, a and b themselves."""
+    points = [(2, 110.0), (2, 90.0), (4, 160.0), (4, 155.0), (8, 190.0), (16, 270.0)]
+    ((found),) = growths([points])
+    law = next(law for law in (found.law, found.other) if law.name == "log2 n")
+    n, ns = (numpy.array(values, dtype=float) for values in zip(*points, strict=True))
+    figures, covariance = optimize.curve_fit(
+        lambda x, a, b: numpy.log(a + b * numpy.log2(x)), n, numpy.log(ns), p0=(50, 50)
+    )
+    half = stats.t.ppf(0.975, 4) * math.sqrt(covariance[1, 1])
+    assert (law.base_ns, law.slope_ns) == pytest.approx(tuple(figures), rel=1e-5)
+    assert law.slope_high - law.slope_low == pytest.approx(2 * half, rel=1e-4)
+
+
+def test_holm_is_over_all_curves():
+    points = [(n, 1000 * n**0.3 * f) for n in RANKS for f in (0.9, 1.1)]
+    alone, *several = growths([points])[0], *growths([points] * 3)
+    assert [found.p_value for found in several] == [pytest.approx(3 * alone.p_value)] * 3
+    with_few = growths([points, [(2, 1.0)]])
+    assert with_few[0].p_value == alone.p_value
+
+
+def test_constant_times_seldom_seem_to_grow():
+    """5 % allowed for; 100 curves of seeded noise, 11 would be beyond chance (1 %)."""
+    noise = random.Random(7)
+    curves = [
+        [(n, noise.lognormvariate(0, 0.2)) for n in RANKS for _ in range(2)] for _ in range(100)
+    ]
+    verdicts = [growths([curve])[0].verdict for curve in curves]
+    assert sum(verdict not in ("unclear", "constant") for verdict in verdicts) < 11
+
+
+def test_any_unit_and_single_noise_free_launches():
+    found = one(lambda n: 7e9 * n, (12, 24, 48, 96))
+    assert (found.verdict, found.law.misfit) == ("n", pytest.approx(0, abs=1e-6))

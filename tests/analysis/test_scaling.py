@@ -1,0 +1,142 @@
+"""Curves over the number of ranks: what is in them, and what is told beside them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from launches import given, measured, run
+from starts import MS, start
+
+from torchcoll.analysis.scaling import scaling
+from torchcoll.core.errors import UsageError
+
+NOISE = (0.99, 1.01)
+
+
+def launch(ranks, times, hosts=1, **changed):
+    """A launch with a case of each size -> ns; the first call takes thrice as long."""
+    names = [f"node{n}" for n in range(hosts)]
+    results = [measured(round(ns), ranks, nbytes=n, ordinal=0) for n, ns in times.items()]
+    return run(*results, ranks=ranks, hosts=names, **changed)
+
+
+def found(runs, *sizes, link=None):
+    return scaling(list(runs), sizes=sizes, link_gbps=link)
+
+
+def grown(law, ranks=(2, 4, 8, 16), **changed):
+    return [launch(n, {1024: law(n) * f}, **changed) for n in ranks for f in NOISE]
+
+
+def test_a_curve_over_ranks():
+    (curve,) = found(grown(lambda n: 2000 + 3000 * math.log2(n)), link=0.5).curves
+    assert [point.ranks for point in curve.points] == [2, 4, 8, 16]
+    two = curve.points[0]
+    # 5000 ns, one launch 1 % slower and one faster.
+    assert two.time_ns == pytest.approx(5000, rel=1e-3)
+    assert (two.low_ns, two.high_ns, two.launches, two.hosts) == (4950, 5050, 2, (1,))
+    # 1024 B in 5 us, all_reduce on 2 ranks: a bus factor of 1, and 0.2048 of 0.5 GB/s.
+    assert two.busbw_gbps == pytest.approx(0.2048, rel=1e-3)
+    assert two.share == pytest.approx(0.4096, rel=1e-3)
+    assert two.first_ns == pytest.approx(15_000, rel=1e-3)
+    time, first = curve.fits
+    assert (time.figure, time.part, time.growth.verdict) == ("time", "", "log2 n")
+    assert (first.figure, first.growth.verdict) == ("1st call of the case", "log2 n")
+    assert time.growth.law.slope_ns == pytest.approx(3000, rel=0.02)
+    assert first.growth.law.slope_ns == pytest.approx(9000, rel=0.02)
+
+
+def test_the_start_of_the_launch_is_a_curve_of_its_own():
+    runs = [
+        start([n, 1, 1], n, phases={"communicator": [MS * n] * n}) for n in (2, 4, 8) for _ in "ab"
+    ]
+    (curve,) = found(runs).starts
+    assert [point.first_ns for point in curve.points] == [4 * MS, 8 * MS, 16 * MS]
+    assert curve.points[0].time_ns is None
+    assert [(fit.figure, fit.growth.verdict) for fit in curve.fits] == [
+        ("time to first result", "n")
+    ]
+
+
+def test_no_share_without_a_stated_limit():
+    assert found(grown(lambda n: 1000)).curves[0].points[0].share is None
+
+
+def test_one_rank_is_shown_and_in_no_fit():
+    result = found(grown(lambda n: 1000 * n, (1, 2, 4)))
+    (curve,) = result.curves
+    assert [point.ranks for point in curve.points] == [1, 2, 4]
+    assert curve.points[0].busbw_gbps is None
+    assert curve.fits[0].growth.verdict == "too few points"
+    assert "1 rank communicates nothing: it is in no fit" in result.notes
+
+
+def test_one_host_and_several_are_fitted_apart():
+    near = grown(lambda n: 1000 * n, (2, 4, 8))
+    far = [
+        launch(n, {1024: 90_000 * f}, hosts=n // 8) for n in (16, 32, 64) for f in (0.999, 1.001)
+    ]
+    result = found([*near, *far])
+    (curve,) = result.curves
+    fits = [(fit.part, fit.growth.verdict) for fit in curve.fits if fit.figure == "time"]
+    assert fits == [("one host", "n"), ("several hosts", "constant")]
+    assert [point.hosts for point in curve.points][2:5] == [(1,), (2,), (4,)]
+    assert "each part is fitted by itself" in result.notes[0]
+
+
+def test_three_sizes_stand_for_all_and_others_can_be_asked_for():
+    sizes = {n: 1000 for n in (8, 64, 512, 4096, 32768)}
+    runs = [launch(n, sizes) for n in (2, 4)] + [launch(2, {4: 1000})]
+    result = found(runs)
+    # 4 bytes are measured on 2 ranks alone.
+    assert [curve.nbytes for curve in result.curves] == [8, 512, 32768]
+    assert result.left_out == [4, 64, 4096]
+    assert [curve.nbytes for curve in found(runs, 4096, 64).curves] == [64, 4096]
+    with pytest.raises(UsageError, match="sizes: got 1K, expected sizes that were measured: 4, 8,"):
+        found(runs, 1024)
+
+
+def test_what_differs_beside_the_ranks_is_told():
+    runs = [
+        launch(n, {1024: 1000}, environment={"kernel": kernel}, labels={"nproc": str(n)})
+        for n, kernel in ((2, "6.1"), (4, "6.8"))
+    ]
+    assert found(runs).curves[0].hidden == "kernel (6.1, 6.8)"
+    assert found(grown(lambda n: 1000)).curves[0].hidden == ""
+
+
+def test_forced_algorithms_are_curves_of_their_own():
+    runs = [
+        launch(n, {1024: 1000}, variables={"NCCL_ALGO": name})
+        for n in (2, 4)
+        for name in ("Ring", "Tree")
+    ]
+    assert [curve.kind["NCCL_ALGO"] for curve in found(runs).curves] == ["Ring", "Tree"]
+
+
+def test_wrong_cases_are_left_out():
+    bad = launch(4, {1024: 1})
+    bad.results[0].status = "wrong"
+    assert [p.ranks for p in found([launch(2, {1024: 1000}), bad]).curves[0].points] == [2]
+
+
+def test_figures_of_others_have_times_but_no_starts():
+    runs = [run(given(1000 * n, n), ranks=n, source={"tool": "osu"}) for n in (2, 4, 8)]
+    result = found(runs)
+    assert ([p.time_ns for p in result.curves[0].points], result.starts) == (
+        [2000, 4000, 8000],
+        [],
+    )
+    assert [fit.figure for fit in result.curves[0].fits] == ["time"]
+
+
+@pytest.mark.parametrize("link", [0, -1, float("nan"), float("inf")])
+def test_a_limit_that_is_none(link):
+    with pytest.raises(UsageError, match="link-gbps: got"):
+        found(grown(lambda n: 1000), link=link)
+
+
+def test_nothing_to_show():
+    with pytest.raises(UsageError, match="cases: got none with ranks and a time"):
+        found([run(given(1000, 0), ranks=0, source={"tool": "osu"})])

@@ -1,0 +1,153 @@
+"""Transitions of runs: what is pooled, what the log says beside it, and the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from launches import launches
+
+import torchcoll
+from torchcoll.analysis.transitions import Transitions, transitions
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import save
+from torchcoll.core.result import Choice
+from torchcoll.report.transitions import records, show_transitions
+
+SIZES = [1024 * 2**k for k in range(16)]
+# 20 us + S / 100 GB/s up to 256K, then 60 us + S / 200 GB/s.
+TIMES = {s: round(20_000 + s / 100) if s <= 1 << 18 else round(60_000 + s / 200) for s in SIZES}
+
+
+def runs(count=1, **labels):
+    found = launches([TIMES] * count)
+    for run in found:
+        run.header.setdefault("spec", {})["labels"] = labels
+    return found
+
+
+def named(run, change_at):
+    for result in run.results:
+        label = ("RING", "LL") if result.nbytes <= change_at else ("RING", "SIMPLE")
+        result.choices = [Choice(*label, channels=4)]
+    return run
+
+
+def found(*all_runs):
+    return transitions(list(all_runs)).curves
+
+
+def all_of(*curves):
+    return Transitions([], list(curves))
+
+
+def test_launches_are_pooled():
+    (one,) = found(*runs(3))
+    assert {point.launches for point in one.points} == {3}
+    (change,) = one.transitions
+    assert (change.low_nbytes, change.high_nbytes) == (1 << 18, 1 << 19)
+    assert change.kind == "cliff"
+    assert change.agreement == ""
+
+
+def test_forced_cells_are_curves_of_their_own():
+    ring, tree = runs(cell="ring"), runs(cell="tree")
+    assert [one.common["cell"] for one in found(*ring, *tree)] == ["ring", "tree"]
+
+
+def test_the_log_agrees():
+    (one,) = found(named(*runs(), 1 << 18))
+    (change,) = one.transitions
+    assert (change.handover.before, change.handover.after) == ("RING/LL", "RING/SIMPLE")
+    assert change.agreement == "the log agrees"
+    assert records(one)[0]["before"] == "RING/LL"
+
+
+def test_the_log_names_a_change_elsewhere(capsys):
+    (one,) = found(named(*runs(), 1 << 22))
+    (change,) = one.transitions
+    assert change.handover is None
+    show_transitions([all_of(one)])
+    text = capsys.readouterr().out
+    assert "1 to 2 between 256K and 512K: time jumps up by 2.61x at once; the log names no" in text
+    assert "the log: RING/LL to RING/SIMPLE between 4M and 8M; the times show no change" in text
+
+
+def test_launches_that_disagree_in_their_sizes(capsys):
+    more = {s: TIMES[s] for s in SIZES[4:]}
+    show_transitions([all_of(*found(*launches([TIMES, more])))])
+    text = capsys.readouterr().out
+    assert "the launches disagree in their sizes (1 from 1K, 2 from 16K): a step there may" in text
+
+
+def test_what_was_varied_on_purpose_makes_curves_of_its_own():
+    found_of_both = transitions([*runs(kernel="generic"), *runs(kernel="nvidia")])
+    assert [one.common["label=kernel"] for one in found_of_both.curves] == ["generic", "nvidia"]
+    assert found_of_both.notes == []
+
+
+def test_what_pooled_launches_differ_in_is_said(capsys):
+    first, second = runs(2)
+    second.header["environment"] = first.header["environment"] | {"torch": "2.15.0"}
+    torchcoll.show(transitions([first, second]))
+    assert "hidden: the launches are not alike in torch" in capsys.readouterr().out
+
+
+def test_show_prints_them(capsys):
+    torchcoll.show(transitions(runs()), transitions(runs()))
+    assert capsys.readouterr().out.count("1 to 2 between 256K and 512K") == 2
+
+
+def test_of_very_many_sizes_some_are_taken(capsys):
+    # 2001 sizes: each third of them.
+    (one,) = found(*launches([{64 * k: 20_000 + 64 * k // 100 for k in range(1, 2002)}]))
+    assert (len(one.points), one.sizes, len(one.curve.regimes)) == (667, 2001, 1)
+    assert one.points[1].nbytes == 4 * 64
+    show_transitions([all_of(one)])
+    assert ": 667 of 2001 sizes (more are too many), 1 launch" in capsys.readouterr().out
+
+
+def test_sizes_that_narrow_a_zone():
+    (one,) = found(*runs())
+    assert all(1 << 18 < size < 1 << 19 for size in one.refining)
+    assert len(one.refining) == 6
+
+
+def test_wrong_and_failed_cases_are_left_out():
+    (run,) = runs()
+    run.results = [dataclasses.replace(r, status="wrong") for r in run.results]
+    with pytest.raises(UsageError, match="none with a time and a size"):
+        found(run)
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])
+def test_command(tmp_path, capsys, format):
+    save(runs()[0], tmp_path / "a.jsonl")
+    assert main(["transitions", str(tmp_path), "--format", format, "--refine"]) == 0
+    text = capsys.readouterr().out
+    if format == "json":
+        data = json.loads(text)
+        assert [(r["low_nbytes"], r["high_nbytes"]) for r in data["rows"]] == [(262144, 524288)]
+        assert data["curves"][0]["regimes"][0]["latency_ns"] == pytest.approx(20_000, rel=1e-3)
+    elif format == "csv":
+        head, row = text.splitlines()
+        assert dict(zip(head.split(","), row.split(","), strict=True))["low_nbytes"] == "262144"
+    else:
+        assert "between 256K and 512K" in text
+        assert "to narrow" in text
+
+
+def test_too_few_sizes_and_noise_are_said(capsys):
+    few = launches([{s: TIMES[s] for s in SIZES[:5]}])
+    noisy = launches([{s: TIMES[s] * (1 + 3 * (k % 2)) for k, s in enumerate(SIZES)}])
+    show_transitions([all_of(*found(*few))])
+    assert "too few sizes to find a boundary: 5, and 4 on each side" in capsys.readouterr().out
+    show_transitions([all_of(*found(*noisy))])
+    assert "too noisy: times scatter by" in capsys.readouterr().out
+
+
+def test_an_unknown_format(capsys, tmp_path):
+    assert main(["transitions", str(tmp_path), "--format", "xml"]) == 2
+    assert "format: got xml, expected one of table" in capsys.readouterr().err

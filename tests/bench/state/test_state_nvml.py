@@ -1,0 +1,115 @@
+"""NVML through a table of answers; expected numbers by hand, words from nvml.h."""
+
+from __future__ import annotations
+
+import ctypes
+
+from nvml_fake import FakeNvml
+
+from torchcoll.bench.state import nvml
+
+PLACE = "0000:1b:00.0"
+UNKNOWN = 2**64 - 1
+
+# Two of four links active, both to an NVSwitch; link 1 has met errors.
+H200 = {
+    "Index": 3,
+    "UtilizationRates": {"gpu": 98, "memory": 41},
+    ("ClockInfo", 1): 1980,
+    ("MaxClockInfo", 1): 1981,
+    ("ClockInfo", 2): 3201,
+    ("MaxClockInfo", 2): 3202,
+    "CurrentClocksEventReasons": 0x4 | 0x20,
+    ("ViolationStatus", 0): {"reference_us": 9, "violation_ns": 7_000_000},
+    ("ViolationStatus", 1): {"reference_us": 9, "violation_ns": 0},
+    ("TotalEccErrors", 0, 0): 5,
+    ("TotalEccErrors", 1, 0): 1,
+    ("Temperature", 0): 64,
+    "PowerUsage": 612_500,
+    "EnforcedPowerLimit": 700_000,
+    "PersistenceMode": 1,
+    "ComputeRunningProcesses_v3": [(4711, 36_721_970_381), (4712, UNKNOWN)],
+    **{("NvLinkState", link): active for link, active in enumerate([1, 1, 0, 0])},
+    ("NvLinkRemoteDeviceType", 0): 2,
+    ("NvLinkRemoteDeviceType", 1): 2,
+    ("NvLinkErrorCounter", 0, 2): 0,
+    ("NvLinkErrorCounter", 1, 2): 12,
+}
+
+
+def only(answers, place=PLACE, **options):
+    library = FakeNvml({place: answers}, **options)
+    (gpu,) = nvml.gpus([place], library)
+    assert library.open == 0  # shut down as often as initialised
+    return gpu
+
+
+def test_all_that_a_gpu_tells():
+    assert only(H200) == {
+        "place": PLACE,
+        "index": 3,
+        "busy_percent": 98,
+        "sm_clock_mhz": 1980,
+        "sm_clock_max_mhz": 1981,
+        "mem_clock_mhz": 3201,
+        "mem_clock_max_mhz": 3202,
+        "reasons": ["SW power cap", "SW thermal slowdown"],
+        "limited_ns": {"power": 7_000_000, "thermal": 0, "board limit": None, "reliability": None},
+        "ecc_corrected": 5,
+        "ecc_uncorrected": 1,
+        "temperature_c": 64,
+        "power_w": 612.5,
+        "power_limit_w": 700.0,
+        "persistence": True,
+        "processes": [{"pid": 4711, "nbytes": 36_721_970_381}, {"pid": 4712, "nbytes": None}],
+        "nvlinks": 2,
+        "nvlink_to": {"switch": 2},
+        "nvlink_errors": {"crc_flit": {"0": 0, "1": 12}},
+    }
+
+
+def test_what_is_not_told_is_none():
+    gpu = only({})
+    assert gpu.pop("place") == PLACE
+    assert set(gpu.pop("limited_ns").values()) == {None}
+    assert set(gpu.values()) == {None}
+
+
+def test_an_older_driver():
+    """Throttle reasons under their old name, processes by version 2 of the call."""
+    answers = {
+        "CurrentClocksThrottleReasons": 0x1,
+        "ComputeRunningProcesses_v2": [(8, 16)],
+    }
+    absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3")
+    gpu = only(answers, absent=absent)
+    assert gpu["reasons"] == ["GPU idle"]
+    assert gpu["processes"] == [{"pid": 8, "nbytes": 16}]
+
+
+def test_links_to_a_gpu_and_to_what_is_not_told():
+    answers = {("NvLinkState", 0): 1, ("NvLinkState", 5): 1, ("NvLinkRemoteDeviceType", 5): 0}
+    assert only(answers)["nvlink_to"] == {"unknown": 1, "gpu": 1}
+    assert only(answers)["nvlink_errors"] is None
+
+
+def test_by_uuid():
+    """torch gives the UUID without its prefix."""
+    library = FakeNvml({"GPU-12-34": {"Index": 1}})
+    (gpu,) = nvml.gpus(["12-34"], library)
+    assert (gpu["place"], gpu["index"]) == ("12-34", 1)
+
+
+def test_without_a_driver_without_the_device_and_without_an_answer():
+    other = FakeNvml({"0000:2c:00.0": {}})
+    refuses = FakeNvml({PLACE: H200}, init=9)  # NVML_ERROR_DRIVER_NOT_LOADED
+    for library in (None, other, refuses):
+        assert nvml.gpus([PLACE], library) == [{"place": PLACE}]
+
+
+def test_the_layout_of_the_structures():
+    """As in nvml.h on a 64-bit machine: a pid is padded to the 8 bytes of the memory behind it."""
+    assert ctypes.sizeof(nvml._Process) == 24
+    assert nvml._Process.used.offset == 8
+    assert ctypes.sizeof(nvml._Utilization) == 8
+    assert ctypes.sizeof(nvml._Violation) == 16

@@ -1,0 +1,42 @@
+"""The verdict on the ranks: it ends the table, and with --gate it is the exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+# A bandwidth that any machine has: the figure is beyond it, and so the verdict is FAIL.
+SLOW = "--sizes 64K -n 2 --label link_gbps=1e-6"
+
+
+def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
+    measured = launch("all_reduce", f"{SLOW} --gate", 2).ended(1)
+    last = measured.stdout().splitlines()[-1]
+    assert last.startswith("FAIL 1 of 1 case implausible: busbw up to ")
+    assert measured.errors() == [f"torchcoll: error: --gate: {last}"]
+    end = measured.records()[-1]
+    # Nothing that was measured is lost.
+    assert (end["status"], end["exit_code"]) == ("complete", 1)
+    assert measured.run.complete
+
+
+def test_without_a_gate_a_verdict_is_no_exit_code(launch):
+    measured = launch("all_reduce", SLOW, 2).ended(0)
+    assert measured.stdout().splitlines()[-1].startswith("FAIL 1 of 1 case implausible: ")
+    measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(0)
+    last = measured.stdout().splitlines()[-1]
+    assert last.startswith("NO REFERENCE for gloo on cpu within one host ")
+    assert "; 1 case correct; first result after " in last
+    assert measured.stdout(1) == ""
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("fabric=ib-ndr", "fabric: got ib-ndr, expected ib-ndr:N, N the rails of a node, above 0"),
+        ("link_gbps=fast", "label link_gbps: got 'fast', expected GB/s above 0"),
+    ],
+)
+def test_a_wrong_label_ends_all_ranks_before_anything_is_measured(launch, label, message):
+    measured = launch("all_reduce", f"--sizes 8 --label {label}", 2).ended(2)
+    assert measured.errors() == [f"torchcoll: error: {message}"]
+    assert not measured.path.exists()

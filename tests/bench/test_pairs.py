@@ -1,0 +1,287 @@
+"""torchcoll.pairs on real ranks: what it measures, writes and says, and how it fails."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+
+import pytest
+
+from torchcoll import load
+from torchcoll.bench import environment, pairs
+from torchcoll.bench.options import Options
+from torchcoll.bench.pairs_options import parse_pairs
+from torchcoll.cli import main as torchcoll
+from torchcoll.core.errors import UsageError
+from torchcoll.core.suspects import EXCHANGE, LATENCY, SEND, read_pairs
+
+# On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
+CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    from ranks import Measured
+
+    folder = tmp_path_factory.mktemp("pairs") / "run"
+    return Measured(folder, "pairs", CALM, 5).ended(0)
+
+
+def test_every_pair_has_its_samples(measured):
+    run = measured.run
+    found = read_pairs(run)
+    every = [(a, b) for a in range(5) for b in range(a + 1, 5)]
+    assert found.pairs == every
+    assert found.failed == [] and found.alone == {}
+    assert {k: sorted(v) for k, v in found.times.items()} == {
+        (LATENCY, 8): every,
+        (EXCHANGE, 1024): every,
+        (EXCHANGE, 4096): every,
+        (SEND, 1024): sorted(every + [p[::-1] for p in every]),
+        (SEND, 4096): sorted(every + [p[::-1] for p in every]),
+    }
+    one = next(r for r in run.results if r.case.group == "pair/1-4" and r.case.nbytes == 4096)
+    assert (one.members, one.ranks, one.count) == ([1, 4], 2, 1024)
+    assert [len(calls) for calls in one.cold_ns] == [1, 1]
+    assert [len(calls) for calls in one.time_ns["host"]] == [2, 2]
+    assert (one.verification.checked, one.verification.wrong) == (2048, 0)
+    latency = next(r for r in run.results if r.case.group == "pair/1-4")
+    assert [len(calls) for calls in latency.time_ns["host"]] == [20, 20]
+
+
+def test_all_ranks_together_come_last(measured):
+    *_, last = measured.run.results
+    assert (last.case.collective, last.case.nbytes, last.case.group) == ("all_reduce", 4096, None)
+    assert (last.ranks, last.status) == (5, "ok")
+    assert measured.run.complete
+
+
+def test_what_is_printed(measured):
+    text = measured.stdout()
+    assert "5 ranks, gloo on cpu, float32: 10 of 10 pairs, in rounds of disjoint pairs" in text
+    assert "4K both ways at once, GB/s sent by each rank" in text
+    assert "all ranks together, all_reduce 4K float32 sum on gloo:" in text
+    assert "no suspect" in text
+    assert text.isascii()
+
+
+def test_torchcoll_pairs_reads_the_file(measured, capsys):
+    assert torchcoll(["pairs", str(measured.path), "--threshold", "0.9999"]) == 0
+    assert capsys.readouterr().out == measured.stdout()
+    assert (
+        torchcoll(["pairs", str(measured.path), "--threshold", "0.9999", "--format", "json"]) == 0
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == "torchcoll-pairs/1"
+    assert len(data["rows"]) == 10 * 7
+    assert data["largest_group"] == [0, 1, 2, 3, 4]
+    assert torchcoll(["show", str(measured.path)]) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--threshold", "2"], 2, "threshold: got 2, expected a share between 0 and 1. 20 % is"),
+        (["--format", "html"], 2, "format: got html, expected one of table, markdown, csv, json"),
+    ],
+)
+def test_reading_refuses(measured, capsys, arguments, code, text):
+    assert torchcoll(["pairs", str(measured.path), *arguments]) == code
+    assert text in capsys.readouterr().err
+
+
+def test_a_file_without_pairs(launch, capsys):
+    other = launch("all_reduce", "--sizes 8 -n 1", 1).ended(0)
+    assert torchcoll(["pairs", str(other.path)]) == 2
+    told = capsys.readouterr().err
+    assert f"pairs: got {other.path}, expected a result file of torchcoll.pairs" in told
+
+
+def on_hosts(size):
+    def setup(rank):
+        environment.hostname = lambda: f"node{rank // size}"
+
+    return setup
+
+
+def test_nodes_meet_all_ranks_at_once(launch):
+    job = launch("pairs", f"--by node {CALM}", 5, setup=on_hosts(2)).ended(0)
+    found = read_pairs(job.run)
+    assert found.units == ((0, 1), (2, 3), (4,))
+    assert found.hosts == ("node0", "node1", "node2")
+    ranks = {r.case.group: r.members for r in job.run.results if r.members}
+    assert ranks == {"node/0-1": [0, 1, 2, 3], "node/0-2": [0, 4], "node/1-2": [2, 4]}
+    assert "3 nodes of 5 ranks, first with first, second with second, all at once" in job.stdout()
+
+
+def test_a_slow_rank_ends_with_1_and_its_node(launch):
+    def sluggish(rank):
+        on_hosts(1)(rank)
+        pairs.LATENCY_ITERS = 2
+        if rank == 2:
+            made = pairs.PairsRun._call
+
+            def slow(*args):
+                call = made(*args)
+                return lambda: (call(), time.sleep(0.02))
+
+            pairs.PairsRun._call = slow
+
+    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(1)
+    (error,) = job.errors()
+    assert error.startswith("torchcoll: error: suspect: rank 2 (node2): of the others' speed")
+    told = [e for e in job.run.events if e["kind"] == "suspect" and e.get("host")]
+    assert [(e["host"], e["ranks"]) for e in told] == [("node2", [2])]
+    assert "SUSPECT rank 2 (node2)" in job.stdout()
+    assert job.run.end["exit_code"] == 1
+    for again in read_pairs(job.run).alone.values():
+        # Its three pairs, and three usual ones beside them: all there are of four ranks.
+        assert {tuple(sorted(pair)) for pair in again} == set(itertools.combinations(range(4), 2))
+    assert torchcoll(["pairs", str(job.path)]) == 1
+
+
+def test_a_lost_rank_names_the_pair(launch):
+    def dies(rank):
+        if rank == 2:
+            pairs.PairsRun._verified = lambda *args: os._exit(9)
+
+    job = launch("pairs", "--sizes 1K -n 1", 3, setup=dies)
+    ended = job.job.wait()
+    assert [e.code for e in ended.values()] == [5, 5, 9]
+    (error,) = job.errors()
+    assert "lost rank 2" in error and "round 1 of 3 (1-2)" in error
+    assert load(job.path).end["exit_code"] == 5
+
+
+def refuse(*args):
+    raise RuntimeError("send isn't implemented on backend [cpu]")
+
+
+def test_a_backend_that_cannot_send(launch):
+    def setup(rank):
+        import torch
+
+        torch.distributed.batch_isend_irecv = refuse
+
+    job = launch("pairs", "--sizes 1K -n 1", 3, setup=setup).ended(4)
+    (error,) = job.errors()
+    assert error == (
+        "torchcoll: error: pairs: got gloo on cpu: send isn't implemented on backend [cpu], "
+        "expected a backend that sends from rank to rank. Choose another with --backend."
+    )
+
+
+def test_wrong_data_is_a_failure(launch):
+    def setup(rank):
+        if rank == 1:
+            pairs.Checker.refill = lambda self: self._buffers.send.zero_()
+
+    job = launch("pairs", "--sizes 1K -n 1 --threshold 0.9999", 2, setup=setup).ended(1)
+    wrong = [r for r in job.run.results if r.status == "wrong"]
+    assert [(r.case.group, r.case.nbytes) for r in wrong][:2] == [
+        ("pair/0-1", 8),
+        ("pair/0-1", 1024),
+    ]
+    assert wrong[1].verification.wrong_ranks == (0,)
+    assert "elements wrong" in job.errors()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("", "pairs: got 1 rank, expected 2 ranks or more. torchrun --nproc-per-node N."),
+        ("--by rack", "by: got rack, expected one of rank, node"),
+        ("--threshold x", "threshold: got x, expected a share between 0 and 1. 20 % is 0.2."),
+        ("--dry-run", "pairs: got 1 rank, expected 2 ranks or more."),
+    ],
+)
+def test_bad_input_ends_with_2(launch, arguments, text):
+    job = launch("pairs", arguments, 1, output=False).ended(2)
+    assert text in job.stderr()
+
+
+def test_a_backend_that_sends_nothing():
+    with pytest.raises(UsageError, match=r"backend: got fake, expected one that communicates"):
+        pairs.refuse_lone("fake", 4)
+    with pytest.raises(UsageError, match=r"backend: got gloo,ccl, expected one backend"):
+        pairs.refuse_lone("gloo,ccl", 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("--cadence stream", "cadence: got stream, expected none: torchcoll.pairs has no such"),
+        ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
+        ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
+        ("--sizes 8", "sizes: got 8, expected more than 8 bytes. The latency is measured in any"),
+        ("--sizes 1001", "sizes: got 1001, expected a multiple of 8 bytes"),
+        ("-d float32,int32", "dtype: got float32,int32, expected one type"),
+        ("-n 0", "iters: got 0, expected a whole number from 1 on"),
+        ("--ranks-per-node 0", "ranks-per-node: got 0, expected a whole number from 1 on"),
+        ("--ranks-per-node 2", "ranks-per-node: got 2, expected --dry-run beside it"),
+    ],
+)
+def test_options_that_are_refused(arguments, text):
+    with pytest.raises(UsageError) as caught:
+        parse_pairs(arguments.split())
+    assert text in str(caught.value)
+
+
+def test_defaults():
+    options = parse_pairs([])
+    assert isinstance(options, Options)
+    assert (options.spec.sizes, options.spec.iters) == ((8 << 20,), 10)
+    assert (options.pairs.by, options.pairs.threshold, options.pairs.bisect) == ("rank", 0.2, False)
+
+
+def test_dry_run(launch):
+    job = launch("pairs", "--dry-run --ranks 64 --backend fake", 1, output=False).ended(0)
+    assert "64 ranks: 2016 pairs in 63 rounds of 32 at once." in job.stdout()
+
+
+def test_bisect_finds_what_pairs_do_not_show(launch):
+    def setup(rank):
+        on_hosts(2)(rank)
+        if rank == 3:
+            import torch
+
+            fast = torch.distributed.all_reduce
+
+            def slow(*args, **options):
+                time.sleep(0.03)
+                return fast(*args, **options)
+
+            torch.distributed.all_reduce = slow
+
+    arguments = "--sizes 1K -n 2 --bisect --threshold 0.5 -c 0"
+    job = launch("pairs", arguments, 4, setup=setup).ended(1)
+    (event,) = [e for e in job.run.events if e["message"].startswith("bisect")]
+    assert (event["kind"], event["host"], event["ranks"]) == ("suspect", "node1", [2, 3])
+    assert event["message"].startswith("bisect: ranks 2-3 (node1) do all_reduce at ")
+    groups = {r.case.group: r.members for r in job.run.results if "bisect" in (r.case.group or "")}
+    assert groups == {"bisect 1/0": [0, 1], "bisect 1/1": [2, 3]}
+    assert f"SUSPECT {event['message']}" in job.stdout()
+
+
+def test_bisect_needs_four(launch):
+    job = launch("pairs", f"{CALM} --bisect", 3).ended(0)
+    (event,) = [e for e in job.run.events if e["kind"] == "bisect"]
+    assert event["message"] == "bisect: 3 are too few to halve, 4 needed"
+    assert event["message"] in job.stdout()
+
+
+def test_a_group_that_cannot_be_made(launch):
+    def setup(rank):
+        import torch
+
+        def new_group(*args, **options):
+            raise RuntimeError("no more file descriptors")
+
+        torch.distributed.new_group = new_group
+
+    job = launch("pairs", f"{CALM} --bisect", 4, setup=setup).ended(5)
+    (error,) = job.errors()
+    assert "groups of 2 and 2 ranks: no more file descriptors" in error
+    assert len(read_pairs(job.run).pairs) == 6  # nothing measured is lost

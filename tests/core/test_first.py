@@ -1,0 +1,55 @@
+"""The first call of a launch: whose it is, and what counts as connecting."""
+
+from __future__ import annotations
+
+from torchcoll.core.case import Case
+from torchcoll.core.first import cold_by_rank, connect_ns, first_result_ns, first_results
+from torchcoll.core.result import CaseResult, Run
+
+FIELDS = {"dtype": "float32", "op": "sum", "root": None, "in_place": True, "cadence": "isolated"}
+
+
+def result(cold, nbytes=8, group=None, backend="nccl", **changed):
+    case = Case("all_reduce", nbytes, backend=backend, device="cpu", group=group, **FIELDS)
+    return CaseResult(case, "ok", len(cold), cold_ns=cold, **changed)
+
+
+def launch(*results, ranks=2, connects="first call", **phases):
+    return Run({"ranks": ranks, "connects": connects}, phases=phases, results=list(results))
+
+
+def test_the_first_case_is_that_of_a_new_communicator_in_all_its_sub_groups():
+    later = result([[1], [1]], nbytes=32, ordinal=9)
+    one = result([[5, 1], [7, 1]], group="1,3;0,2/0", members=[1, 3])
+    two = result([[6, 1], [4, 1]], group="1,3;0,2/1", members=[0, 2])
+    assert first_results([later, one, two]) == [one, two]
+    assert cold_by_rank([one, two]) == {0: [6, 1], 1: [5, 1], 2: [4, 1], 3: [7, 1]}
+
+
+def test_connecting_is_counted_where_the_backend_does_it():
+    first = result([[30], [20]])
+    phases = {"init_process_group": [500, 400], "communicator": [100, 300]}
+    assert connect_ns(launch(first, **phases), [first]) == 300
+    within = launch(first, connects="init_process_group", **phases)
+    assert (connect_ns(within, [first]), connect_ns(within, [first], "min")) == (500, 400)
+    assert first_result_ns(within) == 530
+    assert connect_ns(launch(first), [first]) == 0
+
+
+def test_a_communicator_of_its_own_comes_first():
+    own = result([[30], [20]], connect_ns=[7, 9])
+    assert first_result_ns(launch(own, communicator=[100, 100])) == 39
+
+
+def test_where_nothing_is_communicated_nothing_connects():
+    for one, ranks in ((result([[30]]), 1), (result([[30], [20]], backend="fake"), 2)):
+        run = launch(
+            one, ranks=ranks, connects="init_process_group", init_process_group=[9] * ranks
+        )
+        assert first_result_ns(run) == 30
+
+
+def test_a_group_that_others_had_connected_has_no_time_to_first_result():
+    assert first_result_ns(launch(result([[30], [20]]), connects="before")) is None
+    assert first_result_ns(launch(result([[30], [20]], ordinal=4))) is None
+    assert first_result_ns(launch(result([]))) is None

@@ -1,0 +1,223 @@
+"""Who is suspected, on pairs made by hand."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+
+import pytest
+
+from torchcoll.core.case import Case
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.suspects import (
+    EXCHANGE,
+    LATENCY,
+    SEND,
+    Pairs,
+    Timing,
+    again_alone,
+    events,
+    modified_z,
+    read_pairs,
+    robust,
+    suspect_text,
+    suspects,
+    without,
+)
+
+BW, LAT, ONE_WAY = (EXCHANGE, 1 << 20), (LATENCY, 8), (SEND, 1 << 20)
+
+
+def made(hosts, time_ns, key=BW, noise=0.01, alone=None):
+    """``time_ns(a, b)`` of each pair, with some scatter."""
+    draw = random.Random(1)
+    directed = key[0] == SEND
+    every = (itertools.permutations if directed else itertools.combinations)(range(len(hosts)), 2)
+    scattered = {
+        pair: Timing(t := time_ns(*pair) * draw.uniform(1 - noise, 1 + noise), t, noise)
+        for pair in every
+    }
+    units = tuple((rank,) for rank in range(len(hosts)))
+    found = Pairs("rank", units, tuple(hosts), {key: scattered})
+    for pair in alone or ():
+        found.alone.setdefault(key, {})[pair] = scattered[pair]
+    return found
+
+
+def named(found):
+    return [one.units for one in found]
+
+
+def test_the_modified_z_score_by_hand():
+    # Median 5, absolute deviations 2 1 0 1 4: MAD 1. 0.6745 (9 - 5) / 1 = 2.698.
+    assert modified_z(9, *robust([3, 4, 5, 6, 9])) == pytest.approx(2.698)
+    # MAD 0: the mean absolute deviation is 2: (15 - 5) / (1.253314 x 2).
+    assert modified_z(15, *robust([5, 5, 5, 5, 15])) == pytest.approx(10 / (1.253314 * 2))
+    assert modified_z(4, *robust([5, 5, 5])) == -math.inf
+    assert modified_z(5, *robust([5, 5, 5])) == 0
+    # The scale is the least one where the values agree.
+    assert modified_z(4, *robust([5, 5, 5], least=0.5)) == -2
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 17, 40])
+@pytest.mark.parametrize("culprit", [0, 2])
+def test_a_slow_rank_is_named(count, culprit):
+    pairs = made(["h"] * count, lambda a, b: 1000 / 0.6 if culprit in (a, b) else 1000)
+    assert named(suspects(pairs)) == [(culprit,)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 33])
+def test_nobody_where_all_are_alike(count):
+    assert suspects(made(["h"] * count, lambda a, b: 1000, noise=0.05)) == []
+
+
+@pytest.mark.parametrize("count", [3, 5, 30])
+def test_a_slow_link_is_no_slow_rank(count):
+    pairs = made(["h"] * count, lambda a, b: 2000 if (a, b) == (0, 2) else 1000)
+    assert named(suspects(pairs)) == [(0, 2)]
+
+
+def test_ten_per_cent_is_below_the_threshold_however_clear():
+    pairs = made(["h"] * 6, lambda a, b: 1100 if 3 in (a, b) else 1000, noise=0.001)
+    assert suspects(pairs) == []
+    assert named(suspects(pairs, threshold=0.05)) == [(3,)]
+
+
+def test_beyond_the_threshold_but_no_outlier_where_calls_scatter():
+    pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, noise=0.3)
+    assert suspects(pairs) == []
+
+
+def test_two_culprits_of_eight():
+    pairs = made(["h"] * 8, lambda a, b: 2000 if {a, b} & {1, 6} else 1000)
+    assert named(suspects(pairs)) == [(1,), (6,)]
+
+
+def test_one_pair_says_nothing():
+    assert suspects(made(["h"] * 2, lambda a, b: 1e9)) == []
+
+
+def test_within_and_between_nodes_are_never_compared():
+    hosts = ["a"] * 4 + ["b"] * 4
+    pairs = made(hosts, lambda a, b: 100 if hosts[a] == hosts[b] else 5000)
+    assert suspects(pairs) == []
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 6])
+def test_a_node_with_a_bad_network_is_named_by_its_ranks(nodes):
+    hosts = [f"h{rank // 4}" for rank in range(4 * nodes)]
+
+    def time_ns(a, b):
+        if hosts[a] == hosts[b]:
+            return 100
+        return 10000 if "h1" in (hosts[a], hosts[b]) else 5000
+
+    pairs = made(hosts, time_ns)
+    found = suspects(pairs)
+    assert named(found) == [(4,), (5,), (6,), (7,)]
+    assert all(not one.evidence[0].within for one in found)
+    (event,) = events(pairs, found)
+    assert (event["host"], event["ranks"], event["kind"]) == ("h1", [4, 5, 6, 7], "suspect")
+    assert event["message"].startswith("4 of 4 ranks of node h1; rank 4 (h1): of the others' speed")
+
+
+@pytest.mark.parametrize(("place", "what"), [(0, "sending"), (1, "receiving")])
+def test_one_way_tells_sending_from_receiving(place, what):
+    pairs = made(["h"] * 6, lambda *pair: 2000 if pair[place] == 3 else 1000, key=ONE_WAY)
+    (one,) = suspects(pairs)
+    assert one.units == (3,)
+    assert [e.what for e in one.evidence] == [what]
+    assert one.evidence[0].ratio == pytest.approx(0.5, rel=0.02)
+    assert (one.evidence[0].slow, one.evidence[0].pairs) == (5, 5)
+
+
+def test_latency_is_suspect_from_twice_the_time_on():
+    def with_factor(factor):
+        return suspects(made(["h"] * 6, lambda a, b: factor if 2 in (a, b) else 1, key=LAT))
+
+    assert with_factor(1.8) == []
+    assert named(with_factor(2.2)) == [(2,)]
+
+
+def test_a_long_way_is_no_suspect_link():
+    far = made(["h"] * 6, lambda a, b: 5000 if (a, b) == (1, 4) else 1000, key=LAT)
+    assert suspects(far) == []
+
+
+def test_a_suspicion_falls_where_the_pairs_are_fast_alone():
+    pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
+    again = again_alone(pairs, suspects(pairs))
+    assert len(again) == 6
+    assert sum(1 in pair for pair in again) == 3
+    fast = Timing(1000.0, 1000.0, 0.01)
+    pairs.alone[BW] = dict.fromkeys(again, fast)
+    (one,) = suspects(pairs)
+    assert not one.stands
+    assert events(pairs, [one]) == []
+    assert without(pairs, [one]) == [0, 1, 2, 3, 4, 5]
+    pairs.alone[BW] = {p: pairs.times[BW][p] for p in again}
+    (one,) = suspects(pairs)
+    assert one.stands and one.evidence[0].alone_ratio == pytest.approx(0.5, rel=0.03)
+
+
+def test_nothing_runs_again_without_a_suspect():
+    assert again_alone(made(["h"] * 6, lambda a, b: 1000), []) == []
+
+
+def test_the_largest_group_without_them():
+    pairs = made(["h"] * 6, lambda a, b: 2000 if (a, b) in ((0, 2), (2, 5)) else 1000)
+    found = suspects(pairs)
+    assert named(found) == [(0, 2), (2, 5)]
+    assert without(pairs, found) == [0, 1, 3, 4, 5]  # 2 is an end of both
+    links = events(pairs, found)
+    assert [(e["link"], e["ranks"]) for e in links] == [(["h", "h"], [0, 2]), (["h", "h"], [2, 5])]
+    assert all("host" not in e for e in links)
+
+
+def test_the_text_of_a_suspect():
+    hosts = ["x", "y", "z", "u"]
+    pairs = made(hosts, lambda a, b: 2000 if 1 in (a, b) else 1000, noise=0)
+    (one,) = suspects(pairs)
+    text = "rank 1 (y): of the others' speed both ways 50 %, 3 of 3 pairs slow, not checked alone"
+    assert suspect_text(pairs, one) == text
+
+
+def case(group, nbytes, root, times, status="ok"):
+    asked = Case("sendrecv", nbytes, "float32", None, root, False, "isolated", "gloo", "cpu")
+    asked = Case.from_json(asked.to_json() | {"group": group})
+    own = {"host": [list(times), [t + 10 for t in times]]} if times else {}
+    return CaseResult(asked, status, 2, reason="" if times else "lost", nbytes=nbytes, time_ns=own)
+
+
+def test_pairs_are_read_from_a_run():
+    run = Run(header={"ranks": 3}, members=[{"rank": r, "host": f"h{r}"} for r in range(3)])
+    run.results = [
+        case("pair/0-1", 8, None, [90, 190, 290]),
+        case("pair/0-1", 64, None, [990]),
+        case("pair/0-1", 64, 0, [490]),
+        case("pair/0-1", 64, 1, [590]),
+        case("pair alone/0-1", 64, None, [790]),
+        case("pair alone/0-1", 64, None, [690]),  # the better of two
+        case("pair/0-2", 64, None, []),
+        case("pair/0-7", 64, None, [1]),
+    ]
+    pairs = read_pairs(run)
+    assert pairs.by == "rank" and pairs.hosts == ("h0", "h1", "h2")
+    # The later of the two ranks: 100, 200, 300 ns; the least is 100, the lower quartile 150.
+    timing = pairs.times[LATENCY, 8][0, 1]
+    assert timing == pytest.approx((200, 100, math.log(200 / 150) / 0.6745))
+    assert pairs.times[EXCHANGE, 64][0, 1].median_ns == 1000
+    assert {p: t.median_ns for p, t in pairs.times[SEND, 64].items()} == {(0, 1): 500, (1, 0): 600}
+    assert pairs.alone[EXCHANGE, 64][0, 1].median_ns == 700
+    assert pairs.gbps((EXCHANGE, 64), (0, 1), 1000) == 0.064
+    assert len(pairs.failed) == 2 and "pair 0-2" in pairs.failed[0]
+    assert read_pairs(Run()) is None
+
+
+def test_512_ranks_are_read_in_seconds():
+    start = time.process_time()
+    found = suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))
+    assert named(found) == [(9,)]
+    assert time.process_time() - start < 20

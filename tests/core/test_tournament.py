@@ -1,0 +1,99 @@
+"""Every pair once, in rounds of disjoint pairs; what --dry-run says."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from torchcoll.core.case import Case, Spec
+from torchcoll.core.errors import UsageError
+from torchcoll.core.tournament import (
+    PairOptions,
+    check_units,
+    members_of,
+    pair_cases,
+    plan_lines,
+    rounds,
+    units_of,
+)
+
+
+@pytest.mark.parametrize("units", range(2, 65))
+def test_every_pair_once_in_rounds_of_disjoint_pairs(units):
+    schedule = rounds(units)
+    assert len(schedule) == units - 1 + units % 2
+    assert all(len(met) == units // 2 for met in schedule)
+    for met in schedule:
+        busy = [unit for pair in met for unit in pair]
+        assert len(busy) == len(set(busy))
+    every = [pair for met in schedule for pair in met]
+    assert sorted(every) == list(itertools.combinations(range(units), 2))
+
+
+def test_four_units_by_hand():
+    # 3 stays; 0 1 2 move round it.
+    assert rounds(4) == [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+
+
+def test_one_unit_has_no_round():
+    assert rounds(1) == []
+
+
+def test_512_ranks_are_planned_within_a_second():
+    start = time.process_time()
+    schedule = rounds(512)
+    assert time.process_time() - start < 1
+    assert len({pair for met in schedule for pair in met}) == 512 * 511 // 2
+
+
+def test_nodes_meet_rank_by_rank():
+    units = units_of("node", ["b", "b", "a", "a", "a"])
+    assert units == ((0, 1), (2, 3, 4))
+    assert members_of(units, (0, 1)) == ((0, 2), (1, 3))  # rank 4 has nobody to meet
+    assert units_of("rank", ["b", "b", "a"]) == ((0,), (1,), (2,))
+
+
+def test_what_a_pair_measures():
+    first = Case("all_reduce", 64, "float32", "sum", None, True, "stream", "nccl", "cuda")
+    cases = pair_cases(Spec(sizes=(1024,)), "pair/0-1", first)
+    assert [(c.nbytes, c.root) for c in cases] == [(8, None), (1024, None), (1024, 0), (1024, 1)]
+    for case in cases:
+        assert (case.collective, case.group) == ("sendrecv", "pair/0-1")
+        assert (case.backend, case.device, case.op) == ("nccl", "cuda", None)
+        assert Case.from_json(case.to_json()) == case
+
+
+def test_one_rank_or_node_is_no_pair():
+    with pytest.raises(UsageError, match=r"pairs: got 1 rank, expected 2 ranks or more. torchrun"):
+        check_units(units_of("rank", ["a"]), "rank")
+    with pytest.raises(UsageError, match=r"pairs: got 1 node, expected 2 nodes or more. --by rank"):
+        check_units(units_of("node", ["a", "a"]), "node")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"by": "rack"}, "by: got rack, expected one of rank, node"),
+        ({"threshold": 1.0}, "threshold: got 1.0, expected a share between 0 and 1. 20 % is 0.2."),
+        ({"threshold": 0.0}, "threshold: got 0.0, expected a share"),
+    ],
+)
+def test_options_that_cannot_be(fields, text):
+    with pytest.raises(UsageError, match=text):
+        PairOptions(**fields)
+
+
+def test_the_plan_says_rounds_time_and_memory():
+    spec = Spec(sizes=(8 << 20,), iters=10)
+    text = "\n".join(plan_lines(spec, PairOptions(), 5))
+    assert "5 ranks: 10 pairs in 5 rounds of 2 at once, one idle in each." in text
+    # 3 kinds x 11 calls x 8 MiB a round, 5 rounds: 1384 MB, at 10 GB/s 0.138 s.
+    assert "Time: about 0.142 s of rounds at 10 GB/s a pair (1.38 GB a rank" in text
+    # Two buffers of 8 MiB and 2 Mi elements x 24 bytes to verify in.
+    assert "Memory: 64 MiB a rank." in text
+    nodes = PairOptions("node", ranks_per_node=8)
+    text = "\n".join(plan_lines(spec, nodes, 512))
+    assert "64 nodes (512 ranks): 2016 pairs in 63 rounds of 32 at once." in text
+    assert "Assumed: 8 ranks a node; all of them meet those of the other at once." in text

@@ -1,0 +1,287 @@
+"""Cells, their names, and the order of launches."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from torchcoll.cli import main
+from torchcoll.matrix.cells import axis_dimension, combined, split_values, variable_dimension
+from torchcoll.matrix.plan import command_line, make_plan
+
+MODULE = [sys.executable, "-m", "torchcoll.allreduce"]
+
+
+def names(variables=(), axes=()):
+    dimensions = [variable_dimension(text) for text in variables]
+    return [c.name for c in combined([*dimensions, *(axis_dimension(text) for text in axes)])]
+
+
+def test_every_combination():
+    cells = combined(
+        [
+            variable_dimension("NCCL_ALGO=Ring,Tree"),
+            variable_dimension("NCCL_PROTO=LL"),
+            axis_dimension("nproc=2,4"),
+        ]
+    )
+    assert [(c.name, dict(c.axes), dict(c.variables)) for c in cells] == [
+        ("Ring-nproc2", {"nproc": "2"}, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}),
+        ("Ring-nproc4", {"nproc": "4"}, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}),
+        ("Tree-nproc2", {"nproc": "2"}, {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL"}),
+        ("Tree-nproc4", {"nproc": "4"}, {"NCCL_ALGO": "Tree", "NCCL_PROTO": "LL"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "axes", "expected"),
+    [
+        ([], [], ["auto"]),
+        (["NCCL_ALGO=Ring"], [], ["Ring"]),  # a name rather than none
+        (["NCCL_ALGO=,Ring"], [], ["auto", "Ring"]),
+        (["NCCL_ALGO=,Ring", "NCCL_PROTO=,LL"], [], ["auto", "LL", "Ring", "Ring-LL"]),
+        (["NCCL_ALGO=,Ring"], ["nproc=2"], ["auto", "Ring"]),
+        (["X=,1"], ["n=2,4"], ["auto-n2", "auto-n4", "X1-n2", "X1-n4"]),
+        # Something is forced in both, so none is auto.
+        (["NCCL_MAX_CTAS=,4", "NCCL_ALGO=Ring"], [], ["unset", "MAX_CTAS4"]),
+        (["NCCL_BUFFSIZE=1,2"], [], ["BUFFSIZE1", "BUFFSIZE2"]),
+        (["MODE=fast,slow"], [], ["MODE_fast", "MODE_slow"]),
+        # What is fit for no file name; what became equal is numbered.
+        (["CCL_ALLREDUCE=ring:0-8;direct:9-max,ring"], [], ["ring-0-8-direct-9-max", "ring"]),
+        ([], ["host=a:b,a;b"], ["host_a-b", "host_a-b_2"]),
+        ([r"DEVICES=0\,1,2\,3"], [], ["DEVICES0+1", "DEVICES2+3"]),
+    ],
+)  # fmt: skip
+def test_names(variables, axes, expected):
+    assert names(variables, axes) == expected
+
+
+def test_a_comma_in_a_value():
+    assert split_values(r"0\,1,2") == ["0,1", "2"]
+    assert variable_dimension(r"CUDA_VISIBLE_DEVICES=0\,1")[0].variables == {
+        "CUDA_VISIBLE_DEVICES": "0,1"
+    }
+
+
+def test_libraries_and_environments(tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", "/old.so")
+    for folder in ("a", "b"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+        (tmp_path / folder / "libnccl.so").touch()
+        (tmp_path / folder / "bin" / "python").touch()
+    a, b = axis_dimension(f"library={tmp_path}/a/libnccl.so,{tmp_path}/b/libnccl.so")
+    assert (a.name, b.name) == ("a-libnccl.so", "b-libnccl.so")
+    assert a.variables == {"LD_PRELOAD": f"{tmp_path}/a/libnccl.so /old.so"}
+    a, b = axis_dimension(f"venv={tmp_path}/a,{tmp_path}/b", {"PATH": "/bin"})
+    assert a.name == "a" and b.axes == {"venv": f"{tmp_path}/b"}
+    assert b.variables == {
+        "VIRTUAL_ENV": f"{tmp_path}/b",
+        "PATH": f"{tmp_path}/b/bin:/bin",
+        "PYTHONHOME": None,
+    }
+
+
+def test_names_fit_for_files():
+    values = [letter * 100 for letter in "ab"]
+    axes = [f"{name}={','.join(values)}" for name in "xyzw"]
+    found = names(axes=axes)
+    assert len(set(found)) == 16
+    assert max(map(len, found)) < 160
+
+
+def test_blocks_are_shuffled_by_the_seed_and_may_be_added():
+    def order(launches, seed):
+        axes = ["n=1,2,3,4,5,6"]
+        plan, _ = make_plan([*MODULE, "{n}"], axes=axes, launches=launches, seed=seed)
+        return [job.key for job in plan.jobs()]
+
+    three = order(3, seed=7)
+    assert len(three) == len(set(three)) == 18
+    blocks = [three[n : n + 6] for n in (0, 6, 12)]
+    assert [{launch for _, launch in block} for block in blocks] == [{1}, {2}, {3}]
+    assert len({tuple(cell for cell, _ in block) for block in blocks}) > 1
+    assert order(2, seed=7) == three[:12]
+    assert order(3, seed=8) != three
+
+
+def test_the_command_of_a_launch(tmp_path):
+    words = [*MODULE, "--sizes", "{size}", "-n{n}"]
+    plan, _ = make_plan(words, ["NCCL_ALGO=,Ring"], ["size=8,1K", "n=1"])
+    job = next(job for job in plan.jobs() if job.cell.name == "Ring-size1K")
+    words = plan.words(job, tmp_path / "x.jsonl", {"size": "1K", "n": "1"})
+    assert words == [
+        *MODULE, "--sizes", "1K", "-n1", "--output", f"{tmp_path}/x.jsonl",
+        "--label", "cell=Ring-size1K", "--label", "launch=1", "--label", "size=1K",
+        "--label", "n=1",
+    ]  # fmt: skip
+    env = {"NCCL_ALGO": "Tree", "HOME": "/h"}
+    assert plan.environment(job.cell, env) == {"NCCL_ALGO": "Ring", "HOME": "/h"}
+    auto = next(job for job in plan.jobs() if job.cell.name == "auto-size8")
+    assert plan.environment(auto.cell, env) == {"HOME": "/h"}
+
+
+def test_a_line_that_can_be_typed():
+    assert command_line(["a b", "c"], {"X": "1;2", "Y": None}) == "env -u Y X='1;2' 'a b' c"
+    assert command_line(["a"], {}) == "a"
+
+
+def test_dry_run(in_tmp_path, capsys):
+    options = ["--env", "NCCL_ALGO=,Ring", "--launches", "1", "-o", "D", "--dry-run"]
+    assert main(["matrix", *options, "--", "python", "-m", "torchcoll.allreduce"]) == 0
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == [
+        "NCCL_ALGO=Ring python -m torchcoll.allreduce --output D/Ring-1.jsonl "
+        "--label cell=Ring --label launch=1",
+        "env -u NCCL_ALGO python -m torchcoll.allreduce --output D/auto-1.jsonl "
+        "--label cell=auto --label launch=1",
+    ]
+    assert err == "2 cells x 1 launch = 2, in this order:\n"
+    assert list(in_tmp_path.iterdir()) == []
+
+
+def test_what_is_told_beforehand(monkeypatch, in_tmp_path, capsys):
+    monkeypatch.setenv("NCCL_PROTO", "LL")
+    options = ["--env", "NCCL_BUFSIZE=1,2", "--env", "FOO=1", "-o", "D", "--dry-run"]
+    assert main(["matrix", *options, "--launches", "1", "--", *MODULE]) == 0
+    out, err = capsys.readouterr()
+    assert err.splitlines()[:3] == [
+        "torchcoll: note: NCCL_PROTO=LL is in the environment: it is forced in every cell",
+        "torchcoll: note: no library reads NCCL_BUFSIZE: is NCCL_BUFFSIZE meant?",
+        "torchcoll: note: FOO: result files do not keep it, so whether it reaches the ranks is "
+        "not checked",
+    ]
+    # Its file would not tell it otherwise.
+    assert out.count("--label FOO=1") == 2
+
+
+ON_RANKS = "-m torchcoll.allreduce"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            f"-o D -- python {ON_RANKS} {{nproc}}",
+            "command: got {nproc}, expected placeholders that have an axis. --axis nproc=V1,V2",
+        ),
+        (
+            f"-o D --axis nproc=1 -- python {ON_RANKS}",
+            "axis nproc: got no {nproc} in the command, expected a placeholder for it. Without "
+            "one all its cells would measure the same.",
+        ),
+        (
+            f"-o D --axis n=1,1 -- python {ON_RANKS} {{n}}",
+            "axis n: got 1 twice, expected each value once: cells would be equal",
+        ),
+        (
+            f"-o D --env A=,,1 -- python {ON_RANKS}",
+            "env A: got unset twice, expected each value once: cells would be equal",
+        ),
+        (
+            f"-o D --env A=1 --env A=2 -- python {ON_RANKS}",
+            "matrix: got A twice, expected each variable and each axis once",
+        ),
+        (
+            f"-o D --env NCCL_ALGO=ring --preset nccl-algorithms --nccl-version 2.27 "
+            f"-- python {ON_RANKS}",
+            "matrix: got NCCL_ALGO twice, expected each variable and each axis once",
+        ),
+        (
+            f"-o D --env A -- python {ON_RANKS}",
+            "env: got A, expected NAME=V1,V2. NAME=,V1 leaves it unset first; \\, is a comma in a "
+            "value.",
+        ),
+        (
+            f"-o D --axis 2=A -- python {ON_RANKS}",
+            "axis: got 2=A, expected name=V1,V2. \\, is a comma in a value.",
+        ),
+        (
+            f"-o D --axis n= -- python {ON_RANKS} {{n}}",
+            "axis n: got an empty text, expected values that are not empty",
+        ),
+        (
+            f"-o D --axis cell=1 -- python {ON_RANKS} {{cell}}",
+            "axis: got cell, expected another name than cell and launch",
+        ),
+        (
+            f"-o D --axis library=x.so -- python {ON_RANKS}",
+            "axis library: got x.so, expected the absolute path of a shared library",
+        ),
+        (
+            f"-o D --axis venv=/nowhere -- python {ON_RANKS}",
+            "axis venv: got /nowhere, expected the absolute path of a folder with bin/python",
+        ),
+        (
+            f"-o D --env NCCL_ALGO=Ring,Teer -- python {ON_RANKS}",
+            "env NCCL_ALGO: got Teer, expected words that NCCL knows. It does not know 'teer'.",
+        ),
+        (
+            f"-o D --env NCCL_PROTO=allreduce:LL;x:LL -- python {ON_RANKS}",
+            "env NCCL_PROTO: got allreduce:LL;x:LL, expected words that NCCL knows. It does not "
+            "know 'x'.",
+        ),
+        (
+            f"-o D --env NCCL_ALGO=,Ring -- python {ON_RANKS} -c 0",
+            "command: got -c 0, expected verification, where NCCL_ALGO is forced. A forced "
+            "algorithm may be wrong where the library would not have chosen it.",
+        ),
+        (
+            f"-o D --env CCL_ALLREDUCE=ring -- python {ON_RANKS} --check=0",
+            "command: got -c 0, expected verification, where CCL_ALLREDUCE is forced. A forced "
+            "algorithm may be wrong where the library would not have chosen it.",
+        ),
+        (f"-o D -- nosuchrun {ON_RANKS}", "command: got nosuchrun, expected a program in PATH"),
+        (
+            f"-o D -- /no/such/run {ON_RANKS}",
+            "command: got /no/such/run, expected a program that exists and can be run",
+        ),
+        (
+            "-o D -- sleep 1",
+            "command: got sleep 1, expected a module of torchcoll in it, or a script that passes "
+            "its arguments on to one. Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
+        ),
+        (
+            "-o D",
+            "command: got none, expected a launch of torchcoll behind --. Such as: -- torchrun "
+            "--nproc-per-node 2 -m torchcoll.allreduce",
+        ),
+        (
+            f"-- python {ON_RANKS}",
+            "output: got none, expected a folder for the results. Name one with -o DIR.",
+        ),
+        (
+            f"-o D -- python {ON_RANKS} -J x",
+            "command: got --output x, expected no --output: a matrix sets it",
+        ),
+        (
+            f"-o D -- python {ON_RANKS} --no-output",
+            "command: got --no-output, expected no --no-output: a matrix sets it",
+        ),
+        (
+            f"-o D -- python {ON_RANKS} --label launch=3",
+            "command: got --label launch=3, expected other labels: a matrix sets these",
+        ),
+        (
+            f"-o D --launches 0 -- python {ON_RANKS}",
+            "launches: got 0, expected a whole number from 1 on",
+        ),
+        (
+            f"-o D --seed x -- python {ON_RANKS}",
+            "seed: got x, expected a whole number from 0 on",
+        ),
+        (
+            f"-o D --cell-timeout 0 -- python {ON_RANKS}",
+            "cell-timeout: got 0, expected a number from 0.1 on",
+        ),
+        (
+            f"-o /dev/null/D -- python {ON_RANKS}",
+            "output: got /dev/null/D, expected a folder that can be written (Not a directory)",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_input(words, line, in_tmp_path, capsys):
+    assert main(["matrix", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"torchcoll: error: {line}\n")
+    assert list(in_tmp_path.iterdir()) == []

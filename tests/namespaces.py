@@ -1,0 +1,146 @@
+"""Hosts on one machine: network namespaces on one bridge, each behind a link that can be shaped."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+
+from torchcoll.core.result import Run
+
+CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS = 0x40000000, 0x04000000, 0x00020000
+MS_SLAVE_ALL = 1 << 19 | 1 << 14  # MS_SLAVE | MS_REC
+DEVICE = "v0"  # inside of each namespace
+_PATH = f"/usr/sbin:/sbin:{os.environ.get('PATH', '')}"
+
+
+class NoNamespaces(Exception):
+    """This machine gives none; the text says what is missing."""
+
+
+def _run(*words: str) -> int:
+    env = {**os.environ, "PATH": _PATH}
+    try:
+        return subprocess.run(words, env=env, capture_output=True, timeout=20).returncode
+    except OSError:
+        return 127
+
+
+class Hosts:
+    """``count`` namespaces, host i with the address 10.78.0.(i + 1)."""
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"tc{os.getpid()}h{index}" for index in range(count)]
+        self.switch = f"tc{os.getpid()}sw"  # where the bridge is
+
+    @staticmethod
+    def address(index: int) -> str:
+        return f"10.78.0.{index + 1}"
+
+    def shape(self, index: int, mbit: float) -> None:
+        """Both ends of this host's link: at most so many Mbit/s either way."""
+        rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "50ms")
+        for where, device in ((self.names[index], DEVICE), (self.switch, f"b{index}")):
+            if _run("tc", "-n", where, "qdisc", "replace", "dev", device, *rate):
+                raise NoNamespaces("no token-bucket filter (sch_tbf)")
+
+    @contextlib.contextmanager
+    def busy(self, index: int) -> Iterator[None]:
+        """A neighbour that sends on this host's link: delay, where no kernel module gives one.
+
+        Its socket's buffer stands in the queue of the link all the time, and it takes a share. The
+        bridge is the receiver, so that no other link is loaded.
+        """
+        pid = os.fork()
+        if not pid:
+            try:
+                self.enter(index)
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+                    sender.connect((self.address(99), 9))
+                    while True:
+                        with contextlib.suppress(OSError):
+                            sender.send(bytes(1400))
+            finally:
+                os._exit(1)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def enter(self, index: int) -> None:
+        """This process is on that host from now on, with a host name of its own."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.names[index]}") as file:
+            failed = libc.setns(file.fileno(), CLONE_NEWNET)
+        failed = failed or libc.unshare(CLONE_NEWUTS | CLONE_NEWNS)
+        # As `ip netns exec` does: sysfs shows the interfaces of where it was mounted.
+        failed = failed or libc.mount(b"", b"/", b"none", MS_SLAVE_ALL, None)
+        failed = failed or libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None)
+        if failed:
+            raise OSError(ctypes.get_errno(), "entering a namespace")
+        socket.sethostname(f"h{index}")
+
+    def environment(self, rank: int) -> dict[str, str]:
+        return {"MASTER_ADDR": self.address(0), "GLOO_SOCKET_IFNAME": DEVICE}
+
+
+@contextlib.contextmanager
+def hosts(count: int, mbit: float) -> Iterator[Hosts]:
+    """Made, each link shaped, and taken away. Raises NoNamespaces."""
+    if os.geteuid():
+        raise NoNamespaces("not root")
+    made = Hosts(count)
+    try:
+        for name in (made.switch, *made.names):
+            if _run("ip", "netns", "add", name):
+                raise NoNamespaces("no network namespaces")
+        bridge = made.switch
+        if _run("ip", "-n", bridge, "link", "add", "br0", "type", "bridge"):
+            raise NoNamespaces("no bridge")
+        _run("ip", "-n", bridge, "addr", "add", f"{made.address(99)}/32", "dev", "br0")
+        _run("ip", "-n", bridge, "link", "set", "br0", "up")
+        for index, name in enumerate(made.names):
+            peer = ("type", "veth", "peer", f"b{index}", "netns", bridge)
+            if _run("ip", "link", "add", DEVICE, "netns", name, *peer):
+                raise NoNamespaces("no veth")
+            _run("ip", "-n", bridge, "link", "set", f"b{index}", "master", "br0", "up")
+            _run("ip", "-n", name, "addr", "add", f"{made.address(index)}/24", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                _run("ip", "-n", name, "link", "set", device, "up")
+        for index in range(count):
+            made.shape(index, mbit)
+        yield made
+    finally:
+        for name in (made.switch, *made.names):
+            _run("ip", "netns", "del", name)
+
+
+# The three cases of the search for a culprit, used by tests/launch and tests/benchmarks.
+COUNT, MBIT = 6, 200.0
+ARGUMENTS = "--sizes 128K -n 5 -c 0"
+KINDS = ("slow", "busy", "none")  # a link at 60 % of the others, a neighbour on it, nothing
+
+
+@contextlib.contextmanager
+def trouble(made: Hosts, kind: str, culprit: int) -> Iterator[None]:
+    """What is wrong with host ``culprit`` for a while."""
+    if kind == "slow":
+        made.shape(culprit, 0.6 * MBIT)
+    try:
+        with made.busy(culprit) if kind == "busy" else contextlib.nullcontext():
+            yield
+    finally:
+        if kind == "slow":
+            made.shape(culprit, MBIT)
+
+
+def named(run: Run) -> list[str]:
+    """The hosts that a run of torchcoll.pairs accuses; both ends of links, with a dash."""
+    events = [event for event in run.events if event["kind"] == "suspect"]
+    return [event.get("host") or "-".join(event["link"]) for event in events]

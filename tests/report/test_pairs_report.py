@@ -1,0 +1,140 @@
+"""Heat tables of many ranks, and every form of the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+
+import pytest
+
+from torchcoll.core.case import Case
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.report.pairs import show_pairs
+
+
+def pairs_run(ranks, slow, per_host=1, size=1 << 20):
+    """1 MiB in 0.1 ms (10.486 GB/s), pairs of ``slow`` at a half; no scatter."""
+    run = Run(header={"ranks": ranks, "run_id": "abc"}, end={"status": "complete"})
+    run.members = [{"rank": r, "host": f"n{r // per_host}"} for r in range(ranks)]
+    for a, b in itertools.combinations(range(ranks), 2):
+        factor = 2 if slow in (a, b) else 1
+        for nbytes, root, ns in ((8, None, 5000), *((size, r, 100_000) for r in (None, 0, 1))):
+            case = Case("sendrecv", nbytes, "float32", None, root, False, "isolated", "g", "cpu")
+            case = Case.from_json(case.to_json() | {"group": f"pair/{a}-{b}"})
+            times = {"host": [[ns * (factor if nbytes > 8 else 1)] * 3] * 2}
+            result = CaseResult(case, "ok", 2, nbytes=nbytes, time_ns=times, members=[a, b])
+            run.results.append(result)
+    return run
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def shown(run, format="table", out=None, **options):
+    out = out or io.StringIO()
+    assert show_pairs(run, format, file=out, **options) is True
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def small():
+    return pairs_run(5, slow=3)
+
+
+@pytest.fixture(scope="module")
+def large():
+    return pairs_run(40, slow=7)
+
+
+def test_up_to_twelve_the_cells_are_figures(small):
+    lines = shown(small).splitlines()
+    first = lines.index("rank       0       1       2      3       4")
+    assert lines[first + 1] == "   0          10.486  10.486  5.243  10.486"
+    assert lines[first + 4] == "   3   5.243   5.243   5.243          5.243"
+    assert "   3  n3    5.000 us      5.243      5.243      5.243" in lines
+
+
+def test_the_conclusion(small):
+    text = shown(small)
+    half = "both ways 50 %, 4 of 4 pairs slow, not checked alone"
+    assert f"SUSPECT rank 3 (n3): of the others' speed {half}" in text
+    assert "largest group without them: 4 ranks, ranks 0-2,4" in text
+
+
+def test_beyond_they_are_shades(large):
+    text = shown(large)
+    assert text.isascii()
+    rows = [line for line in text.splitlines() if line.endswith("|")]
+    assert len(rows) == 40
+    # Two characters a rank; a pair of rank 7 lies below 60 % of the median, and not below 40 %.
+    assert rows[0].split("|")[1] == "\\\\" + " " * 12 + "xx" + " " * 64
+    assert rows[7].split("|")[1] == "x" * 14 + "\\\\" + "x" * 64
+    assert "x below 60 %" in text
+
+
+@pytest.mark.parametrize(("width", "each"), [(200, 2), (80, 1)])
+def test_a_terminal_has_darker_shades_in_its_width(large, monkeypatch, width, each):
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = shown(large, out=Terminal())
+    rows = [line for line in text.splitlines() if line.rstrip().endswith("|")]
+    assert len(rows) == 40
+    assert "▓" * each in rows[0]
+    assert max(map(len, rows)) <= width
+
+
+def test_of_very_many_the_slowest_rows():
+    run = pairs_run(70, slow=7)
+    text = shown(run)
+    rows = [line for line in text.splitlines() if line.endswith("|")]
+    assert len(rows) == 16
+    assert [row.split()[0] for row in rows][:8] == [str(rank) for rank in range(8)]
+    assert "the slowest 16 of 70 ranks" in text
+
+
+def test_more_ranks_than_columns_are_merged(large, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = shown(large, out=Terminal())
+    assert "each character: the slowest of 2 ranks" in text.replace("\n  ", " ")
+
+
+def test_markdown_csv_and_json(small):
+    text = shown(small, "markdown")
+    assert "| 3 | n3 | 5.000 us | 5.243 | 5.243 | 5.243 |" in text
+    rows = list(csv.DictReader(io.StringIO(shown(small, "csv"))))
+    assert len(rows) == 10 * 4
+    (row,) = [r for r in rows if (r["kind"], r["first"], r["second"]) == ("one way", "3", "1")]
+    assert (row["median_ns"], row["gbps"], row["first_host"]) == ("200000.0", "5.24288", "n3")
+    data = json.loads(shown(small, "json"))
+    (one,) = data["suspects"]
+    assert (one["what"], one["units"], one["hosts"], one["stands"]) == ("rank", [3], ["n3"], True)
+    assert {e["kind"] for e in one["evidence"]} == {"both ways", "sending", "receiving"}
+    assert data["largest_group"] == [0, 1, 2, 4]
+
+
+def test_what_two_and_three_can_say():
+    out = io.StringIO()
+    assert show_pairs(pairs_run(2, slow=0), file=out) is False
+    assert "one pair: there is nothing to compare it with" in out.getvalue()
+    out = io.StringIO()
+    assert show_pairs(pairs_run(3, slow=None), file=out) is False
+    assert "with three there are two other pairs to compare each with" in out.getvalue()
+
+
+def test_what_is_missing_is_said(small):
+    cut = Run(header=small.header, members=small.members, results=small.results[:8])
+    out = io.StringIO()
+    show_pairs(cut, file=out)
+    assert "not complete: 2 of 10 pairs" in out.getvalue()
+    assert "?" in out.getvalue()
+
+
+def test_an_unknown_format(small):
+    with pytest.raises(UsageError, match="format: got html, expected one of table, markdown"):
+        show_pairs(small, "html")

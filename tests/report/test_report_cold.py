@@ -1,0 +1,82 @@
+"""Starts and curves over ranks on terminals: nothing is cut, whatever the width."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import Terminal, case, result, run
+
+from torchcoll.analysis.cold import cold
+from torchcoll.analysis.scaling import scaling
+from torchcoll.report.cold import show_cold
+from torchcoll.report.comparison import ratio_text
+from torchcoll.report.grid import Head, filled
+from torchcoll.report.kinds import kind_texts
+from torchcoll.report.notes import runs_lines
+from torchcoll.report.scaling import show_scaling
+
+
+def launches():
+    """Two launches of a job on each of 2, 4 and 8 ranks; a later case that is cold again."""
+    later = {"case": case(nbytes=8), "cold": (90_000_000, 1_000_000, 1_000_000), "ordinal": 20}
+    return [
+        run(
+            result(ranks, (5_000_000 * ranks, 2_000_000, 1_000_000)),
+            result(ranks, **later),
+            ranks=ranks,
+            header={"run_id": f"launch-{ranks}-{k}", "job_id": str(ranks), "start_utc": str(k)},
+        )
+        for ranks in (2, 4, 8)
+        for k in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("what", ["cold", "scaling"])
+def test_nothing_is_cut(what, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    if what == "cold":
+        show_cold([cold(launches())], file=terminal)
+        words = ["launch-8-2", "90.00 ms", "2 of 2", "2nd launch", "unclear", "import torch"]
+    else:
+        show_scaling([scaling(launches())], file=terminal)
+        words = ["time to first result", "busbw", "constant (90 % within 10 %)", "off by"]
+    shown = terminal.text()
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "wider terminal" not in shown
+    assert [word for word in words if word not in shown] == []
+
+
+def test_columns_that_nothing_fills_are_left_out():
+    columns = [(Head("a"), str), (Head("b"), lambda n: "-"), (Head("c"), lambda n: "-" * (n > 1))]
+    grid = filled(columns, [1, 2], above=["above"], below=["below"])
+    assert ([head.first for head in grid.heads], grid.rows) == (["a", "c"], [["1", ""], ["2", "-"]])
+    assert (grid.above, grid.below) == (["above"], ["below"])
+    assert filled(columns, [], above=["above"]).above == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(None, "-"), (0.98, "0.980"), (99.5, "99.500"), (123.46, "123.5"), (29000.4, "29000")],
+)
+def test_ratios_have_no_powers_of_ten(ratio, text):
+    assert ratio_text(ratio) == text
+
+
+def test_a_kind_is_named_by_the_usual_and_by_what_differs():
+    common = {"collective": "all_reduce", "ranks": 4, "cadence": "isolated"}
+    kinds = [common | {"nbytes": n, "label=kernel": k} for n, k in ((8, "old"), (4096, "new"))]
+    assert kind_texts(kinds) == [
+        "all_reduce, 8 bytes, 4 ranks, kernel old",
+        "all_reduce, 4K, 4 ranks, kernel new",
+    ]
+
+
+def test_what_several_launches_tell_stands_once():
+    one, two, three = launches()[:3]
+    one.events = [{"kind": "warning", "message": "busy"}]
+    two.events = [{"kind": "warning", "message": "busy"}, {"kind": "warning", "message": "hot"}]
+    lines = ["2 of 3 launches: warning: busy", "launch-2-2: warning: hot"]
+    assert runs_lines([one, two, three]) == lines
+    assert runs_lines([one]) == ["warning: busy"]

@@ -1,0 +1,223 @@
+"""``torchcoll log``: tables, the other formats, and files that are no log."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+
+import pytest
+
+from torchcoll.cli import main
+
+RANK = "node{0}:1{0}:1{0} [0] NCCL INFO "
+START = "ncclCommInitRank comm 0x5{0} rank {0} nranks 2 cudaDev 0 busId 1a000 commId 0xa - Init "
+LINES = [
+    ("NCCL version 2.27.5+cuda12.9", 0),
+    ("NCCL_ALGO set by environment to Ring", 0),
+    (START + "START", 0),
+    (START + "START", 1),
+    ("comm 0x50 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0", 0),
+    ("Channel 00/02 : 0 1", 0),
+    ("Channel 01/02 : 0 1", 0),
+    ("Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1", 0),
+    ("Trees [0] -1/-1/-1->1->0 [1] -1/-1/-1->1->0", 1),
+    ("Pattern 4, crossNic 0, nChannels 2, bw 12.0/12.0, type LOC/PIX, sameChannels 1", 0),
+    ("  Algorithm   |              Ring               |", 0),
+    ("    AllReduce |   16.6/   1.2 |  31.0/   0.0 |  36.4/   2.4 |", 0),
+    ("2 coll channels, 2 collnet channels, 0 nvls channels, 2 p2p channels", 0),
+    (START + "COMPLETE", 0),
+    (START + "COMPLETE", 1),
+    (
+        "Init timings - ncclCommInitRank: rank {0} nranks 2 total 0.3{0} (kernels 0.01, "
+        "alloc 0.02, bootstrap 0.25, allgathers 0.00, topo 0.00, graphs 0.00, "
+        "connections 0.03, rest 0.00)",
+        1,
+    ),
+    ("Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA", 0),
+    ("AllGather: 1024 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}", 0),
+    ("AllGather: 4096 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..1}}", 0),
+    ("AllGather: 65536 Bytes -> Algo RING proto SIMPLE channel{{Lo..Hi}}={{0..1}}", 0),
+]
+TEXT = "".join((RANK + text).format(rank) + "\n" for text, rank in LINES)
+WARNING = "\n[2026-11-20 15:39:39] node0:10:10 [0] x.cc:9 NCCL WARN No memory\n"
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").write_text(TEXT + WARNING)
+    return "a.log"
+
+
+def test_the_whole_table(log, capsys):
+    assert main(["log", log]) == 0
+    out = capsys.readouterr()
+    assert out.err == ""
+    assert [line.rstrip() for line in out.out.splitlines()] == [
+        "NCCL 2.27.5+cuda12.9: 2 processes on 2 hosts (node0 node1), 2 ranks",
+        "set by the environment: NCCL_ALGO=Ring",
+        "",
+        "communicator  made by           ranks  nodes     init    on  largest           channels  "
+        "     p2p  state",
+        "                                              slowest  rank  part of it                  "
+        "channels",
+        "           0  ncclCommInitRank      2      2   310 ms     1  bootstrap 250 ms         2  "
+        "       2  complete",
+        "",
+        "init: 'Init timings' of the slowest rank that the log has",
+        "",
+        "communicator  channels  ring",
+        "           0  0-1       0 1",
+        "",
+        "communicator  channels  root of  depth",
+        "                           tree",
+        "           0  0-1             0      1",
+        "",
+        "communicator  graph  channels  in a node    between  types",
+        "                               GB/s each  GB/s each",
+        "           0  ring          2     12.000     12.000  LOC/PIX",
+        "",
+        "what the search of the topology found; NCCL may make several channels of one",
+        "",
+        "transport      connections  pairs of",
+        "                               ranks",
+        "NET/IB/GDRDMA            1         1",
+        "",
+        "a line of the log each: a connection between hosts is told at both of its ends",
+        "",
+        "communicator  function   algorithm  protocol   latency  algbw",
+        "                                                         GB/s",
+        "           0  AllReduce  RING       LL        16.60 us  1.200",
+        "           0  AllReduce  RING       SIMPLE    36.40 us  2.400",
+        "",
+        "what NCCL's cost model expects; a combination that is not here is not to be used",
+        "",
+        "chosen for  sizes     algorithm/protocol  channels  calls",
+        "AllGather   1K to 4K  RING/LL               1 to 2      2",
+        "AllGather   64K       RING/SIMPLE                2      1",
+        "",
+        "sizes of AllGather and ReduceScatter are per rank here, as this version logs them",
+        "",
+        "warning: No memory (x.cc:9)",
+        "",
+        "a.log: 22 lines: 21 understood, 1 of other programs",
+    ]
+
+
+def test_json_has_numbers_and_all_of_it(log, capsys):
+    assert main(["log", log, "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "torchcoll-log/1"
+    (job,) = document["jobs"]
+    assert job["communicators"][0]["largest_part_s"] == 0.25
+    assert job["rings"] == [{"communicator": 0, "channels": "0-1", "order": [0, 1], "whole": True}]
+    assert job["choices"][0] == {
+        "function": "AllGather",
+        "low": 1024,
+        "high": 4096,
+        "unit": "bytes",
+        "size_basis": "per rank",
+        "sizes": 2,
+        "choice": ["RING/LL"],
+        "channels": [1, 2],
+        "calls": 2,
+    }
+    assert job["warnings"] == [{"text": "No memory (x.cc:9)", "count": 1}]
+    (file,) = document["files"]
+    assert (file["lines"], file["understood"], file["other"]) == (22, 21, 1)
+
+
+def test_csv_names_the_table_of_each_row(log, capsys):
+    assert main(["log", log, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    tables = ["communicators", "rings", "trees", "graphs", "transports", "tuning", "choices"]
+    assert list(dict.fromkeys(row["table"] for row in rows)) == tables
+    assert [row["choice"] for row in rows if row["table"] == "choices"] == [
+        "RING/LL",
+        "RING/SIMPLE",
+    ]
+
+
+def test_markdown(log, capsys):
+    assert main(["log", log, "--format", "markdown"]) == 0
+    assert "| AllGather | 64K | RING/SIMPLE | 2 | 1 |\n" in capsys.readouterr().out
+
+
+def test_several_jobs_packed_files_folders_and_oneccl(log, tmp_path, capsys):
+    folder = tmp_path / "b.logs"
+    folder.mkdir()
+    for rank in (0, 1):
+        own = "".join((RANK + t).format(r) + "\n" for t, r in LINES if r == rank)
+        own = own.replace("commId 0xa", "commId 0xb").replace("node", "other")
+        (folder / f"nccl-rank{rank}.log.gz").write_bytes(gzip.compress(own.encode()))
+    ccl = "2026:11:20-10:39:35:( 8707) |CCL_DEBUG| selected algo: coll bcast, count 4, algo ring\n"
+    (tmp_path / "c.txt").write_text(ccl)
+    assert main(["log", log, "b.logs", "c.txt"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("job ")] == [
+        "job 0: a.log",
+        "job 1: b.logs/nccl-rank0.log.gz b.logs/nccl-rank1.log.gz",
+        "job 2: c.txt",
+    ]
+    assert "NCCL 2.27.5+cuda12.9: 2 processes on 2 hosts (other0 other1), 2 ranks" in lines
+    assert "bcast       4      ring                    1" in lines
+    assert "sizes are counts of elements, as oneCCL logs them" in lines
+
+
+def test_a_long_ring_and_one_that_the_log_cuts(tmp_path, capsys):
+    """Up to 2.23 only the first ranks of a ring are printed."""
+    order = " ".join(map(str, range(100)))
+    lines = [
+        START.format(0).replace("nranks 2", "nranks 100") + "START",
+        f"Channel 00/02 : {order}",
+        "Channel 01/02 : 0 2 1",
+    ]
+    path = tmp_path / "ring.log"
+    path.write_text("".join(f"n:1:1 [0] NCCL INFO {line}\n" for line in lines))
+    assert main(["log", str(path)]) == 0
+    rings = [line for line in capsys.readouterr().out.splitlines() if "..." in line]
+    assert [ring.split()[-2:] for ring in rings] == [["63", "..."], ["1", "..."]]
+
+
+def test_the_folder_of_results(log, tmp_path, capsys):
+    (tmp_path / "D" / "ring-1.jsonl.logs").mkdir(parents=True)
+    (tmp_path / "D" / "ring-1.jsonl").write_text("{}\n")
+    assert main(["log", "D"]) == 3
+    expected = "torchcoll: error: log: got D, expected a file, or a folder with logs. A run with "
+    assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
+    (tmp_path / log).rename(tmp_path / "D" / "ring-1.jsonl.logs" / "rank0.log")
+    assert main(["log", "D"]) == 0
+    out, err = capsys.readouterr()
+    assert "NCCL 2.27.5" in out and err == ""
+
+
+def test_files_that_are_no_log(log, tmp_path, capsys):
+    (tmp_path / "b.txt").write_text("The NCCL backend is used.\n|CCL_| is a bar.\n")
+    (tmp_path / "empty").mkdir()
+    assert main(["log", "b.txt", log, "none.log"]) == 3
+    out = capsys.readouterr()
+    assert out.err.splitlines() == [
+        "torchcoll: error: log: got b.txt, expected lines of NCCL, RCCL or oneCCL. A run with "
+        "--library-log writes such a log.",
+        "torchcoll: error: log: got none.log, expected a file that exists",
+    ]
+    assert "NCCL 2.27.5" in out.out  # the other is shown
+    assert main(["log", "empty"]) == 3
+    expected = (
+        "torchcoll: error: log: got empty, expected a file, or a folder with logs. A run with "
+    )
+    assert capsys.readouterr().err == f"{expected}--library-log writes such a log.\n"
+    assert main(["log", log, "--format", "xml"]) == 2
+    expected = "torchcoll: error: format: got xml, expected one of table, markdown, csv, json"
+    assert capsys.readouterr().err.splitlines() == [expected]
+
+
+def test_a_packed_file_that_is_cut(tmp_path, capsys):
+    path = tmp_path / "cut.log.gz"
+    path.write_bytes(gzip.compress((TEXT * 50).encode())[:-9])
+    assert main(["log", str(path)]) == 0
+    out = capsys.readouterr()
+    assert out.err.startswith(f"torchcoll: warning: {path}: cut off or damaged: ")
+    assert "chosen for" in out.out

@@ -1,0 +1,365 @@
+"""The verdict: its words and its sentence, for shares and sizes chosen by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from judged import COMPLETE, GIB, MIB, case_of, launch
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import CaseResult, Choice, Run, Verification
+from torchcoll.report.text import show
+from torchcoll.verdict.judge import judge
+
+SXM = {"nvlinks": 18, "to_switch": True}
+LINKS = "(18 links x 20.6 GB/s, NCCL topo.h)"
+RING = f"of the ring limit of nvswitch-h200 {LINKS}"
+NVLS = "WARN NVLS apparently not in use, would allow about 475 GB/s"
+
+
+def line(*results, **how):
+    return judge(launch(*results, **(SXM | how))).line
+
+
+def test_the_sentence():
+    # 370.8 GB/s x 99.5 % are 368.946.
+    assert (
+        line(case_of(368.946))
+        == f"PASS 368.9 GB/s busbw at 1G, 99.5 % {RING}; {NVLS}; 1 case correct"
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "word"),
+    [
+        (1.02, "PASS"),
+        (0.901, "PASS"),
+        (0.899, "WARN"),
+        (0.751, "WARN"),
+        (0.749, "FAIL"),
+        (0.1, "FAIL"),
+    ],
+)
+def test_thresholds(share, word):
+    result = case_of(370.8 * share, "all_gather", op=None)
+    verdict = judge(launch(result, **SXM))
+    assert verdict.word == word
+    assert verdict.line.startswith(
+        f"{word} {370.8 * share:.4g} GB/s busbw at 1G, {100 * share:.1f} % "
+    )
+
+
+def test_the_largest_size_counts_and_of_it_the_best():
+    results = [
+        case_of(370, nbytes=512 * MIB),
+        case_of(340, nbytes=2 * GIB),
+        case_of(350, nbytes=2 * GIB, in_place=False),
+        case_of(9, nbytes=64 * MIB),
+    ]
+    assert line(*results).startswith(f"PASS 350 GB/s busbw at 2G, 94.4 % {RING}")
+
+
+def test_several_collectives():
+    gather = case_of(333, "all_gather", op=None)  # 89.8 %
+    scatter = case_of(360, "reduce_scatter")  # 97.1 %
+    reduce = case_of(365)  # 98.4 %
+    nvls = "WARN NVLS apparently not in use in all_reduce, would allow about 475 GB/s"
+    # Where all is well, all_reduce speaks.
+    assert line(scatter, reduce) == (
+        f"PASS 365 GB/s busbw at 1G of all_reduce, 98.4 % {RING}, 2 collectives at 97.1 % and "
+        f"more; {nvls}; 2 cases correct"
+    )
+    assert line(gather, scatter, reduce) == (
+        f"WARN 333 GB/s busbw at 1G of all_gather, 89.8 % {RING}, the lowest of 3 collectives; "
+        f"{nvls}; 3 cases correct"
+    )
+    # What has no limit of this size, or at all, is not judged.
+    exotic = case_of(10, "all_to_all", op=None)
+    assert line(scatter, exotic).startswith(f"PASS 360 GB/s busbw at 1G, 97.1 % {RING}; 2 cases")
+
+
+def test_nvls():
+    used = case_of(470)
+    text = "of the NVLS limit of nvswitch-h200 (measured on eight H200, NVIDIA/nccl-tests#272)"
+    assert line(used) == f"PASS 470 GB/s busbw at 1G, 98.9 % {text}; 1 case correct"
+    # The log knows: a slow NVLS is no good ring, and a ring is no NVLS.
+    slow = case_of(350, choices=[Choice("NVLS", "SIMPLE")])
+    assert line(slow) == f"FAIL 350 GB/s busbw at 1G, 73.7 % {text}; 1 case correct"
+    ring = case_of(350, choices=[Choice("RING", "LL128"), Choice("RING", "SIMPLE")])
+    assert line(ring) == (
+        f"PASS 350 GB/s busbw at 1G, 94.4 % {RING}; WARN NVLS not in use, would allow about "
+        "475 GB/s; 1 case correct"
+    )
+    for changed in ({"ranks": 4}, {"op": "prod"}, {"nbytes": 512 * MIB}):
+        assert "NVLS" not in line(case_of(350, **changed))
+
+
+def test_more_than_the_ring_below_the_size_of_nvls_is_no_less():
+    assert line(case_of(420, nbytes=512 * MIB)).startswith(
+        f"PASS 420 GB/s busbw at 512M, 113.3 % {RING}"
+    )
+
+
+def test_sizes_that_no_limit_holds_for():
+    held = "all_reduce from 256M and all_gather from 1G"
+    small = [case_of(99, nbytes=MIB), case_of(99, "all_gather", nbytes=MIB, op=None)]
+    assert line(*small) == (
+        f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 cases correct"
+    )
+    assert line(case_of(9, "sendrecv", op=None, ranks=2)).startswith(
+        "NO REFERENCE of nvswitch-h200 for these cases: it has limits for sendrecv from 1G;"
+    )
+    hyper = launch(case_of(9, "sendrecv", op=None), labels={"fabric": "pcie-gen4"})
+    assert judge(hyper).line.startswith(
+        "NO REFERENCE of pcie-gen4 for these cases: it has limits for all_reduce from 1G;"
+    )
+
+
+def test_gloo_beside_nccl_is_no_matter_of_the_links():
+    host = case_of(2, device="cpu", backend="gloo")
+    staged = case_of(3, device="cuda", backend="gloo")
+    assert line(host, staged, case_of(360)).startswith(f"PASS 360 GB/s busbw at 1G, 97.1 % {RING}")
+    assert line(host, staged).startswith(
+        "NO REFERENCE of nvswitch-h200 for these cases: they did not go through it"
+    )
+
+
+def test_several_hosts():
+    how = {"hosts": 2, "labels": {"fabric": "ib-ndr:8"}, "nvlinks": None, "to_switch": None}
+    whole = case_of(368.76, ranks=16)  # NVIDIA/nccl-tests#309
+    assert line(whole, device="NVIDIA H100 80GB HBM3", **how) == (
+        "PASS 368.8 GB/s busbw at 1G, 99.4 % of the ring limit of ib-ndr:8 (the NVLinks of a H100, "
+        "less than the interfaces of a node); 1 case correct"
+    )
+    assert line(whole, device="something", **how) == (
+        "PASS 368.8 GB/s busbw at 1G, 92.2 % of the ring limit of ib-ndr:8 (400 Gbit/s a rail); "
+        "1 case correct"
+    )
+    # Sub-groups share the rails: what each gets is no share of all.
+    parts = case_of(45, ranks=2, group="mod:8/0", members=[0, 8])
+    assert line(whole, parts, device="x", **how).startswith("PASS 368.8 GB/s")
+    assert line(parts, device="x", **how).startswith(
+        "NO REFERENCE of ib-ndr:8 for these cases: they did not go through it"
+    )
+
+
+def test_without_a_fabric():
+    none = {"nvlinks": None, "to_switch": None}
+    assert line(case_of(300), **none) == (
+        "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
+        "1 case correct"
+    )
+    host = case_of(2, device="cpu", backend="gloo")
+    assert line(host, device="AMD EPYC", **none) == (
+        "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN); 1 case "
+        "correct"
+    )
+    assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
+        "NO REFERENCE for gloo on cpu (torchcoll show has --fabric NAME and --against RUN)"
+    )
+
+
+def failed(status):
+    return CaseResult(case_of(1, nbytes=8).case, status, 8, "why")
+
+
+def test_nothing_that_was_communicated():
+    one = case_of(1, "broadcast", ranks=1, op=None, root=0)
+    assert line(one) == (
+        "NO REFERENCE one rank, no communication: times, but no bandwidth; 1 case correct"
+    )
+    fake = case_of(1, backend="fake", device="cpu", verification=None)
+    assert line(fake) == (
+        "NO REFERENCE fake backend, nothing was communicated: times, but no bandwidth"
+    )
+    assert line(case_of(1, rehearsal=True)) == (
+        "NO REFERENCE a rehearsal on one GPU: its bandwidth means nothing; 1 case correct"
+    )
+    assert line(failed("skipped")) == "NO REFERENCE no case has a result"
+
+
+def test_what_failed_is_a_fail_whatever_the_bandwidth():
+    wrong = case_of(365, status="wrong", verification=Verification(8, 3))
+    assert line(case_of(365), wrong) == (
+        f"FAIL 1 of 2 cases wrong: all_reduce 1G; PASS 365 GB/s busbw at 1G, 98.4 % {RING}; {NVLS}"
+    )
+    assert line(case_of(365), failed("oom"), failed("timeout")).startswith(
+        "FAIL 2 of 3 cases failed: the first all_reduce 8; PASS 365 GB/s"
+    )
+    # Nobody needs to hear that there is no reference for a run that failed.
+    assert line(failed("failed")) == "FAIL 1 of 1 case failed: all_reduce 8"
+    asked = replace(case_of(1).case, collective="barrier", nbytes=0)
+    assert line(CaseResult(asked, "failed", 8, "why")) == "FAIL 1 of 1 case failed: barrier"
+    # What was never to run is no failure.
+    assert judge(launch(case_of(365), failed("unsupported"), **SXM)).word == "WARN"
+
+
+def test_what_is_not_possible_is_a_fail():
+    # 450 GB/s and 5 % over one direction.
+    gather = case_of(480, "all_gather", op=None)
+    assert line(gather) == "FAIL 1 of 1 case implausible: busbw up to 480 GB/s, see the footnotes"
+    short = case_of(0.001, nbytes=8)
+    short.time_ns = {"host": [[1400] * 3] * 8}
+    assert line(short).startswith("FAIL 1 of 1 case implausible: busbw up to ")
+
+
+def test_how_the_run_ended():
+    def of(**how):
+        return judge(launch(**how)).line
+
+    assert of(end={"status": "interrupted", "reason": "SIGINT"}) == "FAIL interrupted by SIGINT"
+    assert of(end=None) == "FAIL the run did not end"
+    cut = "truncated: the file has no end record; in flight: all_reduce 8"
+    assert of(end=None, problems=["line 3: broken", cut]) == f"FAIL {cut}"
+    source = {"source": {"tool": "OSU"}}
+    assert of(end=None, header=source) == "NO REFERENCE no case has a result"
+
+
+def test_what_others_told():
+    hot = {"kind": "machine", "message": "GPU 3 of node7: throttled by power"}
+    slow = {"kind": "suspect", "message": "node7 is slow:\x1b 4 of 5 pairs", "host": "node7"}
+    other = {"kind": "warning", "message": "2 ranks share 1 core"}
+    run = launch(case_of(365), events=[hot, hot, other], **SXM)
+    verdict = judge(run)
+    assert verdict.word == "WARN"
+    assert f"; WARN {hot['message']}; 1 case correct" in verdict.line
+    assert "core" not in verdict.line
+    run.events.append(slow)
+    verdict = judge(run)
+    assert verdict.word == "FAIL"
+    assert verdict.line.startswith("FAIL node7 is slow:  4 of 5 pairs; PASS 365 GB/s")
+
+
+def test_many_events_are_counted_and_none_is_said_twice():
+    events = [{"kind": "machine", "message": f"GPU {n}: hot"} for n in range(5)]
+    run = launch(case_of(365), events=events, **SXM)
+    end = (
+        "WARN GPU 0: hot; WARN GPU 1: hot; WARN GPU 2: hot; WARN 2 more of the machine events above"
+    )
+    assert f"; {end}; 1 case correct" in judge(run).line
+    out = io.StringIO()
+    show(run, file=out)
+    assert out.getvalue().count("hot") == 5
+    assert "\nmachine: GPU 3: hot\nmachine: GPU 4: hot\nPASS 365 GB/s " in out.getvalue()
+
+
+def test_a_rank_with_fewer_links():
+    run = launch(case_of(365), **SXM)
+    run.members[2]["nvlinks"] = 16
+    assert "; WARN 16 NVLinks on rank 2, 18 on the others; " in judge(run).line
+
+
+def test_a_wrong_label_is_said_and_the_file_is_shown():
+    verdict = judge(launch(case_of(365), labels={"fabric": "nowhere"}, **SXM))
+    assert verdict.word == "WARN" and verdict.fabric is None
+    assert "; WARN label fabric: got nowhere, expected one of " in verdict.line
+    verdict = judge(launch(case_of(365), labels={"link_gbps": "fast"}, **SXM))
+    assert "; WARN label link_gbps: got 'fast', expected GB/s above 0; " in verdict.line
+    assert verdict.line.startswith("PASS ")
+
+
+def test_first_result():
+    cold = case_of(365, cold_ns=[[5_000_000]] * 8)
+    header = {"connects": "first call"}
+    assert line(cold, header=header, phases={"init_process_group": [9_000_000]}).endswith(
+        "; first result after 5.00 ms"
+    )
+    header = {"connects": "init_process_group"}
+    assert line(cold, header=header, phases={"init_process_group": [9_000_000]}).endswith(
+        "; first result after 14.0 ms"
+    )
+    assert "first result" not in line(cold, header={"connects": "before"})
+    # All sub-groups make their first call together.
+    other = case_of(365, cold_ns=[[7_000_000]] * 8, group="mod:2/1", members=[1, 3])
+    assert line(cold, other).endswith("; first result after 7.00 ms")
+
+
+def test_as_json():
+    verdict = judge(launch(case_of(365), **SXM))
+    document = json.loads(json.dumps(verdict.to_json()))
+    assert document == {
+        "word": "WARN",
+        "line": verdict.line,
+        "fabric": "nvswitch-h200",
+        "phrases": [
+            {"word": "PASS", "text": f"365 GB/s busbw at 1G, 98.4 % {RING}"},
+            {"word": "WARN", "text": NVLS.removeprefix("WARN ")},
+            {"word": "", "text": "1 case correct"},
+        ],
+    }
+
+
+def times(*milliseconds, **how):
+    results = []
+    for number, ms in enumerate(milliseconds):
+        result = case_of(1, nbytes=1024 << number)
+        result.time_ns = {"host": [[round(ms * 1e6)] * 3] * 8}
+        results.append(result)
+    return launch(*results, **how)
+
+
+@pytest.mark.parametrize(
+    ("new", "word", "middle", "worst"),
+    [
+        ((1, 1, 1), "PASS", "100.0", "100.0 % in all_reduce 1K (1.000 ms to 1.000 ms)"),
+        ((1.1, 1.1, 1.2), "PASS", "90.9", "83.3 % in all_reduce 4K (1.000 ms to 1.200 ms)"),
+        ((1, 1, 4), "WARN", "100.0", "25.0 % in all_reduce 4K (1.000 ms to 4.000 ms)"),
+        ((1.25, 1.25, 1), "WARN", "80.0", "80.0 % in all_reduce 1K (1.000 ms to 1.250 ms)"),
+        ((2, 1, 2), "FAIL", "50.0", "50.0 % in all_reduce 1K (1.000 ms to 2.000 ms)"),
+    ],
+)
+def test_against_another_run(tmp_path, new, word, middle, worst):
+    base = times(1, 1, 1)
+    base.path = tmp_path / "base.jsonl"
+    verdict = judge(times(*new), against=base)
+    assert verdict.line == (
+        f"{word} {middle} % of the speed of base.jsonl, the median of 3 cases in common, one "
+        f"launch each; at worst {worst}; 3 cases correct"
+    )
+    assert verdict.word == word
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "message"),
+    [
+        ({}, {"device": "NVIDIA H100"}, "devices NVIDIA H200, expected NVIDIA H100"),
+        ({"hosts": 2}, {}, "hosts 2, expected 1"),
+        (SXM, {**SXM, "nvlinks": 16}, "NVLinks 18, expected 16"),
+        (
+            {"labels": {"fabric": "ib-hdr:4"}},
+            {"labels": {"fabric": "ib-ndr:4"}},
+            "fabric ib-hdr:4, expected ib-ndr:4",
+        ),
+    ],
+)
+def test_against_a_run_of_another_fabric(base, new, message):
+    with pytest.raises(UsageError) as caught:
+        judge(times(1, **new), against=times(1, **base))
+    assert str(caught.value) == f"against: got {message}, as this run has"
+
+
+def test_against_a_run_with_nothing_in_common():
+    other = launch(case_of(1, "broadcast", op=None, root=0))
+    with pytest.raises(UsageError) as caught:
+        judge(times(1), against=other)
+    words = "expected a run that has a case in common with this one"
+    assert str(caught.value) == f"against: got the baseline, {words}"
+    # A figure that is not possible is no baseline.
+    fast = launch(case_of(480, "all_gather", op=None))
+    with pytest.raises(UsageError, match="a case in common"):
+        judge(launch(case_of(300, "all_gather", op=None)), against=fast)
+
+
+def test_one_reference_at_a_time(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        judge(times(1), "nvswitch-h200", against=times(1))
+    assert str(caught.value) == (
+        "against: got a run beside a fabric or rules, expected one of them"
+    )
+
+
+def test_a_run_of_python_is_complete():
+    assert judge(Run(results=[case_of(365)], end=COMPLETE)).word == "NO REFERENCE"

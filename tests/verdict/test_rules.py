@@ -1,0 +1,285 @@
+"""Rules: each number by its source, and every way in which a file of them can be wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from judged import GIB, MIB, case_of
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.hardware import device_named
+from torchcoll.core.summary import summarise
+from torchcoll.verdict.rules import capped, load_fabric, packaged, read_rules
+
+RING = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+# links x GB/s a link of NCCL's src/graph/topo.h; Gbit/s over 8; and what was measured.
+EXPECTED = {
+    "nvswitch-a100": {("ring", c): 12 * 20 for c in ("all_reduce", "all_gather")}
+    | {("point-to-point", "all_to_all"): 12 * 20},
+    **{
+        name: {("ring", c): 18 * 20.6 for c in RING}
+        | {
+            ("point-to-point", c): 18 * 20.6
+            for c in ("all_to_all", "gather", "scatter", "sendrecv")
+        }
+        | {("NVLS", "all_reduce"): nvls}
+        for name, nvls in (("nvswitch-h100", 480), ("nvswitch-h200", 475))
+    },
+    "pcie-gen4": {("ring", "all_reduce"): 22},
+    "pcie-gen5": {("ring", "all_reduce"): 41},
+    "xe-link-max": {("point-to-point", "sendrecv"): 15},
+    **{
+        name: {("ring", c): 8 * gbit / 8 for c in ("all_reduce", "all_gather", "reduce_scatter")}
+        for name, gbit in (("ib-hdr:8", 200), ("ib-ndr:8", 400))
+    },
+    "ethernet:25": {("ring", c): 25 * 0.119 for c in ("all_reduce", "all_gather")},
+}
+
+
+def test_every_number_of_the_package():
+    assert {name.partition(":")[0] for name in EXPECTED} == set(packaged())
+    for name, expected in EXPECTED.items():
+        fabric = load_fabric(name)
+        assert fabric.name == name and fabric.what
+        found = {(x.algorithm, c): x.busbw_gbps for x in fabric.limits for c in x.collectives}
+        assert found == pytest.approx(expected)
+        assert all(0 < len(limit.source) <= 62 for limit in fabric.limits), "it ends a line"
+        assert fabric.several_hosts == (":" in name)
+
+
+def test_tcp_gets_95_percent_of_a_wire():
+    # 1500 bytes of a frame with 40 of headers, of 1538 on the wire with gap, preamble and checksum.
+    (limit,) = load_fabric("ethernet:1").limits
+    assert limit.busbw_gbps == pytest.approx(0.125 * 1460 / 1538, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "links"), [("nvswitch-a100", 12), ("nvswitch-h100", 18), ("nvswitch-h200", 18)]
+)
+def test_what_is_recognised_has_links(name, links):
+    fabric = load_fabric(name)
+    assert (fabric.nvlinks, fabric.to_switch) == (links, True)
+    assert fabric.devices == (name[-4:].upper(),)
+
+
+def row(**changed):
+    return summarise(case_of(100, **changed))
+
+
+def held(name, **changed):
+    return [limit.algorithm for limit in load_fabric(name).limits if limit.holds(row(**changed))]
+
+
+def test_limits_hold_from_a_size_on():
+    assert held("nvswitch-h200", nbytes=256 * MIB) == ["ring"]
+    assert held("nvswitch-h200", nbytes=256 * MIB - 4) == []
+    assert held("nvswitch-h200", nbytes=GIB) == ["ring", "NVLS"]
+    # 64 MiB a rank: 1 GiB of 16 ranks.
+    assert held("ib-ndr:8", ranks=16, nbytes=GIB) == ["ring"]
+    assert held("ib-ndr:8", ranks=32, nbytes=GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "nvls"),
+    [
+        ({}, True),
+        ({"ranks": 4}, False),  # up to 4 GPUs it gains nothing (NVIDIA/nccl#1455)
+        ({"op": "prod"}, False),
+        ({"op": "avg"}, False),
+        ({"dtype": "bfloat16"}, True),
+        ({"dtype": "int8"}, False),
+        ({"dtype": None, "op": None}, True),  # nccl-tests' default
+    ],
+)
+def test_nvls_is_for_what_nccl_does_with_it(changed, nvls):
+    assert held("nvswitch-h100", **changed) == (["ring", "NVLS"] if nvls else ["ring"])
+
+
+def test_within_a_host_its_links_are_all_that_a_ring_has():
+    (limit,) = load_fabric("ib-ndr:8").limits
+    h100 = device_named("NVIDIA H100 80GB HBM3")
+    words = "the NVLinks of a H100, less than the interfaces of a node"
+    assert capped(limit, h100) == (18 * 20.6, words)
+    assert capped(limit, None) == (400, "400 Gbit/s a rail")
+    assert capped(load_fabric("ib-ndr:4").limits[0], h100) == (200, "400 Gbit/s a rail")
+
+
+NAMES = ", ".join(sorted({name.partition(":")[0] for name in EXPECTED}))
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ("nvlink", f"fabric: got nvlink, expected one of {NAMES}. Or add a file: --rules FILE."),
+        ("ib-ndr", "fabric: got ib-ndr, expected ib-ndr:N, N the rails of a node, above 0"),
+        ("ib-ndr:x", "fabric: got ib-ndr:x, expected ib-ndr:N, N the rails of a node, above 0"),
+        ("ib-ndr:-1", "fabric: got ib-ndr:-1, expected ib-ndr:N, N the rails of a node, above 0"),
+        (
+            "ethernet:nan",
+            "fabric: got ethernet:nan, expected ethernet:N, N the Gbit/s of a node, above 0",
+        ),
+        ("pcie-gen4:2", "fabric: got pcie-gen4:2, expected pcie-gen4 without a number"),
+    ],
+)
+def test_a_fabric_that_is_none(stated, message):
+    with pytest.raises(UsageError) as caught:
+        load_fabric(stated)
+    assert str(caught.value) == message
+
+
+OWN = """\
+name = "lab"
+what = "two nodes, RoCE"
+several_hosts = true
+parameter = "ports"
+
+[[limit]]
+algorithm = "ring"
+collectives = ["allreduce", "all_gather"]
+busbw_gbps_each = 12
+from = "64M"
+source = "our acceptance test"
+[limit.only]
+ranks = [2, 16]
+dtype = ["bfloat16"]
+"""
+
+
+def test_rules_of_the_users_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN)
+    own = read_rules([path])
+    fabric = load_fabric("lab:2", own)
+    assert (fabric.name, fabric.what, fabric.several_hosts) == ("lab:2", "two nodes, RoCE", True)
+    (limit,) = fabric.limits
+    assert (limit.busbw_gbps, limit.nbytes, limit.nbytes_per_rank) == (24, 64 * MIB, 0)
+    assert limit.collectives == ("all_reduce", "all_gather")
+    assert limit.holds(row(ranks=2, dtype="bfloat16"))
+    assert not limit.holds(row(ranks=2))
+    assert not limit.holds(row(ranks=8, dtype="bfloat16"))
+    with pytest.raises(UsageError, match=f"^fabric: got x, expected one of lab, {NAMES}. Or add"):
+        load_fabric("x", own)
+
+
+def test_the_example_of_the_readme(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", readme, re.M | re.S)
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    fabric = load_fabric("my-cluster", read_rules([path]))
+    assert [limit.busbw_gbps for limit in fabric.limits] == [180]
+
+
+KEYS = "name, what, devices, nvlinks, to_switch, several_hosts, parameter, limit"
+LIMIT_KEYS = (
+    "algorithm, collectives, busbw_gbps, busbw_gbps_each, from, from_per_rank, only, source"
+)
+SOURCE = "a limit without source in FILE, expected source = where the number comes from"
+ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('name = "lab"', 'nam = "lab"', f"key nam in FILE, expected some of {KEYS}"),
+        ('name = "lab"', "", "no name in FILE, expected name = TEXT"),
+        ('name = "lab"', 'name = "a:b"', "name a:b in FILE, expected a name without a colon"),
+        ("several_hosts = true", "", "no several_hosts in FILE, expected true or false"),
+        ('"two nodes, RoCE"', "3", "what or parameter in FILE, expected texts"),
+        (
+            'parameter = "ports"',
+            'devices = "A100"',
+            "devices A100 in FILE, expected a list of names of GPUs",
+        ),
+        (
+            'parameter = "ports"',
+            'devices = ["A100"]',
+            "devices alone in FILE, expected nvlinks and to_switch too",
+        ),
+        (
+            'parameter = "ports"',
+            "nvlinks = true",
+            "nvlinks in FILE, expected a number, and to_switch",
+        ),
+        (
+            'parameter = "ports"',
+            "",
+            "busbw_gbps_each in FILE, expected parameter = TEXT beside it: what it is for each of",
+        ),
+        ("[[limit]]", "[[limits]]", f"key limits in FILE, expected some of {KEYS}"),
+        (OWN[OWN.index("[[limit]]") :], "", "no limit in FILE, expected a [[limit]]"),
+        (OWN[OWN.index("[[limit]]") :], "limit = 3", "no limit in FILE, expected a [[limit]]"),
+        ('source = "our acceptance test"', "", SOURCE),
+        ('source = "our acceptance test"', 'source = ""', SOURCE),
+        (
+            'algorithm = "ring"',
+            "",
+            "a limit without algorithm in FILE, expected algorithm = TEXT, such as ring",
+        ),
+        ("from =", "since =", f"key since in FILE, expected some of {LIMIT_KEYS}"),
+        ("busbw_gbps_each = 12", "", f"busbw_gbps None in FILE, {ONE}"),
+        ("busbw_gbps_each = 12", "busbw_gbps = 0", f"busbw_gbps 0 in FILE, {ONE}"),
+        ("busbw_gbps_each = 12", "busbw_gbps = true", f"busbw_gbps True in FILE, {ONE}"),
+        ("busbw_gbps_each = 12", 'busbw_gbps = "12"', f"busbw_gbps 12 in FILE, {ONE}"),
+        ("busbw_gbps_each = 12", "busbw_gbps = inf", f"busbw_gbps inf in FILE, {ONE}"),
+        ("from =", "busbw_gbps = 3\nfrom =", f"busbw_gbps and busbw_gbps_each in FILE, {ONE}"),
+        (
+            '["allreduce", "all_gather"]',
+            '"all_reduce"',
+            "collectives all_reduce in FILE, expected a list of names",
+        ),
+        ('["allreduce", "all_gather"]', "[]", "collectives [] in FILE, expected a list of names"),
+        (
+            "ranks = [2, 16]",
+            "ranks = 2",
+            "only {'ranks': 2, 'dtype': ['bfloat16']} in FILE, expected lists by name: ranks, "
+            "dtype, op",
+        ),
+        ("ranks = [2, 16]", "hosts = [2]", "key hosts in FILE, expected some of ranks, dtype, op"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path, old, new, message):
+    path = tmp_path / "mine.toml"
+    assert OWN.count(old) == 1
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        read_rules([path])
+    got = message.partition(", expected")[0].replace("FILE", str(path))
+    text = f"rules: got {got if len(got) <= 120 else got[:117] + '...'}"
+    assert str(caught.value) == text + message[message.index(", expected") :]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "inner"),
+    [
+        ('"allreduce"', '"allrduce"', "collective: got allrduce, expected one of "),
+        ('from = "64M"', 'from = "64MB"', "from: got 64MB, expected a number of bytes"),
+        ('from = "64M"', "from = -1", "from: got -1, expected 0 to"),
+        ('from = "64M"', "from = true", "from: got True, expected a number of bytes"),
+    ],
+)
+def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
+    path = tmp_path / "mine.toml"
+    path.write_text(OWN.replace(old, new))
+    with pytest.raises(UsageError) as caught:
+        read_rules([path])
+    assert f"expected a file of rules ({inner}" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path, text, words in (
+        (
+            tmp_path / "none.toml",
+            None,
+            "expected a file that can be read (No such file or directory)",
+        ),
+        (tmp_path / "bad.toml", b"name = ", "expected a TOML file"),
+        (tmp_path / "bin.toml", b"\xff\xfe", "expected a TOML file"),
+    ):
+        if text is not None:
+            path.write_bytes(text)
+        with pytest.raises(UsageError) as caught:
+            read_rules([path])
+        assert str(caught.value).startswith("rules: got ") and str(caught.value).endswith(words)

@@ -1,0 +1,207 @@
+"""``torchcoll show`` with the verdict: what it is measured by, gates, JUnit and health events."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from judged import GIB, case_of, launch
+
+from torchcoll.cli import main
+from torchcoll.core.records import save
+from torchcoll.core.result import CaseResult, Verification
+from torchcoll.report.text import show
+
+RULES = """\
+name = "lab"
+several_hosts = false
+[[limit]]
+algorithm = "ring"
+collectives = ["all_reduce"]
+busbw_gbps = 360
+source = "our acceptance test"
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    save(launch(case_of(300)), tmp_path / "a.jsonl")
+    return str(tmp_path / "a.jsonl")
+
+
+@pytest.fixture
+def rules(tmp_path):
+    (tmp_path / "mine.toml").write_text(RULES)
+    return str(tmp_path / "mine.toml")
+
+
+def last(capsys):
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_fabric(path, capsys):
+    assert main(["show", path, "--fabric", "nvswitch-h200"]) == 0
+    assert last(capsys).startswith("WARN 300 GB/s busbw at 1G, 80.9 % of the ring limit of nvswi")
+    assert main(["show", path, "--fabric", "nvswitch-h200", "--format", "markdown"]) == 0
+    assert last(capsys).startswith("- WARN 300 GB/s busbw at 1G, 80.9 % of the ring limit of nv")
+    assert main(["show", path, "--fabric", "nvswitch-h200", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"]["word"], document["verdict"]["fabric"]) == ("WARN", "nvswitch-h200")
+    assert list(document) == ["schema", "run", "verdict", "rows"]
+
+
+def test_own_rules(path, rules, capsys):
+    expected = "WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab (our acceptance test)"
+    for words in (["--rules", rules], ["--rules", rules, "--fabric", "lab"]):
+        assert main(["show", path, *words]) == 0
+        assert last(capsys).startswith(expected)
+
+
+def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
+    other = tmp_path / "other.toml"
+    other.write_text(RULES.replace('"lab"', '"hall"'))
+    for words, message in (
+        (["--fabric", "x"], "fabric: got x, expected one of ethernet, "),
+        (["--fabric", "ib-ndr:8"], "fabric: got ib-ndr:8 for a run on 1 host, expected a fabric "),
+        (["--rules", f"{tmp_path}/none"], f"rules: got {tmp_path}/none, expected a file that can"),
+        (["--rules", rules, "--rules", str(other)], "rules: got 2 fabrics, expected --fabric NAME"),
+        (["--against", path, "--rules", rules], "against: got a run beside a fabric or rules, "),
+    ):
+        assert main(["show", path, *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"torchcoll: error: {message}") and err.count("\n") == 1
+
+
+def test_against(path, tmp_path, capsys):
+    save(launch(case_of(375)), tmp_path / "base.jsonl")
+    assert main(["show", path, "--against", str(tmp_path / "base.jsonl")]) == 0
+    assert last(capsys).startswith(
+        "WARN 80.0 % of the speed of base.jsonl, the median of 1 case in"
+    )
+    save(launch(case_of(375), device="NVIDIA H100"), tmp_path / "h100.jsonl")
+    assert main(["show", path, "--against", str(tmp_path / "h100.jsonl")]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: against: got devices NVIDIA H100, expected NVIDIA H200, as this run "
+        "has\n"
+    )
+    assert main(["show", path, "--against", str(tmp_path / "none.jsonl")]) == 3
+
+
+def test_against_a_file_of_several_runs(path, tmp_path, capsys):
+    table = "Collective,Size,Time (us),Ranks\nall_reduce,1M,10,2\nall_reduce,1M,20,4\n"
+    (tmp_path / "two.csv").write_text(table)
+    assert main(["show", path, "--against", str(tmp_path / "two.csv")]) == 2
+    assert capsys.readouterr().err == (
+        f"torchcoll: error: against: got 2 runs in {tmp_path / 'two.csv'}, expected a file of one "
+        "run\n"
+    )
+
+
+def test_gate(path, rules, tmp_path, capsys):
+    assert main(["show", path, "--gate"]) == 0  # no reference is no failure
+    assert main(["show", path, "--gate", "--fabric", "nvswitch-h200"]) == 0  # nor is a warning
+    save(launch(case_of(200)), tmp_path / "slow.jsonl")
+    slow = str(tmp_path / "slow.jsonl")
+    assert main(["show", slow, "--gate", "--rules", rules]) == 1
+    assert main(["show", path, slow, "--gate", "--rules", rules, "--format", "csv"]) == 1
+    assert main(["show", slow, "--gate", "--rules", rules, "--pivot", "ranks"]) == 1
+    assert main(["show", slow, "--rules", rules]) == 0
+    assert main(["show", slow, "--gate", "--rules", rules, "--reference", path]) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "view", [["--format", "csv"], ["--format", "nccl-tests"], ["--pivot", "ranks"], ["--per-rank"]]
+)
+def test_what_shows_no_verdict_takes_no_reference(path, rules, view, capsys):
+    action = "expected a table, markdown or json. No verdict is shown here.\n"
+    for name, value in (("fabric", "nvswitch-h200"), ("rules", rules), ("against", path)):
+        assert main(["show", path, *view, f"--{name}", value]) == 2
+        assert capsys.readouterr().err == f"torchcoll: error: {name}: got {value}, {action}"
+    assert main(["show", path, "--reference", path, "--rules", rules]) == 2
+    assert capsys.readouterr().err.endswith("No verdict is shown with --reference.\n")
+    assert main(["show", path, "--per-rank", "--format", "json", "--fabric", "nvswitch-h200"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["word"] == "WARN"
+
+
+EVIL = '\x1b[2J\x07<&">\ud800'
+
+
+def test_junit(tmp_path, capsys):
+    run = launch(
+        case_of(365),
+        CaseResult(case_of(1, nbytes=8).case, "unsupported", 8, EVIL),
+        CaseResult(case_of(1, nbytes=16).case, "oom", 8, EVIL),
+        case_of(365, nbytes=2 * GIB, status="wrong", verification=Verification(8, 3)),
+        nvlinks=18,
+        to_switch=True,
+    )
+    save(run, tmp_path / "a<b.jsonl")
+    out = tmp_path / "junit.xml"
+    assert main(["show", str(tmp_path / "a<b.jsonl"), "--junit", str(out), "--gate"]) == 1
+    (suite,) = ElementTree.parse(out).getroot()
+    assert suite.tag == "testsuite" and suite.get("name") == str(tmp_path / "a<b.jsonl")
+    counts = [suite.get(name) for name in ("tests", "failures", "skipped")]
+    assert counts == ["5", "3", "1"]
+    told = [(t.get("name"), [(c.tag, c.get("message")) for c in t]) for t in suite]
+    assert [name for name, _ in told] == [
+        "verdict",
+        "all_reduce 1073741824 float32 sum",
+        *("all_reduce 8 float32 sum", "all_reduce 16 float32 sum"),
+        "all_reduce 2147483648 float32 sum",
+    ]
+    assert [child[0][0] if child else "" for _, child in told] == [
+        *("failure", "", "skipped", "failure", "failure"),
+    ]
+    assert told[0][1][0][1].startswith("FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases")
+    assert told[2][1][0][1] == 'unsupported:  [2J <&"> '
+    assert told[4][1][0][1] == "wrong: wrong"
+    capsys.readouterr()
+
+
+def test_health(path, tmp_path, capsys):
+    run = launch(
+        case_of(365),
+        hosts=2,
+        header={"start_utc": "2026-11-20T12:00:00+00:00", "job_id": "77"},
+        events=[
+            {"kind": "suspect", "message": "node1 is slow", "host": "node1"},
+            {"kind": "suspect", "message": "node1 again", "host": "node1"},
+        ],
+    )
+    save(run, tmp_path / "sick.jsonl")
+    out = tmp_path / "health.jsonl"
+    assert main(["show", path, str(tmp_path / "sick.jsonl"), "--health", str(out)]) == 0
+    well, sick = map(json.loads, out.read_text().splitlines())
+    assert well["healthy"] is True and well["verdict"] == "NO REFERENCE"
+    assert well["hosts"] == ["node0"] and well["suspects"] == [] and well["job"] is None
+    assert sick == {
+        "schema": "torchcoll-health/1",
+        "healthy": False,
+        "verdict": "FAIL",
+        "message": "FAIL node1 is slow; FAIL node1 again",
+        "hosts": ["node0", "node1"],
+        "suspects": ["node1"],
+        "start_utc": "2026-11-20T12:00:00+00:00",
+        "job": "77",
+        "file": str(tmp_path / "sick.jsonl"),
+    }
+    capsys.readouterr()
+
+
+def test_a_file_that_cannot_be_written(path, tmp_path, capsys):
+    for what in ("junit", "health"):
+        assert main(["show", path, f"--{what}", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == (
+            f"torchcoll: error: {what}: got {tmp_path}, expected a file that can be written "
+            "(Is a directory)\n"
+        )
+
+
+def test_from_python(path, rules, capsys):
+    show(path, rules=[rules])
+    assert last(capsys).startswith("WARN 300 GB/s busbw at 1G, 83.3 % of the ring limit of lab")
+    show(path, against=launch(case_of(300)))
+    assert last(capsys).startswith("PASS 100.0 % of the speed of the baseline, ")

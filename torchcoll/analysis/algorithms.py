@@ -1,0 +1,237 @@
+"""Reads forced cells and AUTO of many launches for analysis/contest.py, which judges them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcoll.analysis.cases import launches_of
+from torchcoll.analysis.compare import THRESHOLD
+from torchcoll.analysis.conditions import conditions
+from torchcoll.analysis.contest import CellAt, SizeFound, Table, judge
+from torchcoll.analysis.environments import kept_apart, varying_text
+from torchcoll.analysis.forced import Forced, disobeyed, name_of, settings_of, varied_of
+from torchcoll.analysis.matching import NAMES, value_of
+from torchcoll.analysis.sides import (
+    Measured,
+    Reader,
+    Reading,
+    Side,
+    Source,
+    known_of,
+    side,
+    values_of_facts,
+)
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import MANIFEST, is_manifest, lines_of, load_all, parse_line
+from torchcoll.core.result import Run
+
+_USUAL = ("communicator", "clock")  # a case that did not run has none
+
+
+@dataclass
+class Algorithms:
+    """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
+    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest.
+    """
+
+    runs: list[Run]
+    tables: list[Table]
+    threshold: float
+    comparisons: int
+    notes: list[str]
+    missing: dict[str, str]
+    matrices: list[dict[str, Any]]
+
+
+def algorithms(
+    sources: Source | Sequence[Source],
+    *,
+    threshold: float = THRESHOLD,
+    filter: str | Sequence[str] = (),
+    over_ranks: str = "max",
+    reader: Reader = load_all,
+) -> Algorithms:
+    """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
+
+    threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
+    Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
+    """
+    files = side("files", sources, reader)
+    wanted = conditions(filter)
+    measured = files.measured("time", Reading(over_ranks))
+    items = [m for m in measured if all(one.holds(m) for one in wanted)]
+    if not items and wanted:
+        texts = ",".join(one.text for one in wanted)
+        raise UsageError("filter", texts, "conditions that some case fulfils")
+    launches = [(part.ranks, known_of(part)) for part in files.parts]
+    varied = varied_of([facts for _, facts in launches])
+    forcing = [settings_of(m.facts, varied, m.row.backend) for m in items]
+    if not any(forcing):
+        raise UsageError(
+            "cells", f"none that forces anything on {', '.join({m.row.backend: 0 for m in items})}",
+            "launches with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
+            "torchcoll matrix --preset nccl-algorithms makes them.",
+        )  # fmt: skip
+    inside = {name for own in forcing for name in own}
+    apart = [name for name in kept_apart(launches) if name not in inside]
+    every = _tables(files, items, forcing, apart)
+    tables = [table for table in every if table.cells]
+    comparisons = judge(tables, threshold)
+    if not any(size.best for table in tables for size in table.sizes):
+        raise UsageError("cells", "no forced one with a right result", "at least one")
+    matrices, missing = _manifests(sources)
+    notes = _notes(files, every, launches, [*apart, *inside])
+    return Algorithms(files.runs, tables, threshold, comparisons, notes, missing, matrices)
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def _tables(
+    files: Side, items: Sequence[Measured], forcing: Sequence[dict[str, str]], apart: Sequence[str]
+) -> list[Table]:
+    usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
+    groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
+    for item, settings in zip(items, forcing, strict=True):
+        kind = {name: value_of(item, name) for name in NAMES}
+        kind |= {name: kind[name] or value for name, value in usual.items()}
+        kind |= {name: item.facts.get(name, "unset") for name in apart}
+        groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
+    return [_table(files, kind, own) for kind, own in groups.values()]
+
+
+def _table(
+    files: Side, common: dict[str, Any], items: Sequence[tuple[Measured, dict[str, str]]]
+) -> Table:
+    by_cell: dict[str, list[tuple[Measured, dict[str, str]]]] = {}
+    for item, settings in items:
+        by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
+    at: dict[int, list[CellAt]] = {}
+    wrong: dict[str, list[int]] = {}
+    unchecked = []
+    uneven = []
+    for cell, own in _named(files, list(by_cell.values())):
+        for nbytes in sorted({_size(m) for m, _ in own}):
+            here = [m for m, _ in own if _size(m) == nbytes]
+            found = _cell_at(cell, here)
+            at.setdefault(nbytes, []).append(found)
+            if found.state == "wrong" and not cell.auto:
+                wrong.setdefault(cell.name, []).append(nbytes)
+        if not cell.auto and all(m.row.verified == "unchecked" for m, _ in own):
+            unchecked.append(cell.name)
+        if len({m.launch for m, _ in own}) * len({_size(m) for m, _ in own}) > len(
+            {(m.launch, _size(m)) for m, _ in own}
+        ):
+            uneven.append(cell.name)
+    sizes = [
+        SizeFound(
+            nbytes,
+            next((one for one in cells if one.cell.auto), None),
+            [one for one in cells if not one.cell.auto],
+        )
+        for nbytes, cells in sorted(at.items())
+    ]
+    parts = [files.runs[m.launch] for m, _ in items]
+    hosts = max(len({x["host"] for x in run.members if x.get("host")}) for run in parts)
+    library = next((m.row.library for m, _ in items if m.row.library), None)
+    return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
+
+
+def _size(item: Measured) -> int:
+    return item.row.nbytes_requested or item.row.nbytes
+
+
+_Cells = list[list[tuple[Measured, dict[str, str]]]]
+
+
+def _named(
+    files: Side, cells: _Cells
+) -> Iterator[tuple[Forced, list[tuple[Measured, dict[str, str]]]]]:
+    """Each cell with a name of its own: those of two matrices may bear the same label."""
+    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in own] for own in cells]
+    names = [name_of(own[0][1], found) for own, found in zip(cells, labels, strict=True)]
+    for name, own in zip(names, cells, strict=True):
+        settings = own[0][1]
+        if names.count(name) > 1:
+            name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
+        yield Forced(name, settings), own
+
+
+def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
+    values = tuple(value for value, _ in launches_of(items))
+    bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
+    is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
+    state = "wrong" if is_wrong else "ok" if values else bad[0].row.status if bad else "no time"
+    choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
+    other = disobeyed(cell.settings, items[0].row.collective, choices)
+    return CellAt(cell, () if is_wrong else values, state, choices, tuple(other))
+
+
+# -- what is beside the figures ---------------------------------------------------------------
+
+
+def _manifests(
+    sources: Source | Sequence[Source],
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The plans of ``torchcoll matrix``, and its cells that have no launch with a result."""
+    several = [sources] if not isinstance(sources, (list, tuple)) else sources
+    paths = [Path(one) for one in several if isinstance(one, (str, os.PathLike))]
+    specs, last = [], dict[tuple[str, Any], Mapping[str, Any]]()
+    for path in (p / MANIFEST if p.is_dir() else p for p in paths):
+        if not is_manifest(path):
+            continue
+        for line in lines_of(path, [], "manifest"):
+            try:
+                record = parse_line(line)
+            except ValueError:
+                continue
+            if not isinstance(record, dict):
+                continue
+            if record.get("record") == "matrix" and isinstance(record.get("spec"), dict):
+                specs.append(record["spec"])
+            elif record.get("record") == "launch":
+                last[str(record.get("cell")), record.get("launch")] = record
+    usable = {cell for (cell, _), record in last.items() if record.get("file")}
+    missing = {
+        cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))
+        for (cell, _), record in last.items()
+        if cell not in usable
+    }
+    return specs, missing
+
+
+def _notes(
+    files: Side,
+    tables: Sequence[Table],
+    launches: Sequence[tuple[int, Mapping[str, str]]],
+    known: Sequence[str],
+) -> list[str]:
+    notes = []
+    if not any(size.auto for table in tables for size in table.sizes):
+        notes.append("no launch in which nothing is forced: nothing is said of AUTO")
+    free = dict.fromkeys(str(table.common["collective"]) for table in tables if not table.cells)
+    if free:
+        notes.append(f"forced in no cell, left out: {', '.join(free)}")
+    names = dict.fromkeys(name for table in tables for name in table.unchecked)
+    if names:
+        notes.append(
+            f"not verified: {', '.join(names)}; an algorithm forced by name may be wrong "
+            "(LL128 skips NCCL's own check)"
+        )
+    names = dict.fromkeys(name for table in tables for name in table.uneven)
+    if names:
+        notes.append(
+            f"the launches of a cell disagree in their sizes: {', '.join(names)}; a size has the "
+            "launches that measured it"
+        )
+    values = values_of_facts([dict(facts) for _, facts in launches])
+    hidden = varying_text(values, [*known, "label=cell", "label=launch"])
+    if hidden:
+        notes.append(f"hidden: the launches are not alike in {hidden}")
+    if files.rehearsals:
+        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
+    return notes

@@ -1,0 +1,254 @@
+"""Regimes of a curve of time over size: where the law latency + size / bandwidth changes.
+
+Dynamic programming over all ways of cutting the curve (R. Bellman, Comm. ACM 4 (1961) 284), the
+number of cuts by a Bayesian information criterion, and for each cut the set of places that the
+data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+from numpy.typing import NDArray
+
+Floats = NDArray[numpy.float64]
+
+FEWEST = 4  # points on each side of a boundary: two figures and two to contradict them
+MOST_REGIMES = 8
+# Relative deviation from a line that is no regime of its own: clocks and rounding reach it.
+FLOOR = 0.005
+# In units of log(points), what a boundary must gain beside the two figures of its regime. A place
+# is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
+# regime show a boundary, see tests/benchmarks/transitions.py.
+BOUNDARY_COST = 3.0
+# A place belongs to the zone when its likelihood ratio is not beyond this: for a jump
+# P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
+# change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35.
+ZONE_RATIO = 7.35
+_DIP = 6.0  # robust standard deviations that make one slow size a dip
+_DIP_LEAST = 0.15  # and at least so much slower than its neighbours
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
+
+    bandwidth_gbps: bytes a nanosecond, of algbw; None where time does not grow. misfit: the largest
+    relative deviation of a point.
+    """
+
+    first: int
+    last: int
+    latency_ns: float
+    bandwidth_gbps: float | None
+    misfit: float
+
+    def time_ns(self, nbytes: float) -> float:
+        return self.latency_ns + (nbytes / self.bandwidth_gbps if self.bandwidth_gbps else 0.0)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The law changes between two sizes, by index: after ``low``, at the latest at ``high``.
+
+    last_before: index of the last size of the regime before, the best single place. jump: time
+    after over time before, both laws at that place; 1 where they meet inside the zone.
+    """
+
+    low: int
+    high: int
+    last_before: int
+    jump: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The regimes of one curve in order, the boundaries between them, and slow single sizes.
+
+    dips: index -> how many times the law's time it took; these are in no fit. noise: the relative
+    standard deviation of the points about their laws.
+    """
+
+    regimes: tuple[Regime, ...]
+    boundaries: tuple[Boundary, ...]
+    dips: dict[int, float]
+    noise: float
+
+
+def find_regimes(sizes: Sequence[float], times: Sequence[float]) -> Curve:
+    """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime."""
+    size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
+    dips = _dips(size, time)
+    kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
+    fits = _Segments(size[kept], time[kept])
+    n = len(kept)
+    most = max(1, min(MOST_REGIMES, n // FEWEST))
+    forward = _forward(fits.cost, most)
+    chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
+    cuts = _cuts(fits.cost, forward, chosen)
+    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+    backward = _backward(fits.cost, chosen)
+    best = _deviance(forward[chosen - 1][n], n)
+    boundaries = []
+    for number, cut in enumerate(cuts, 1):
+        # Cost with this boundary held at each place and all others at their best.
+        profile = forward[number - 1] + backward[chosen - number - 1]
+        ratio = numpy.array([n * math.log(_deviance(c, n) / best) for c in profile])
+        inside = numpy.flatnonzero(ratio <= ZONE_RATIO)
+        low, high = int(inside[0] - 1), int(inside[-1])
+        ends = float(fits.size[low]), float(fits.size[high])
+        place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
+        jump = _jump(regimes[number - 1], regimes[number], place, ends)
+        boundaries.append(Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump))
+    original = [
+        Regime(int(kept[r.first]), int(kept[r.last]), r.latency_ns, r.bandwidth_gbps, r.misfit)
+        for r in regimes
+    ]
+    free = max(1, n - 2 * chosen)
+    noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
+    slow = {i: float(time[i]) / _law(original, i).time_ns(float(size[i])) for i in dips}
+    return Curve(tuple(original), tuple(boundaries), slow, noise)
+
+
+def _deviance(cost: float, n: int) -> float:
+    """Mean square of the relative deviations, not below what is no difference."""
+    return max(float(cost), 0.0) / n + FLOOR**2
+
+
+def _criterion(cost: float, n: int, regimes: int) -> float:
+    if not math.isfinite(cost):
+        return math.inf
+    figures = 2 * regimes + BOUNDARY_COST * (regimes - 1)
+    free = n - 2 * regimes - 1
+    if free < 1:  # only the first choice is left: the fewest regimes
+        return math.inf if regimes > 1 else 0.0
+    # Few points are fitted better than they deserve: AIC's small-sample factor n / free (Hurvich
+    # and Tsai, Biometrika 76 (1989) 297), applied to this penalty.
+    return n * math.log(_deviance(cost, n)) + figures * math.log(n) * n / free
+
+
+class _Segments:
+    """Least squares of every stretch of points, from prefix sums.
+
+    The relative error of latency + size x slope is least: with w = 1 / time the problem is linear.
+    ``cost[a, b]``: sum of squares of points a to b - 1; infinite for fewer than FEWEST.
+    """
+
+    def __init__(self, size: Floats, time: Floats) -> None:
+        self.size, self.time = size, time
+        self._unit = float(size.max())
+        w, v = 1 / time, size / self._unit / time
+        # Scaled by the smallest time: sums of numbers near 1.
+        self._scale = float(time.min())
+        w = w * self._scale
+        v = v * self._scale
+        columns = numpy.column_stack((w * w, w * v, v * v, w, v))
+        self._sums = numpy.vstack((numpy.zeros(5), numpy.cumsum(columns, axis=0)))
+        self.cost = self._costs()
+
+    def _solve(self, a: NDArray[numpy.int64], b: NDArray[numpy.int64]) -> tuple[Floats, ...]:
+        """latency, slope (scaled) and sum of squares, neither figure below 0."""
+        ww, wv, vv, w, v = (self._sums[b] - self._sums[a]).T
+        n = (b - a).astype(float)
+        with numpy.errstate(divide="ignore", invalid="ignore"):
+            determinant = ww * vv - wv * wv
+            latency = (w * vv - v * wv) / determinant
+            slope = (v * ww - w * wv) / determinant
+            flat, steep = w / ww, v / vv
+        singular = ~numpy.isfinite(latency) | (determinant <= 1e-12 * ww * vv)
+        only_flat = singular | (slope < 0)
+        only_steep = ~only_flat & (latency < 0)
+        latency = numpy.where(only_flat, flat, numpy.where(only_steep, 0.0, latency))
+        slope = numpy.where(only_flat, 0.0, numpy.where(only_steep, steep, slope))
+        square = (
+            n
+            + latency**2 * ww
+            + slope**2 * vv
+            + 2 * latency * slope * wv
+            - 2 * latency * w
+            - 2 * slope * v
+        )
+        return latency, slope, numpy.maximum(square, 0.0)
+
+    def _costs(self) -> Floats:
+        n = len(self.size)
+        a, b = numpy.meshgrid(numpy.arange(n + 1), numpy.arange(n + 1), indexing="ij")
+        cost = numpy.full((n + 1, n + 1), numpy.inf)
+        long = (b - a >= FEWEST) | ((a == 0) & (b == n) & (n > 0))
+        _, _, square = self._solve(a[long], b[long])
+        cost[long] = square
+        return cost
+
+    def regime(self, a: int, b: int) -> Regime:
+        latency, slope, _ = self._solve(numpy.array([a]), numpy.array([b]))
+        latency_ns = float(latency[0]) * self._scale
+        per_byte = float(slope[0]) * self._scale / self._unit
+        law = latency_ns + per_byte * self.size[a:b]
+        misfit = float(abs(self.time[a:b] / law - 1).max())
+        return Regime(a, b - 1, latency_ns, 1 / per_byte if per_byte > 0 else None, misfit)
+
+
+def _forward(cost: Floats, most: int) -> list[Floats]:
+    """[k - 1][b]: least cost of points 0 to b - 1 in k regimes."""
+    found = [cost[0].copy()]
+    for _ in range(1, most):
+        found.append(numpy.min(found[-1][:, None] + cost, axis=0))
+    return found
+
+
+def _backward(cost: Floats, most: int) -> list[Floats]:
+    """[k - 1][a]: least cost of points a to the end in k regimes."""
+    found = [cost[:, -1].copy()]
+    for _ in range(1, most):
+        found.append(numpy.min(cost + found[-1][None, :], axis=1))
+    return found
+
+
+def _cuts(cost: Floats, forward: Sequence[Floats], regimes: int) -> list[int]:
+    cuts: list[int] = []
+    end = cost.shape[0] - 1
+    for k in range(regimes - 1, 0, -1):
+        end = int(numpy.argmin(forward[k - 1] + cost[:, end]))
+        cuts.insert(0, end)
+    return cuts
+
+
+def _dips(size: Floats, time: Floats) -> dict[int, float]:
+    """Single sizes that are far slower than the lines through the neighbours on either side say.
+
+    Both sides must say so (in logarithms): after a step up the right side does not. And it must be
+    slower than the next larger size: the law itself bends upward between coarse sizes.
+    """
+    n = len(size)
+    if n < 2 * FEWEST:
+        return {}
+    x, y = numpy.log(size), numpy.log(time)
+    away = numpy.array([min(_beyond(x, y, i, -1), _beyond(x, y, i, 1)) for i in range(2, n - 2)])
+    spread = 1.4826 * float(numpy.median(abs(away - numpy.median(away))))
+    least = max(math.log(1 + _DIP_LEAST), _DIP * spread)
+    return {
+        i: float(value)
+        for i, value in enumerate(away, 2)
+        if value > least and y[i] - y[i + 1] > least
+    }
+
+
+def _beyond(x: Floats, y: Floats, i: int, side: int) -> float:
+    """How far point i lies above the line through the two points on one side of it."""
+    near, far = i + side, i + 2 * side
+    return float(y[i] - y[near] - (y[near] - y[far]) / (x[near] - x[far]) * (x[i] - x[near]))
+
+
+def _jump(before: Regime, after: Regime, place: float, ends: tuple[float, float]) -> float:
+    """Time after over before at ``place``; 1 where the two laws meet inside the zone."""
+    differences = [after.time_ns(end) - before.time_ns(end) for end in ends]
+    if differences[0] * differences[1] <= 0:
+        return 1.0
+    return after.time_ns(place) / before.time_ns(place)
+
+
+def _law(regimes: Sequence[Regime], index: int) -> Regime:
+    return next((r for r in regimes if index <= r.last), regimes[-1])

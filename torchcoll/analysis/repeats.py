@@ -1,0 +1,137 @@
+"""Launches of one scheduler job in order of time: is the second one any better off than the first?
+
+The job is the replicate: each gives the ratio of its second to its first launch, and what the nodes
+of a job have in common cancels. One job is a ratio and no evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchcoll.analysis.stats import paired_ratio
+from torchcoll.analysis.verdicts import Judged, judge
+from torchcoll.core.result import Run
+
+# A difference of two starts below it is none that anyone would act on.
+THRESHOLD = 0.1
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a launch stands: its job (None: no scheduler's), its place in it from 1 on, of how
+    many launches; order: by which all launches are listed.
+    """
+
+    job: str | None
+    place: int
+    of: int
+    order: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Second launches against first launches of their jobs: ``judged.base`` holds the first ones'
+    figures, ``judged.new`` the second ones', a pair a job. figure: what is compared.
+
+    others: pairs of which the first was not the first launch of its job: what it found may have
+    been warmed by others.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    figure: str
+    judged: Judged
+    others: int
+
+
+def places_of(launches: Sequence[Run]) -> dict[int, Placed]:
+    """id of each launch -> its place. Launches without a job have one of their own.
+
+    By time where it is known (to the second; equal ones stay in the order of reading). Launches
+    whose output is in one file, one after the other, are those of one job script.
+    """
+    jobs: dict[str, list[Run]] = {}
+    names: dict[str, str | None] = {}
+    for number, launch in enumerate(launches):
+        key, name = _job(launch, jobs, number)
+        names[key] = name
+        jobs.setdefault(key, []).append(launch)
+    for own in jobs.values():
+        own.sort(key=_start)
+    order = sorted(jobs.values(), key=lambda own: _start(own[0]))
+    keys = {id(own): key for key, own in jobs.items()}
+    found: dict[int, Placed] = {}
+    for own in order:
+        for place, launch in enumerate(own, 1):
+            found[id(launch)] = Placed(names[keys[id(own)]], place, len(own), len(found))
+    return found
+
+
+def _start(launch: Run) -> str:
+    return str(launch.header.get("start_utc") or "")  # ISO 8601 in UTC: sorts as text
+
+
+def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str | None]:
+    """(key, name) of its job."""
+    job = launch.header.get("job_id")
+    if job:
+        return f"job {job}", str(job)
+    file, place = launch.source.get("file"), launch.source.get("launch")
+    if file and place:
+        # Files of one name from several folders: their numbers begin again.
+        times = 1
+        while any(
+            one.source.get("launch") == place for one in jobs.get(f"file {file} {times}", ())
+        ):
+            times += 1
+        return f"file {file} {times}", file
+    return f"launch {number}", None
+
+
+def pairs_of(
+    launches: Sequence[tuple[str, int, Placed, float, str]],
+) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:
+    """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
+    those of each kind over all its numbers of ranks.
+
+    Of several launches of one kind in one job the first two are a pair. Holm is over all.
+    """
+    jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
+    for kind, ranks, placed, ns, name in launches:
+        if placed.job is not None:
+            # Two jobs of one name stand at different places.
+            key = f"{placed.job} {placed.order - placed.place}"
+            jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
+    found: dict[tuple[str, int], list[tuple[float, float, str, bool]]] = {}
+    for (kind, ranks, _), own in jobs.items():
+        own.sort(key=lambda one: one[0].place)
+        if len(own) > 1 and own[0][2] == own[1][2]:
+            pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
+            found.setdefault((kind, ranks), []).append(pair)
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+        (kind, (ranks,), own) for (kind, ranks), own in found.items()
+    ]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        several = {ranks: own for (name, ranks), own in found.items() if name == kind}
+        if len(several) > 1:
+            whole = [pair for own in several.values() for pair in own]
+            groups.append((kind, tuple(sorted(several)), whole))
+    judged = judge([_measure(own) for _, _, own in groups], THRESHOLD, more_is_faster=False)
+    pairs = [
+        Pairs(kind, ranks, own[0][2], _of_jobs(one), sum(other for *_, other in own))
+        for (kind, ranks, own), one in zip(groups, judged, strict=True)
+    ]
+    each = {(one.kind, one.ranks[0]): one for one in pairs if len(one.ranks) == 1}
+    return each, [one for one in pairs if len(one.ranks) > 1]
+
+
+def _measure(pairs: Sequence[tuple[float, float, str, bool]]) -> Judged:
+    base, new = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    ratio = paired_ratio(base, new)
+    reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
+    return Judged(base, new, "unclear", "1 job" if len(base) == 1 else reason, ratio)
+
+
+def _of_jobs(judged: Judged) -> Judged:
+    return replace(judged, reason=judged.reason.replace(" launches", " jobs"))

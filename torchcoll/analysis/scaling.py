@@ -1,0 +1,289 @@
+"""Time, bandwidth and first calls against the number of ranks, and by which law they grow.
+
+A bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of a
+limit that the user states; divided by the ranks it would be no efficiency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.analysis.cases import launches_of
+from torchcoll.analysis.cold import ColdRow, cold
+from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.growth import Growth, growths
+from torchcoll.analysis.matching import kind_of
+from torchcoll.analysis.sides import Measured, Reader, Reading, Side, Source, known_of, side
+from torchcoll.analysis.stats import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load_all
+from torchcoll.core.result import Run
+from torchcoll.core.units import format_size
+
+_ONE, _SEVERAL = "one host", "several hosts"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One number of ranks: geometric means over its launches; durations in ns, None is unknown.
+
+    hosts: how many the launches had. low_ns, high_ns: the fastest and the slowest launch. share:
+    busbw over the limit that was stated.
+    """
+
+    ranks: int
+    hosts: tuple[int, ...]
+    launches: int
+    time_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    busbw_gbps: float | None
+    share: float | None
+    first_ns: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The growth of one figure (time, first call, ...) of one curve, on one host or several."""
+
+    figure: str
+    part: str
+    growth: Growth
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One kind of case at one size, or what is before it: the start of the launch."""
+
+    kind: Mapping[str, Any]
+    nbytes: int
+    points: list[Point]
+    fits: list[Fit]
+    hidden: str
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """curves: cases; starts: the first call of the launch, or its time to first result. left_out:
+    sizes that are measured and not shown.
+    """
+
+    runs: list[Run]
+    curves: list[Curve]
+    starts: list[Curve]
+    left_out: list[int]
+    link_gbps: float | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch of one case."""
+
+    ranks: int
+    hosts: int
+    facts: Mapping[str, str]
+    time_ns: float | None = None
+    busbw_gbps: float | None = None
+    first_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A curve before its fits; ``figures``: what is fitted, by the field of a _Launch."""
+
+    kind: Mapping[str, Any]
+    nbytes: int
+    launches: list[_Launch]
+    figures: Mapping[str, str]
+
+
+def scaling(
+    sources: Source | Sequence[Source],
+    *,
+    sizes: Sequence[int] = (),
+    link_gbps: float | None = None,
+    reader: Reader = load_all,
+) -> Scaling:
+    """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
+    as they were asked for) or at the smallest, the middle and the largest that most numbers of
+    ranks have. ``show`` prints it.
+
+    link_gbps: the limit of busbw in GB/s. Raises UsageError for a size that no case has, and where
+    no case tells its ranks and a time; UnreadableError for a file.
+    """
+    if link_gbps is not None and not 0 < link_gbps < float("inf"):
+        raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
+    files = side("files", sources, reader)
+    facts = {id(part): known_of(part) for part in files.parts}
+    apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
+    cases, left_out = _cases(files, apart, sizes)
+    drafts = [*cases, *_starts(files, apart)]
+    if not drafts:
+        raise UsageError("cases", "none with ranks and a time", "at least one")
+    fits = _fits(drafts)
+    curves = [
+        Curve(
+            draft.kind,
+            draft.nbytes,
+            _points(draft.launches, link_gbps),
+            own,
+            hidden_among([one.facts for one in draft.launches], apart),
+        )
+        for draft, own in zip(drafts, fits, strict=True)
+    ]
+    notes = _notes(files, curves)
+    return Scaling(
+        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
+    )
+
+
+# -- what is measured ------------------------------------------------------------------------
+
+
+def _cases(
+    files: Side, apart: Sequence[str], sizes: Sequence[int]
+) -> tuple[list[_Draft], list[int]]:
+    """A draft for each kind of case and size, and the sizes that none shows."""
+    owners = {id(r): part for run in files.runs for part, own in run.launches() for r in own}
+    groups: dict[str, dict[int, list[Measured]]] = {}
+    for item in files.measured("time", Reading()):
+        # A row that is one first call is no time of a call that has settled.
+        single = item.result.given and item.result.given.first_call_ns
+        if item.row.ranks and not single and launches_of([item]):
+            by_size = groups.setdefault(repr(kind_of(item, apart)), {})
+            by_size.setdefault(item.row.nbytes_requested, []).append(item)
+    measured = {nbytes for by_size in groups.values() for nbytes in by_size}
+    missing = [nbytes for nbytes in sizes if nbytes not in measured]
+    if missing:
+        known = ", ".join(map(format_size, sorted(measured))) or "none"
+        raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
+    drafts = []
+    for by_size in groups.values():
+        for nbytes in sorted(sizes) if sizes else _representative(by_size):
+            if own := by_size.get(nbytes):
+                launches = _launches(own, owners)
+                figures = {"time": "time_ns", "1st call of the case": "first_ns"}
+                drafts.append(_Draft(kind_of(own[0], apart), nbytes, launches, figures))
+    return drafts, sorted(measured - {draft.nbytes for draft in drafts})
+
+
+def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
+    """The smallest, the middle and the largest size of those that most numbers of ranks have."""
+    numbers = {nbytes: len({m.row.ranks for m in own}) for nbytes, own in by_size.items()}
+    common = sorted(n for n, count in numbers.items() if count == max(numbers.values()))
+    return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
+
+
+def _launches(items: Sequence[Measured], owners: Mapping[int, Run]) -> list[_Launch]:
+    """A launch may have run a case twice: then its figures are their geometric means."""
+    by_ranks: dict[int, list[Measured]] = {}
+    for item in items:
+        by_ranks.setdefault(item.row.ranks, []).append(item)
+    return [
+        _Launch(
+            ranks,
+            _hosts(owners[id(same[0].result)]),
+            same[0].facts,
+            time,
+            geometric(m.row.busbw_gbps for m in same),
+            geometric(ns for m in same if (ns := m.row.first_call_ns) and ns > 0),
+        )
+        for ranks, own in sorted(by_ranks.items())
+        for time, same in launches_of(own)
+    ]
+
+
+def _hosts(launch: Run) -> int:
+    return len({member["host"] for member in launch.members if member.get("host")})
+
+
+def _starts(files: Side, apart: Sequence[str]) -> list[_Draft]:
+    """The start of each launch by kind: its time to first result where all of a kind tell it, else
+    its first call.
+    """
+    try:
+        rows = cold(files.runs).rows
+    except UsageError:  # no first call is known
+        return []
+    kinds: dict[str, list[ColdRow]] = {}
+    for row in rows:
+        if row.status == "ok" and row.ranks and row.call_ns(1):
+            kinds.setdefault(repr(row.kind), []).append(row)
+    drafts = []
+    for own in kinds.values():
+        whole = all(row.first_result_ns for row in own)
+        launches = [
+            _Launch(
+                row.ranks,
+                row.hosts or 0,
+                row.facts,
+                first_ns=row.first_result_ns if whole else row.call_ns(1),
+            )
+            for row in sorted(own, key=lambda row: row.ranks)
+        ]
+        kind = dict(own[0].kind)
+        name = "time to first result" if whole else "1st call of the launch"
+        drafts.append(_Draft(kind, kind.pop("nbytes"), launches, {name: "first_ns"}))
+    return drafts
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+
+def _points(launches: Sequence[_Launch], link_gbps: float | None) -> list[Point]:
+    points = []
+    for ranks in dict.fromkeys(one.ranks for one in launches):
+        own = [one for one in launches if one.ranks == ranks]
+        times = [one.time_ns or one.first_ns or 0.0 for one in own]
+        busbw = geometric(one.busbw_gbps for one in own)
+        points.append(
+            Point(
+                ranks,
+                tuple(sorted({one.hosts for one in own if one.hosts})),
+                len(own),
+                geometric(one.time_ns for one in own),
+                min(times),
+                max(times),
+                busbw,
+                busbw / link_gbps if busbw and link_gbps else None,
+                geometric(one.first_ns for one in own),
+            )
+        )
+    return points
+
+
+def _fits(drafts: Sequence[_Draft]) -> list[list[Fit]]:
+    """Of every curve each figure; where launches have one host and others several, each part by
+    itself: they use other links. One rank communicates nothing and is in no fit.
+    """
+    asked: list[tuple[int, str, str, list[tuple[int, float]]]] = []
+    for number, draft in enumerate(drafts):
+        real = [one for one in draft.launches if one.ranks > 1]
+        mixed = {one.hosts > 1 for one in real if one.hosts} == {False, True}
+        for part in (_ONE, _SEVERAL) if mixed else ("",):
+            own = [one for one in real if not part or (one.hosts > 1) == (part == _SEVERAL)]
+            for figure, name in draft.figures.items():
+                points = [(one.ranks, ns) for one in own if (ns := getattr(one, name))]
+                if points:
+                    asked.append((number, figure, part, points))
+    found: list[list[Fit]] = [[] for _ in drafts]
+    judged = growths([points for *_, points in asked])
+    for (number, figure, part, _), growth in zip(asked, judged, strict=True):
+        found[number].append(Fit(figure, part, growth))
+    return found
+
+
+def _notes(files: Side, curves: Sequence[Curve]) -> list[str]:
+    notes = []
+    if any(point.ranks == 1 for curve in curves for point in curve.points):
+        notes.append("1 rank communicates nothing: it is in no fit")
+    if any(fit.part for curve in curves for fit in curve.fits):
+        notes.append("one host and several hosts use other links: each part is fitted by itself")
+    if any(one.given and one.given.first_call_ns for one in files.results):
+        notes.append("rows of -i 1 -w 0 are first calls, and in no time")
+    if files.rehearsals:
+        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
+    return notes

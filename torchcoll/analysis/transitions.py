@@ -1,0 +1,228 @@
+"""Where the behaviour of a collective changes with size: from its times, and from the algorithm.
+
+Two independent witnesses. The times alone give zones between regimes (analysis/regimes.py). The
+library's own log, where one was kept, gives the hand-over between two sizes. They stand side by
+side; neither corrects the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.matching import NAMES, value_of
+from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
+from torchcoll.analysis.sides import (
+    Measured,
+    Reader,
+    Reading,
+    Side,
+    Source,
+    known_of,
+    side,
+)
+from torchcoll.analysis.stats import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.records import load_all
+from torchcoll.core.result import Run
+
+NOISY = 0.2  # scatter about the law beyond which no boundary can be told
+CLIFF = 1.1  # time that grows by so much from one size to the next, at once
+REFINING = 6  # sizes proposed inside a zone
+MOST_POINTS = 1000  # of a curve: time and memory grow with their square
+_ALIGN = 256  # bytes: proposed sizes divide among ranks and types
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size: the geometric mean of the launches' medians. algorithm: as the log names it."""
+
+    nbytes: int
+    time_ns: float
+    launches: int
+    algorithm: str | None
+
+
+@dataclass(frozen=True)
+class Handover:
+    """The log names another algorithm between two neighbouring sizes."""
+
+    low_nbytes: int
+    high_nbytes: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of regime between low_nbytes and high_nbytes, as the times show it.
+
+    kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
+    (only the slope changes). jump: time after over before, both laws at the best place.
+    handover: what the log says there; agreement: whether the two agree, in words.
+    """
+
+    low_nbytes: int
+    high_nbytes: int
+    before: Regime
+    after: Regime
+    jump: float
+    kind: str
+    handover: Handover | None = None
+    agreement: str = ""
+
+
+@dataclass
+class Regimes:
+    """One curve: what is constant over it, its points, regimes, transitions and what the log says.
+
+    note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
+    more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
+    """
+
+    common: dict[str, Any]
+    points: list[Point]
+    curve: Curve
+    transitions: list[Transition] = field(default_factory=list)
+    handovers: list[Handover] = field(default_factory=list)
+    note: str = ""
+    doubt: str = ""
+    sizes: int = 0
+
+    @property
+    def refining(self) -> list[int]:
+        """Sizes that would narrow the zones, those already measured left out."""
+        measured = {point.nbytes for point in self.points}
+        return sorted({s for t in self.transitions for s in _between(t)} - measured)
+
+
+@dataclass
+class Transitions:
+    """What ``transitions`` found: the curves of some launches."""
+
+    runs: list[Run]
+    curves: list[Regimes]
+    notes: list[str] = field(default_factory=list)
+
+
+def transitions(
+    sources: Source | Sequence[Source],
+    *,
+    over_ranks: str = "max",
+    reader: Reader = load_all,
+) -> Transitions:
+    """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
+    size; launches are pooled. ``show`` prints it.
+
+    Raises UsageError where no case has a time and a size, UnreadableError for a file.
+    """
+    files = side("files", sources, reader)
+    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
+    return Transitions(files.runs, _curves(files, over_ranks, apart), _notes(files, apart))
+
+
+def _notes(files: Side, apart: Sequence[str]) -> list[str]:
+    """What the pooled launches differ in: a step may be theirs."""
+    alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
+    for part in files.parts:
+        alike.setdefault(part.ranks, []).append(known_of(part))
+    texts = dict.fromkeys(hidden_among(facts, apart) for facts in alike.values())
+    notes = [f"hidden: the launches are not alike in {text}" for text in texts if text]
+    if files.rehearsals:
+        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
+    return notes
+
+
+def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
+    groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
+    for item in side.measured("time", Reading(over_ranks)):
+        row = item.row
+        # Of figures that are not possible the shape is still of interest: it may be a copy's.
+        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.nbytes
+        if not timed or row.verified == "wrong":
+            continue
+        common = {name: value_of(item, name) for name in NAMES}
+        common |= {name: item.facts.get(name, "unset") for name in apart}
+        common |= {"cell": side.runs[item.launch].labels.get("cell")}
+        groups.setdefault(repr(common), (common, []))[1].append(item)
+    if not groups:
+        raise UsageError("cases", "none with a time and a size", "at least one")
+    return [_regimes(common, items) for common, items in groups.values()]
+
+
+def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
+    points = _points(items)
+    measured = len(points)
+    points = points[:: -(-measured // MOST_POINTS)]
+    curve = find_regimes([p.nbytes for p in points], [p.time_ns for p in points])
+    doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
+    found = Regimes(common, points, curve, handovers=_handovers(points))
+    found.sizes, found.doubt = measured, "; ".join(doubts)
+    found.transitions = [
+        _transition(points, curve, number, boundary, found.handovers)
+        for number, boundary in enumerate(curve.boundaries)
+    ]
+    if len(points) < 2 * FEWEST:
+        found.note = (
+            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are needed"
+        )
+    elif curve.noise > NOISY:
+        found.note = (
+            f"too noisy: times scatter by {100 * curve.noise:.0f} % about any law of this kind; "
+            "repeat the launches"
+        )
+    return found
+
+
+def _points(items: Sequence[Measured]) -> list[Point]:
+    by_size: dict[int, list[Measured]] = {}
+    for item in items:
+        by_size.setdefault(item.row.nbytes, []).append(item)
+    points = []
+    for nbytes, own in sorted(by_size.items()):
+        names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
+        launches = len({m.launch for m in own})
+        time = geometric([m.figure or 0.0 for m in own]) or 0.0
+        points.append(Point(nbytes, time, launches, ", ".join(names) or None))
+    return points
+
+
+def _handovers(points: Sequence[Point]) -> list[Handover]:
+    named = [(p.nbytes, p.algorithm) for p in points if p.algorithm]
+    return [
+        Handover(low, high, before, after)
+        for (low, before), (high, after) in itertools.pairwise(named)
+        if before != after
+    ]
+
+
+def _transition(
+    points: Sequence[Point],
+    curve: Curve,
+    number: int,
+    boundary: Boundary,
+    handovers: Sequence[Handover],
+) -> Transition:
+    low, high = points[boundary.low].nbytes, points[boundary.high].nbytes
+    jump = boundary.jump
+    kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
+    inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
+    named = any(point.algorithm for point in points)
+    agreement = "the log agrees" if inside else "the log names no change here" if named else ""
+    before, after = curve.regimes[number], curve.regimes[number + 1]
+    handover = inside[0] if inside else None
+    return Transition(low, high, before, after, jump, kind, handover, agreement)
+
+
+def _between(found: Transition) -> list[int]:
+    """Sizes at even ratios inside the zone; none where it is one step that cannot be halved."""
+    ratio = (found.high_nbytes / found.low_nbytes) ** (1 / (REFINING + 1))
+    sizes = [found.low_nbytes * ratio**k for k in range(1, REFINING + 1)]
+    step = _ALIGN if found.low_nbytes >= 64 * _ALIGN else 4
+    rounded = {math.floor(size / step + 0.5) * step for size in sizes}
+    return sorted(size for size in rounded if found.low_nbytes < size < found.high_nbytes)

@@ -1,0 +1,97 @@
+"""--bisect: all_reduce on halves of the ranks, both at once, each in a group of its own.
+
+For faults that pairs do not show: what only many ranks at once load (a switch, a rail), or what
+only the library's own algorithms use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.measure import brief
+from torchcoll.core.case import size_case
+from torchcoll.core.halving import LEAST, Group, Halving, halve
+from torchcoll.core.tournament import Units
+from torchcoll.core.units import format_ranges
+
+if TYPE_CHECKING:
+    from torchcoll.bench.runner import Session
+
+_TIMES = 2  # each step; the better one counts, for what slows a half for a moment is no fault of it
+
+
+def bisect(
+    session: Session, units: Units, threshold: float, told: Callable[[str], None]
+) -> Halving:
+    """Halve the units; rank 0 records what it came to. Collective."""
+    before = session.spec, session.parts, session.part
+    case = session.sizings[-1].case
+    step = 0
+
+    def speeds(first: Group, second: Group) -> tuple[float, float]:
+        nonlocal step
+        step += 1
+        parts = [ranks_of(units, first), ranks_of(units, second)]
+        rest = {*range(session.ranks)} - {rank for part in parts for rank in part}
+        parts += [tuple(sorted(rest))] if rest else []
+        session.parts = tuple(parts)
+        session.part = next(part for part in parts if session.rank in part)
+        sizing = size_case(replace(case, group=f"bisect {step}"), max(map(len, parts)))
+        seen: list[tuple[float, float]] = []
+        for _ in range(_TIMES):
+            told(f"bisect, step {step}")
+            try:
+                session.one_case(sizing)
+            except RuntimeError as error:
+                assert session.watchdog is not None
+                sizes = " and ".join(str(len(part)) for part in parts)
+                session.watchdog.trouble(f"groups of {sizes} ranks: {brief(error)}")
+            seen.append(session.control.decide(_speeds(session, len(parts))))
+        return max(one[0] for one in seen), max(one[1] for one in seen)
+
+    session.spec = replace(session.spec, fresh_group=True)
+    try:
+        found = halve(range(len(units)), speeds, threshold)
+    finally:
+        session.spec, session.parts, session.part = before
+    if session.recorder:
+        _record(session.recorder, session.control.members, units, found)
+    return found
+
+
+def ranks_of(units: Units, group: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(rank for unit in group for rank in units[unit]))
+
+
+def _speeds(session: Session, parts: int) -> list[float] | None:
+    """busbw of the first two of the sub-groups that ran last; 0 where one failed."""
+    if session.run is None:
+        return None
+    from torchcoll.core.summary import summarise
+
+    rows = [summarise(result) for result in session.run.results[-parts:]]
+    return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
+
+
+def _record(recorder: Any, members: list[dict[str, Any]], units: Units, found: Halving) -> None:
+    if not found.steps:
+        recorder.event("bisect", f"bisect: {len(units)} are too few to halve, {2 * LEAST} needed")
+        return
+    last = found.steps[-1]
+    halves = " and ".join(
+        f"{speed:.3f} GB/s on ranks {format_ranges(ranks_of(units, half))}"
+        for half, speed in zip(last.halves, last.speeds, strict=True)
+    )
+    if not found.group:
+        recorder.event("bisect", f"bisect: both halves are alike, {halves} (all_reduce busbw)")
+        return
+    ranks = ranks_of(units, found.group)
+    hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
+    message = (
+        f"bisect: ranks {format_ranges(ranks)} ({', '.join(hosts[:8])}) do all_reduce at "
+        f"{100 * found.ratio:.0f} % of the busbw of the other half (last step: {halves})"
+    )
+    where = {"host": hosts[0]} if len(hosts) == 1 else {"hosts": hosts}
+    recorder.event("suspect", message, ranks=list(ranks), **where)

@@ -1,0 +1,246 @@
+"""--library-log: the communication library's own log beside the result file, and what it chose.
+
+NCCL reads NCCL_DEBUG once a process, and oneCCL its level, so the log cannot be on for some calls
+and off while others are timed: the lines are written inside the stamps, and an event says so. Logs
+are read between cases, so that a choice belongs to the case whose calls were made meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.backends import BackendEntry, is_nccl
+from torchcoll.bench.options import FOLDER_ENDING
+from torchcoll.core.case import Case
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.libraries.calls import Call
+
+if TYPE_CHECKING:
+    from torchcoll.bench.recorder import Recorder
+    from torchcoll.bench.runner import Session
+    from torchcoll.core.result import CaseResult
+
+# Library -> what its log needs. INIT has the ranks and the timings, TUNING the choices.
+_VARIABLES = {
+    "nccl": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING"},
+    "oneccl": {"CCL_LOG_LEVEL": "debug"},
+}
+_FILES = {"nccl": "NCCL_DEBUG_FILE", "oneccl": "CCL_LOG_FILE"}
+_PERTURBED = {
+    "nccl": "NCCL writes it to {0}, a line a call on rank 0 and inside the stamps: small sizes "
+    "read slower than without --library-log",
+    "oneccl": "oneCCL writes it to {0} at its debug level, many lines a call on every rank and "
+    "inside the stamps: no time here is one of a run without --library-log",
+}
+_NOTHING_CHOSEN = (
+    "it names no algorithm for any case: NCCL does from 2.20 on, and not for what is made of sends "
+    "and receives"
+)
+
+
+class LibraryLog:
+    """One rank's part. ``result_file``: rank 0's, once its header is written; else None."""
+
+    def __init__(self, result_file: Callable[[], Path | None]) -> None:
+        self._result_file = result_file
+        self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
+        self._kept: list[str] = []  # what the user had set, and is kept
+        self._logs: dict[str, _Tail] = {}
+        self._stdout: int | None = None  # where it was before oneCCL's went to a file
+        _own_stdout()
+
+    def ask_for(self, entries: Sequence[BackendEntry]) -> None:
+        """Set the variables, before the library's first call. Raises what stands against it."""
+        found = {entry.name: _library(entry) for entry in entries}
+        self._libraries = {name: library for name, library in found.items() if library}
+        if not self._libraries:
+            names = ", ".join(found)
+            raise UnavailableError(
+                "library-log",
+                names,
+                "a backend whose library writes a log: nccl, xccl or ccl",
+                f"{names} writes no such log: leave --library-log out.",
+            )
+        for library in sorted(set(self._libraries.values())):
+            for name, value in _VARIABLES[library].items():
+                own = os.environ.get(name)
+                if own is not None:
+                    _check_own(name, own)
+                    self._kept.append(f"{name}={own}")
+                os.environ.setdefault(name, value)
+            if os.environ.get(_FILES[library]):
+                raise _refusal(_FILES[library], os.environ[_FILES[library]], "it unset")
+
+    def start(self, session: Session) -> None:
+        """After the header: agree on the folder and send the log there. Collective."""
+        result = self._result_file()
+        folder = session.control.decide(result and str(result.absolute()) + FOLDER_ENDING)
+        if not folder:  # --resume of a file that is complete: nothing will run
+            self._libraries = {}
+            return
+        failure = ""
+        try:
+            os.makedirs(folder, exist_ok=True)  # another host may have another file system
+            for library in set(self._libraries.values()):
+                self._open(library, os.path.join(folder, f"{library}-rank{session.rank}.log"))
+        except OSError as error:
+            failure = error.strerror or str(error)
+        failures = session.control.all_gather(failure)
+        if any(failures):
+            rank, text = next((r, text) for r, text in enumerate(failures) if text)
+            where = f"a folder that {session.control.name(rank)} can write ({text})"
+            raise UsageError("library-log", folder, where)
+        if session.recorder:
+            for library in sorted(set(self._libraries.values())):
+                text = _PERTURBED[library].format(os.path.basename(folder))
+                session.recorder.event("library_log", text)
+            if self._kept:
+                session.recorder.event("library_log", f"kept as set: {', '.join(self._kept)}")
+
+    def _open(self, library: str, path: str) -> None:
+        self._logs[library] = _Tail(path, library)
+        if library == "nccl":
+            os.environ["NCCL_DEBUG_FILE"] = path.replace("%", "%%")
+            return
+        # oneCCL knows no file (2021, 2022): its stdout goes there, the table keeps the real one.
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._stdout = os.dup(1)
+        os.dup2(log, 1)
+        os.close(log)
+
+    def join(self, session: Session, case: Case, results: Sequence[CaseResult]) -> None:
+        """Give the results of a case what the library chose meanwhile. Collective.
+
+        Rank 0 of a communicator has NCCL's lines; oneCCL's are on all ranks alike.
+        """
+        library = self._libraries.get(case.backend)
+        if library is None:
+            return
+        calls = self._logs[library].calls() if session.rank == session.part[0] else ()
+        told = session.control.gather([list(call) for call in calls])
+        _, choices_of = _known(library)
+        for result, part in zip(results, session.parts, strict=False):
+            result.choices = choices_of(result, [Call(*call) for call in told[part[0]]])
+
+    def keep_timings(self, session: Session) -> None:
+        """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""
+        if "nccl" not in self._libraries.values():
+            return
+        gathered = session.control.gather(self._logs["nccl"].timings(session.ranks))
+
+        def keep(recorder: Recorder) -> None:
+            for name in gathered[0] if all(gathered) else ():
+                ns = [round(1e9 * timings[name]) for timings in gathered]
+                recorder.phase("nccl_init" if name == "total" else f"nccl_init_{name}", ns)
+            results = [r for r in recorder.run.results if r.time_ns and r.ranks > 1]
+            if results and not any(result.choices for result in results):
+                recorder.event("library_log", _NOTHING_CHOSEN)
+
+        session._on_rank_0(keep)
+
+    def close(self) -> None:
+        """Give stdout back."""
+        for log in self._logs.values():
+            log.close()
+        if self._stdout is not None:
+            _flush_c()
+            os.dup2(self._stdout, 1)
+            os.close(self._stdout)
+            self._stdout = None
+
+
+class _Tail:
+    """A log that grows; it may not be there yet."""
+
+    def __init__(self, path: str, library: str) -> None:
+        self.path, self.library = path, library
+        self._file: Any = None
+        self._rest = b""
+
+    def calls(self) -> Iterable[Call]:
+        """The calls in the lines that are new, each once."""
+        _flush_c()
+        with contextlib.suppress(FileNotFoundError):
+            self._file = self._file or open(self.path, "rb")  # noqa: SIM115
+        if self._file is None:
+            return ()
+        lines = (self._rest + self._file.read()).splitlines(keepends=True)
+        self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+        reader = self._reader()
+        reader.read(lines)
+        return dict.fromkeys(call for process in reader.processes for call in process.calls)
+
+    def timings(self, ranks: int) -> dict[str, float]:
+        """Seconds by part of 'Init timings' of the first communicator of all ranks; {}: none."""
+        reader = self._reader()
+        with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as lines:
+            reader.read(lines)
+        members = [member for process in reader.processes for member in process.members]
+        whole = (m.timings for m in members if m.nranks == ranks and "rest" in m.timings)
+        return next(whole, {})
+
+    def _reader(self) -> Any:
+        make, _ = _known(self.library)
+        return make(self.path)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+
+
+def _known(library: str) -> tuple[Any, Any]:
+    """Its Reader, and its choices_of."""
+    if library == "oneccl":
+        from torchcoll.libraries.oneccl import log as oneccl
+
+        return oneccl.Reader, oneccl.choices_of
+    from torchcoll.libraries.nccl.calls import choices_of
+    from torchcoll.libraries.nccl.log import Reader
+
+    return Reader, choices_of
+
+
+def _library(entry: BackendEntry) -> str | None:
+    if is_nccl(entry.name):
+        return "nccl"
+    return "oneccl" if entry.name in ("xccl", "ccl") else None
+
+
+def _check_own(name: str, value: str) -> None:
+    """What the user has set stays, where the log still says what is needed."""
+    words = {word.strip().upper() for word in value.split(",")}
+    if name == "NCCL_DEBUG" and words.isdisjoint({"INFO", "TRACE"}):
+        raise _refusal(name, value, "it unset, INFO or TRACE")
+    if name == "NCCL_DEBUG_SUBSYS" and not ("ALL" in words or words >= {"INIT", "TUNING"}):
+        raise _refusal(name, value, "it unset, ALL, or INIT and TUNING in it")
+    if name == "CCL_LOG_LEVEL" and words.isdisjoint({"DEBUG", "TRACE"}):
+        raise _refusal(name, value, "it unset, debug or trace")
+
+
+def _refusal(name: str, value: str, expected: str) -> UsageError:
+    action = "--library-log sets it: unset it, or leave --library-log out."
+    return UsageError(f"library-log: {name}", value, expected, action)
+
+
+def _own_stdout() -> None:
+    """Let Python's stdout be a descriptor of its own: 1 may go to a file, the table may not."""
+    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
+        old = sys.stdout
+        old.flush()
+        buffering = 1 if old.line_buffering else -1
+        sys.stdout = open(  # noqa: SIM115
+            os.dup(old.fileno()), "w", buffering, encoding=old.encoding, errors=old.errors
+        )
+
+
+def _flush_c() -> None:
+    """What C's stdio still holds: it keeps more where stdout is a file."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).fflush(None)

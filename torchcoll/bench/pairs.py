@@ -1,0 +1,358 @@
+"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all.
+
+No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
+take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
+group of all ranks, whose connections the library makes where they are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.device import nothing
+from torchcoll.bench.measure import REFUSAL_S, brief
+from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.tournament import (
+    LATENCY_ITERS,
+    LATENCY_NBYTES,
+    Pair,
+    PairOptions,
+    check_units,
+    members_of,
+    pair_cases,
+    rounds,
+    units_of,
+)
+
+if TYPE_CHECKING:
+    from torchcoll.bench.options import Options
+    from torchcoll.bench.output import Output
+    from torchcoll.bench.runner import Session
+    from torchcoll.core.result import CaseResult, Run
+
+_NAMED = 8  # of a round's pairs, in messages
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What this rank does in a round. place: 0 is the lower unit of the pair, 1 the higher."""
+
+    pair: Pair
+    peer: int
+    place: int
+
+
+class PairsRun:
+    """All pairs of one session. ``told`` is called on rank 0 with how far it is."""
+
+    def __init__(self, session: Session, options: PairOptions, told: Callable[[str], None]) -> None:
+        self.session, self.options, self._told = session, options, told
+        self.units = units_of(options.by, [m["host"] for m in session.control.members])
+        check_units(self.units, options.by)
+        first = session.sizings[0].case
+        rule = "pair" if options.by == "rank" else "node"
+        self._rule = rule
+        self._cases = pair_cases(session.spec, rule, first)
+        self._buffers: dict[int, Buffers] = {}  # by the bytes asked
+        self._tried = False
+
+    def sweep(self) -> None:
+        """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
+        session = self.session
+        self._prepare()
+        schedule = rounds(len(self.units))
+        for number, met in enumerate(schedule, 1):
+            self._round(met, f"round {number} of {len(schedule)}", self._rule, self._cases)
+        again, places = session.control.decide(self._again())
+        cases = [self._cases[place] for place in places]
+        # Twice, apart in time: what slows a pair for a moment is no fault of it.
+        for number, pair in enumerate(2 * again, 1):
+            text = f"alone {number} of {2 * len(again)}"
+            self._round([(pair[0], pair[1])], text, f"{self._rule} alone", cases)
+        self._buffers.clear()
+        session.device.release()
+        self._told("all ranks together")
+        session.sweep()
+        if self.options.bisect:
+            from torchcoll.bench.bisect import bisect
+
+            bisect(session, self.units, self.options.threshold, self._told)
+        self._on_rank_0(self._events)
+
+    # -- before -----------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Memory on every rank, and a connected group."""
+        session, failure = self.session, ""
+        for case in self._cases:
+            sizing = size_case(case, session.ranks)
+            if refused := session.agree_on_case(sizing):
+                raise TorchcollError(f"pairs: {case.describe()}: {refused[1]}")
+        try:
+            for case in self._cases:
+                sizing = size_case(case, 2)
+                if case.nbytes not in self._buffers:
+                    buffers = allocate(session.torch, sizing, 0, session.device.name)
+                    self._buffers[case.nbytes] = buffers
+                    Checker(session.torch, sizing, 0, buffers, session.progress.beat).prepare()
+        except (RuntimeError, MemoryError) as error:
+            failure = brief(error)
+        failures = session.control.all_gather(failure)
+        lacking = [rank for rank, text in enumerate(failures) if text]
+        if lacking:
+            names = ", ".join(session.control.name(rank) for rank in lacking[:16])
+            raise TorchcollError(f"pairs: no memory on {names}: {failures[lacking[0]]}")
+        session.progress.step("connecting all ranks")
+        # torch: all ranks take part in the first call on a group, if it is a send or a receive.
+        self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
+
+    def _or_trouble(self, call: Callable[[], object], what: str) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            assert self.session.watchdog is not None
+            self.session.watchdog.trouble(f"{what}: {brief(error)}")
+
+    # -- one round --------------------------------------------------------------------------
+
+    def _own(self, met: Sequence[Pair]) -> _Own | None:
+        for pair in met:
+            for low, high in members_of(self.units, pair):
+                if self.session.rank in (low, high):
+                    first = self.session.rank == low
+                    return _Own(pair, high if first else low, 0 if first else 1)
+        return None
+
+    def _round(self, met: Sequence[Pair], text: str, rule: str, cases: Sequence[Case]) -> None:
+        own = self._own(met)
+        if len(met) <= _NAMED:
+            text += f" ({' '.join(f'{low}-{high}' for low, high in met)})"
+        elif own:
+            text += f", pair {own.pair[0]}-{own.pair[1]}"
+        self._told(text)
+        # In the file a round is in flight, not one of its pairs.
+        started = replace(self._cases[0], group=f"{rule}/{text}")
+        self._on_rank_0(lambda: self._recorder.started(started))
+        for case in cases:
+            gathered = self._one_kind(case, own, text)
+            self._on_rank_0(partial(self._keep, case, gathered, met, rule))
+
+    def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
+        """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
+        session, iters = self.session, self.session.spec.iters or 0
+        if case.nbytes == LATENCY_NBYTES:
+            iters = max(iters, LATENCY_ITERS)
+        kind = f"{text}: {case.describe()}"
+        cold: list[int] = []
+        steady: list[int] = []
+        session.progress.step(kind, steady if own else range(iters))
+        session.control.align()
+        checked: tuple[int, int] | None = None
+        if own is None:
+            self._first(None, case)
+        else:
+            sizing = size_case(case, 2)
+            buffers = self._buffers[case.nbytes]
+            small = self._buffers[self._cases[0].nbytes]
+            call = self._call(own, buffers, case.root)
+            align = self._call(own, small, None)
+            self._first(lambda: self._timed(call, nothing, 1, cold), case, own)
+            who = f"pair {own.pair[0]}-{own.pair[1]}"
+            self._or_trouble(lambda: self._timed(call, align, iters, steady), who)
+            if session.spec.check and case.root is None:
+                self._or_trouble(align, who)
+                checked = self._verified(sizing, own, buffers, call)
+        return session.control.gather([cold, steady, checked])
+
+    def _timed(self, call: Any, align: Any, calls: int, durations: list[int]) -> None:
+        self.session.device.isolated(call, align, calls, {"host": durations, "issue": []})
+
+    def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
+        """The first call of all: a backend that cannot send says so here, on all ranks alike."""
+        session, failure = self.session, ""
+        if self._tried:
+            if call and own:
+                self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+            return
+        self._tried = True
+        try:
+            if call:
+                call()
+        except Exception as error:
+            failure = brief(error)
+        try:
+            failures = session.control.all_gather(
+                [call is None, failure], REFUSAL_S if failure else None
+            )
+        except HangError:
+            if not failure:
+                raise
+            assert session.watchdog is not None
+            session.watchdog.trouble(failure)
+        told = [text for idle, text in failures if not idle]
+        if all(told):
+            raise UnavailableError(
+                "pairs",
+                f"{case.backend} on {case.device}: {told[0]}",
+                "a backend that sends from rank to rank",
+                "Choose another with --backend.",
+            )
+        odd = [rank for rank, (_, text) in enumerate(failures) if text]
+        if odd:
+            names = ", ".join(session.control.name(rank) for rank in odd[:16])
+            raise TorchcollError(f"pairs: sending failed on {names} alone: {failures[odd[0]][1]}")
+
+    def _call(self, own: _Own, buffers: Buffers, root: int | None) -> Callable[[], None]:
+        """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
+        dist = self.session.dist
+        group = self.session.communicators.whole(self._cases[0].backend)
+        steps = []
+        if root is None or root == own.place:
+            steps.append(dist.P2POp(dist.isend, buffers.send, own.peer, group))
+        if root is None or root != own.place:
+            steps.append(dist.P2POp(dist.irecv, buffers.recv, own.peer, group))
+        if own.place == 1:
+            steps.reverse()  # xccl can deadlock where both peers send first
+
+        def call() -> None:
+            for work in dist.batch_isend_irecv(steps):
+                work.wait()
+
+        return call
+
+    def _verified(
+        self, sizing: Sizing, own: _Own, buffers: Buffers, call: Callable[[], None]
+    ) -> tuple[int, int]:
+        """(elements checked, elements wrong) of one more exchange."""
+        session = self.session
+        checker = Checker(session.torch, sizing, own.place, buffers, session.progress.beat)
+        checker.prepare()
+        self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+        session.device.synchronize()
+        return checker.count_wrong()
+
+    # -- rank 0 -----------------------------------------------------------------------------
+
+    @property
+    def _recorder(self) -> Any:
+        return self.session.recorder
+
+    def _on_rank_0(self, action: Callable[[], object]) -> None:
+        if self.session.rank == 0:
+            action()
+
+    def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
+        for pair in met:
+            members = members_of(self.units, pair)
+            ranks = [low for low, _ in members] + [high for _, high in members]
+            own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
+            self._recorder.case(_result(own, ranks, [gathered[rank] for rank in ranks]))
+
+    def _again(self) -> tuple[list[Pair], list[int]] | None:
+        """The pairs to run again alone, and the places of the cases in which they were slow."""
+        if self.session.rank:
+            return None
+        from torchcoll.core.suspects import again_alone, key_of, kinds_of, read_pairs, suspects
+
+        pairs = read_pairs(self._recorder.run)
+        found = suspects(pairs, self.options.threshold) if pairs else []
+        kinds = kinds_of(found)
+        places = [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
+        return (again_alone(pairs, found) if pairs else []), places
+
+    def _events(self) -> None:
+        from torchcoll.core.suspects import events, read_pairs, suspects
+
+        found = read_pairs(self._recorder.run)
+        if found:
+            for event in events(found, suspects(found, self.options.threshold)):
+                self._recorder.event(**event)
+
+
+def _result(case: Case, ranks: list[int], gathered: list[Any]) -> CaseResult:
+    from torchcoll.core.result import CaseResult, Verification
+
+    sizing = size_case(case, 2)
+    result = CaseResult(
+        case,
+        "ok",
+        len(ranks),
+        count=sizing.count,
+        nbytes=sizing.nbytes,
+        nbytes_in=sizing.nbytes_in,
+        nbytes_out=sizing.nbytes_out,
+        cold_ns=[words[0] for words in gathered],
+        time_ns={"host": [words[1] for words in gathered]},
+        batches=[len(gathered[0][1])],
+        members=ranks,
+        ordinal=None,  # of a connection nobody counts the calls
+        stop="count",
+    )
+    if gathered[0][2]:
+        wrong = [words[2][1] for words in gathered]
+        result.verification = Verification(
+            checked=sum(words[2][0] for words in gathered),
+            wrong=sum(wrong),
+            wrong_ranks=tuple(rank for rank, n in zip(ranks, wrong, strict=True) if n),
+        )
+        if sum(wrong):
+            result.status = "wrong"
+            result.reason = f"{sum(wrong)} of {result.verification.checked} elements wrong"
+    return result
+
+
+def refuse_lone(backend: str | None, ranks: int) -> None:
+    """Raises UsageError for what has no pairs, before anything starts."""
+    check_units(tuple((rank,) for rank in range(ranks)), "rank")
+    if backend == "fake":
+        raise UsageError("backend", "fake", "one that communicates", "--dry-run plans without one.")
+    if backend and "," in backend:
+        raise UsageError("backend", backend, "one backend")
+
+
+def sweep_pairs(options: Options, session: Session, output: Output | None) -> str | None:
+    """The sweep of bench/main.py: measure the pairs, print what they say on rank 0.
+
+    The text of what makes the exit code 1: a case that failed, a suspect.
+    """
+    assert options.pairs is not None
+    told: Callable[[str], None] = nothing_told
+    line = None
+    if session.rank == 0 and not options.quiet:
+        from torchcoll.report.progress import ProgressLine
+
+        line = ProgressLine(sys.stderr, 80)
+        told = line.show
+    PairsRun(session, options.pairs, told).sweep()
+    failure = None
+    if output and session.run:
+        if line:
+            line.clear()
+        session.run.path = output.path
+        output.show(lambda: _show(session.run, options))
+        failure = output.failure(session) or _accused(session.run)
+    failure = session.control.decide(failure)
+    return failure
+
+
+def nothing_told(text: str) -> None:
+    pass
+
+
+def _show(run: Run | None, options: Options) -> None:
+    from torchcoll.report.pairs import show_pairs
+
+    assert run is not None and options.pairs is not None
+    show_pairs(run, options.format, options.pairs.threshold)
+
+
+def _accused(run: Run) -> str | None:
+    told = [event["message"] for event in run.events if event["kind"] == "suspect"]
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"suspect: {told[0]}{more}" if told else None

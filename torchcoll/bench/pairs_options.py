@@ -1,0 +1,97 @@
+"""The command line of ``torchrun -m torchcoll.pairs``: its own options, and some of the others'."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from torchcoll.bench.options import Options, Parser, number, parse
+from torchcoll.core.case import Spec
+from torchcoll.core.errors import UsageError
+from torchcoll.core.tournament import BY, ITERS, LATENCY_NBYTES, SIZES, THRESHOLD, PairOptions
+
+# Fields of Spec that mean something here; the others are refused.
+_OWN: tuple[str, ...] = (
+    "collectives",
+    "sizes",
+    "dtypes",
+    "backend",
+    "device",
+    "iters",
+    "check",
+    "timeout_s",
+)
+_OWN += ("labels", "rehearse", "seed")
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = Parser(
+        prog="torchcoll.pairs",
+        description="Measure every pair of ranks or nodes, and say which one is slow. Pairs of a "
+        "round run at the same time, every pair meets once; the slow ones run again alone, then "
+        "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
+        epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
+        "--backend --device --rehearse --rendezvous-file -J --no-output --label --format "
+        "--quiet --dry-run --ranks.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--by",
+        default=BY[0],
+        help="rank (default): every rank with every other; node: all ranks of a node with those of "
+        "another at once, first with first, second with second",
+    )
+    p.add_argument(
+        "--threshold",
+        default=THRESHOLD,
+        help="slower than the others by this share, and an outlier, is suspect (0.2)",
+    )
+    p.add_argument(
+        "--bisect",
+        action="store_true",
+        help="then halve the ranks (nodes) with all_reduce until the slow group is small: for "
+        "faults that pairs do not show",
+    )
+    p.add_argument("--ranks-per-node", help="of --dry-run --by node")
+    return p
+
+
+def parse_pairs(argv: Sequence[str]) -> Options:
+    """The Options of a command line. Raises UsageError."""
+    own, rest = _parser().parse_known_args(list(argv))
+    options = parse(rest, "all_reduce", "torchcoll.pairs")
+    spec, plain = options.spec, Spec()
+    for field in fields(Spec):
+        given = getattr(spec, field.name)
+        if field.name not in _OWN and given != getattr(plain, field.name):
+            flag = field.name.replace("_", "-")
+            raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
+    if options.resume:
+        raise UsageError("resume", options.resume, "none: pairs are measured in one go")
+    if options.format not in ("table", "markdown", "csv", "json"):
+        raise UsageError("format", options.format, "one of table, markdown, csv, json")
+    sizes = spec.sizes or SIZES
+    if min(sizes) <= LATENCY_NBYTES:
+        expected = f"more than {LATENCY_NBYTES} bytes"
+        raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
+    for nbytes in sizes:
+        if nbytes % LATENCY_NBYTES:  # of every type a whole number of elements
+            raise UsageError("sizes", nbytes, f"a multiple of {LATENCY_NBYTES} bytes")
+    if len(spec.dtypes) > 1:
+        raise UsageError("dtype", ",".join(spec.dtypes), "one type")
+    iters = ITERS if spec.iters is None else spec.iters
+    if iters < 1:
+        raise UsageError("iters", iters, "a whole number from 1 on")
+    threshold = number(own.threshold, float)
+    if not isinstance(threshold, float):
+        raise UsageError("threshold", threshold, "a share between 0 and 1", "20 % is 0.2.")
+    per_node = own.ranks_per_node
+    if per_node is not None:
+        per_node = number(per_node, int)
+        if not isinstance(per_node, int) or per_node < 1:
+            raise UsageError("ranks-per-node", per_node, "a whole number from 1 on")
+        if not options.dry_run:
+            raise UsageError("ranks-per-node", per_node, "--dry-run beside it")
+    pairs = PairOptions(own.by, own.bisect, threshold, per_node)
+    return replace(options, spec=replace(spec, sizes=sizes, iters=iters), pairs=pairs)

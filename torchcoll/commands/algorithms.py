@@ -1,0 +1,94 @@
+"""``torchcoll algorithms``: which forced algorithm wins, what AUTO loses, and settings of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.algorithms import Algorithms
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="the folder of torchcoll matrix, or result files")
+    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default 2%%)")
+    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--export-env", action="store_true", help="print variables: one winner at all sizes")
+    add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
+    add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
+    add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
+    add("--check", action="store_true", help="print the matrix that checks an exported setting")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.algorithms import algorithms
+    from torchcoll.analysis.gate import parse_share
+    from torchcoll.core.records import load_all
+    from torchcoll.core.summary import OVER_RANKS
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.algorithms import FORMATS, show_algorithms
+    from torchcoll.report.view import choice
+
+    names = ("export_env", "export_oneccl", "export_tuner")
+    chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    if len(chosen) > 1:
+        raise UsageError("export", " and ".join(chosen), "one of them at a time")
+    if options.check and not chosen:
+        raise UsageError("check", "no export", "--export-env, --export-oneccl or --export-tuner")
+    if options.channels is not None and not options.export_tuner:
+        raise UsageError("channels", options.channels, "--export-tuner beside it")
+    choice(options.format, "format", FORMATS)
+    choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    found = algorithms(
+        options.files,
+        threshold=parse_share(options.threshold, "threshold"),
+        filter=options.filter,
+        over_ranks=options.over_ranks,
+        reader=lambda files: load_all(resolve(str(file) for file in files)),
+    )
+    if not chosen:
+        show_algorithms([found], options.format)
+    elif options.export_tuner:
+        _export_tuner(found, options)
+    else:
+        _export_variables(found, options)
+    return ExitCode.OK
+
+
+def _export_variables(found: Algorithms, options: argparse.Namespace) -> None:
+    """The snippet on stdout; what checks it is a comment in it."""
+    from torchcoll.analysis.exports import check_command, export_lines, selections, variables
+
+    values = (variables if options.export_env else selections)(found)
+    lines = export_lines(found, values, by_size=options.export_oneccl)
+    if options.check:
+        lines.append(f"# check: {check_command(found, values)}")
+    print("\n".join(lines))
+
+
+def _export_tuner(found: Algorithms, options: argparse.Namespace) -> None:
+    from torchcoll.analysis.exports import check_command, tuner_text, tuner_variables
+
+    path, channels = options.export_tuner, options.channels
+    if channels is not None and not (channels.isdecimal() and len(channels) < 9):
+        raise UsageError("channels", channels, "a whole number")
+    text = tuner_text(found, None if channels is None else int(channels))
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError("export-tuner", path, "a file that does not exist yet") from None
+    except OSError as error:
+        raise UsageError(
+            "export-tuner", path, f"a file that can be written ({error.strerror})"
+        ) from None
+    print(f"torchcoll: wrote {os.path.abspath(path)}", file=sys.stderr)
+    if options.check:
+        print(check_command(found, tuner_variables(path)))

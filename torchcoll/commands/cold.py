@@ -1,0 +1,26 @@
+"""``torchcoll cold``: what starting costs, launch by launch."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.cold import cold
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.cold import FORMATS, show_cold
+    from torchcoll.report.view import choice
+
+    choice(options.format, "format", FORMATS)
+    found = cold(options.files, reader=lambda files: load_all(resolve(str(f) for f in files)))
+    show_cold([found], options.format)
+    return ExitCode.OK

@@ -1,0 +1,192 @@
+"""``torchcoll matrix``: many launches, one for each cell, in blocks."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.plan import Job, Plan
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.usage = "torchcoll matrix -o DIR [options] -- LAUNCHER ... -m torchcoll.allreduce ..."
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help=r"a variable and its values; empty: unset; \, is a comma in a value. Several: every "
+        "combination",
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="name=V1,V2",
+        help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
+        "in PATH",
+    )
+    add(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
+    )
+    add("--launches", default="6", metavar="N", help="of each cell (default 6)")
+    add("--seed", default="0", metavar="N", help="of the order in a block (default 0)")
+    add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
+    add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
+    add("--nccl-version", metavar="V", help="of nccl-algorithms, where this Python has none")
+    add("--up-to", metavar="N", help="of scaling and subsets")
+    add("--dry-run", action="store_true", help="list the launches, start nothing")
+    add("--quiet", action="store_true", help="no progress, only the table of cells")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
+
+
+def _number(what: str, text: str | None, kind: type, least: float) -> Any:
+    if text is None:
+        return None
+    words = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
+    try:
+        number = kind(text)
+    except ValueError:
+        raise UsageError(what, text, words) from None
+    if not least <= number < 1e9:
+        raise UsageError(what, text, words)
+    return number
+
+
+def run(options: argparse.Namespace) -> ExitCode | int:
+    from pathlib import Path
+
+    from torchcoll.bench.environment import variables
+    from torchcoll.matrix.check import unverified
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.plan import make_plan
+    from torchcoll.matrix.run import run as run_plan
+    from torchcoll.matrix.run import summary
+    from torchcoll.report.matrix import show_summary
+
+    if not options.output:
+        raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
+    timeout_s = _number("cell-timeout", options.cell_timeout, float, 0.1)
+    plan, notes = make_plan(
+        options.words[1:] if options.words[:1] == ["--"] else options.words,
+        options.env,
+        options.axis,
+        options.preset,
+        _number("launches", options.launches, int, 1),
+        _number("seed", options.seed, int, 0),
+        options.nccl_version,
+        _number("up-to", options.up_to, int, 1),
+    )
+    notes += [
+        f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
+        for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
+    ]
+    for note in notes:
+        _tell(f"torchcoll: note: {note}")
+    folder_path = Path(options.output)
+    if options.dry_run:
+        return _dry_run(plan, folder_path)
+    with Folder(folder_path, plan.to_json()) as folder:
+        watcher = _Watcher(plan, folder, options.quiet)
+        try:
+            number = run_plan(plan, folder, variables, watcher, timeout_s)
+        finally:
+            watcher.close()
+        rows = summary(plan, folder)
+        show_summary(rows, _below(plan, folder, number))
+    if number:
+        return 128 + number
+    bad = any(row["failed"] or row["timeout"] for row in rows)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def _below(plan: Plan, folder: Folder, number: int | None) -> list[str]:
+    from torchcoll.matrix.run import pending
+
+    left = len(pending(plan, folder))
+    lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
+    if left:
+        total = len(plan.cells) * plan.launches
+        lines.append(f"without a result: {left} of {total}; the same command again runs them")
+    return [*lines, f"results, logs and manifest: {folder.path}"]
+
+
+def _dry_run(plan: Plan, folder: Any) -> ExitCode:
+    """Every launch as it could be typed."""
+    from torchcoll.bench.environment import variables
+    from torchcoll.matrix.plan import command_line
+    from torchcoll.matrix.run import labels_of
+
+    cells, launches = len(plan.cells), plan.launches
+    counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
+    _tell(f"{counts} = {cells * launches}, in this order:")
+    for job in plan.jobs():
+        words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
+        print(command_line(words, job.cell.variables))
+    return ExitCode.OK
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Watcher:
+    """Progress on stderr: a line that stays on a terminal, elsewhere one line a launch."""
+
+    def __init__(self, plan: Plan, folder: Folder, quiet: bool) -> None:
+        from torchcoll.matrix.run import pending
+        from torchcoll.report.output import Output, is_terminal
+        from torchcoll.report.progress import Progress, ProgressLine
+
+        todo = pending(plan, folder)
+        total = len(plan.cells) * plan.launches
+        self._quiet = quiet
+        self._done, self._total = total - len(todo), total
+        self._progress = Progress(len(todo))
+        self._terminal = not quiet and is_terminal(sys.stderr)
+        self._line = ProgressLine(None if quiet else sys.stderr, Output(sys.stderr).width or 80)
+        self._doing = ""
+        if self._done:
+            self.note(f"{self._done} of {total} launches are done")
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._line.clear()
+            _tell(text)
+
+    def began(self, job: Job) -> None:
+        self._doing = job.stem
+        self.tick()
+
+    def tick(self) -> None:
+        self._line.show(self._progress.text(self._doing))
+
+    def ended(self, job: Job, record: Mapping[str, Any]) -> None:
+        from torchcoll.report.output import one_line
+
+        self._progress.finished += 1
+        self._done += 1
+        seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
+        why = f": {one_line(record['reason'])}" if record["reason"] else ""
+        if not self._terminal or record["status"] != "ok":
+            self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
+
+    def skipped(self) -> None:
+        """A launch of a cell that has turned out to be unavailable."""
+        self._progress.total -= 1
+        self._total -= 1
+
+    def close(self) -> None:
+        self._line.clear()

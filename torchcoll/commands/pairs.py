@@ -1,0 +1,35 @@
+"""``torchcoll pairs``: what a result file of torchcoll.pairs says."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.tournament import THRESHOLD
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="result file of torchrun ... -m torchcoll.pairs")
+    add(
+        "--threshold",
+        default=str(THRESHOLD),
+        help="slower than the others by this share, and an outlier, is suspect (0.2)",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    """Exit code 1 where a suspect stands, as when it was measured."""
+    from torchcoll.core.records import load
+    from torchcoll.report.pairs import show_pairs
+
+    try:
+        threshold = float(options.threshold)
+    except ValueError:
+        threshold = -1.0
+    if not 0 < threshold < 1:
+        expected = "a share between 0 and 1"
+        raise UsageError("threshold", options.threshold, expected, "20 % is 0.2.")
+    suspect = show_pairs(load(options.file), options.format, threshold)
+    return ExitCode.FAILED if suspect else ExitCode.OK

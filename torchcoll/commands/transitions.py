@@ -1,0 +1,34 @@
+"""``torchcoll transitions``: where the behaviour changes with size."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--refine", action="store_true", help="print the sizes that would narrow each zone")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.transitions import transitions
+    from torchcoll.core.records import load_all
+    from torchcoll.core.summary import OVER_RANKS
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.transitions import FORMATS, show_transitions
+    from torchcoll.report.view import choice
+
+    choice(options.format, "format", FORMATS)
+    choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    found = transitions(
+        options.files,
+        over_ranks=options.over_ranks,
+        reader=lambda files: load_all(resolve(str(file) for file in files)),
+    )
+    show_transitions([found], options.format, refine=options.refine)
+    return ExitCode.OK

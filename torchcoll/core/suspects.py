@@ -1,0 +1,464 @@
+"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured.
+
+Pure and without numpy: rank 0 reads its own run with it, and chooses what is measured again.
+
+A pair is slow when its speed is an outlier among the pairs of its kind, by the modified z-score of
+Iglewicz and Hoaglin (How to Detect and Handle Outliers, ASQC 1993: 0.6745 (x - median) / MAD,
+beyond 3.5; of logarithms, for a speed can fall by no more than 100 %), AND below the median by a
+relative threshold: where all pairs are alike to a per mille, every small difference is an outlier,
+and where they scatter, 20 % is none. The scale of the score is at least the scatter of the calls of
+one pair, for a few pairs may agree by chance. Pairs within a node and pairs between nodes are two
+kinds, never compared. Judged are the speeds of the good calls (lower quartile of the times; for
+latency the least): a fault slows all calls, and what else runs on a machine only some.
+
+What is compared with is the pairs that the unit has no part in. With a few units the median of all
+pairs would be the culprit's own: of 4 ranks it has 3 of the 6 pairs. A unit is a suspect when more
+than half of its pairs are below the threshold and the median over all of them is an outlier, on the
+scale that a median of so many has. This holds as long as no more than a quarter of the units are
+bad. A slow pair of two others is a suspect link, by bandwidth alone: two ranks may be far apart, in
+switches, and nothing is wrong.
+
+A suspicion stands when the pairs are slow alone too, twice, against usual pairs that were also
+measured alone: what is slow only beside the others is a matter of the network that they share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torchcoll.core.case import Case
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import default_clock, median, over_ranks, quantile
+from torchcoll.core.tournament import LATENCY_NBYTES, THRESHOLD, Pair, Units, units_of
+
+Z_LIMIT = 3.5
+# An answer that takes twice as long: latencies of healthy pairs scatter by far more than bandwidth.
+LATENCY_THRESHOLD = 0.5
+# Beyond so many units (nodes, between nodes) one has too small a part to move the median.
+_FEW = 16
+_AGAIN = 3  # pairs of each suspect that run again alone, and usual ones of each kind beside them
+_TOLD = 3  # kinds of calls in the line of a suspect
+
+LATENCY, EXCHANGE, SEND, RECEIVE = "latency", "both ways", "sending", "receiving"
+ALONE = " alone"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a unit or a link is suspected, of one kind of call.
+
+    ratio: its speed over that of the pairs without it, medians. z: the modified z-score of that
+    median. slow, pairs: how many of its pairs are below the threshold. alone_ratio: the same when
+    its pairs ran alone, over the usual pairs that ran alone; None: not measured.
+    """
+
+    what: str
+    nbytes: int
+    within: bool  # pairs of one node
+    ratio: float
+    z: float
+    slow: int
+    pairs: int
+    alone_ratio: float | None = None
+    stands: bool | None = None  # alone too; None: nothing to tell it by
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A unit (one number) or a link (two). ``evidence``: the strongest first."""
+
+    units: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def is_link(self) -> bool:
+        return len(self.units) == 2
+
+    @property
+    def stands(self) -> bool:
+        return any(one.stands is not False for one in self.evidence)
+
+
+class Timing(NamedTuple):
+    """Completions of the calls of a pair. spread: the scale of the logarithms of the fast half."""
+
+    median_ns: float
+    good_ns: float  # the lower quartile; of latencies the least
+    spread: float
+
+
+Times = dict[Pair, Timing]  # one way: (from, to)
+Speeds = dict[Pair, float]
+_Others = tuple[float, float, float]  # median speed; median and scale of the logarithms
+
+
+@dataclass
+class Pairs:
+    """The pairs of a run. ``times`` and ``alone``: (kind, nbytes) -> pair -> Timing.
+
+    ``kind`` is LATENCY, EXCHANGE or SEND (one way; read from the other end it is RECEIVE).
+    """
+
+    by: str
+    units: Units
+    hosts: tuple[str, ...]  # of each unit
+    times: dict[tuple[str, int], Times] = field(default_factory=dict)
+    alone: dict[tuple[str, int], Times] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    rehearsal: bool = False
+
+    def ranks(self, unit: int) -> str:
+        """``rank 3 (host-b)``, ``node host-b (ranks 8-15)``."""
+        from torchcoll.core.units import format_ranges
+
+        if self.by == "rank":
+            return f"rank {unit} ({self.hosts[unit]})"
+        ranks = self.units[unit]
+        word = "ranks" if len(ranks) > 1 else "rank"
+        return f"node {self.hosts[unit]} ({word} {format_ranges(ranks)})"
+
+    def gbps(self, key: tuple[str, int], pair: Pair, ns: float) -> float:
+        """GB/s of a pair in one direction: of all ranks of both nodes together, by node."""
+        at_once = min(len(self.units[pair[0]]), len(self.units[pair[1]]))
+        return at_once * key[1] / ns
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return sorted(self.times.get((LATENCY, LATENCY_NBYTES), {}))
+
+    @property
+    def asked(self) -> int:
+        return len(self.units) * (len(self.units) - 1) // 2
+
+
+def is_pair(result: CaseResult) -> bool:
+    return (result.case.group or "").split("/")[0] in GROUPS
+
+
+GROUPS = ("pair", "node", "pair" + ALONE, "node" + ALONE)
+
+
+def key_of(case: Case) -> tuple[str, int]:
+    """(kind, nbytes) of a case of a pair."""
+    if case.root is not None:
+        return SEND, case.nbytes
+    return (LATENCY if case.nbytes == LATENCY_NBYTES else EXCHANGE), case.nbytes
+
+
+def read_pairs(run: Run) -> Pairs | None:
+    """The pairs of a run; None where it has none."""
+    own = [result for result in run.results if is_pair(result)]
+    if not own:
+        return None
+    by = "node" if (own[0].case.group or "").startswith("node") else "rank"
+    members = sorted(run.members, key=lambda m: m.get("rank") or 0)
+    hosts = [str(member.get("host") or "?") for member in members]
+    hosts += ["?"] * (run.ranks - len(hosts))
+    units = units_of(by, hosts)
+    found = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
+    for result in own:
+        rule, _, name = (result.case.group or "").partition("/")
+        low, _, high = name.partition("-")
+        if not (low.isdecimal() and high.isdecimal() and int(low) < int(high) < len(units)):
+            found.failed.append(f"{result.case.describe()}: {rule}/{name} is no pair of this run")
+            continue
+        timing = _timing(result)
+        if timing is None:
+            found.failed.append(f"pair {name}: {result.case.describe()}: {result.reason}")
+            continue
+        pair = (int(low), int(high))
+        if result.case.root == 1:
+            pair = pair[::-1]
+        found.rehearsal |= result.case.rehearsal
+        where = found.alone if rule.endswith(ALONE) else found.times
+        table = where.setdefault(key_of(result.case), {})
+        if pair not in table or timing.good_ns < table[pair].good_ns:  # alone: the better of two
+            table[pair] = timing
+    return found
+
+
+def _timing(result: CaseResult) -> Timing | None:
+    samples = result.time_ns.get(default_clock(result) or "", [])
+    calls = sorted(over_ranks(samples)) if samples else []
+    if result.status != "ok" or not calls or calls[0] <= 0:
+        return None
+    middle = quantile(calls, 0.5)
+    # From the fast side, which is what is judged: half the interquartile range of a symmetric one.
+    spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
+    good = 0.0 if result.case.nbytes == LATENCY_NBYTES else 0.25
+    return Timing(middle, quantile(calls, good), spread)
+
+
+def robust(values: Sequence[float], least: float = 0.0) -> tuple[float, float]:
+    """(median, scale) of ``values`` for ``modified_z``; the scale is ``least`` or more.
+
+    Where more than half of the values are equal the MAD is 0; then their mean absolute deviation
+    takes its place (1.253314 is the ratio of the two scales for the normal distribution), which may
+    be 0 too.
+    """
+    middle = median(values)
+    off = [abs(v - middle) for v in values]
+    mad = median(off)
+    return middle, max(mad / 0.6745 if mad else 1.253314 * sum(off) / len(off), least)
+
+
+def modified_z(value: float, middle: float, scale: float) -> float:
+    """Iglewicz and Hoaglin's score of ``value`` against values with that ``robust`` median and
+    scale; where the scale is 0, it is 0 or infinite.
+    """
+    if scale:
+        return (value - middle) / scale
+    return 0.0 if value == middle else math.copysign(math.inf, value - middle)
+
+
+def _scale_of_median(count: int) -> float:
+    """The scale of the median of ``count`` values over that of one: sqrt(pi / 2 / count), what it
+    is of many normal ones (Kendall and Stuart, The Advanced Theory of Statistics 1, 10.12); of one
+    and two 1, as if they were one.
+    """
+    return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
+
+
+def suspects(pairs: Pairs, threshold: float = THRESHOLD) -> list[Suspect]:
+    """Units first, then links, each in order. ``threshold``: a share of the speed of the others."""
+    if pairs.rehearsal:
+        return []
+    found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
+    tables = [_Table(pairs, key, within, threshold) for key in pairs.times for within in (1, 0)]
+    for table in tables:
+        for unit, evidence in table.units():
+            found[(unit,)].append(evidence)
+    bad = {units[0] for units in found}
+    for table in tables:
+        for link, evidence in table.links(bad):
+            found[link].append(evidence)
+    ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
+    return [
+        Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
+        for units, evidence in ordered
+    ]
+
+
+class _Table:
+    """The pairs of one kind of call, within nodes or between them, as speeds."""
+
+    def __init__(
+        self, pairs: Pairs, key: tuple[str, int], within: bool | int, threshold: float
+    ) -> None:
+        self._pairs, self._key, self._within = pairs, key, bool(within)
+        self._threshold = max(threshold, LATENCY_THRESHOLD) if key[0] == LATENCY else threshold
+        self._speeds = self._of(pairs.times)
+        self._alone = self._of(pairs.alone)
+        # Between nodes a bad node has many ranks: all its pairs are left out together.
+        self._group = (lambda unit: unit) if within else (lambda unit: pairs.hosts[unit])
+        self._groups = len({self._group(unit) for pair in self._speeds for unit in pair})
+        self._scales: dict[Any, _Others | None] = {}
+
+    def _of(self, times: Mapping[tuple[str, int], Times]) -> Speeds:
+        hosts = self._pairs.hosts
+        return {
+            pair: 1 / timing.good_ns
+            for pair, timing in times.get(self._key, {}).items()
+            if (hosts[pair[0]] == hosts[pair[1]]) == self._within
+        }
+
+    def _scaled(self, met: Collection[Pair]) -> _Others | None:
+        if not met:
+            return None
+        timings = self._pairs.times[self._key]
+        speeds = [self._speeds[pair] for pair in met]
+        middle = median(speeds)
+        least = median([timings[pair].spread for pair in met])
+        return middle, *robust([math.log(speed) for speed in speeds], least)
+
+    def _others(self, unit: int) -> _Others | None:
+        """The speeds of the pairs that the unit (between nodes: its node) has no part in."""
+        group = self._group(unit)
+        if self._groups > _FEW:
+            group = None
+        if group not in self._scales:
+            met = [
+                pair
+                for pair in self._speeds
+                if group is None or group not in (self._group(pair[0]), self._group(pair[1]))
+            ]
+            self._scales[group] = self._scaled(met)
+        return self._scales[group]
+
+    def _sides(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """(what it is called, places in the pair that are to blame)."""
+        kind = self._key[0]
+        return ((SEND, (0,)), (RECEIVE, (1,))) if kind == SEND else ((kind, (0, 1)),)
+
+    def units(self) -> Iterable[tuple[int, Evidence]]:
+        for what, places in self._sides():
+            own: defaultdict[int, list[Pair]] = defaultdict(list)
+            for pair in self._speeds:
+                for place in places:
+                    own[pair[place]].append(pair)
+            for unit, met in sorted(own.items()):
+                others = self._others(unit)
+                if others is None:
+                    continue
+                limit = (1 - self._threshold) * others[0]
+                slow = sum(self._speeds[pair] <= limit for pair in met)
+                if 2 * slow <= len(met):
+                    continue
+                evidence = self._evidence(what, met, slow, others)
+                if evidence.z <= -Z_LIMIT:
+                    yield unit, evidence
+
+    def links(self, bad: Collection[int]) -> Iterable[tuple[Pair, Evidence]]:
+        if self._key[0] == LATENCY:
+            return
+        healthy = {p: s for p, s in self._speeds.items() if not {*p} & {*bad}}
+        # One link more or less moves no median, but where there are a few.
+        few = len(healthy) <= _FEW
+        whole = self._scaled(healthy)
+        what = "one way" if self._key[0] == SEND else self._key[0]
+        for pair, speed in sorted(healthy.items()):
+            others = whole
+            if few:
+                others = self._scaled([p for p in healthy if p != pair])
+            # The cheap question first: of 100000 pairs a few reach the second.
+            if others and speed <= (1 - self._threshold) * others[0]:
+                evidence = self._evidence(what, [pair], 1, others)
+                if evidence.z <= -Z_LIMIT:
+                    yield _link(pair), evidence
+
+    def _evidence(self, what: str, met: Sequence[Pair], slow: int, others: _Others) -> Evidence:
+        speed = median([self._speeds[pair] for pair in met])
+        ratio = speed / others[0]
+        z = modified_z(math.log(speed), *others[1:]) / _scale_of_median(len(met))
+        again = [pair for pair in met if pair in self._alone]
+        mine = {*met}
+        usual = [s for pair, s in self._alone.items() if pair not in mine and self._usual(pair)]
+        stands = alone = None
+        if again and usual:
+            speeds = [self._alone[pair] for pair in again]
+            alone = median(speeds) / median(usual)
+            # The slowest usual pair too, for three of them have no scale of their own.
+            stands = alone <= 1 - self._threshold and median(speeds) < min(usual)
+        key = (what, self._key[1], self._within)
+        return Evidence(*key, ratio, z, slow, len(met), alone, stands)
+
+    def _usual(self, pair: Pair) -> bool:
+        others = self._others(pair[0])
+        speed = self._speeds.get(pair)
+        return speed is not None and (others is None or speed > (1 - self._threshold) * others[0])
+
+
+def _link(pair: Pair) -> Pair:
+    return (min(pair), max(pair))
+
+
+def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> list[Pair]:
+    """The pairs to run again alone: usual ones of each kind, then those of each suspect, at most
+    max(8, units) of these. Nothing where nobody is suspected.
+    """
+    if not found:
+        return []
+    bad = {unit for one in found if not one.is_link for unit in one.units}
+    links = [one.units for one in found if one.is_link]
+    large = [key for key in pairs.times if key[0] == EXCHANGE]
+    timings = pairs.times[large[0]] if large else {}
+    speeds = {pair: 1 / timing.good_ns for pair, timing in timings.items()}
+    usual: list[Pair] = []
+    for within in (True, False):
+        kind = [
+            pair
+            for pair in speeds
+            if (pairs.hosts[pair[0]] == pairs.hosts[pair[1]]) == within
+            and not {*pair} & bad
+            and pair not in links
+        ]
+        if kind:
+            middle = median([speeds[pair] for pair in kind])
+            usual += sorted(kind, key=lambda pair: (abs(speeds[pair] - middle), pair))[:_AGAIN]
+    chosen: dict[Pair, None] = {}
+    for one in found:
+        if one.is_link:
+            chosen[one.units[0], one.units[1]] = None
+            continue
+        met = [pair for pair in speeds if one.units[0] in pair]
+        # With partners that nobody suspects: else it would be theirs.
+        met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
+        chosen |= dict.fromkeys(met[:_AGAIN])
+    return usual + [p for p in chosen if p not in usual][: max(8, len(pairs.units))]
+
+
+def kinds_of(found: Iterable[Suspect]) -> set[tuple[str, int]]:
+    """The kinds of calls by which they are suspected: what runs again."""
+    kinds = {(one.what, one.nbytes) for suspect in found for one in suspect.evidence}
+    return {(what if what in (LATENCY, EXCHANGE) else SEND, nbytes) for what, nbytes in kinds}
+
+
+def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
+    """The largest group of units without suspects: of links one end leaves, that of the most links
+    first (greedy: the smallest cover is NP-hard, and a few links leave no doubt).
+    """
+    standing = [one for one in found if one.stands]
+    gone = {one.units[0] for one in standing if not one.is_link}
+    links = [one.units for one in standing if one.is_link and not {*one.units} & gone]
+    while links:
+        ends = [unit for link in links for unit in link]
+        worst = max(sorted({*ends}), key=ends.count)
+        gone.add(worst)
+        links = [link for link in links if worst not in link]
+    return [unit for unit in range(len(pairs.units)) if unit not in gone]
+
+
+def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
+    """One line: who, at how much of the others, and how sure."""
+    if suspect.is_link:
+        who = f"link of {pairs.ranks(suspect.units[0])} and {pairs.ranks(suspect.units[1])}"
+    else:
+        who = pairs.ranks(suspect.units[0])
+    words = []
+    told = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    for one in told[:_TOLD]:
+        where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
+        count = "" if suspect.is_link else f", {one.slow} of {one.pairs} pairs slow"
+        alone = (
+            ", not checked alone"
+            if one.alone_ratio is None
+            else f", alone {100 * one.alone_ratio:.0f} %"
+        )
+        z = "" if one.z == float("-inf") else f", z {one.z:.0f}"
+        words.append(f"{one.what}{where} {100 * one.ratio:.0f} %{count}{z}{alone}")
+    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return f"{who}: of the others' speed " + "; ".join(words) + more
+
+
+def _where(one: Evidence) -> str:
+    return " within the node" if one.within else " between nodes"
+
+
+def events(pairs: Pairs, found: Sequence[Suspect]) -> list[dict[str, Any]]:
+    """An event for each node with a standing suspect, and for each suspect link: kind, message,
+    ranks, and ``host`` (a node) or ``link`` (the hosts of both ends).
+    """
+    standing = [one for one in found if one.stands]
+    nodes: defaultdict[str, list[Suspect]] = defaultdict(list)
+    told = []
+    for one in standing:
+        if not one.is_link:
+            nodes[pairs.hosts[one.units[0]]].append(one)
+    for host, own in nodes.items():
+        ranks = [rank for one in own for rank in pairs.units[one.units[0]]]
+        message = suspect_text(pairs, own[0])
+        if len(own) > 1:
+            of = sum(1 for unit_host in pairs.hosts if unit_host == host)
+            message = f"{len(own)} of {of} ranks of node {host}; {message}"
+        told.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
+    for one in standing:
+        if one.is_link:
+            ends = [pairs.hosts[unit] for unit in one.units]
+            ranks = [rank for unit in one.units for rank in pairs.units[unit]]
+            message = suspect_text(pairs, one)
+            told.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
+    return told

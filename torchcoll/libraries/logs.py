@@ -1,0 +1,86 @@
+"""Logs of communication libraries, of whatever library: found by their lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.records import lines_of
+from torchcoll.libraries.nccl import jobs as nccl_jobs
+from torchcoll.libraries.nccl import log as nccl
+from torchcoll.libraries.oneccl import log as oneccl
+
+Reader = nccl.Reader | oneccl.Reader
+Job = nccl_jobs.Job | oneccl.Job
+
+_NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
+_ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
+
+_BESIDE = ".jsonl.logs"
+_WRITES = "A run with --library-log writes such a log."
+
+
+def files_of(paths: Iterable[str]) -> list[str]:
+    """The files that are named, and those in folders that are: rank2.log before rank10.log.
+
+    In a folder of results (of a matrix too) these are what --library-log wrote beside each:
+    ``x.jsonl.logs``; no result is a log.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        entries = sorted(os.scandir(path), key=_by_number)
+        beside = [e for e in entries if e.is_dir() and e.name.endswith(_BESIDE)]
+        inside = [e for folder in beside for e in sorted(os.scandir(folder), key=_by_number)]
+        inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
+        inside = [entry for entry in inside if entry.is_file()]
+        found += [entry.path for entry in inside]
+        if not inside:
+            raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
+    return list(dict.fromkeys(found))
+
+
+def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
+    return len(entry.name), entry.name
+
+
+def _is_result(name: str) -> bool:
+    return name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_log(path: str) -> tuple[Reader, list[str]]:
+    """The log in a file (.gz too), and what was wrong with the file itself.
+
+    Raises UnreadableError for a file that cannot be read or has no line of NCCL, RCCL or oneCCL.
+    """
+    problems: list[str] = []
+    reader = _reader(path)
+    reader.read(lines_of(Path(path), problems, "log"))
+    return reader, problems
+
+
+def _reader(path: str) -> Reader:
+    for line in lines_of(Path(path), [], "log"):
+        if _NCCL.search(line):
+            return nccl.Reader(path)
+        if _ONECCL.search(line):
+            return oneccl.Reader(path)
+    raise UnreadableError(
+        "log",
+        path,
+        "lines of NCCL, RCCL or oneCCL",
+        _WRITES,
+    )
+
+
+def jobs_of(readers: Sequence[Reader]) -> list[Job]:
+    """The jobs of these files, of each library."""
+    return [
+        *nccl_jobs.jobs([reader for reader in readers if isinstance(reader, nccl.Reader)]),
+        *oneccl.jobs([reader for reader in readers if isinstance(reader, oneccl.Reader)]),
+    ]

@@ -1,0 +1,80 @@
+"""What CCL_<COLLECTIVE> and the CCL_SYCL thresholds can force (oneCCL's env-variables.rst).
+
+On a GPU ``CCL_<COLLECTIVE>`` is not asked while SYCL kernels are on, which is the default since
+2021.14: what they do is moved by thresholds. A name that a library lacks ends the launch at the
+first collective. None of the GPU part has run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchcoll.core.units import format_size
+from torchcoll.libraries.forcing import Forcing
+from torchcoll.libraries.oneccl.variables import NAMES
+
+# torch's collective -> (variables, algorithms). Where torch may call one of two, both are set.
+_ALGORITHMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "all_reduce": (
+        ("CCL_ALLREDUCE",),
+        "direct rabenseifner nreduce ring double_tree recursive_doubling 2d topo",
+    ),
+    "all_gather": (
+        ("CCL_ALLGATHER", "CCL_ALLGATHERV"),
+        "direct naive flat multi_bcast ring topo",
+    ),
+    "reduce": (("CCL_REDUCE",), "direct rabenseifner tree double_tree topo"),
+    "reduce_scatter": (("CCL_REDUCE_SCATTER",), "direct naive ring topo"),
+    "broadcast": (("CCL_BCAST", "CCL_BROADCAST"), "direct ring double_tree naive topo"),
+    "all_to_all": (("CCL_ALLTOALL",), "direct naive scatter topo"),
+    "all_to_all_v": (("CCL_ALLTOALLV",), "direct naive scatter topo"),
+    "barrier": (("CCL_BARRIER",), "direct ring"),
+}
+COLLECTIVES = tuple(_ALGORITHMS)
+# Of these the size that a selection goes by is the message's. Of the others it may be what one rank
+# sends, or what all do: oneCCL does not document it.
+SIZED = ("all_reduce", "broadcast", "reduce")
+KERNELS = "CCL_ENABLE_SYCL_KERNELS"
+# torch's collective -> how the thresholds name it.
+_SYCL = {"all_reduce": "ALLREDUCE", "all_gather": "ALLGATHERV", "reduce_scatter": "REDUCE_SCATTER"}
+# 0 takes a kernel away; the other is four to sixteen times the default (2022.2: LL 4 KiB, SMALL
+# 512 KiB, MEDIUM 16 MiB). More would outgrow the temporary buffers that they work in.
+_THRESHOLDS = {"LL": (0, 64 << 10), "SMALL": (0, 2 << 20), "MEDIUM": (0, 64 << 20)}
+
+
+def variables_of(collective: str) -> tuple[str, ...]:
+    """The variables that choose the algorithm of torch's ``collective``; () where none does."""
+    return _ALGORITHMS[collective][0] if collective in _ALGORITHMS else ()
+
+
+def forcings(collectives: Sequence[str], device: str, mpi: bool) -> list[Forcing]:
+    """What exists on ``device`` (cpu or xpu) for one of ``collectives``.
+
+    mpi: whether oneCCL's transport is MPI. Over others ``direct`` becomes another algorithm without
+    a word, so it is left out.
+    """
+    asked = [name for name in collectives if name in _ALGORITHMS]
+    names = dict.fromkeys(word for name in asked for word in _ALGORITHMS[name][1].split())
+    left_out = {*(() if mpi else ("direct",)), *(() if device == "xpu" else ("topo",))}
+    found = []
+    for algorithm in names:
+        able = tuple(name for name in asked if algorithm in _ALGORITHMS[name][1].split())
+        settings = {variable: algorithm for name in able for variable in _ALGORITHMS[name][0]}
+        if device == "xpu":
+            settings[KERNELS] = "0"
+        if algorithm not in left_out:
+            found.append(Forcing(algorithm, able, settings))
+    return found + (_thresholds(asked) if device == "xpu" else [])
+
+
+def _thresholds(asked: Sequence[str]) -> list[Forcing]:
+    able = tuple(name for name in asked if name in _SYCL)
+    found = []
+    for stage, sizes in _THRESHOLDS.items():
+        names = {name: f"CCL_SYCL_{_SYCL[name]}_{stage}_THRESHOLD" for name in able}
+        names = {name: variable for name, variable in names.items() if variable in NAMES}
+        for nbytes in sizes if names else ():
+            settings = dict.fromkeys(names.values(), str(nbytes))
+            name = f"sycl-{stage.lower()}-{format_size(nbytes)}"
+            found.append(Forcing(name, tuple(names), settings))
+    return found

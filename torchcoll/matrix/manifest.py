@@ -1,0 +1,155 @@
+"""``manifest.jsonl``: what was asked, and one line for each launch that has ended.
+
+It is only ever appended to, one line in one write, and on disk before the next launch begins: being
+killed at any moment loses at most the line of the launch that was running. A line that was cut off
+is skipped; that launch runs again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.records import MANIFEST, MATRIX_SCHEMA, lines_of, parse_line
+
+# Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
+# unavailable: the library says that this machine lacks what was forced. interrupted: by Ctrl-C or a
+# signal.
+STATUSES = ("ok", "failed", "timeout", "unavailable", "interrupted")
+
+
+class Manifest:
+    """The manifest of ``folder``; made with ``spec`` where there is none.
+
+    records: the launches that it had, in order. Raises UsageError where it was begun with another
+    spec, UnreadableError for a file that is no manifest.
+    """
+
+    def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
+        self.path = folder / MANIFEST
+        self.records: list[dict[str, Any]] = []
+        lines = list(_lines(self.path)) if self.path.exists() else []
+        if lines:
+            _check_same(folder, lines[0], spec)
+            self.records = [line for line in lines[1:] if _is_launch(line)]
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        if not lines:
+            self._write({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
+        elif not self.path.read_bytes().endswith(b"\n"):
+            self._file.write(b"\n")  # what was cut off stays a line of its own
+
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def append(self, record: dict[str, Any]) -> None:
+        """One launch. Raises TorchcollError when the disk refuses it."""
+        self._write({"record": "launch", **record})
+
+    def _write(self, record: dict[str, Any]) -> None:
+        rest = memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise TorchcollError(
+                str(self.path),
+                error.strerror,
+                "a disk that takes the next line",
+                "Make room, then start the same matrix again.",
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _is_launch(line: dict[str, Any]) -> bool:
+    """Whether it is a launch as torchcoll writes it; one that was edited by hand runs again."""
+    kinds = {"cell": str, "launch": int, "status": str, "reason": str}
+    return (
+        line.get("record") == "launch"
+        and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+        and isinstance(line.get("file"), (str, type(None)))
+        and isinstance(line.get("seconds"), (int, float, type(None)))
+    )
+
+
+def _is_plan(spec: Any) -> bool:
+    """Whether the command is a list of words, and each cell has a name and its settings."""
+    if not isinstance(spec, dict):
+        return False
+    command, cells = spec.get("command"), spec.get("cells")
+    return (
+        isinstance(command, list)
+        and all(isinstance(word, str) for word in command)
+        and isinstance(cells, list)
+        and all(isinstance(cell, dict) and isinstance(cell.get("name"), str) for cell in cells)
+    )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a manifest without those that cannot be read; the first must be its header."""
+    for number, line in enumerate(lines_of(path, [], "manifest")):
+        try:
+            record = parse_line(line)
+            schema = record.get("schema") if isinstance(record, dict) else None
+        except ValueError:
+            record = schema = None
+        if number == 0 and not (schema == MATRIX_SCHEMA and _is_plan(record.get("spec"))):
+            if not line.endswith(b"\n"):  # killed while the first line was written
+                path.unlink()
+                return
+            raise UnreadableError("manifest", path, f"one of {MATRIX_SCHEMA}")
+        if isinstance(record, dict):
+            yield record
+
+
+def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Raises UsageError naming what differs. More or fewer launches are no difference."""
+    earlier = header["spec"]
+    for name, own, theirs in _differences(spec, earlier):
+        raise UsageError(
+            f"{name} of {folder}",
+            own,
+            f"{theirs}, as it was begun with",
+            "Start with the same again, or name another folder with -o.",
+        )
+
+
+def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    mine, others = own["command"], theirs["command"]
+    if mine != others:
+        pairs = itertools.zip_longest(mine, others)
+        place = next(n for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        # Both as a whole would be cut before they differ.
+        near = slice(max(0, place - 1), place + 2)
+        yield "command", " ".join(mine[near]) or "less", " ".join(others[near]) or "less"
+    if own["seed"] != theirs.get("seed"):
+        yield "seed", str(own["seed"]), str(theirs.get("seed"))
+    cells = {cell["name"]: cell for cell in own["cells"]}
+    earlier = {cell["name"]: cell for cell in theirs["cells"]}
+    more = [name for name in cells if name not in earlier]
+    fewer = [name for name in earlier if name not in cells]
+    if more or fewer:
+        told = (("added", more), ("missing", fewer))
+        words = [f"{', '.join(names)} {how}" for how, names in told if names]
+        yield "cells", " and ".join(words), f"{len(earlier)} cells"
+    for name, cell in cells.items():
+        if name in earlier and cell != earlier[name]:
+            yield f"cell {name}", _told(cell), _told(earlier[name])
+
+
+def _told(cell: dict[str, Any]) -> str:
+    parts = [cell.get(name) for name in ("axes", "variables")]
+    settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
+    words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
+    return " ".join([*words, *map(str, cell.get("arguments") or ())])

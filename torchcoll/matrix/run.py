@@ -1,0 +1,240 @@
+"""Running a matrix: every launch that is missing, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from types import FrameType
+from typing import Any, Protocol
+
+from torchcoll.core.errors import TorchcollError
+from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.matrix import processes
+from torchcoll.matrix.check import Recorded, check, unverified
+from torchcoll.matrix.folder import Folder, log_nbytes, read_log
+from torchcoll.matrix.plan import Job, Plan
+
+_LAST_LINES = 20
+_ERROR = "torchcoll: error: "
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None: ...
+    def began(self, job: Job) -> None: ...
+    def tick(self) -> None: ...
+    def ended(self, job: Job, record: Mapping[str, Any]) -> None: ...
+    def skipped(self) -> None: ...
+
+
+def pending(plan: Plan, folder: Folder) -> list[Job]:
+    """The launches that have no file that counts, in order."""
+    return [job for job in plan.jobs() if not (folder.done(job) or folder.unavailable(job))]
+
+
+def run(
+    plan: Plan,
+    folder: Folder,
+    recorded: Recorded,
+    watcher: Watcher,
+    timeout_s: float | None = None,
+) -> int | None:
+    """Launch what is missing; the number of the signal that stopped it, else None.
+
+    recorded: what result files keep of variables. timeout_s: of one launch. Raises TorchcollError
+    where the disk refuses the manifest.
+    """
+    with _Signals() as signals:
+        orphans = processes.end_orphans(folder.mark)
+        if orphans:
+            watcher.note(f"ended {orphans} processes of a launch whose matrix was killed")
+        todo = pending(plan, folder)
+        for job in todo:
+            if moved := folder.set_aside(job):
+                watcher.note(f"{job.stem}: its matrix was killed; what it wrote is {moved}")
+        for job in todo:
+            if signals.number is not None:
+                break
+            if folder.unavailable(job):
+                watcher.skipped()
+                continue
+            watcher.began(job)
+            record = _one(plan, folder, job, recorded, signals, watcher, timeout_s)
+            folder.add(record)
+            watcher.ended(job, record)
+        return signals.number
+
+
+def _one(
+    plan: Plan,
+    folder: Folder,
+    job: Job,
+    recorded: Recorded,
+    signals: _Signals,
+    watcher: Watcher,
+    timeout_s: float | None,
+) -> dict[str, Any]:
+    """Launch a job; its line of the manifest."""
+    path, log = folder.result(job), folder.log(job)
+    words = plan.words(job, path, labels_of(job, recorded))
+    start, utc = log_nbytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    variables = plan.environment(job.cell, os.environ)
+    ended = None
+    try:
+        with signals.raising():
+            ended = processes.launch(
+                words, variables, folder.mark + job.stem, log, timeout_s, watcher.tick
+            )
+    except _Stopped:
+        pass
+    except OSError as error:
+        raise TorchcollError(f"log {log}", error.strerror) from None
+    output = read_log(log, start)
+    status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
+    aside = None if usable else folder.set_aside(job)
+    return {
+        "cell": job.cell.name,
+        "launch": job.launch,
+        "attempt": folder.attempts(job) + 1,
+        "axes": dict(job.cell.axes),
+        "variables": dict(job.cell.variables),
+        "command": words,
+        "start_utc": utc,
+        "exit_code": ended.exit_code if ended else None,
+        "seconds": round(ended.seconds, 3) if ended else None,
+        "status": status,
+        "reason": reason,
+        "file": path.name if usable else None,
+        "aside": aside,
+        "log": str(log.relative_to(folder.path)),
+        "output": "" if status == "ok" else "\n".join(output.splitlines()[-_LAST_LINES:]),
+        "library": library,
+    }
+
+
+def labels_of(job: Job, recorded: Recorded) -> dict[str, str]:
+    """The axes; and variables that result files do not keep, or a file would not tell its own."""
+    labels = dict(job.cell.axes)
+    for name in unverified(job.cell, recorded):
+        if (value := job.cell.variables[name]) is not None:
+            labels[name] = value
+    return labels
+
+
+def _judged(
+    ended: processes.Ended | None,
+    folder: Folder,
+    job: Job,
+    output: str,
+    recorded: Recorded,
+    timeout_s: float | None,
+) -> tuple[str, str, str | None, bool]:
+    """(status, reason, library, whether the file counts) of a launch."""
+    if ended is None:
+        return "interrupted", "", None, False
+    if ended.timed_out:
+        return "timeout", f"ended after --cell-timeout {timeout_s:g} s", None, False
+    if ended.exit_code is None:
+        return "failed", ended.why, None, False
+    found = check(folder.result(job), job, recorded)
+    if found.unavailable or (not found.usable and nccl.UNAVAILABLE in output):
+        return "unavailable", "NCCL has not got it on this machine", None, False
+    code = _code_text(ended.exit_code)
+    if not found.usable:
+        if not ended.exit_code or found.complete:
+            return "failed", found.reason, None, False
+        # What a launch said last tells more than that its file has no end.
+        return "failed", f"{code}: {_last_error(output) or found.reason}", None, False
+    if found.reason:
+        return "failed", found.reason, found.library, True
+    if ended.exit_code:
+        return "failed", f"{code} although all its cases are ok", found.library, True
+    return "ok", "", found.library, True
+
+
+def _code_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _last_error(output: str) -> str:
+    """The last error line of torchcoll, else the last line that has words."""
+    lines = [line.strip() for line in output.splitlines() if any(map(str.isalpha, line))]
+    ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+    return next(iter((ours or lines)[-1:]), "").rstrip(' "')
+
+
+# -- signals ---------------------------------------------------------------------------------
+
+
+class _Stopped(BaseException):
+    """A signal asks to stop."""
+
+
+class _Signals:
+    """A signal ends the launch that is running, and then the matrix; never half a line.
+
+    ``number``: of the first one that came.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._raising = False
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number if self.number is None else self.number
+        if self._raising:
+            raise _Stopped
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        if self.number is not None:
+            raise _Stopped
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+
+# -- the summary -----------------------------------------------------------------------------
+
+
+def summary(plan: Plan, folder: Folder) -> list[dict[str, Any]]:
+    """One object a cell: how its launches ended, by their last attempts; seconds is the median of
+    those that are ok; reason is the last one of those that are not.
+    """
+    rows = []
+    for cell in plan.cells:
+        jobs = [Job(cell, launch) for launch in range(1, plan.launches + 1)]
+        last = [record for job in jobs if (record := folder.last(job)) is not None]
+        counts = Counter(str(record["status"]) for record in last)
+        seconds = [r["seconds"] for r in last if r["status"] == "ok" and r["seconds"] is not None]
+        reasons = [r["reason"] for r in last if r["status"] != "ok" and r["reason"]]
+        rows.append(
+            {
+                "cell": cell.name,
+                "launches": plan.launches,
+                **{name: counts[name] for name in ("ok", "failed", "timeout", "unavailable")},
+                "seconds": statistics.median(seconds) if seconds else None,
+                "reason": reasons[-1] if reasons else "",
+            }
+        )
+    return rows

@@ -1,0 +1,117 @@
+"""What starting costs, printed: tables and markdown (report/cold_tables.py), CSV and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.report.cold_tables import cold_grids, over
+from torchcoll.report.csv import records_csv
+from torchcoll.report.notes import runs_lines
+from torchcoll.report.output import Output
+from torchcoll.report.text import print_grids
+from torchcoll.report.view import choice
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.cold import Cold, ColdRow, Scale
+    from torchcoll.analysis.repeats import Pairs
+
+FORMATS = ("table", "markdown", "csv", "json")
+SCHEMA = "torchcoll-cold/1"
+
+
+def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``cold`` found. Raises UsageError for an unknown format."""
+    choice(format, "format", FORMATS)
+    out = Output(file)
+    if format == "json":
+        objects = [cold_object(one) for one in found]
+        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
+    elif format == "csv":
+        out.write(records_csv([row_record(row) for one in found for row in one.rows]))
+    else:
+        print_grids([("", [grid for one in found for grid in cold_grids(one)])], format, out)
+    out.flush()
+
+
+# -- objects ---------------------------------------------------------------------------------
+
+
+def cold_object(found: Cold) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "rows": [row_record(row) for row in found.rows],
+        "by_ranks": [_scale_record(scale) for scale in found.scales],
+        "second_launch": [_pairs_record(pairs) for pairs in found.again],
+        "late": [
+            {**dataclasses.asdict(one), "kind": _known(one.kind), "extra_ns": one.extra_ns}
+            for one in found.late
+        ],
+        "notes": [*found.notes, *runs_lines(found.runs)],
+    }
+
+
+def row_record(row: ColdRow) -> dict[str, Any]:
+    """One launch, flat: durations in ns, unknown is null."""
+    part = row.largest_part
+    return {
+        "launch": row.name,
+        "cell": row.launch.labels.get("cell"),
+        "job": row.placed.job,
+        "place_in_job": row.placed.place if row.placed.job else None,
+        "start_utc": row.launch.header.get("start_utc"),
+        **_known(row.kind),
+        "ranks": row.ranks,
+        "hosts": row.hosts,
+        "first_call_ns": row.call_ns(1),
+        "second_call_ns": row.call_ns(2),
+        "third_call_ns": row.call_ns(3),
+        "last_cold_call_ns": row.last_ns,
+        "steady_ns": row.steady_ns,
+        "steady_clock": row.clock,
+        "second_over_first": over(row.call_ns(2), row.call_ns(1)),
+        "second_over_third": over(row.call_ns(2), row.call_ns(3)),
+        "first_over_steady": over(row.call_ns(1), row.steady_ns),
+        "first_result_ns": row.first_result_ns,
+        "new_communicator": row.own,
+        "status": row.status,
+        "first_call_slowest_rank": row.first.rank if row.first else None,
+        "first_call_beyond_ns": row.first.beyond_ns if row.first else None,
+        **{
+            f"{name}_{field}": value
+            for name, phase in row.phases.items()
+            for field, value in (
+                ("ns", phase.ns),
+                ("slowest_rank", phase.rank),
+                ("beyond_ns", phase.beyond_ns),
+            )
+        },
+        **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
+        "nccl_init_largest_part": part[0] if part else None,
+    }
+
+
+def _scale_record(scale: Scale) -> dict[str, Any]:
+    again = _pairs_record(scale.again) if scale.again else None
+    return {**dataclasses.asdict(scale), "kind": _known(scale.kind), "again": again}
+
+
+def _pairs_record(pairs: Pairs) -> dict[str, Any]:
+    judged, ratio = pairs.judged, pairs.judged.ratio
+    return {
+        "ranks": pairs.ranks,
+        "figure": pairs.figure,
+        "jobs": len(judged.base),
+        "ratio": ratio.ratio if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "p_value": judged.p_value,
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+    }
+
+
+def _known(kind: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kind.items() if value is not None}

@@ -1,0 +1,290 @@
+"""The tables of a cold start: launches, numbers of ranks, set-up, cases that are cold later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torchcoll.core.units import format_size, format_time
+from torchcoll.report.comparison import interval_text, ratio_text
+from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.kinds import kind_texts
+from torchcoll.report.notes import runs_lines
+from torchcoll.report.output import one_line
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.cold import Cold, ColdRow, Scale
+    from torchcoll.analysis.late import Late
+    from torchcoll.analysis.repeats import Pairs
+    from torchcoll.analysis.startup import Slowest
+
+MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
+_WORDS = {
+    "import_torch": "import torch",
+    "init_process_group": "init",
+    "communicator": "connect",
+    "nccl_init": "NCCL init",
+}
+_READING = "completion = max over ranks"
+_RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
+_CALLS = (
+    "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the median of "
+    "its steady calls"
+)
+_ROWS_OF_CALLS = (
+    "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
+    "t_max, the max over ranks"
+)
+_BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
+_LONGEST = (
+    "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
+    "for each other (rendezvous, init, connect) that may be the one that came first"
+)
+
+
+def cold_grids(found: Cold) -> list[Grid]:
+    groups: dict[str, list[ColdRow]] = {}
+    for row in found.rows:
+        groups.setdefault(repr(row.kind), []).append(row)
+    titles = kind_texts([rows[0].kind for rows in groups.values()])
+    grids = []
+    for title, (kind, rows) in zip(titles, groups.items(), strict=True):
+        grids.append(_launches(rows, title))
+        scales = [scale for scale in found.scales if repr(scale.kind) == kind]
+        if len(rows) > 1:
+            grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
+    each = {id(row.launch): row for row in found.rows}  # of several backends: set up once
+    grids.append(_set_up(list(each.values())))
+    grids.append(_late(found.late))
+    grids.append(Grid([], [], below=[*map(one_line, found.notes), *runs_lines(found.runs)]))
+    return grids
+
+
+def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
+    """One line a launch, in the order of jobs and time."""
+    steady = any(row.steady_ns for row in rows)
+
+    def settled(row: ColdRow) -> float | None:
+        return row.steady_ns if steady else row.last_ns
+
+    word = Head("steady") if steady else Head("last", "cold")
+    return filled(
+        [
+            (Head("launch", left=True, repeat=True), _launch_text),
+            (Head("job", left=True), _job),
+            (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
+            (Head("cell", left=True), lambda r: one_line(r.launch.labels.get("cell", "-"))),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            (Head("hosts"), lambda r: str(r.hosts or "-")),
+            (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
+            (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
+            (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
+            (word, lambda r: format_time(settled(r))),
+            (Head("2nd /", "1st"), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
+            (Head("2nd /", "3rd"), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
+            (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), settled(r))),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda r: format_time(r.first_result_ns),
+            ),
+            (Head("slowest", "rank"), lambda r: _rank(r.first)),
+            (Head("beyond", "others", legend=_BEYOND), lambda r: _beyond(r.first)),
+        ],
+        rows,
+        above=[title, _READING, _calls_line(rows)],
+    )
+
+
+def _launch_text(row: ColdRow) -> str:
+    used = "" if row.own else " (used)"
+    return one_line(row.name) + used + ("" if row.status == "ok" else f" ({one_line(row.status)})")
+
+
+def _job(row: ColdRow) -> str:
+    # Launches whose output is in one file have its name already.
+    return one_line(row.launch.header.get("job_id") or "-")
+
+
+def _calls_line(rows: Sequence[ColdRow]) -> str:
+    sizes = max((row.sizes for row in rows), key=len)
+    if len(sizes) < 2:
+        return _CALLS
+    named = ", ".join(format_size(size) for size in sizes[:3])
+    return _ROWS_OF_CALLS.format(sizes=f"{named}{', ...' if len(sizes) > 3 else ''} bytes")
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return ratio_text(over(a, b))
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """a / b where both are known."""
+    return a / b if a and b else None
+
+
+def _rank(one: Slowest | None) -> str:
+    return "-" if one is None or one.rank is None else str(one.rank)
+
+
+def _beyond(one: Slowest | None) -> str:
+    return format_time(one.beyond_ns) if one else "-"
+
+
+def _by_ranks(scales: Sequence[Scale], again: Sequence[Pairs]) -> Grid:
+    """One line for each number of ranks, as plots of cold starts have it."""
+
+    def spread(scale: Scale) -> str:
+        low, high = (format_time(ns, 3).strip() for ns in (scale.low_ns, scale.high_ns))
+        return f"{low} to {high}" if scale.launches > 1 else "-"
+
+    def hosts(scale: Scale) -> str:
+        return ", ".join(map(str, scale.hosts)) or "-"
+
+    def second(scale: Scale, cell: int) -> str:
+        return _again_cells(scale.again)[cell]
+
+    return filled(
+        [
+            (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
+            (Head("hosts"), hosts),
+            (Head("launches"), lambda s: str(s.launches)),
+            (Head("1st", "call"), lambda s: format_time(s.first_ns)),
+            (Head("of one launch", left=True), spread),
+            (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
+            (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
+            (Head("steady"), lambda s: format_time(s.steady_ns)),
+            (Head("2nd /", "1st"), lambda s: _ratio(s.second_ns, s.first_ns)),
+            (Head("2nd /", "3rd"), lambda s: _ratio(s.second_ns, s.third_ns)),
+            (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda s: format_time(s.first_result_ns),
+            ),
+            (Head("2nd launch", "/ 1st"), lambda s: second(s, 0)),
+            (Head("95 %"), lambda s: second(s, 1)),
+            (Head("verdict", left=True), lambda s: second(s, 2)),
+        ],
+        scales,
+        above=["by number of ranks; geometric means over the launches"],
+        below=[*_spans(scales), *_again_lines(scales, again)],
+    )
+
+
+def _again_cells(pairs: Pairs | None) -> tuple[str, str, str]:
+    """ratio, interval, verdict"""
+    if pairs is None:
+        return "-", "-", "-"
+    judged = pairs.judged
+    ratio = ratio_text(judged.ratio.ratio if judged.ratio else None)
+    return ratio, interval_text(judged), f"{judged.verdict} ({one_line(judged.reason)})"
+
+
+def _spans(scales: Sequence[Scale]) -> list[str]:
+    """The ratios from the fewest ranks to the most; whether they grow is another question."""
+    lines = []
+    for text, upper, lower in (
+        ("2nd / 1st call", "second_ns", "first_ns"),
+        ("2nd / 3rd call", "second_ns", "third_ns"),
+        ("1st call / steady", "first_ns", "steady_ns"),
+    ):
+        ratios = [(s.ranks, over(getattr(s, upper), getattr(s, lower))) for s in scales]
+        known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
+        if len(known) < 2:
+            continue
+        ends = [f"{ratio_text(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
+        extremes = [ratio_text(pick(ratio for _, ratio in known)) for pick in (min, max)]
+        beyond = {*extremes} - {ratio_text(known[0][1]), ratio_text(known[-1][1])}
+        between = f" (between {' and '.join(extremes)})" if beyond else ""
+        lines.append(f"{text}: {' to '.join(ends)}{between}")
+    return lines
+
+
+def _again_lines(scales: Sequence[Scale], again: Sequence[Pairs]) -> list[str]:
+    lines = []
+    for one in again:
+        ratio, interval, verdict = _again_cells(one)
+        jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
+        between = f" (95 %: {interval})" if interval != "-" else ""
+        lines.append(f"2nd launch / 1st, {jobs}: {ratio}{between}: {verdict}")
+    pairs = [*(scale.again for scale in scales if scale.again), *again]
+    if pairs:
+        figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
+        lines.append(
+            f"2nd launch of a job / 1st: {figures}; each job gives one ratio (t on their "
+            "logarithms, Holm over all); within 10 % is the same"
+        )
+    others = sum(scale.again.others for scale in scales if scale.again)
+    if others:
+        lines.append(f"{others} of the 1st launches are not the first of their job")
+    return lines
+
+
+def _set_up(rows: Sequence[ColdRow]) -> Grid:
+    """The phases of each launch before its first call."""
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    if not names:
+        return Grid([], [])
+    words = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
+    return filled(
+        [
+            (Head("launch", left=True, repeat=True), lambda r: one_line(r.name)),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            *((Head(words[name], left=True), partial(_phase_cell, name=name)) for name in names),
+            (Head("largest part", "of NCCL init", left=True), _part_cell),
+        ],
+        rows,
+        above=["set-up, as the slowest rank saw it", _LONGEST],
+    )
+
+
+def _phase_cell(row: ColdRow, name: str) -> str:
+    one = row.phases.get(name)
+    if one is None:
+        return "-"
+    beyond = f" (rank {one.rank}, +{format_time(one.beyond_ns, 3).strip()})"
+    return format_time(one.ns, 3).strip() + (beyond if one.rank is not None else "")
+
+
+def _part_cell(row: ColdRow) -> str:
+    part, whole = row.largest_part, row.phases.get("nccl_init")
+    if not part or not whole:
+        return "-"
+    share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
+    return f"{one_line(part[0])} {format_time(part[1], 3).strip()}{share}"
+
+
+def _late(late: Sequence[Late]) -> Grid:
+    """Cases that were cold although the launch had called before, the dearest first."""
+    shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
+    titles = kind_texts([one.kind for one in late])
+    several = len(set(titles)) > 1
+    named = dict(zip(map(id, late), titles, strict=True))
+    below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
+    if any(one.launches == 1 for one in late):
+        below.append("one launch cannot tell a call that connects from one that met a hiccup")
+    return filled(
+        [
+            (Head("case", left=True, repeat=True), lambda o: named[id(o)] if several else "-"),
+            (Head("ranks"), lambda o: str(o.ranks or "-")),
+            (Head("size", repeat=True), lambda o: format_size(o.nbytes)),
+            (
+                Head("calls", "before"),
+                lambda o: "-" if o.ordinal is None else str(o.ordinal),
+            ),
+            (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
+            (Head("1st", "call"), lambda o: format_time(o.first_ns)),
+            (Head("settled"), lambda o: format_time(o.settled_ns)),
+            (Head("1st /", "settled"), lambda o: _ratio(o.first_ns, o.settled_ns)),
+            (Head("extra"), lambda o: format_time(o.extra_ns)),
+            (Head("cold in", left=True), lambda o: f"{o.cold} of {o.launches}"),
+            (Head("why", left=True), lambda o: one_line(o.why or "not known")),
+        ],
+        shown,
+        above=[
+            "later cases whose 1st call took over 3 times the settled ones, or that use an "
+            f"algorithm first{'' if several or not titles else f': {titles[0]}'}",
+            "settled: the steady median or the last cold call, whichever is larger",
+        ],
+        below=below,
+    )

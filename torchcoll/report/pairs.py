@@ -1,0 +1,376 @@
+"""What the pairs of a run say: heat table, a line a unit, suspects; text, markdown, CSV, JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median, summarise
+from torchcoll.core.suspects import (
+    EXCHANGE,
+    LATENCY,
+    SEND,
+    Z_LIMIT,
+    Pairs,
+    Suspect,
+    Timing,
+    is_pair,
+    read_pairs,
+    suspect_text,
+    suspects,
+    without,
+)
+from torchcoll.core.tournament import THRESHOLD, Pair
+from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.output import Output, one_line
+from torchcoll.report.text import print_grids
+from torchcoll.report.view import choice
+
+FORMATS = ("table", "markdown", "csv", "json")
+SCHEMA = "torchcoll-pairs/1"
+_NUMBERS = 12  # units up to which the cells are figures; beyond, shades
+_WORST = 16  # rows of a table that would be longer than
+_ROWS = 64
+# A shade for each tenth of the median that is missing: fast is blank.
+_SHADES, _ASCII = " ░▒▓█", " .:x#"
+_LIMITS = (0.9, 0.8, 0.6, 0.4)  # below: the next shade
+_NONE, _SELF = "?", "\\"
+
+
+def show_pairs(
+    run: Run, format: str = "table", threshold: float = THRESHOLD, file: TextIO | None = None
+) -> bool:
+    """Print what the pairs of a run say; whether there is a suspect.
+
+    Raises UsageError for an unknown format and a run without pairs.
+    """
+    choice(format, "format", FORMATS)
+    pairs = read_pairs(run)
+    if pairs is None:
+        what = run.path or "this run"
+        raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs")
+    found = suspects(pairs, threshold)
+    out = Output(file)
+    if format == "json":
+        out.write(json.dumps(_object(run, pairs, found, threshold), indent=1) + "\n")
+    elif format == "csv":
+        out.write(_csv(_records(pairs)))
+    else:
+        grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+        if not grids:
+            grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+        grids[0].above = [*_title(run, pairs), *grids[0].above]
+        units = _units(pairs, format)
+        units.below += _below(run, pairs, found, threshold)
+        print_grids([("", [*grids, units])], format, out)
+    out.flush()
+    return any(one.stands for one in found) or bool(_halved(run))
+
+
+# -- text -----------------------------------------------------------------------------------
+
+
+def _title(run: Run, pairs: Pairs) -> list[str]:
+    what = f"{len(pairs.units)} {pairs.by}s"
+    if pairs.by == "node":
+        what += f" of {run.ranks} ranks, first with first, second with second, all at once"
+    own = [result for result in run.results if is_pair(result)]
+    case = own[0].case
+    calls = len(next(iter(own[-1].time_ns.get("host") or [[]])))
+    done = len(pairs.pairs)
+    lines = [
+        f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.asked} pairs, "
+        "in rounds of disjoint pairs at the same time",
+        f"median of {calls} calls after a first one, each until the later of the two ranks is done "
+        "(host clock)",
+    ]
+    if pairs.rehearsal:
+        lines.append("several ranks share one GPU: the figures mean nothing")
+    return lines
+
+
+def _matrix(pairs: Pairs, key: tuple[str, int], out: Output) -> Grid:
+    """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
+    kind, nbytes = key
+    if kind == EXCHANGE:
+        per = "node" if pairs.by == "node" else "rank"
+        above = f"{format_size(nbytes)} both ways at once, GB/s sent by each {per}"
+    else:
+        above = "latency in us"
+    times, count = pairs.times[key], len(pairs.units)
+    if count <= _NUMBERS:
+        heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
+        rows = [
+            [str(a), *(_figure(pairs, key, _at(times, a, b), (a, b)) for b in range(count))]
+            for a in range(count)
+        ]
+        return Grid(heads, rows, [above])
+    relative = _relative(pairs, key)
+    label = max(len(str(count - 1)), len(pairs.by))
+    width = (out.width or 200) - label - 2
+    each = 2 if 2 * count <= width else 1
+    merged = -(-count * each // width)
+    shades = _SHADES if _unicode(out) else _ASCII
+    rows = []
+    for unit in _rows(pairs, key):
+        cells = [_shade(relative, unit, other, shades) for other in range(count)]
+        if merged > 1:
+            order = [_SELF, *shades, _NONE]
+            cells = [
+                max(cells[first : first + merged], key=order.index)
+                for first in range(0, count, merged)
+            ]
+        rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
+    steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
+    lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
+    if merged > 1:
+        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
+    if len(rows) < count:
+        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
+    return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
+
+
+def _unicode(out: Output) -> bool:
+    encoding = getattr(out.file, "encoding", None) or "utf-8"
+    return out.terminal and encoding.lower().startswith("utf")
+
+
+def _at(times: Mapping[Pair, Any], a: int, b: int) -> Any:
+    return times.get((a, b)) or times.get((b, a))
+
+
+def _figure(pairs: Pairs, key: tuple[str, int], timing: Timing | None, pair: Pair) -> str:
+    if timing is None:
+        return "" if pair[0] == pair[1] else _NONE
+    ns = timing.median_ns
+    return f"{ns / 1e3:.1f}" if key[0] == LATENCY else format_bandwidth(pairs.gbps(key, pair, ns))
+
+
+def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
+    """Each pair's speed over the median of its kind: within a node, between nodes."""
+    kinds: dict[bool, list[float]] = {True: [], False: []}
+    within = {pair: pairs.hosts[pair[0]] == pairs.hosts[pair[1]] for pair in pairs.times[key]}
+    for pair, timing in pairs.times[key].items():
+        kinds[within[pair]].append(1 / timing.median_ns)
+    middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
+    return {
+        pair: 1 / timing.median_ns / middles[within[pair]]
+        for pair, timing in pairs.times[key].items()
+    }
+
+
+def _shade(relative: dict[Pair, float], a: int, b: int, shades: str) -> str:
+    if a == b:
+        return _SELF
+    value = _at(relative, a, b)
+    if value is None:
+        return _NONE
+    return shades[sum(value < limit for limit in _LIMITS)]
+
+
+def _rows(pairs: Pairs, key: tuple[str, int]) -> list[int]:
+    """All units, or the slowest where they are many."""
+    count = len(pairs.units)
+    if count <= _ROWS:
+        return list(range(count))
+    relative = _relative(pairs, key)
+    own: dict[int, list[float]] = {unit: [] for unit in range(count)}
+    for pair, value in relative.items():
+        for unit in pair:
+            own[unit].append(value)
+    order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
+    return sorted(order[:_WORST])
+
+
+def _units(pairs: Pairs, format: str) -> Grid:
+    """A line a unit: the medians over its pairs."""
+    keys = list(pairs.times)
+    heads = [Head(pairs.by), Head("host", left=True)]
+    for kind, nbytes in keys:
+        if kind == LATENCY:
+            heads.append(Head("latency", repeat=True))
+            continue
+        size = format_size(nbytes)
+        words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        heads += [Head(word, f"{size} (GB/s)") for word in words]
+    shown: Sequence[int] = range(len(pairs.units))
+    if format == "table" and len(pairs.units) > _ROWS:
+        shown = _rows(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
+    rows = []
+    for unit in shown:
+        cells = [format_ranges([unit]), one_line(pairs.hosts[unit])]
+        for key in keys:
+            cells += [_middle(pairs, key, unit, places) for places in _places(key)]
+        rows.append(cells)
+    return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
+
+
+def _places(key: tuple[str, int]) -> tuple[tuple[int, ...], ...]:
+    return ((0,), (1,)) if key[0] == SEND else ((0, 1),)
+
+
+def _middle(pairs: Pairs, key: tuple[str, int], unit: int, places: tuple[int, ...]) -> str:
+    own = {
+        p: timing.median_ns
+        for p, timing in pairs.times[key].items()
+        if any(p[i] == unit for i in places)
+    }
+    if not own:
+        return "-"
+    if key[0] == LATENCY:
+        return format_time(median([*own.values()]))
+    return format_bandwidth(median([pairs.gbps(key, p, ns) for p, ns in own.items()]))
+
+
+def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
+    lines = []
+    if len(pairs.pairs) < pairs.asked:
+        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.asked} pairs")
+    lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
+    lines += [one_line(text) for text in pairs.failed[:8]]
+    if len(pairs.failed) > 8:
+        lines.append(f"and {len(pairs.failed) - 8} more that failed")
+    for result in run.results:
+        if not is_pair(result):
+            lines.append(_together(result))
+    lines += _conclusion(pairs, found, _halved(run), threshold)
+    return lines
+
+
+def _halved(run: Run) -> list[str]:
+    """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
+    told = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in told]
+    return [text for text in texts if text.startswith("bisect: ")]
+
+
+def _together(result: Any) -> str:
+    row = summarise(result)
+    members = f"ranks {format_ranges(result.members)}" if result.members else "all ranks"
+    what = f"{members} together, {result.case.describe()}"
+    if row.median_ns is None:
+        return f"{what}: {one_line(result.reason)}"
+    busbw = format_bandwidth(row.busbw_gbps)
+    return f"{what}: {format_time(row.median_ns).strip()}, {busbw} GB/s busbw"
+
+
+def _conclusion(
+    pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str], threshold: float
+) -> list[str]:
+    standing = [one for one in found if one.stands]
+    if pairs.rehearsal:
+        return ["no suspects are sought among ranks that share one GPU"]
+    if len(pairs.units) == 2:
+        return [f"one pair: there is nothing to compare it with, so no {pairs.by} can be suspected"]
+    rule = (
+        f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
+        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
+        f"the calls; a {pairs.by} is slow where more than half of its pairs are"
+    )
+    lines = [rule]
+    lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
+    lines += [f"SUSPECT {text}" for text in halved]
+    lines += [
+        f"not alone: {one_line(suspect_text(pairs, one))}: slow only while the others ran"
+        for one in found
+        if not one.stands
+    ]
+    if standing:
+        rest = without(pairs, standing)
+        names = format_ranges(rank for unit in rest for rank in pairs.units[unit])
+        lines.append(
+            f"largest group without them: {len(rest)} {pairs.by}s, ranks {names or 'none'}"
+        )
+    elif not halved:
+        lines.append("no suspect")
+    if len(pairs.units) == 3 and not standing:
+        lines.append("with three there are two other pairs to compare each with: little evidence")
+    return lines
+
+
+# -- data -----------------------------------------------------------------------------------
+
+
+def _records(pairs: Pairs) -> list[dict[str, Any]]:
+    """One object a pair, kind of call and pass. One way, ``first`` is the one that sends."""
+    rows = []
+    for alone, tables in ((False, pairs.times), (True, pairs.alone)):
+        for key, times in tables.items():
+            kind = "one way" if key[0] == SEND else key[0]
+            for pair, timing in sorted(times.items()):
+                latency, ns = key[0] == LATENCY, timing.median_ns
+                rows.append(
+                    {
+                        "kind": kind,
+                        "nbytes": key[1],
+                        "alone": alone,
+                        "first": pair[0],
+                        "second": pair[1],
+                        "first_host": pairs.hosts[pair[0]],
+                        "second_host": pairs.hosts[pair[1]],
+                        "median_ns": ns,
+                        "good_ns": timing.good_ns,
+                        "gbps": None if latency else pairs.gbps(key, pair, ns),
+                    }
+                )
+    return rows
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else ["kind"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()})
+    return out.getvalue()
+
+
+def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "file": str(run.path) if run.path else None,
+        "by": pairs.by,
+        "units": [
+            {"unit": unit, "host": host, "ranks": list(ranks)}
+            for unit, (host, ranks) in enumerate(zip(pairs.hosts, pairs.units, strict=True))
+        ],
+        "threshold": threshold,
+        "z_limit": Z_LIMIT,
+        "rows": _records(pairs),
+        "suspects": [_suspect_object(pairs, one) for one in found],
+        "bisected": _halved(run),
+        "largest_group": without(pairs, found),
+        "failed": pairs.failed,
+    }
+
+
+def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
+    evidence = [
+        {
+            "kind": e.what,
+            "nbytes": e.nbytes,
+            "within_node": e.within,
+            "ratio": e.ratio,
+            "z": e.z if abs(e.z) != float("inf") else None,
+            "slow_pairs": e.slow,
+            "pairs": e.pairs,
+            "alone_ratio": e.alone_ratio,
+            "stands": e.stands,
+        }
+        for e in one.evidence
+    ]
+    return {
+        "what": "link" if one.is_link else pairs.by,
+        "units": list(one.units),
+        "hosts": [pairs.hosts[unit] for unit in one.units],
+        "stands": one.stands,
+        "message": suspect_text(pairs, one),
+        "evidence": evidence,
+    }

@@ -1,0 +1,68 @@
+"""A run measured by another one of the same machine, in place of a fabric's limits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import SWEEP, summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row, median
+from torchcoll.core.units import format_time
+from torchcoll.verdict.judge import PASS, POOR, WARN, Phrase, case_text, cases, word_of
+
+
+def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
+    """How fast the cases that both have are, the median of them and the worst.
+
+    The median decides: of many cases of one launch some are slow on any machine. A case below the
+    lower threshold makes a PASS a WARN. Raises UsageError for a run of another machine or without
+    a case in common.
+    """
+    _check_alike(run, base)
+    name = os.path.basename(base.path) if base.path else "the baseline"
+    known = {_key(row): row for row in summarise_run(base) if row.status == "ok" and row.median_ns}
+    shares = [
+        ((known[_key(row)].median_ns or 0.0) / row.median_ns, row)
+        for row in rows
+        if row.median_ns and _key(row) in known
+    ]
+    if not shares:
+        raise UsageError("against", name, "a run that has a case in common with this one")
+    middle = median([share for share, _ in shares])
+    worst, row = min(shares, key=lambda pair: pair[0])
+    word = word_of(middle)
+    before = known[_key(row)].median_ns
+    text = (
+        f"{100 * middle:.1f} % of the speed of {name}, the median of {cases(len(shares))} in "
+        f"common, one launch each; at worst {100 * worst:.1f} % in {case_text(row)} "
+        f"({format_time(before).strip()} to {format_time(row.median_ns).strip()})"
+    )
+    return Phrase(WARN if word == PASS and worst < POOR else word, text)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for name in (*SWEEP, "nbytes"))
+
+
+def _values(run: Run, name: str) -> set[str]:
+    return {str(m[name]) for m in run.members if m.get(name) not in (None, "")}
+
+
+_ALIKE: tuple[tuple[str, Callable[[Run], set[str]]], ...] = (
+    ("devices", lambda run: _values(run, "device_name")),
+    ("hosts", lambda run: {str(len(_values(run, "host")))} - {"0"}),
+    ("NVLinks", lambda run: _values(run, "nvlinks")),
+    ("fabric", lambda run: {str(run.labels["fabric"])} if run.labels.get("fabric") else set()),
+)
+
+
+def _check_alike(run: Run, base: Run) -> None:
+    """Raises UsageError for a baseline of another fabric."""
+    for what, of in _ALIKE:
+        ours, theirs = of(run), of(base)
+        if ours and theirs and ours != theirs:
+            got, expected = (", ".join(sorted(values)) for values in (theirs, ours))
+            raise UsageError("against", f"{what} {got}", f"{expected}, as this run has")

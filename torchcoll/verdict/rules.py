@@ -1,0 +1,266 @@
+"""Rules: what a fabric can reach, each number with its source. Files are TOML, one fabric each.
+
+A fabric is how devices are connected, not which they are: eight H200 on NVSwitch and eight H200 on
+PCIe are two. Users add their own files; a file with an unknown key or without a source is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.collectives import find_collective
+from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.hardware import Device
+from torchcoll.core.summary import Row
+from torchcoll.core.units import parse_size
+
+_FABRIC = ("name", "what", "devices", "nvlinks", "to_switch", "several_hosts", "parameter", "limit")
+_LIMIT = (
+    *("algorithm", "collectives", "busbw_gbps", "busbw_gbps_each", "from", "from_per_rank"),
+    *("only", "source"),
+)
+_ONLY = ("ranks", "dtype", "op")  # fields of a Row
+_LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
+
+
+@dataclass(frozen=True)
+class Limit:
+    """busbw that an algorithm can reach, for these collectives.
+
+    From ``nbytes`` on, and from ``nbytes_per_rank`` for each rank: what a ring costs beside its
+    bandwidth grows with the ranks. only: fields of a Row and the values that they may have; what a
+    source does not tell of type and operation is taken for nccl-tests' default, which all have.
+    """
+
+    algorithm: str
+    collectives: tuple[str, ...]
+    busbw_gbps: float
+    source: str
+    nbytes: int = 1
+    nbytes_per_rank: int = 0
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def least(self, ranks: int) -> int:
+        return max(self.nbytes, self.nbytes_per_rank * ranks)
+
+    def holds(self, row: Row) -> bool:
+        """Whether the row can be measured by it."""
+        if row.collective not in self.collectives or row.nbytes < self.least(row.ranks):
+            return False
+        told = ((getattr(row, name), values) for name, values in self.only.items())
+        return all(value is None or value in values for value, values in told)
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """How the ranks are connected, and its limits.
+
+    devices, nvlinks, to_switch: what a run must show to be known as this fabric without being told;
+    no devices: it is never guessed. several_hosts: whether it connects hosts or lies within one.
+    """
+
+    name: str
+    what: str
+    limits: tuple[Limit, ...]
+    several_hosts: bool
+    devices: tuple[str, ...] = ()
+    nvlinks: int | None = None
+    to_switch: bool | None = None
+
+    def connects(self, row: Row) -> bool:
+        """Whether it is what the row went through: gloo goes through the hosts' memory, and
+        sub-groups share what connects hosts.
+        """
+        if self.several_hosts:
+            return not row.group
+        return row.device != "cpu" and row.backend != "gloo"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The table of one file, checked but for its parameter."""
+
+    table: Mapping[str, Any]
+    path: str
+
+    @property
+    def name(self) -> str:
+        return str(self.table["name"])
+
+    def fabric(self, number: float | None = None) -> Fabric:
+        limits = [_limit(limit, number, self.path) for limit in self.table["limit"]]
+        return Fabric(
+            self.name if number is None else f"{self.name}:{number:g}",
+            self.table.get("what", ""),
+            tuple(limits),
+            self.table["several_hosts"],
+            tuple(self.table.get("devices", ())),
+            self.table.get("nvlinks"),
+            self.table.get("to_switch"),
+        )
+
+
+def packaged() -> list[str]:
+    """The names of the fabrics that torchcoll knows."""
+    files = resources.files("torchcoll").joinpath("rules").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
+    """name -> the rule of each of the user's own files. Raises UsageError for what is wrong."""
+    rules = [_rule(Path(path)) for path in paths]
+    return {rule.name: rule for rule in rules}
+
+
+def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
+    """The fabric ``name`` or ``name:number`` of the user's own rules, or of the package.
+
+    Raises UsageError for one that is not there, and for a wrong parameter.
+    """
+    name, colon, text = stated.partition(":")
+    rule = (own or {}).get(name)
+    if rule is None:
+        known = packaged()
+        if name not in known:
+            names = ", ".join(dict.fromkeys([*(own or {}), *known]))
+            raise UsageError("fabric", name, f"one of {names}", "Or add a file: --rules FILE.")
+        rule = _packaged(name)
+    return rule.fabric(_parameter(rule, stated, text if colon else None))
+
+
+def guessable(own: Mapping[str, Rule]) -> list[Fabric]:
+    """The fabrics that a run can be known to be of, the user's own first."""
+    rules = [*own.values(), *(_packaged(name) for name in packaged())]
+    seen = (rule for rule in rules if rule.table.get("devices") and not rule.table.get("parameter"))
+    return [rule.fabric() for rule in seen]
+
+
+def capped(limit: Limit, device: Device | None) -> tuple[float, str]:
+    """(busbw, source) of a limit of what connects hosts: within each, its GPUs' links are all that
+    a ring has.
+    """
+    if device is None or device.ring_gbps >= limit.busbw_gbps:
+        return limit.busbw_gbps, limit.source
+    return device.ring_gbps, f"the NVLinks of a {device.name}, less than the interfaces of a node"
+
+
+def _packaged(name: str) -> Rule:
+    return _rule(resources.files("torchcoll").joinpath("rules").joinpath(f"{name}.toml"))
+
+
+def _parameter(rule: Rule, stated: str, text: str | None) -> float | None:
+    what = rule.table.get("parameter")
+    if not what:
+        if text is not None:
+            raise UsageError("fabric", stated, f"{rule.name} without a number")
+        return None
+    try:
+        number = float(text or "")
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise UsageError("fabric", stated, f"{rule.name}:N, N the {what}, above 0")
+    return number
+
+
+def _rule(file: Any) -> Rule:
+    try:
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        table = tomllib.loads(file.read_bytes().decode())
+    except ImportError:
+        raise UsageError(
+            "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"
+        ) from None
+    except OSError as error:
+        raise UsageError("rules", file, f"a file that can be read ({error.strerror})") from None
+    except ValueError as error:  # not UTF-8, not TOML
+        raise UsageError("rules", f"{file} ({error})", "a TOML file") from None
+    rule = Rule(table, str(file))
+    _check(table, rule.path)
+    rule.fabric(1.0 if table.get("parameter") else None)
+    return rule
+
+
+def _refuse(what: str, path: str, expected: str) -> UsageError:
+    return UsageError("rules", f"{what} in {path}", expected)
+
+
+def _check(table: Mapping[str, Any], path: str) -> None:
+    """Raises UsageError for a key or a value that a fabric does not have."""
+    _check_keys(table, _FABRIC, path)
+    texts = [table.get(key, "") for key in ("what", "parameter")]
+    devices = table.get("devices", [])
+    links, switch = table.get("nvlinks", 0), table.get("to_switch", False)
+    for wrong, what, expected in (
+        (not _is_text(table.get("name")), "no name", "name = TEXT"),
+        (":" in str(table.get("name")), f"name {table.get('name')}", "a name without a colon"),
+        (type(table.get("several_hosts")) is not bool, "no several_hosts", "true or false"),
+        (not all(isinstance(text, str) for text in texts), "what or parameter", "texts"),
+        (not _is_list(devices, str), f"devices {devices}", "a list of names of GPUs"),
+        (type(links) is not int or type(switch) is not bool, "nvlinks", "a number, and to_switch"),
+        (devices and not _LINKS.issubset(table), "devices alone", "nvlinks and to_switch too"),
+        (not _is_list(table.get("limit"), dict) or not table["limit"], "no limit", "a [[limit]]"),
+    ):
+        if wrong:
+            raise _refuse(what, path, expected)
+
+
+def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
+    _check_keys(limit, _LIMIT, path)
+    for key, expected in (
+        ("source", "source = where the number comes from"),
+        ("algorithm", "algorithm = TEXT, such as ring"),
+    ):
+        if not _is_text(limit.get(key)):
+            raise _refuse(f"a limit without {key}", path, expected)
+    keys = [key for key in ("busbw_gbps", "busbw_gbps_each") if key in limit]
+    figure = limit[keys[0]] if len(keys) == 1 else None
+    if not isinstance(figure, (int, float)) or figure is True or not 0 < figure < math.inf:
+        got = " and ".join(keys) if len(keys) > 1 else f"{(*keys, 'busbw_gbps')[0]} {figure}"
+        raise _refuse(got, path, "one of busbw_gbps and busbw_gbps_each, above 0")
+    if keys[0] == "busbw_gbps_each":
+        if number is None:
+            raise _refuse(keys[0], path, "parameter = TEXT beside it: what it is for each of")
+        figure *= number
+    names = limit.get("collectives")
+    if not _is_list(names, str) or not names:
+        raise _refuse(f"collectives {names}", path, "a list of names")
+    only = limit.get("only", {})
+    if not isinstance(only, dict) or not all(isinstance(v, list) for v in only.values()):
+        raise _refuse(f"only {only}", path, f"lists by name: {', '.join(_ONLY)}")
+    _check_keys(only, _ONLY, path)
+    try:
+        return Limit(
+            limit["algorithm"],
+            tuple(find_collective(name).name for name in names),
+            float(figure),
+            limit["source"],
+            parse_size(limit.get("from", 1), "from"),
+            parse_size(limit.get("from_per_rank", 0), "from_per_rank"),
+            {key: tuple(values) for key, values in only.items()},
+        )
+    except TorchcollError as error:
+        raise UsageError("rules", path, f"a file of rules ({error})") from None
+
+
+def _check_keys(table: Mapping[str, Any], known: Sequence[str], path: str) -> None:
+    if unknown := set(table) - set(known):
+        raise _refuse(f"key {sorted(unknown)[0]}", path, f"some of {', '.join(known)}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
