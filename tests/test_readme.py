@@ -83,8 +83,9 @@ def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str])
     for command in cli.COMMANDS:
         with contextlib.suppress(SystemExit):
             cli.main([command, "--help"])
-    with contextlib.suppress(SystemExit):
-        bench.main(argv=["--help"])
+    for collective in (None, "pairs"):
+        with contextlib.suppress(SystemExit):
+            bench.main(collective, ["--help"])
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
     known = set(options.findall(capsys.readouterr().out))
     # torchrun's, srun's, sbatch's and pip's.
