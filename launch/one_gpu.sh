@@ -146,6 +146,7 @@ everything() {
     for init in lazy eager; do
         shown "rehearsal with 2 ranks: $init" 2 allreduce --init "$init" --sizes 64K -n 20
     done
+    shown 'rehearsal with 3 ranks: pairs' 3 pairs --sizes 64K -n 5
     shown 'one rank: registered buffers' 1 allreduce --buffers registered --op avg --sizes 64M -n 50
     printf '\n'
     if [ "$status" -ne 0 ]; then

@@ -73,7 +73,14 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 class Started:
     """The ranks of one command after they have ended."""
 
-    def __init__(self, folder: Path, module: str, arguments: str, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        module: str,
+        arguments: str,
+        ranks: int = 1,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -84,7 +91,7 @@ class Started:
             subprocess.Popen(
                 command,
                 cwd=folder,
-                env=environment(rank, ranks, port),
+                env={**environment(rank, ranks, port), **(variables or {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -405,6 +412,78 @@ def test_replay(tmp_path):
 
 def test_replay_of_a_rehearsal(tmp_path):
     check_replay(replayed(tmp_path, 2, "--rehearse"), 2)
+
+
+CAPTURED = """
+import json, sys, torch, torch.distributed as dist, torchcoll
+from torch.nn.parallel import DistributedDataParallel
+from torchcoll.bench.device import rehearse
+rank, ranks = int(sys.argv[1]), int(sys.argv[2])
+if ranks > 1:
+    rehearse("nccl", "cuda", rank)
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(1000, 500).cuda(), device_ids=[0])
+with torchcoll.capture("traffic/") as traffic:
+    for _ in range(4):
+        model(torch.ones(8, 1000, device="cuda")).sum().backward()
+        torch.cuda.synchronize()
+        traffic.step()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_capture_of_ddp(tmp_path):
+    """The bytes are those of the parameters, 4 x (1000 x 500 + 500); NCCL tells the durations."""
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        command = [sys.executable, "-c", CAPTURED]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks)],
+                cwd=folder,
+                env=environment(rank, ranks, port),
+            )
+            for rank in range(ranks)
+        ]
+        assert [process.wait(timeout=240) for process in processes] == [0] * ranks
+        found = Traffic.load(folder / "traffic")
+        assert sorted(found.calls) == list(range(ranks))
+        for calls in found.calls.values():
+            last = [call for call in calls if call.step == 3 and call.collective == "all_reduce"]
+            print(last, *found.notes, sep="\n")
+            assert sum(call.nbytes_in for call in last) == 4 * (1000 * 500 + 500)
+            assert all(call.clock == "device" and call.time_ns > 0 for call in last)
+
+
+def test_forced_algorithms_are_what_nccl_did(tmp_path):
+    """Requested, effective as the log has it, and right: the cells of --preset nccl-algorithms."""
+    named = torch.cuda.nccl.version() >= (2, 24)
+    for algorithm, protocol in (("ring", "ll"), ("ring", "simple"), ("tree", "ll")):
+        values = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
+        values = {k: f"allreduce:{v}" for k, v in values.items()} if named else values
+        options = "--rehearse --library-log --sizes 4K,1M -n 5"
+        run = Started(tmp_path, "allreduce", options, 2, values).run()
+        for result in run.results:
+            print(algorithm, protocol, [choice.text for choice in result.choices])
+            assert result.status == "ok" and not result.verification.wrong
+            assert [c.label.lower() for c in result.choices] == [f"{algorithm}/{protocol}"]
+
+
+def test_pairs_of_a_rehearsal(tmp_path):
+    """Every pair of three ranks, verified; what shares a GPU accuses nobody that counts."""
+    started = Started(tmp_path, "pairs", "--rehearse --sizes 64K -n 5", 3)
+    assert set(started.codes) <= {0, 1}, (started.codes, *started.stderr)
+    run = load(started.path)
+    pairs = {r.case.group for r in run.results if (r.case.group or "").startswith("pair/")}
+    assert pairs == {"pair/0-1", "pair/0-2", "pair/1-2"}
+    assert all(result.status == "ok" for result in run.results)
 
 
 def test_more_ranks_than_gpus(tmp_path):
