@@ -1,8 +1,8 @@
 """Where the behaviour of a collective changes with size: from its times, and from the algorithm.
 
-Two independent witnesses. The times alone give zones between regimes (analysis/regimes.py). The
-library's own log, where one was kept, gives the hand-over between two sizes. They stand side by
-side; neither corrects the other.
+Independent witnesses. The times alone give zones between regimes (analysis/regimes.py). The
+library's own log, where one was kept, gives the hand-over between two sizes; forced cells give the
+size from which another one is the best. They stand side by side; none corrects another.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.analysis.algorithms import algorithms
 from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
@@ -30,6 +31,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
+from torchcoll.libraries.forcing import FORCING
 
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
@@ -50,7 +52,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Handover:
-    """The log names another algorithm between two neighbouring sizes."""
+    """Another algorithm between two neighbouring sizes: of the log, or the best forced cell."""
 
     low_nbytes: int
     high_nbytes: int
@@ -90,6 +92,7 @@ class Regimes:
     curve: Curve
     transitions: list[Transition] = field(default_factory=list)
     handovers: list[Handover] = field(default_factory=list)
+    forced: list[Handover] = field(default_factory=list)  # of AUTO's curve: the best cells
     note: str = ""
     doubt: str = ""
     sizes: int = 0
@@ -123,7 +126,27 @@ def transitions(
     """
     files = side("files", sources, reader)
     apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
-    return Transitions(files.runs, _curves(files, over_ranks, apart), _notes(files, apart))
+    curves = _curves(files, over_ranks, apart)
+    _add_forced(files, over_ranks, curves)
+    return Transitions(files.runs, curves, _notes(files, apart))
+
+
+def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None:
+    """Where the best forced cell changes, on the curves of AUTO; nothing where none was forced."""
+    try:
+        tables = algorithms(files.runs, over_ranks=over_ranks).tables
+    except UsageError:  # no forced cells, or none that was right
+        return
+    for table in tables:
+        changes = [
+            Handover(one.high_nbytes, other.low_nbytes, one.winner.name, other.winner.name)
+            for one, other in itertools.pairwise(table.ranges)
+        ]
+        for curve in curves:
+            auto = all(curve.common.get(name, "unset") == "unset" for name in FORCING)
+            same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
+            if auto and all(same):
+                curve.forced = changes
 
 
 def _notes(files: Side, apart: Sequence[str]) -> list[str]:

@@ -106,6 +106,7 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
         ],
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
         "handovers": [vars(one) for one in found.handovers],
+        "forced": [vars(one) for one in found.forced],
     }
 
 
@@ -161,6 +162,14 @@ def _below(found: Regimes, refine: bool) -> list[str]:
                 f"the log: {one_line(one.before)} to {one_line(one.after)} between "
                 f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"
             )
+    for one in found.forced:
+        zones = ((t.low_nbytes, t.high_nbytes) for t in found.transitions)
+        meets = any(low < one.high_nbytes and one.low_nbytes < high for low, high in zones)
+        lines.append(
+            f"forced cells: the best goes from {one_line(one.before)} to {one_line(one.after)} "
+            f"between {_zone(one.low_nbytes, one.high_nbytes)}; these times "
+            + ("change there too" if meets else "show no change there")
+        )
     for index, ratio in found.curve.dips.items():
         size = format_size(found.points[index].nbytes)
         lines.append(f"dip at {size}: {ratio:.2f}x the time of its law; in no fit")
