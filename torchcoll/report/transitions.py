@@ -164,7 +164,7 @@ def _below(found: Regimes, refine: bool) -> list[str]:
             )
     for one in found.forced:
         zones = ((t.low_nbytes, t.high_nbytes) for t in found.transitions)
-        meets = any(low < one.high_nbytes and one.low_nbytes < high for low, high in zones)
+        meets = any(low <= one.high_nbytes and one.low_nbytes <= high for low, high in zones)
         lines.append(
             f"forced cells: the best goes from {one_line(one.before)} to {one_line(one.after)} "
             f"between {_zone(one.low_nbytes, one.high_nbytes)}; these times "
