@@ -26,7 +26,7 @@ TABLE = {
     "libraries": ({"core"}, {"defusedxml"}, set()),
     "matrix": ({"core", "libraries"}, set(), set()),
     "importers": ({"core", "libraries"}, set(), set()),
-    "verdict": ({"core"}, set(), {"tomli"}),
+    "verdict": ({"core"}, set(), {"tomli", "tomllib"}),
     "analysis": ({"core", "libraries"}, {"numpy", "scipy", "pandas"}, set()),
     "report": ({"core"}, set(), {"analysis", "verdict", "pandas", "rich", "jinja2", "matplotlib"}),
     "cli": ({"core"}, set(), ROOMS),
