@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from torchcoll.bench import environment
-from torchcoll.bench.environment import crowded, differences, free_nbytes, variables
+from torchcoll.bench.environment import differences, free_nbytes, variables
 
 KEPT = {
     **{"NCCL_ALGO": "Ring", "RCCL_MSCCL_ENABLE": "1", "CCL_WORKER_COUNT": "4"},
@@ -55,21 +55,6 @@ def test_differences():
         "UCX_TLS": None,
     }
     assert differences(known, known) == {}
-
-
-def member(host: str, affinity: str) -> dict:
-    return {"host": host, "affinity": affinity}
-
-
-def test_more_ranks_than_cores():
-    share = "{} ranks share {} cores: times include waiting for a core"
-    assert crowded([member("a", "0-1")] * 3) == [("a", share.format(3, 2))]
-    assert crowded([member("a", "0-1")] * 2) == []
-    assert crowded([member("a", "0-3"), *[member("b", "0,2")] * 3]) == [("b", share.format(3, 2))]
-    # Ranks that are bound to cores of their own do not share.
-    assert crowded([member("a", "0"), member("a", "1"), member("a", "2-3")]) == []
-    assert crowded([member("a", "0"), member("a", "0")]) == [("a", share.format(2, 1))]
-    assert crowded([member("a", "")] * 9) == []  # not Linux: unknown
 
 
 # -- free memory ----------------------------------------------------------------------------------

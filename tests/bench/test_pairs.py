@@ -11,10 +11,12 @@ import pytest
 
 from torchcoll import load
 from torchcoll.bench import environment, pairs
+from torchcoll.bench.bisect import _record as record_bisection
 from torchcoll.bench.options import Options
 from torchcoll.bench.pairs_options import parse_pairs
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
+from torchcoll.core.halving import Halving, Step
 from torchcoll.core.suspects import EXCHANGE, LATENCY, SEND, read_pairs
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
@@ -63,7 +65,8 @@ def test_what_is_printed(measured):
     assert "5 ranks, gloo on cpu, float32: 10 of 10 pairs, in rounds of disjoint pairs" in text
     assert "4K both ways at once, GB/s sent by each rank" in text
     assert "all ranks together, all_reduce 4K float32 sum on gloo:" in text
-    assert "no suspect" in text
+    enough = len(os.sched_getaffinity(0)) >= 5  # cores, a rank each
+    assert ("no suspect" if enough else "no pair is judged") in text
     assert text.isascii()
 
 
@@ -140,6 +143,33 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
         # Its three pairs, and three usual ones beside them: all there are of four ranks.
         assert {tuple(sorted(pair)) for pair in again} == set(itertools.combinations(range(4), 2))
     assert torchcoll(["pairs", str(job.path)]) == 1
+
+
+def test_ranks_that_share_a_core_accuse_nobody(launch):
+    """One rank is a sleeper, and all are on one core: nobody can tell the two apart."""
+
+    def sluggish(rank):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        made = pairs.PairsRun._call
+        pairs.PairsRun._call = lambda *args: (
+            lambda call: lambda: (call(), time.sleep(0.01 * (rank == 2)))
+        )(made(*args))
+        pairs.LATENCY_ITERS = 2
+
+    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5 --bisect", 4, setup=sluggish).ended(
+        0
+    )
+    assert not [e for e in job.run.events if e["kind"] == "suspect"]
+    assert "ranks wait for a core: those pairs accuse nobody" in job.stdout()
+    assert "no pair is judged" in job.stdout()
+    assert torchcoll(["pairs", str(job.path)]) == 0
+
+
+def test_reading_a_failed_case_ends_with_1(measured, tmp_path, capsys):
+    text = measured.path.read_text().replace('"status":"ok"', '"status":"failed"', 1)
+    (tmp_path / "failed.jsonl").write_text(text)
+    assert torchcoll(["pairs", str(tmp_path / "failed.jsonl"), "--threshold", "0.9999"]) == 1
+    assert "not complete: 9 of 10 pairs" in capsys.readouterr().out
 
 
 def test_a_lost_rank_names_the_pair(launch):
@@ -263,6 +293,41 @@ def test_bisect_finds_what_pairs_do_not_show(launch):
     groups = {r.case.group: r.members for r in job.run.results if "bisect" in (r.case.group or "")}
     assert groups == {"bisect 1/0": [0, 1], "bisect 1/1": [2, 3]}
     assert f"SUSPECT {event['message']}" in job.stdout()
+
+
+def test_halves_with_other_ways_are_not_compared(launch):
+    """Ranks 0 and 1 are on one node, 2 and 3 on two: no fault of 2 or 3 that they are slower."""
+    job = launch("pairs", f"{CALM} --bisect", 4, setup=on_hosts(3)).ended(0)
+    (event,) = [e for e in job.run.events if e["kind"] == "bisect"]
+    assert event["message"] == (
+        "bisect: no two halves have as many ranks on as many nodes, so none are comparable"
+    )
+
+
+class Events(list):
+    def event(self, kind, message, **facts):
+        self.append((kind, message, facts))
+
+
+def test_what_bisect_tells_is_of_the_step_that_found_it():
+    """The last step halved the slow group, and found both of its halves alike."""
+    members = [{"rank": r, "host": f"n{r // 4}", "affinity": "0-3"} for r in range(8)]
+    units = tuple((rank,) for rank in range(8))
+    first = Step(((0, 1, 2, 3), (4, 5, 6, 7)), (2.0, 1.0))
+    found = Halving((4, 5, 6, 7), 0.5, (first, Step(((4, 5), (6, 7)), (1.0, 1.0))))
+    told = Events()
+    record_bisection(told, members, True, units, found)
+    speeds = "2.000 GB/s on ranks 0-3 and 1.000 GB/s on ranks 4-7"
+    half = f"bisect: ranks 4-7 (n1) do all_reduce at 50 % of the busbw of the other half ({speeds})"
+    assert told == [("suspect", half, {"ranks": [4, 5, 6, 7], "host": "n1"})]
+    for member in members[4:]:
+        member["affinity"] = "0-1"
+    told.clear()
+    record_bisection(told, members, True, units, found)
+    waiting = f"bisect: {speeds}, but ranks wait for a core on n1: no fault is sought there"
+    assert told == [("bisect", waiting, {})]
+    record_bisection(told, members, False, units, found)  # a GPU does not wait for the host's cores
+    assert told[1][0] == "suspect"
 
 
 def test_bisect_needs_four(launch):

@@ -17,9 +17,10 @@ from torch.distributed.run import get_args_parser
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.bench import control, environment, measure, runner, watchdog
+from torchcoll.bench import control, measure, runner, watchdog
 from torchcoll.bench.replay import replay
 from torchcoll.commands import replay as command
+from torchcoll.core import crowding
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -112,7 +113,7 @@ def test_every_kind_of_call(jobs, tmp_path):
     given.save(tmp_path / "t.jsonl")
 
     def setup(rank: int) -> None:
-        environment.crowded = lambda members: [("here", "3 ranks on 1 core")]
+        crowding.crowded = lambda members: [("here", "3 ranks on 1 core")]
 
     job = jobs(tmp_path, console("t.jsonl", "--steps", "3", "-J", "out.jsonl"), 2, setup=setup)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)

@@ -55,3 +55,21 @@ def test_halves_that_are_alike_accuse_nobody(speeds):
 
 def test_three_are_too_few():
     assert halve(range(3), lambda *halves: (1.0, 0.1), 0.2).steps == ()
+
+
+@pytest.mark.parametrize("culprit", [0, 3, 6])
+def test_odd_numbers_are_halved_evenly(culprit):
+    """A ring of three is slower than one of two where nothing is wrong, so they never meet."""
+    speeds, asked = network(culprit)
+    assert culprit in halve(range(7), speeds, 0.2).group
+    assert {(len(first), len(second)) for first, second in asked} == {(3, 3)}
+    # 6 is left out first: (0 1 2) and (3 4 5) are alike, and then (1 2 3) is faster than (4 5 6).
+    assert asked[:2] == [((0, 1, 2), (3, 4, 5)), ((1, 2, 3), (4, 5, 6))][: len(asked)]
+    assert len(asked) == (2 if culprit == 6 else 1)
+
+
+def test_halves_that_do_not_compare_end_it():
+    speeds, asked = network(5)
+    found = halve(range(12), speeds, 0.2, lambda first, second: len(first) > 3)
+    assert found.group == (0, 1, 2, 3, 4, 5)
+    assert len(asked) == 1

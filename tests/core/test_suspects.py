@@ -216,6 +216,41 @@ def test_pairs_are_read_from_a_run():
     assert read_pairs(Run()) is None
 
 
+@pytest.mark.parametrize(("affinity", "found"), [("0-1", []), ("0-2", [(2,)])])
+def test_ranks_that_wait_for_a_core_accuse_nobody(affinity, found):
+    """Three ranks of host a share two cores, or three; b and c have one rank each."""
+    members = [
+        {"rank": r, "host": "a" if r < 3 else "bc"[r - 3], "affinity": affinity} for r in range(5)
+    ]
+    run = Run(header={"ranks": 5}, members=members)
+    run.results = [
+        case(f"pair/{a}-{b}", 1 << 20, None, [2000 if 2 in (a, b) else 1000] * 3)
+        for a, b in itertools.combinations(range(5), 2)
+    ]
+    pairs = read_pairs(run)
+    assert pairs.crowded == (frozenset() if found else {"a"})
+    assert named(suspects(pairs)) == found
+    for result in run.results:  # a GPU does not wait for the host's cores
+        result.case = Case.from_json(result.case.to_json() | {"device": "cuda"})
+    assert named(suspects(read_pairs(run))) == [(2,)]
+
+
+def test_a_host_is_that_of_its_rank_where_others_are_missing():
+    run = Run(header={"ranks": 4}, members=[{"rank": 3, "host": "d"}, {"rank": 0, "host": "a"}])
+    run.results = [case("pair/0-3", 64, None, [100])]
+    assert read_pairs(run).hosts == ("a", "?", "?", "d")
+
+
+def test_a_pair_is_measured_when_all_of_its_calls_are():
+    run = Run(header={"ranks": 3})
+    for pair in ("0-1", "0-2", "1-2"):
+        run.results += [case(f"pair/{pair}", 64, root, [100]) for root in (None, 0, 1)]
+    assert read_pairs(run).pairs == [(0, 1), (0, 2), (1, 2)]
+    run.results[5] = case("pair/0-2", 64, 1, [])
+    del run.results[0]
+    assert read_pairs(run).pairs == [(1, 2)]
+
+
 def test_512_ranks_are_read_in_seconds():
     start = time.process_time()
     found = suspects(made(["h"] * 512, lambda a, b: 2000 if 9 in (a, b) else 1000))

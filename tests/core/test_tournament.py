@@ -92,7 +92,9 @@ def test_the_plan_says_rounds_time_and_memory():
     # 3 kinds x 11 calls x 8 MiB a round, 5 rounds: 1384 MB, at 10 GB/s 0.138 s.
     assert "Time: about 0.142 s of rounds at 10 GB/s a pair (1.38 GB a rank" in text
     # Two buffers of 8 MiB and 2 Mi elements x 24 bytes to verify in.
-    assert "Memory: 64 MiB a rank." in text
+    assert "Memory: 64 MiB a rank, and" in text
+    # 10 pairs x 4 kinds x 1800 B and 10 x (44 + 20) x 2 samples of 40 B: 123200 B.
+    assert "on rank 0 about 120 KiB of host memory for all results." in text
     nodes = PairOptions("node", ranks_per_node=8)
     text = "\n".join(plan_lines(spec, nodes, 512))
     assert "64 nodes (512 ranks): 2016 pairs in 63 rounds of 32 at once." in text

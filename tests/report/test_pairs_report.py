@@ -138,3 +138,39 @@ def test_what_is_missing_is_said(small):
 def test_an_unknown_format(small):
     with pytest.raises(UsageError, match="format: got html, expected one of table, markdown"):
         show_pairs(small, "html")
+
+
+def test_nothing_measured_is_no_healthy_network(small):
+    run = pairs_run(3, slow=None)
+    for result in run.results:
+        result.time_ns, result.status, result.reason = {}, "failed", "lost"
+    out = io.StringIO()
+    assert show_pairs(run, file=out) is True
+    assert "no pair was measured, so no rank can be judged" in out.getvalue()
+    assert "no suspect" not in out.getvalue()
+
+
+def test_what_is_not_judged_is_said():
+    run = pairs_run(4, slow=1, per_host=3)
+    for member in run.members:
+        member["affinity"] = "0-1"
+    out = io.StringIO()
+    assert show_pairs(run, file=out) is False
+    assert "on n0 ranks wait for a core: those pairs accuse nobody" in out.getvalue()
+    assert out.getvalue().endswith("no pair is judged\n")
+
+
+def test_how_a_file_ends_is_said(small):
+    cut = Run(header=small.header, members=small.members, results=small.results)
+    cut.problems, cut.end = ["truncated: no end record"], {"status": "failed", "reason": "lost 3"}
+    text = shown(cut)
+    assert "truncated: no end record" in text and "failed: lost 3" in text
+
+
+def test_a_file_of_which_no_pair_can_be_read():
+    run = Run(path="p.jsonl", problems=["p.jsonl:5: unusable record: time_ns"])
+    text = (
+        "pairs: got p.jsonl, expected a result file of torchcoll.pairs. p.jsonl:5: unusable record"
+    )
+    with pytest.raises(UsageError, match=text):
+        show_pairs(run)

@@ -84,6 +84,21 @@ def test_a_fabric_that_cannot_be_the_runs():
         assert str(caught.value) == message
 
 
+def test_a_fabric_of_other_links_than_the_devices():
+    with pytest.raises(UsageError) as caught:
+        name_of("nvswitch-h200", device="NVIDIA A100-SXM4-80GB")
+    assert str(caught.value) == (
+        "fabric: got nvswitch-h200 for a run on A100, expected a fabric of this run; nvswitch-h200 "
+        "is for H200"
+    )
+
+
+def test_of_two_ranks_the_one_with_fewer_links_is_odd():
+    run = launch(case_of(1, ranks=2), **SXM)
+    run.members[0]["nvlinks"] = 12
+    assert odd_links(run) == ["12 NVLinks on rank 0, 18 on the others"]
+
+
 def test_a_fabric_of_the_users_own_is_recognised_first(tmp_path):
     path = tmp_path / "mine.toml"
     text = (

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from judged import COMPLETE, GIB, MIB, case_of, launch
 
+from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.report.text import show
@@ -95,6 +96,96 @@ def test_nvls():
     )
     for changed in ({"ranks": 4}, {"op": "prod"}, {"nbytes": 512 * MIB}):
         assert "NVLS" not in line(case_of(350, **changed))
+
+
+def test_more_than_a_fabric_carries_is_no_pass():
+    # 22 GB/s of pcie-gen4: a quarter more is 27.5.
+    def of(busbw):
+        return judge(launch(case_of(busbw), labels={"fabric": "pcie-gen4"}))
+
+    assert of(27).word == "PASS"
+    found = of(28)
+    assert found.word == "WARN"
+    assert found.line.startswith("WARN 28 GB/s busbw at 1G, 127.3 % of the ring limit of pcie-gen4")
+    assert (
+        "more than it carries: another fabric, switches that reduce, or fewer ranks" in found.line
+    )
+
+
+def test_the_slow_one_beside_the_best_is_named():
+    slow = case_of(100, "all_gather", op=None, dtype="float16", in_place=False)
+    text = "; WARN 100 GB/s busbw in all_gather 1G dtype float16 in_place False, 360 in the best of"
+    assert text in line(case_of(360, "all_gather", op=None), slow)
+    # 76 % of the ring: no worse than a WARN of its own would be.
+    assert "the best of" not in line(
+        case_of(360, "all_gather", op=None), case_of(282, "all_gather", op=None, in_place=False)
+    )
+    # A type that NVLS does not take is measured by the ring, 370.8.
+    assert "the best of" not in line(case_of(470), case_of(350, dtype="int8"))
+
+
+def test_enqueueing_alone_is_no_bandwidth():
+    issued = case_of(45, nbytes=2 * GIB)
+    issued.time_ns = {"issue": issued.time_ns["host"]}
+    rest = launch(case_of(40, nbytes=GIB), issued, labels={"fabric": "pcie-gen5"}, device=None)
+    assert judge(rest).line.startswith("PASS 40 GB/s busbw at 1G, 97.6 %")
+
+
+def test_a_pass_says_what_was_not_checked():
+    unchecked = case_of(360, "all_gather", op=None, verification=None)
+    assert line(unchecked).endswith("; no values checked")
+    small = case_of(9, "all_gather", op=None, nbytes=MIB)
+    assert line(unchecked, small).endswith("; 1 case correct, 1 unchecked")
+
+
+def test_what_could_not_be_read_is_no_pass():
+    lost = "a.jsonl:7: unusable record"
+    found = judge(launch(case_of(360, "all_gather", op=None), problems=[lost], **SXM))
+    assert found.word == "WARN"
+    assert f"WARN 1 problem in reading: {lost}" in found.line
+    twice = "a.jsonl.2 is a part of a.jsonl: it is shown once"
+    assert "reading" not in judge(launch(case_of(365), problems=[twice], **SXM)).line
+
+
+def test_nothing_that_meets_is_not_measured_by_a_run_either():
+    alone = launch(case_of(1, "broadcast", ranks=1, op=None, root=0))
+    assert judge(alone, against=alone).line.startswith("NO REFERENCE one rank, no communication")
+    fake = launch(case_of(1, backend="fake", device="cpu"))
+    assert judge(fake, against=fake).word == "NO REFERENCE"
+    shared = launch(case_of(1, rehearsal=True))
+    assert judge(shared, against=shared).word == "NO REFERENCE"
+    # A run in which all failed is a FAIL, and no wrong baseline.
+    failed = launch(case_of(1, status="failed"))
+    assert (
+        judge(failed, against=launch(case_of(1))).line == "FAIL 1 of 1 case failed: all_reduce 1G"
+    )
+
+
+def test_a_time_of_nothing_is_a_fail():
+    at_once = case_of(1)
+    at_once.time_ns = {"host": [[0] * 3] * 8}
+    assert line(at_once) == "FAIL 1 of 1 case implausible: see the footnotes"
+
+
+def test_an_event_without_a_text():
+    found = judge(launch(case_of(365), events=[{"kind": "suspect", "message": None}], **SXM))
+    assert found.line.startswith("FAIL suspect event without a text; ")
+
+
+def test_suspects_of_pairs_that_nobody_told():
+    """Rank 3 of 5 at half the speed, in a file that was cut before the events."""
+
+    def pair(a, b):
+        ns = 200_000 if 3 in (a, b) else 100_000
+        case = Case("sendrecv", MIB, "float32", None, None, False, "isolated", "gloo", "cpu")
+        case = Case.from_json(case.to_json() | {"group": f"pair/{a}-{b}"})
+        times = {"host": [[ns] * 3] * 2}
+        return CaseResult(case, "ok", 2, nbytes=MIB, time_ns=times, members=[a, b])
+
+    pairs = [pair(a, b) for b in range(5) for a in range(b)]
+    members = [{"rank": rank, "host": f"n{rank}"} for rank in range(5)]
+    run = Run({"ranks": 5}, members, results=pairs, end=COMPLETE)
+    assert judge(run).line.startswith("FAIL rank 3 (n3): of the others' speed both ways 50 %")
 
 
 def test_more_than_the_ring_below_the_size_of_nvls_is_no_less():

@@ -237,6 +237,15 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
             "only {'ranks': 2, 'dtype': ['bfloat16']} in FILE, expected lists by name: ranks, "
             "dtype, op",
         ),
+        ("ranks = [2, 16]", "ranks = []", "only ranks [] in FILE, expected numbers above 0"),
+        ("ranks = [2, 16]", 'ranks = ["2"]', "only ranks 2 in FILE, expected numbers above 0"),
+        (
+            "ranks = [2, 16]",
+            'op = ["summ"]',
+            "only op summ in FILE, expected some of sum, prod, min, max, avg, band, bor, bxor",
+        ),
+        ("busbw_gbps_each = 12", "busbw_gbps = 1e300", f"busbw_gbps 1e+300 in FILE, {ONE}"),
+        ('source = "our acceptance test"', 'source = " "', SOURCE),
         ("ranks = [2, 16]", "hosts = [2]", "key hosts in FILE, expected some of ranks, dtype, op"),
     ],
 )
@@ -266,6 +275,15 @@ def test_a_limit_with_a_wrong_name_or_size(tmp_path, old, new, inner):
     with pytest.raises(UsageError) as caught:
         read_rules([path])
     assert f"expected a file of rules ({inner}" in str(caught.value)
+
+
+def test_two_files_of_one_name(tmp_path):
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    for path in (first, second):
+        path.write_text(OWN)
+    with pytest.raises(UsageError) as caught:
+        read_rules([first, second])
+    assert str(caught.value).endswith(f"b.toml, expected another name than in {first}")
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

@@ -6,11 +6,12 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from judged import GIB, case_of, launch
+from judged import COMPLETE, GIB, case_of, launch
 
 from torchcoll.cli import main
+from torchcoll.core.case import Case
 from torchcoll.core.records import save
-from torchcoll.core.result import CaseResult, Verification
+from torchcoll.core.result import CaseResult, Run, Verification
 from torchcoll.report.text import show
 
 RULES = """\
@@ -182,6 +183,7 @@ def test_health(path, tmp_path, capsys):
         "healthy": False,
         "verdict": "FAIL",
         "message": "FAIL node1 is slow; FAIL node1 again",
+        "causes": [],
         "hosts": ["node0", "node1"],
         "suspects": ["node1"],
         "start_utc": "2026-11-20T12:00:00+00:00",
@@ -189,6 +191,48 @@ def test_health(path, tmp_path, capsys):
         "file": str(tmp_path / "sick.jsonl"),
     }
     capsys.readouterr()
+
+
+def test_the_causes_are_told_without_the_table(tmp_path, capsys):
+    save(launch(case_of(900)), tmp_path / "a.jsonl")
+    out = tmp_path / "health.jsonl"
+    path = str(tmp_path / "a.jsonl")
+    assert main(["show", path, "--health", str(out), "--columns", "nbytes,busbw_gbps"]) == 0
+    # 450 GB/s of an H200's links, reduced by its switches: 787.5 on 8 ranks.
+    cause = "busbw beyond all links of one H200 (450 GB/s in one direction): likely the time of"
+    (told,) = json.loads(out.read_text())["causes"]
+    assert told.startswith(cause)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith(f"implausible: {cause}")
+    assert lines[-1] == "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, see the footnotes"
+
+
+def test_pairs_are_shown_as_pairs(path, tmp_path, capsys):
+    results = []
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        asked = Case("sendrecv", 1 << 20, "float32", None, None, False, "isolated", "gloo", "cpu")
+        asked = Case.from_json(asked.to_json() | {"group": f"pair/{a}-{b}"})
+        times = {"host": [[100_000] * 3] * 2}
+        results.append(CaseResult(asked, "ok", 2, nbytes=1 << 20, time_ns=times, members=[a, b]))
+    members = [{"rank": rank, "host": f"n{rank}"} for rank in range(3)]
+    run = Run({"ranks": 3, "run_id": "p"}, members, results=results, end=COMPLETE)
+    save(run, tmp_path / "pairs.jsonl")
+    pairs = str(tmp_path / "pairs.jsonl")
+    assert main(["show", pairs, path]) == 0
+    text = capsys.readouterr().out
+    # 1 MiB in 0.1 ms.
+    assert "\n   1  10.486          10.486\n" in text and "pair/0-1" not in text
+    verdict, between, title = _around(text, path)
+    assert verdict.startswith("NO REFERENCE for gloo on cpu ") and not between and title == path
+    # A view that was chosen is of the rows.
+    assert main(["show", pairs, "--columns", "group,nbytes"]) == 0
+    assert "pair/0-1" in capsys.readouterr().out
+
+
+def _around(text, title):
+    lines = text.splitlines()
+    place = lines.index(title)
+    return lines[place - 2 : place + 1]
 
 
 def test_a_file_that_cannot_be_written(path, tmp_path, capsys):

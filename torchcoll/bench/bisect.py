@@ -6,12 +6,14 @@ only the library's own algorithms use.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.measure import brief
 from torchcoll.core.case import size_case
+from torchcoll.core.crowding import crowded
 from torchcoll.core.halving import LEAST, Group, Halving, halve
 from torchcoll.core.tournament import Units
 from torchcoll.core.units import format_ranges
@@ -51,13 +53,22 @@ def bisect(
             seen.append(session.control.decide(_speeds(session, len(parts))))
         return max(one[0] for one in seen), max(one[1] for one in seen)
 
+    hosts = [member["host"] for member in session.control.members]
+
+    def comparable(first: Group, second: Group) -> bool:
+        """As many ranks on as many nodes: else one half has slower ways, and no fault."""
+        shapes = [Counter(hosts[rank] for rank in ranks_of(units, g)) for g in (first, second)]
+        return sorted(shapes[0].values()) == sorted(shapes[1].values())
+
     session.spec = replace(session.spec, fresh_group=True)
     try:
-        found = halve(range(len(units)), speeds, threshold)
+        found = halve(range(len(units)), speeds, threshold, comparable)
     finally:
         session.spec, session.parts, session.part = before
     if session.recorder:
-        _record(session.recorder, session.control.members, units, found)
+        # The group's own members know no affinity, those of the run do.
+        members = session.recorder.run.members
+        _record(session.recorder, members, case.device == "cpu", units, found)
     return found
 
 
@@ -75,11 +86,17 @@ def _speeds(session: Session, parts: int) -> list[float] | None:
     return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
 
 
-def _record(recorder: Any, members: list[dict[str, Any]], units: Units, found: Halving) -> None:
+def _record(
+    recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, found: Halving
+) -> None:
     if not found.steps:
-        recorder.event("bisect", f"bisect: {len(units)} are too few to halve, {2 * LEAST} needed")
+        why = f"{len(units)} are too few to halve, {2 * LEAST} needed"
+        if len(units) >= 2 * LEAST:
+            why = "no two halves have as many ranks on as many nodes, so none are comparable"
+        recorder.event("bisect", f"bisect: {why}")
         return
-    last = found.steps[-1]
+    # That with the slow half: later ones may have found both of its halves alike.
+    last = next((step for step in found.steps if found.group in step.halves), found.steps[-1])
     halves = " and ".join(
         f"{speed:.3f} GB/s on ranks {format_ranges(ranks_of(units, half))}"
         for half, speed in zip(last.halves, last.speeds, strict=True)
@@ -89,9 +106,18 @@ def _record(recorder: Any, members: list[dict[str, Any]], units: Units, found: H
         return
     ranks = ranks_of(units, found.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
+    waiting = {host for host, _ in crowded(members)} if on_cpu else set()
+    told = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
+    if told & waiting:
+        names = ", ".join(sorted(told & waiting)[:8])
+        recorder.event(
+            "bisect",
+            f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there",
+        )
+        return
     message = (
         f"bisect: ranks {format_ranges(ranks)} ({', '.join(hosts[:8])}) do all_reduce at "
-        f"{100 * found.ratio:.0f} % of the busbw of the other half (last step: {halves})"
+        f"{100 * found.ratio:.0f} % of the busbw of the other half ({halves})"
     )
     where = {"host": hosts[0]} if len(hosts) == 1 else {"hosts": hosts}
     recorder.event("suspect", message, ranks=list(ranks), **where)

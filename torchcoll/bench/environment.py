@@ -121,28 +121,6 @@ def _cpu_model() -> str:
         return platform.processor() or platform.machine()
 
 
-def crowded(members: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(host, text) for each host whose ranks outnumber the cores that they may use.
-
-    Then a call's time includes waiting for a core, which no network explains.
-    """
-    found = []
-    for host in dict.fromkeys(m["host"] for m in members):
-        here = [m for m in members if m["host"] == host]
-        cores: set[int] = set()
-        for m in here:
-            cores |= _numbers(m["affinity"])
-        if cores and len(here) > len(cores):
-            text = f"{len(here)} ranks share {len(cores)} cores: times include waiting for a core"
-            found.append((host, text))
-    return found
-
-
-def _numbers(text: str) -> set[int]:
-    spans = (part.split("-") for part in text.split(",") if part)
-    return {n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)}
-
-
 # Tests put small files elsewhere.
 _PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
 

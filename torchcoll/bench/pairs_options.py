@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
         epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
         "--backend --device --rehearse --rendezvous-file -J --no-output --label --format "
-        "--quiet --dry-run --ranks.",
+        "--quiet --dry-run --ranks --require-idle.",
         allow_abbrev=False,
     )
     p.add_argument(

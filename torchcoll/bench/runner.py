@@ -418,9 +418,11 @@ class Session:
             if differs:
                 member["variables_that_differ"] = differs
         recorder.members(gathered)
+        from torchcoll.core import crowding
+
         for name in phases[0]:
             recorder.phase(name, [phase.get(name, 0) for phase in phases])
-        for host, text in environment.crowded(gathered):
+        for host, text in crowding.crowded(gathered):
             recorder.event("warning", f"{host}: {text}")
         if states:
             # A program that has a group of its own has worked on the device until now.

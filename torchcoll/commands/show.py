@@ -121,7 +121,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     from torchcoll.report.text import Judging
     from torchcoll.verdict.export import health_text, junit_text
-    from torchcoll.verdict.judge import FAIL
+    from torchcoll.verdict.words import FAIL
 
     judging = Judging(options.fabric, options.rules, options.against)
     verdicts = [judging.verdict(run) for run in runs]

@@ -68,7 +68,7 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
     timed: list[tuple[int, Row]] = []
     for number in numbers:
         row = rows[number] if rows is not None else summarise(run.results[number])
-        if row.median_ns:
+        if row.median_ns is not None:  # 0 is no time either
             timed.append((id(run.results[number]), row))
     reasons: dict[int, str] = {}
     for key, row in timed:
@@ -148,7 +148,7 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
         one = row.coalesce == 1 and row.device != "cpu" and row.backend != "fake"
-        if one and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
+        if one and row.median_ns and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
             sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
     return [s for s in sweeps.values() if len({row.nbytes for _, row in s}) >= _SIZES_OF_LAW]
 

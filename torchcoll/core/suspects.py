@@ -18,6 +18,9 @@ scale that a median of so many has. This holds as long as no more than a quarter
 bad. A slow pair of two others is a suspect link, by bandwidth alone: two ranks may be far apart, in
 switches, and nothing is wrong.
 
+On a CPU whose host has more ranks than cores a call waits for a core, now with one partner and then
+with another: the pairs of that host accuse nobody and are compared with nothing.
+
 A suspicion stands when the pairs are slow alone too, twice, against usual pairs that were also
 measured alone: what is slow only beside the others is a matter of the network that they share.
 """
@@ -31,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchcoll.core.case import Case
+from torchcoll.core.crowding import crowded
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, median, over_ranks, quantile
 from torchcoll.core.tournament import LATENCY_NBYTES, THRESHOLD, Pair, Units, units_of
@@ -42,6 +46,8 @@ LATENCY_THRESHOLD = 0.5
 _FEW = 16
 _AGAIN = 3  # pairs of each suspect that run again alone, and usual ones of each kind beside them
 _TOLD = 3  # kinds of calls in the line of a suspect
+
+_NO_TIME = "no time above 0"
 
 LATENCY, EXCHANGE, SEND, RECEIVE = "latency", "both ways", "sending", "receiving"
 ALONE = " alone"
@@ -110,6 +116,10 @@ class Pairs:
     alone: dict[tuple[str, int], Times] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     rehearsal: bool = False
+    crowded: frozenset[str] = frozenset()  # hosts whose ranks wait for a core: not judged
+
+    def judged(self, pair: Pair) -> bool:
+        return not {self.hosts[pair[0]], self.hosts[pair[1]]} & self.crowded
 
     def ranks(self, unit: int) -> str:
         """``rank 3 (host-b)``, ``node host-b (ranks 8-15)``."""
@@ -128,7 +138,12 @@ class Pairs:
 
     @property
     def pairs(self) -> list[Pair]:
-        return sorted(self.times.get((LATENCY, LATENCY_NBYTES), {}))
+        """Those of which every kind of call that the run has was measured, both ways."""
+        had = [{_link(p) for p in times} for times in self.times.values()]
+        for (kind, _), times in self.times.items():
+            if kind == SEND:
+                had.append({_link(p) for p in times if p[::-1] in times})
+        return sorted(set.intersection(*had)) if had else []
 
     @property
     def asked(self) -> int:
@@ -155,11 +170,12 @@ def read_pairs(run: Run) -> Pairs | None:
     if not own:
         return None
     by = "node" if (own[0].case.group or "").startswith("node") else "rank"
-    members = sorted(run.members, key=lambda m: m.get("rank") or 0)
-    hosts = [str(member.get("host") or "?") for member in members]
-    hosts += ["?"] * (run.ranks - len(hosts))
+    known = {str(m.get("rank")): str(m.get("host") or "?") for m in run.members}
+    hosts = [known.get(str(rank), "?") for rank in range(max(run.ranks, len(run.members)))]
     units = units_of(by, hosts)
     found = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
+    if own[0].case.device == "cpu":
+        found.crowded = frozenset(host for host, _ in crowded(run.members))
     for result in own:
         rule, _, name = (result.case.group or "").partition("/")
         low, _, high = name.partition("-")
@@ -168,7 +184,9 @@ def read_pairs(run: Run) -> Pairs | None:
             continue
         timing = _timing(result)
         if timing is None:
-            found.failed.append(f"pair {name}: {result.case.describe()}: {result.reason}")
+            found.failed.append(
+                f"pair {name}: {result.case.describe()}: {result.reason or _NO_TIME}"
+            )
             continue
         pair = (int(low), int(high))
         if result.case.root == 1:
@@ -263,7 +281,7 @@ class _Table:
         return {
             pair: 1 / timing.good_ns
             for pair, timing in times.get(self._key, {}).items()
-            if (hosts[pair[0]] == hosts[pair[1]]) == self._within
+            if (hosts[pair[0]] == hosts[pair[1]]) == self._within and self._pairs.judged(pair)
         }
 
     def _scaled(self, met: Collection[Pair]) -> _Others | None:
@@ -373,6 +391,7 @@ def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> list[Pair]:
             pair
             for pair in speeds
             if (pairs.hosts[pair[0]] == pairs.hosts[pair[1]]) == within
+            and pairs.judged(pair)
             and not {*pair} & bad
             and pair not in links
         ]
@@ -384,7 +403,7 @@ def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> list[Pair]:
         if one.is_link:
             chosen[one.units[0], one.units[1]] = None
             continue
-        met = [pair for pair in speeds if one.units[0] in pair]
+        met = [pair for pair in speeds if one.units[0] in pair and pairs.judged(pair)]
         # With partners that nobody suspects: else it would be theirs.
         met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
         chosen |= dict.fromkeys(met[:_AGAIN])

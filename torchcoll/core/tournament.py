@@ -28,6 +28,7 @@ SIZES = (8 << 20,)
 THRESHOLD = 0.2
 _FILE_NBYTES = 950  # of a record beside its samples, as measured
 _SAMPLE_NBYTES = 9
+_HELD_NBYTES, _HELD_SAMPLE_NBYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
 # What --dry-run reckons with, for nobody knows the network before.
 _ASSUMED_GBPS, _AGREEMENT_US = 10.0, 40.0
 
@@ -128,6 +129,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     each_s = moved / (_ASSUMED_GBPS * 1e9) + kinds * ranks * _AGREEMENT_US * 1e-6
     samples = pairs * (kinds * calls + LATENCY_ITERS) * 2 * len(units[0])
     file = pairs * kinds * _FILE_NBYTES + samples * _SAMPLE_NBYTES
+    held = pairs * kinds * _HELD_NBYTES + samples * _HELD_SAMPLE_NBYTES
     idle = ", one idle in each" if len(units) % 2 else ""
     sizes = ", ".join(map(format_size, spec.sizes))
     what = f"{ranks} ranks" if options.by == "rank" else f"{len(units)} nodes ({ranks} ranks)"
@@ -145,6 +147,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         f"Time: about {each_s * len(schedule):.3g} s of rounds at {_ASSUMED_GBPS:g} GB/s a pair "
         f"({moved * len(schedule) / 1e9:.3g} GB a rank and direction); a round waits for its "
         "slowest pair. Start-up comes on top.",
-        f"Memory: {format_bytes(need)} a rank. Result file: about {format_bytes(file)}.",
+        f"Memory: {format_bytes(need)} a rank, and on rank 0 about {format_bytes(held)} of host "
+        f"memory for all results. Result file: about {format_bytes(file)}.",
     ]
     return lines

@@ -20,6 +20,7 @@ from torchcoll.core.suspects import (
     Suspect,
     Timing,
     is_pair,
+    key_of,
     read_pairs,
     suspect_text,
     suspects,
@@ -46,7 +47,7 @@ _NONE, _SELF = "?", "\\"
 def show_pairs(
     run: Run, format: str = "table", threshold: float = THRESHOLD, file: TextIO | None = None
 ) -> bool:
-    """Print what the pairs of a run say; whether there is a suspect.
+    """Print what the pairs of a run say; whether there is a suspect, or a pair without a time.
 
     Raises UsageError for an unknown format and a run without pairs.
     """
@@ -54,7 +55,8 @@ def show_pairs(
     pairs = read_pairs(run)
     if pairs is None:
         what = run.path or "this run"
-        raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs")
+        refused = one_line(run.problems[0]) if run.problems else ""
+        raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
     found = suspects(pairs, threshold)
     out = Output(file)
     if format == "json":
@@ -65,12 +67,13 @@ def show_pairs(
         grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
         if not grids:
             grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
-        grids[0].above = [*_title(run, pairs), *grids[0].above]
         units = _units(pairs, format)
+        first = [*grids, units][0]
+        first.above = [*_title(run, pairs), *first.above]
         units.below += _below(run, pairs, found, threshold)
         print_grids([("", [*grids, units])], format, out)
     out.flush()
-    return any(one.stands for one in found) or bool(_halved(run))
+    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
 
 
 # -- text -----------------------------------------------------------------------------------
@@ -82,7 +85,8 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
         what += f" of {run.ranks} ranks, first with first, second with second, all at once"
     own = [result for result in run.results if is_pair(result)]
     case = own[0].case
-    calls = len(next(iter(own[-1].time_ns.get("host") or [[]])))
+    large = [result for result in own if key_of(result.case)[0] != LATENCY]
+    calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
     done = len(pairs.pairs)
     lines = [
         f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
@@ -233,6 +237,9 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
     lines = []
     if len(pairs.pairs) < pairs.asked:
         lines.append(f"not complete: {len(pairs.pairs)} of {pairs.asked} pairs")
+    if run.ending:
+        lines.append(one_line(run.ending))
+    lines += [one_line(problem) for problem in run.problems]
     lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
     lines += [one_line(text) for text in pairs.failed[:8]]
     if len(pairs.failed) > 8:
@@ -267,14 +274,32 @@ def _conclusion(
     standing = [one for one in found if one.stands]
     if pairs.rehearsal:
         return ["no suspects are sought among ranks that share one GPU"]
+    if not pairs.times:
+        return [f"no pair was measured, so no {pairs.by} can be judged"]
     if len(pairs.units) == 2:
         return [f"one pair: there is nothing to compare it with, so no {pairs.by} can be suspected"]
+    judged = {
+        (min(pair), max(pair))
+        for times in pairs.times.values()
+        for pair in times
+        if pairs.judged(pair)
+    }
+    aside = []
+    if pairs.crowded:
+        hosts = [one_line(name) for name in sorted(pairs.crowded)]
+        more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+        aside = [
+            f"on {', '.join(hosts[:8])}{more} ranks wait for a core: those pairs accuse nobody "
+            "(start no more ranks than cores to judge them)"
+        ]
+    if not judged:
+        return [*aside, *(f"SUSPECT {text}" for text in halved), "no pair is judged"]
     rule = (
         f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
         f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
         f"the calls; a {pairs.by} is slow where more than half of its pairs are"
     )
-    lines = [rule]
+    lines = [*aside, rule]
     lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
     lines += [f"SUSPECT {text}" for text in halved]
     lines += [
@@ -289,7 +314,9 @@ def _conclusion(
             f"largest group without them: {len(rest)} {pairs.by}s, ranks {names or 'none'}"
         )
     elif not halved:
-        lines.append("no suspect")
+        whole = sum(map(pairs.judged, pairs.pairs))
+        some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
+        lines.append(f"no suspect{some}")
     if len(pairs.units) == 3 and not standing:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
@@ -348,6 +375,7 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
         "bisected": _halved(run),
         "largest_group": without(pairs, found),
         "failed": pairs.failed,
+        "not_judged_hosts": sorted(pairs.crowded),
     }
 
 

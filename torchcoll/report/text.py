@@ -62,7 +62,7 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     how, clocks = view.over_ranks, values_of(rows, "clock")
     verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks)
-    below = notes.lines() if "verified" in keys else []
+    below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
@@ -72,6 +72,12 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
         below=with_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
     )
+
+
+def reason_lines(rows: Sequence[Row]) -> list[str]:
+    """Why cases failed or are not possible, once each, where no column marks them."""
+    found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
+    return [f"{status}: {one_line(reason)}" for status, reason in found if reason]
 
 
 def has_verdict(format: str, chosen: bool) -> bool:
@@ -155,7 +161,12 @@ def show(
         raise UsageError("show", "no file", "at least one result file")
     runs = load_all(sources)
     out = Output(file)
-    if format in ("table", "markdown"):
+    from torchcoll.report.with_pairs import has_pairs, show_with_pairs
+
+    pairs = view == View() and not chosen and any(map(has_pairs, runs))
+    if pairs and format in ("table", "markdown"):
+        show_with_pairs(runs, format, judging, out)
+    elif format in ("table", "markdown"):
         titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
         print_grids(titled, format, out)
     elif format in ("csv", "json"):
@@ -273,10 +284,10 @@ def _titled_grids(
         if calls
         else lambda r, v: [table_grid(r, v, judging)]
     )
-    return [(_title(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
+    return [(title_of(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
 
 
-def _title(run: Run) -> str:
+def title_of(run: Run) -> str:
     return one_line(run.path or run.header.get("run_id") or "run")
 
 

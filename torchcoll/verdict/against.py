@@ -11,7 +11,7 @@ from torchcoll.core.plausibility import SWEEP, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_time
-from torchcoll.verdict.judge import PASS, POOR, WARN, Phrase, case_text, cases, word_of
+from torchcoll.verdict.words import PASS, POOR, WARN, Phrase, case_text, cases, word_of
 
 
 def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
@@ -22,7 +22,8 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     a case in common.
     """
     _check_alike(run, base)
-    name = os.path.basename(base.path) if base.path else "the baseline"
+    path = base.path or base.source.get("file")
+    name = os.path.basename(path) if path else "the baseline"
     known = {_key(row): row for row in summarise_run(base) if row.status == "ok" and row.median_ns}
     shares = [
         ((known[_key(row)].median_ns or 0.0) / row.median_ns, row)

@@ -10,7 +10,8 @@ from xml.sax.saxutils import quoteattr
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.units import one_line
-from torchcoll.verdict.judge import FAIL, Verdict
+from torchcoll.verdict.judge import Verdict
+from torchcoll.verdict.words import FAIL
 
 HEALTH_SCHEMA = "torchcoll-health/1"
 
@@ -49,8 +50,9 @@ def _test(name: str, kind: str, text: str) -> str:
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """One JSON object a line and run: what a scheduler needs to drain a node.
 
-    healthy: False where the verdict is FAIL. verdict, message: its word and its line. hosts: those
-    of the run. suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
+    healthy: False where the verdict is FAIL. verdict, message: its word and its line. causes: why
+    cases failed or are not possible. hosts: those of the run. suspects: the hosts that it accuses.
+    start_utc, job: as recorded. file: its path.
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
@@ -59,6 +61,7 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
             "healthy": verdict.word != FAIL,
             "verdict": verdict.word,
             "message": verdict.line,
+            "causes": _causes(run),
             "hosts": _hosts(run.members),
             "suspects": _hosts([e for e in run.events if e.get("kind") == "suspect"]),
             "start_utc": run.header.get("start_utc"),
@@ -67,6 +70,11 @@ def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
         }
         lines.append(json.dumps(event) + "\n")
     return "".join(lines)
+
+
+def _causes(run: Run) -> list[str]:
+    rows = [row for row in summarise_run(run) if row.status not in EXPECTED_STATUSES]
+    return list(dict.fromkeys(one_line(row.reason) for row in rows if row.reason))
 
 
 def _hosts(records: Iterable[Mapping[str, Any]]) -> list[str]:

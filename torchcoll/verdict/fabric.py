@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.hardware import device_of
+from torchcoll.core.hardware import device_named, device_of
 from torchcoll.core.plausibility import stated_link_gbps
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_ranges
@@ -28,6 +28,11 @@ def fabric_of(run: Run, stated: str | None, own: Mapping[str, Rule]) -> Fabric |
         kind = "several hosts" if fabric.several_hosts else "one host"
         got = f"{fabric.name} for a run on {hosts} host{'s' if hosts > 1 else ''}"
         raise UsageError("fabric", got, f"a fabric of this run; {fabric.name} is for {kind}")
+    device = device_of(run)
+    links = {known.ring_gbps for name in fabric.devices if (known := device_named(name))}
+    if device and links and device.ring_gbps not in links:  # an H200 has the links of an H100
+        got, whose = f"{fabric.name} for a run on {device.name}", ", ".join(fabric.devices)
+        raise UsageError("fabric", got, f"a fabric of this run; {fabric.name} is for {whose}")
     return fabric
 
 
@@ -62,7 +67,8 @@ def odd_links(run: Run) -> list[str]:
             kinds.setdefault(member.get("device_name"), []).append((rank, member["nvlinks"]))
     texts = []
     for members in kinds.values():
-        usual = Counter(links for _, links in members).most_common(1)[0][0]
+        counts = Counter(links for _, links in members)
+        usual = max(counts, key=lambda links: (counts[links], links))  # a link is lost, not won
         for count in sorted({links for _, links in members} - {usual}):
             ranks = [rank for rank, links in members if links == count]
             word = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"

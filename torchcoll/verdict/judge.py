@@ -13,32 +13,16 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.first import first_result_ns
-from torchcoll.core.hardware import Device, device_of
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import FAKE, ONE_RANK, Row
-from torchcoll.core.units import format_size, format_time, one_line
-from torchcoll.verdict.fabric import fabric_of, hosts_of, label_problem, odd_links
-from torchcoll.verdict.rules import Fabric, Limit, capped, read_rules
+from torchcoll.core.units import format_time, one_line
+from torchcoll.verdict.fabric import fabric_of, label_problem, odd_links
+from torchcoll.verdict.limits import by_fabric
+from torchcoll.verdict.rules import Fabric, read_rules
+from torchcoll.verdict.words import FAIL, NO_REFERENCE, PASS, WARN, Phrase, case_text, cases
 
-PASS, WARN, FAIL, NO_REFERENCE = "PASS", "WARN", "FAIL", "NO REFERENCE"
-# Shares of a reference, torchcoll's own choice: healthy systems of results/ and of public logs
-# reach 90 to 102 % of the limits in rules/ from the sizes on that stand there; one of eight rails
-# that is gone costs 12 %.
-GOOD, POOR = 0.9, 0.75
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
-_BEYOND = 1.05  # of the ring's limit: something better than a ring was used
-
-
-@dataclass(frozen=True)
-class Phrase:
-    """One part of the sentence. word: PASS, WARN, FAIL, NO REFERENCE, or '' for a plain fact."""
-
-    word: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.word} {self.text}".strip()
 
 
 @dataclass(frozen=True)
@@ -79,22 +63,24 @@ def judge(
     rows = summarise_run(run) if rows is None else rows
     failures = list(_failures(run, rows))
     good = [row for row in rows if row.status == "ok" and row.verified != "wrong"]
+    nothing = _nothing_to_judge(good)
     found, problems = None, [label_problem(run)]
     if against is not None:
         if fabric or rules:
             raise UsageError("against", "a run beside a fabric or rules", "one of them")
         from torchcoll.verdict.against import against_phrase
 
-        reference = [against_phrase(good, run, against)]
+        reference = [nothing] if nothing else [against_phrase(good, run, against)]
     else:
         found, problem = _fabric(run, fabric, rules)
         problems.append(problem)
-        reference = _by_fabric(good, found, run)
+        reference = [nothing] if nothing else by_fabric(good, found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
-    told = [*problems, *odd_links(run), *_told(run, "machine")]
+    unread = () if failures else _unread(run)
+    told = [*problems, *unread, *odd_links(run), *_told(run, "machine")]
     warnings = [Phrase(WARN, text) for text in told if text]
-    phrases = [*failures, *reference, *warnings, *_facts(run, rows, bool(failures))]
+    phrases = [*failures, *reference, *warnings, *_facts(run, rows, failures, reference)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
     return Verdict(tuple(plain), found.name if found else None)
 
@@ -131,136 +117,73 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
             first = case_text(items[0])
             if word == IMPLAUSIBLE:
                 peak = max(row.busbw_gbps or 0 for row in items)
-                first = f"busbw up to {peak:.0f} GB/s, " if peak else ""
+                first = f"busbw up to {peak:.4g} GB/s, " if peak >= 0.01 else ""
                 first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
             yield Phrase(FAIL, f"{len(items)} of {cases(len(rows))} {word}: {first}")
-    for text in _told(run, "suspect"):
+    for text in _suspected(run):
         yield Phrase(FAIL, text)
 
 
+def _suspected(run: Run) -> list[str]:
+    """What the ranks told, by the threshold they had; else what reading the pairs shows: a run that
+    was cut told nothing.
+    """
+    from torchcoll.core.suspects import read_pairs, suspect_text, suspects
+
+    told = _messages(run, "suspect")
+    if not told and (pairs := read_pairs(run)):
+        told = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+    return _first(told, "suspect")
+
+
 def _told(run: Run, kind: str) -> list[str]:
-    texts = dict.fromkeys(str(e.get("message")) for e in run.events if e.get("kind") == kind)
+    return _first(_messages(run, kind), kind)
+
+
+def _messages(run: Run, kind: str) -> list[str]:
+    own = [event for event in run.events if event.get("kind") == kind]
+    return [str(event.get("message") or f"{kind} event without a text") for event in own]
+
+
+def _first(told: Iterable[str], kind: str) -> list[str]:
+    texts = dict.fromkeys(told)
     first = list(texts)[:_MOST_TOLD]
     more = len(texts) - len(first)
     return [*first, f"{more} more of the {kind} events above"] if more else first
 
 
-def _by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
+def _unread(run: Run) -> Iterator[str]:
+    """What reading the file lost: it is not judged."""
+    known = ("truncated", run.ending or "truncated")  # failures
+    lost = [p for p in run.problems if not p.startswith(known) and not p.endswith("shown once")]
+    if lost:
+        yield f"{len(lost)} problem{'s' if len(lost) > 1 else ''} in reading: {lost[0]}"
+
+
+def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
+    """Why no reference says anything of these rows."""
     if not rows:
-        return [Phrase(NO_REFERENCE, "no case has a result")]
+        return Phrase(NO_REFERENCE, "no case has a result")
     if all(row.ranks == 1 for row in rows):
-        return [Phrase(NO_REFERENCE, ONE_RANK)]
+        return Phrase(NO_REFERENCE, ONE_RANK)
     if all(row.backend == "fake" for row in rows):
-        return [Phrase(NO_REFERENCE, FAKE)]
+        return Phrase(NO_REFERENCE, FAKE)
     if any(row.rehearsal for row in rows):
-        return [Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")]
-    if fabric is None:
-        where = " and ".join(dict.fromkeys(f"{row.backend} on {row.device}" for row in rows))
-        within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)
-        way = "" if within else "--fabric NAME and "
-        text = f"for {where}{' within one host' if within else ''}"
-        return [Phrase(NO_REFERENCE, f"{text} (torchcoll show has {way}--against RUN)")]
-    judged = list(_judged(rows, fabric, device_of(run)))
-    if not judged:
-        return [Phrase(NO_REFERENCE, f"of {fabric.name} for these cases: {_held(rows, fabric)}")]
-    return [_headline(fabric, judged), *_unused(fabric, judged)]
+        return Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")
+    return None
 
 
-def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phrase:
-    """The lowest share decides; where it is well, all_reduce speaks for the fabric."""
-    lowest = min(judged, key=lambda item: item[0])
-    word = word_of(lowest[0])
-    reduced = (item for item in judged if item[1].collective == "all_reduce")
-    share, row, limit = next(reduced, lowest) if word == PASS else lowest
-    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.nbytes)}"
-    text += f" of {row.collective}" if len(judged) > 1 else ""
-    text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
-    text += f" ({limit.source})"
-    if len(judged) > 1:
-        least = f"{100 * lowest[0]:.1f} %"
-        text += f", {len(judged)} collectives at {least} and more" if word == PASS else ""
-        text += f", the lowest of {len(judged)} collectives" if word != PASS else ""
-    return Phrase(word, text)
-
-
-def word_of(share: float) -> str:
-    return PASS if share >= GOOD else WARN if share >= POOR else FAIL
-
-
-def _held(rows: Sequence[Row], fabric: Fabric) -> str:
-    """From which sizes on the limits of a fabric hold, for what was run where it has any."""
-    ran = {row.collective for row in rows if fabric.connects(row)}
-    if not ran:
-        return "they did not go through it"
-    ranks = max(row.ranks for row in rows)
-    known: dict[str, int] = {}
-    for limit in fabric.limits:
-        for name in limit.collectives:
-            known[name] = min(limit.least(ranks), known.get(name, limit.least(ranks)))
-    asked = {name: nbytes for name, nbytes in known.items() if name in ran} or known
-    by_size: dict[int, list[str]] = {}
-    for name, nbytes in asked.items():
-        by_size.setdefault(nbytes, []).append(name)
-    texts = (f"{', '.join(names)} from {format_size(nbytes)}" for nbytes, names in by_size.items())
-    return f"it has limits for {' and '.join(texts)}"
-
-
-def _judged(
-    rows: Sequence[Row], fabric: Fabric, device: Device | None
-) -> Iterator[tuple[float, Row, Limit]]:
-    """For each collective its best row of the largest size, and the limit it comes under."""
-    usable = [row for row in rows if row.busbw_gbps and row.ranks > 1 and fabric.connects(row)]
-    for collective in dict.fromkeys(row.collective for row in usable):
-        own = [row for row in usable if row.collective == collective]
-        own = [row for row in own if any(limit.holds(row) for limit in fabric.limits)]
-        if not own:
-            continue
-        largest = max(row.nbytes for row in own)
-        row = max((r for r in own if r.nbytes == largest), key=lambda r: r.busbw_gbps or 0)
-        limit = _limit_of(row, fabric, device if fabric.several_hosts else None)
-        yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
-
-
-def _limit_of(row: Row, fabric: Fabric, device: Device | None) -> Limit:
-    """The limit of the algorithm that the log names; else the lowest that could have done it: a
-    ring is no bad NVLS.
-    """
-    here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
-    named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
-    busbw = row.busbw_gbps or 0.0
-    limit = next((x for x in named or here if busbw <= _BEYOND * x.busbw_gbps), (named or here)[-1])
-    gbps, source = capped(limit, device)
-    return Limit(limit.algorithm, limit.collectives, gbps, source)
-
-
-def _unused(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Iterator[Phrase]:
-    """Faster algorithms of the fabric that were not used where they could have been."""
-    for _, row, used in judged:
-        for limit in fabric.limits:
-            faster = limit.busbw_gbps > _BEYOND * used.busbw_gbps
-            if not limit.holds(row) or not faster or limit.algorithm == used.algorithm:
-                continue
-            where = f" in {row.collective}" if len(judged) > 1 else ""
-            # Without a log it follows from the bandwidth alone.
-            sure = "" if row.algorithm else "apparently "
-            text = f"{limit.algorithm} {sure}not in use{where}, would allow about"
-            yield Phrase(WARN, f"{text} {limit.busbw_gbps:g} GB/s")
-
-
-def _facts(run: Run, rows: Sequence[Row], failed: bool) -> Iterable[Phrase]:
+def _facts(
+    run: Run, rows: Sequence[Row], failures: Sequence[Phrase], reference: Sequence[Phrase]
+) -> Iterable[Phrase]:
     ran = [row for row in rows if row.status == "ok"]
-    if ran and not failed and all(row.verified == "correct" for row in ran):
-        yield Phrase("", f"{cases(len(ran))} correct")
+    correct = sum(row.verified == "correct" for row in ran)
+    judged = any(phrase.word != NO_REFERENCE for phrase in reference)  # the times alone
+    if ran and not failures and (judged or correct == len(ran)):
+        some = f"{cases(correct)} correct" if correct else "no values checked"
+        rest = len(ran) - correct
+        yield Phrase("", f"{some}, {rest} unchecked" if correct and rest else some)
     if (first := first_result_ns(run)) is not None:
         yield Phrase("", f"first result after {format_time(first, 3).strip()}")
-
-
-def cases(number: int) -> str:
-    return f"{number} case{'s' if number != 1 else ''}"
-
-
-def case_text(row: Row) -> str:
-    size = format_size(row.nbytes or row.nbytes_requested)
-    return f"{row.collective} {size}" if row.collective != "barrier" else row.collective

@@ -6,16 +6,16 @@ PCIe are two. Users add their own files; a file with an unknown key or without a
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.collectives import find_collective
+from torchcoll.core.collectives import OPS, find_collective
+from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import TorchcollError, UsageError
 from torchcoll.core.hardware import Device
 from torchcoll.core.summary import Row
@@ -27,6 +27,7 @@ _LIMIT = (
     *("only", "source"),
 )
 _ONLY = ("ranks", "dtype", "op")  # fields of a Row
+_MOST_GBPS = 1e9  # beyond, a figure is a slip
 _LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
 
 
@@ -115,8 +116,14 @@ def packaged() -> list[str]:
 
 def read_rules(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Rule]:
     """name -> the rule of each of the user's own files. Raises UsageError for what is wrong."""
-    rules = [_rule(Path(path)) for path in paths]
-    return {rule.name: rule for rule in rules}
+    rules: dict[str, Rule] = {}
+    for path in paths:
+        rule = _rule(Path(path))
+        if rule.name in rules:
+            expected = f"another name than in {rules[rule.name].path}"
+            raise UsageError("rules", f"name {rule.name} in {path}", expected)
+        rules[rule.name] = rule
+    return rules
 
 
 def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
@@ -165,7 +172,7 @@ def _parameter(rule: Rule, stated: str, text: str | None) -> float | None:
         number = float(text or "")
     except ValueError:
         number = 0.0
-    if not 0 < number < math.inf:
+    if not 0 < number < _MOST_GBPS:
         raise UsageError("fabric", stated, f"{rule.name}:N, N the {what}, above 0")
     return number
 
@@ -225,7 +232,7 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
             raise _refuse(f"a limit without {key}", path, expected)
     keys = [key for key in ("busbw_gbps", "busbw_gbps_each") if key in limit]
     figure = limit[keys[0]] if len(keys) == 1 else None
-    if not isinstance(figure, (int, float)) or figure is True or not 0 < figure < math.inf:
+    if not isinstance(figure, (int, float)) or figure is True or not 0 < figure < _MOST_GBPS:
         got = " and ".join(keys) if len(keys) > 1 else f"{(*keys, 'busbw_gbps')[0]} {figure}"
         raise _refuse(got, path, "one of busbw_gbps and busbw_gbps_each, above 0")
     if keys[0] == "busbw_gbps_each":
@@ -239,6 +246,7 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
     if not isinstance(only, dict) or not all(isinstance(v, list) for v in only.values()):
         raise _refuse(f"only {only}", path, f"lists by name: {', '.join(_ONLY)}")
     _check_keys(only, _ONLY, path)
+    _check_values(only, path)
     try:
         return Limit(
             limit["algorithm"],
@@ -253,13 +261,30 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
         raise UsageError("rules", path, f"a file of rules ({error})") from None
 
 
+def _check_values(only: Mapping[str, Sequence[Any]], path: str) -> None:
+    """What no case has would make a limit that never holds."""
+    known: dict[str, Collection[str]] = {"dtype": DTYPES, "op": OPS}
+    for name, values in only.items():
+        wrong = [v for v in values if not _may_be(v, known.get(name))]
+        if wrong or not values:
+            got = f"only {name} {wrong[0] if wrong else '[]'}"
+            expected = f"some of {', '.join(known[name])}" if name in known else "numbers above 0"
+            raise _refuse(got, path, expected)
+
+
+def _may_be(value: object, known: Collection[str] | None) -> bool:
+    if known is None:
+        return type(value) is int and value > 0
+    return isinstance(value, str) and value in known
+
+
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], path: str) -> None:
     if unknown := set(table) - set(known):
         raise _refuse(f"key {sorted(unknown)[0]}", path, f"some of {', '.join(known)}")
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
+    return isinstance(value, str) and bool(value.strip())
 
 
 def _is_list(value: object, kind: type) -> bool:
