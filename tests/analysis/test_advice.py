@@ -468,3 +468,12 @@ def test_arguments_that_a_mistake_makes(arguments, said):
     with pytest.raises(UsageError) as raised:
         torchcoll.advise(given.pop("gradients"), given.pop("curve"), **given)
     assert str(raised.value) == said
+
+
+def test_on_cpus_nothing_is_hidden():
+    """4 buckets of 4 MiB take 4 x 5 ms after the pass, one of 16 MiB takes 17 ms."""
+    found = torchcoll.advise(16 * MIB / 4, curve(device="cpu"), caps_mb=[4, 16], backward_ms=100)
+    rows = {row.name: row for row in found.rows}
+    assert rows["4"].exposed_ns == pytest.approx(20 * MS)
+    assert rows["16"].exposed_ns == pytest.approx(17 * MS)
+    assert found.best.name == "16"

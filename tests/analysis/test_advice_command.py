@@ -38,7 +38,7 @@ gradients: 8 MiB of float32: 2,097,152 parameters of float32, without a model: e
 curve: all_reduce float32, on gloo, 2 ranks, isolated, host clock; 256K to 64M, 3 launches
 backward pass: 80.00 ms (given)
 model: an all_reduce starts when its bucket is ready and the one before it has ended, and takes what the curve says
-exposed = end of the last all_reduce - end of the backward pass; not in it: communication that slows the computation down (on CPUs it does), and ranks that wait for each other
+exposed = end of the last all_reduce - end of the backward pass; not in it: communication that slows the computation down, and ranks that wait for each other
 low, high = the least and the most of the launches; 95 % over the launches
 ratio = (backward + exposed) / that of the best
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchcoll.analysis.sides import Measured, Reading, Side
 from torchcoll.analysis.stats import geometric
@@ -24,10 +24,14 @@ _ALIKE = ("ranks", "backend", "device", "cadence", "clock", "asynchronous", "buf
 
 @dataclass(frozen=True)
 class Curve:
-    """Times (ns) at ascending sizes (bytes), two or more."""
+    """Times (ns) at ascending sizes (bytes), two or more.
+
+    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
+    """
 
     sizes: tuple[int, ...]
     times_ns: tuple[float, ...]
+    hides: bool = True
 
     def time_ns(self, nbytes: float) -> float:
         """Below the smallest size its time, for latency does not shrink; above the largest the
@@ -100,6 +104,8 @@ def curves_of(side: Side, dtype: str | None) -> Curves:
             for name in ("low_ns", "high_ns")
         ]
         others = [_curve(sizes, times) for times in spread if all(map(all, times))]
+    if chosen[0].row.device == "cpu":
+        centre, *others = (replace(one, hides=False) for one in (centre, *others))
     return Curves(centre, tuple(others), len(launches), chosen[0].row, len(every) - len(sizes))
 
 

@@ -21,7 +21,12 @@ _MODEL = (
     "model: an all_reduce starts when its bucket is ready and the one before it has ended, and "
     "takes what the curve says",
     "exposed = end of the last all_reduce - end of the backward pass; not in it: communication "
-    "that slows the computation down (on CPUs it does), and ranks that wait for each other",
+    "that slows the computation down, and ranks that wait for each other",
+)
+_MODEL_OF_CPUS = (
+    "model: every all_reduce takes what the curve says, and on CPUs none of it is hidden: it takes "
+    "the cores that compute",
+    "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
 )
 
 
@@ -93,7 +98,8 @@ def _above(advice: Advice, spread: bool) -> list[str]:
     ]
     if advice.backward_ns is not None:
         source = one_line(advice.backward_source)
-        lines += [f"backward pass: {_time(advice.backward_ns)} ({source})", *_MODEL]
+        model = _MODEL_OF_CPUS if advice.curve.device == "cpu" else _MODEL
+        lines += [f"backward pass: {_time(advice.backward_ns)} ({source})", *model]
     if spread and advice.launches > 1:
         lines.append("low, high = the least and the most of the launches; 95 % over the launches")
     elif spread:
