@@ -17,7 +17,7 @@ from torchcoll.bench.pairs_options import parse_pairs
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.halving import Halving, Step
-from torchcoll.core.suspects import EXCHANGE, LATENCY, SEND, read_pairs
+from torchcoll.core.pair_times import EXCHANGE, LATENCY, SEND, read_pairs
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
 CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"

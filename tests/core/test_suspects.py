@@ -10,17 +10,12 @@ import time
 import pytest
 
 from torchcoll.core.case import Case
+from torchcoll.core.pair_times import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.suspects import (
-    EXCHANGE,
-    LATENCY,
-    SEND,
-    Pairs,
-    Timing,
     again_alone,
     events,
     modified_z,
-    read_pairs,
     robust,
     suspect_text,
     suspects,

@@ -258,7 +258,8 @@ class PairsRun:
         """The pairs to run again alone, and the places of the cases in which they were slow."""
         if self.session.rank:
             return None
-        from torchcoll.core.suspects import again_alone, key_of, kinds_of, read_pairs, suspects
+        from torchcoll.core.pair_times import key_of, read_pairs
+        from torchcoll.core.suspects import again_alone, kinds_of, suspects
 
         pairs = read_pairs(self._recorder.run)
         found = suspects(pairs, self.options.threshold) if pairs else []
@@ -267,7 +268,8 @@ class PairsRun:
         return (again_alone(pairs, found) if pairs else []), places
 
     def _events(self) -> None:
-        from torchcoll.core.suspects import events, read_pairs, suspects
+        from torchcoll.core.pair_times import read_pairs
+        from torchcoll.core.suspects import events, suspects
 
         found = read_pairs(self._recorder.run)
         if found:

@@ -9,23 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Run
-from torchcoll.core.summary import median, summarise
-from torchcoll.core.suspects import (
+from torchcoll.core.pair_times import (
     EXCHANGE,
     LATENCY,
     SEND,
-    Z_LIMIT,
     Pairs,
-    Suspect,
     Timing,
     is_pair,
     key_of,
     read_pairs,
-    suspect_text,
-    suspects,
-    without,
 )
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median, summarise
+from torchcoll.core.suspects import Z_LIMIT, Suspect, suspect_text, suspects, without
 from torchcoll.core.tournament import THRESHOLD, Pair
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.grid import Grid, Head

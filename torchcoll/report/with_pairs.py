@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchcoll.core.pair_times import is_pair
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.suspects import is_pair
 from torchcoll.report.grid import Grid
 from torchcoll.report.output import Output
 from torchcoll.report.pairs import show_pairs

@@ -130,7 +130,8 @@ def _suspected(run: Run) -> list[str]:
     """What the ranks told, by the threshold they had; else what reading the pairs shows: a run that
     was cut told nothing.
     """
-    from torchcoll.core.suspects import read_pairs, suspect_text, suspects
+    from torchcoll.core.pair_times import read_pairs
+    from torchcoll.core.suspects import suspect_text, suspects
 
     told = _messages(run, "suspect")
     if not told and (pairs := read_pairs(run)):
