@@ -160,6 +160,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
                 options.traffic,
                 options.library_log,
                 options.require_idle,
+                repr(options.pairs),
             ]
         ),
         argv=arguments,

@@ -97,6 +97,8 @@ class Output:
             self._open(data["spec"]["backend"])
             if self.options.library_log and self.path:
                 data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
+            if self.options.pairs:  # a reading of the file judges as the run did
+                data["threshold"] = self.options.pairs.threshold
         if self._writer:
             self._writer.write(record, data, durable=record in self._durable)
         if record == "started" and self._shown:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 
 from torchcoll.core.errors import ExitCode, UsageError
-from torchcoll.core.tournament import THRESHOLD
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,8 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="result file of torchrun ... -m torchcoll.pairs")
     add(
         "--threshold",
-        default=str(THRESHOLD),
-        help="slower than the others by this share, and an outlier, is suspect (0.2)",
+        help="slower than the others by this share, and an outlier, is suspect (that of the run)",
     )
     add("--format", default="table", help="table, markdown, csv or json")
 
@@ -24,11 +22,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load
     from torchcoll.report.pairs import show_pairs
 
-    try:
-        threshold = float(options.threshold)
-    except ValueError:
-        threshold = -1.0
-    if not 0 < threshold < 1:
+    threshold = None
+    if options.threshold is not None:
+        try:
+            threshold = float(options.threshold)
+        except ValueError:
+            threshold = -1.0
+    if threshold is not None and not 0 < threshold < 1:
         expected = "a share between 0 and 1"
         raise UsageError("threshold", options.threshold, expected, "20 % is 0.2.")
     run = load(options.file)

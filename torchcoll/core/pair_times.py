@@ -13,7 +13,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.crowding import crowded
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, over_ranks, quantile
-from torchcoll.core.tournament import LATENCY_NBYTES, Pair, Units, units_of
+from torchcoll.core.tournament import LATENCY_NBYTES, THRESHOLD, Pair, Units, units_of
 
 _NO_TIME = "no time above 0"
 
@@ -46,6 +46,7 @@ class Pairs:
     alone: dict[tuple[str, int], Times] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     rehearsal: bool = False
+    threshold: float = THRESHOLD  # of the run
     crowded: frozenset[str] = frozenset()  # hosts whose ranks wait for a core: not judged
 
     def judged(self, pair: Pair) -> bool:
@@ -104,6 +105,9 @@ def read_pairs(run: Run) -> Pairs | None:
     hosts = [known.get(str(rank), "?") for rank in range(max(run.ranks, len(run.members)))]
     units = units_of(by, hosts)
     found = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
+    told = run.header.get("threshold")
+    if isinstance(told, float) and 0 < told < 1:
+        found.threshold = told
     if own[0].case.device == "cpu":
         found.crowded = frozenset(host for host, _ in crowded(run.members))
     for result in own:

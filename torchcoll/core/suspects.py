@@ -43,7 +43,7 @@ from torchcoll.core.pair_times import (
     link_of,
 )
 from torchcoll.core.summary import median
-from torchcoll.core.tournament import THRESHOLD, Pair
+from torchcoll.core.tournament import Pair
 
 Z_LIMIT = 3.5
 # An answer that takes twice as long: latencies of healthy pairs scatter by far more than bandwidth.
@@ -124,10 +124,13 @@ def _scale_of_median(count: int) -> float:
     return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
 
 
-def suspects(pairs: Pairs, threshold: float = THRESHOLD) -> list[Suspect]:
-    """Units first, then links, each in order. ``threshold``: a share of the speed of the others."""
+def suspects(pairs: Pairs, threshold: float | None = None) -> list[Suspect]:
+    """Units first, then links, each in order. ``threshold``: a share of the speed of the others;
+    None: that of the run.
+    """
     if pairs.rehearsal:
         return []
+    threshold = threshold or pairs.threshold
     found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
     tables = [_Table(pairs, key, within, threshold) for key in pairs.times for within in (1, 0)]
     for table in tables:

@@ -22,7 +22,7 @@ from torchcoll.core.pair_times import (
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.suspects import Z_LIMIT, Suspect, suspect_text, suspects, without
-from torchcoll.core.tournament import THRESHOLD, Pair
+from torchcoll.core.tournament import Pair
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import Output, one_line
@@ -41,7 +41,7 @@ _NONE, _SELF = "?", "\\"
 
 
 def show_pairs(
-    run: Run, format: str = "table", threshold: float = THRESHOLD, file: TextIO | None = None
+    run: Run, format: str = "table", threshold: float | None = None, file: TextIO | None = None
 ) -> bool:
     """Print what the pairs of a run say; whether there is a suspect, or a pair without a time.
 
@@ -53,6 +53,7 @@ def show_pairs(
         what = run.path or "this run"
         refused = one_line(run.problems[0]) if run.problems else ""
         raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
+    threshold = threshold or pairs.threshold
     found = suspects(pairs, threshold)
     out = Output(file)
     if format == "json":
