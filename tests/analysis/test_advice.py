@@ -11,6 +11,7 @@ from launches import given, launches, measured, run
 
 import torchcoll
 from torchcoll.analysis.curve import Curve
+from torchcoll.analysis.overlap import _verdict as verdict
 from torchcoll.core.buckets import Bucket, BucketPlan
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
@@ -477,3 +478,12 @@ def test_on_cpus_nothing_is_hidden():
     assert rows["4"].exposed_ns == pytest.approx(20 * MS)
     assert rows["16"].exposed_ns == pytest.approx(17 * MS)
     assert found.best.name == "16"
+
+
+def test_slower_by_an_unknown_amount_is_not_within_2_percent():
+    # The lower end of the interval alone says nothing of how much slower it is.
+    assert [verdict(1.30, 1.01), verdict(1.015, 1.01), verdict(1.30, 0.99)] == [
+        "worse",
+        "within 2 %",
+        "within noise",
+    ]

@@ -13,8 +13,10 @@ from launches import run
 
 import torchcoll
 from torchcoll.analysis.algorithms import algorithms
+from torchcoll.analysis.contest import CellAt, SizeFound
 from torchcoll.analysis.exports import limits
-from torchcoll.analysis.forced import disobeyed, requested
+from torchcoll.analysis.forced import Forced, disobeyed, requested
+from torchcoll.analysis.stats import Ratio
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
@@ -501,3 +503,17 @@ def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):
         "got 2 tables that differ in dtype (float32, bfloat16), expected one"
         in capsys.readouterr().err
     )
+
+
+def test_auto_is_ahead_only_where_every_right_cell_is_shown_to_be_slower():
+    def at(ratio, p, values=(100.0, 101.0)):
+        return CellAt(Forced("ring"), values, "ok", (), (), Ratio(ratio, 0.9, 0.99), p)
+
+    def ahead(*cells):
+        return SizeFound(1024, None, list(cells)).auto_ahead
+
+    assert ahead(at(0.95, 0.001), at(0.9, 0.01))
+    assert not ahead(at(0.95, 0.2))  # the interval lies below 1, Holm's p does not show it
+    assert not ahead(at(0.95, 0.001), at(1.05, 0.001))
+    assert ahead(at(0.95, 0.001), at(1.05, 0.9, values=()))  # it has no time: no contest
+    assert not ahead()

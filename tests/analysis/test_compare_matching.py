@@ -307,3 +307,13 @@ def test_fit_says_where_sizes_follow_no_line():
     fitted = compare(steps, launches([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
     (note,) = misfit_note(fitted)
     assert note.startswith("1 of 1 fits are poor: sizes there follow no line")
+
+
+def test_a_latency_that_some_launches_cannot_resolve_is_no_figure():
+    # In the last launch of new small sizes are faster than any line through 0 with a latency.
+    line = {k: 10_000 + k for k in (1 << 14, 1 << 15, 1 << 16, 1 << 17)}
+    steep = {k: round(k * (0.9 + 0.1 * k / (1 << 17))) for k in line}
+    found = compare(launches([line] * 3), launches([line, line, steep]), fit=True).fitted
+    (latency,) = (one for one in found if one.figure == "latency")
+    assert latency.judged.verdict == "incomparable"
+    assert latency.judged.reason == "latency not resolved in 1 of 3 launches of new"

@@ -76,6 +76,12 @@ class SizeFound:
     reason: str = ""
     needed: int | None = None  # launches a cell that would settle what is unclear
 
+    @property
+    def auto_ahead(self) -> bool:
+        """AUTO is shown to be faster than every forced cell that was right."""
+        ratios = [c.ratio.ratio if c.shown and c.ratio else None for c in self.cells if c.values]
+        return bool(ratios) and all(ratio is not None and ratio < 1 for ratio in ratios)
+
 
 @dataclass(frozen=True)
 class Range:
@@ -111,7 +117,8 @@ class Table:
             return ""
         right = len(self.cells) - len(self.wrong)
         among = f"the best of {right} forced cells" if right > 1 else "the one forced cell"
-        faster = [size for size in judged if size.high is not None and size.high < 1]
+        # By Holm's p, as "beaten" is: a bound at each size apart would name one in many by chance.
+        faster = [size for size in judged if size.auto_ahead]
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
         if all(size.verdict == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)

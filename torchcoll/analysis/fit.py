@@ -87,6 +87,7 @@ def fit_pairs(
             )
             reason = different or unlike_ranks(table[0]) or other_clock(table[0])
             reason = reason or _why_not(figure, base, new)
+            reason = reason or _unresolved(figure, (len(base), len(ours)), (len(new), len(theirs)))
             case = (
                 incomparable(base, new, reason)
                 if reason
@@ -102,6 +103,16 @@ def fit_pairs(
         Fitted(one.pair, one.figure, (a if is_more else b), one.misfit, one.misfit_nbytes)
         for one, is_more, a, b in zip(found, more, up, down, strict=True)
     ]
+
+
+def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str:
+    """Where the fit has a figure at 0 in some launches: the others alone would be a selection, and
+    the figure too high. (launches with the figure, launches with a line) of each side.
+    """
+    for name, (known, lines) in (("base", base), ("new", new)):
+        if known < lines:
+            return f"{figure} not resolved in {lines - known} of {lines} launches of {name}"
+    return ""
 
 
 def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:

@@ -170,4 +170,4 @@ def _judged(
 def _verdict(ratio: float, low: float | None) -> str:
     if low is not None and low <= 1:
         return "within noise"
-    return "within 2 %" if (ratio if low is None else low) <= 1 + THRESHOLD else "worse"
+    return "within 2 %" if ratio <= 1 + THRESHOLD else "worse"

@@ -47,10 +47,6 @@ class Tally:
     def lines(self) -> int:
         return sum(self.counts.values())
 
-    @property
-    def of_library(self) -> int:
-        return self.lines - self.counts["other"]
-
     def note(self, raw: bytes) -> None:
         """Quote the line that was just counted."""
         if len(self.examples) < _EXAMPLES:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from torchcoll.core.bandwidth import busbw_gbps
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import summarise_run
@@ -143,9 +142,3 @@ def show_beside(
         else:
             print_grid(grid, out)
     out.flush()
-
-
-def busbw_of_algbw(collective: str, nbytes: int, ranks: int, algbw: float) -> float | None:
-    """busbw of an algbw that was published: the time it means, and the factor."""
-    moved = nbytes * COLLECTIVES[collective].moved(ranks)
-    return busbw_gbps(collective, nbytes, ranks, moved / algbw) if algbw else None

@@ -34,7 +34,6 @@ FUNCTIONS = {
     "gather": ("gather",),
     "scatter": ("scatter",),
 }
-NOT_SPECIFIED = "<not specified>"
 
 
 class Selected(NamedTuple):
