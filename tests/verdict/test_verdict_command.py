@@ -162,6 +162,16 @@ def test_junit(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
+    out = tmp_path / "junit.xml"
+    assert main(["show", path, "--gate", "--junit", str(out)]) == 0
+    told = "torchcoll: warning: --gate: 1 of 1 runs had no reference: nothing was judged\n"
+    assert capsys.readouterr().err == told
+    (suite,) = ElementTree.parse(out).getroot()
+    assert suite.get("skipped") == "1"
+    assert [child.tag for child in suite[0]] == ["skipped"]
+
+
 def test_health(path, tmp_path, capsys):
     run = launch(
         case_of(365),
@@ -176,7 +186,7 @@ def test_health(path, tmp_path, capsys):
     out = tmp_path / "health.jsonl"
     assert main(["show", path, str(tmp_path / "sick.jsonl"), "--health", str(out)]) == 0
     well, sick = map(json.loads, out.read_text().splitlines())
-    assert well["healthy"] is True and well["verdict"] == "NO REFERENCE"
+    assert well["healthy"] is None and well["verdict"] == "NO REFERENCE"  # nobody can tell
     assert well["hosts"] == ["node0"] and well["suspects"] == [] and well["job"] is None
     assert sick == {
         "schema": "torchcoll-health/1",

@@ -183,9 +183,12 @@ class Output:
         """With --gate the text of a verdict that is FAIL."""
         if not self.options.gate:
             return None
-        from torchcoll.verdict.judge import FAIL, judge
+        from torchcoll.verdict.judge import judge
+        from torchcoll.verdict.words import FAIL, NO_REFERENCE
 
         verdict = judge(replace(run, end={"status": "complete"}))
+        if verdict.word == NO_REFERENCE:
+            _tell("torchcoll: warning: --gate: no reference: nothing was judged")
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
     def abandon(self, run: Run | None) -> None:

@@ -121,7 +121,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     from torchcoll.report.text import Judging
     from torchcoll.verdict.export import health_text, junit_text
-    from torchcoll.verdict.words import FAIL
+    from torchcoll.verdict.words import FAIL, NO_REFERENCE
 
     judging = Judging(options.fabric, options.rules, options.against)
     verdicts = [judging.verdict(run) for run in runs]
@@ -137,6 +137,10 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
         except OSError as error:
             expected = f"a file that can be written ({error.strerror})"
             raise UsageError(what, path, expected) from None
+    unjudged = sum(verdict.word == NO_REFERENCE for verdict in verdicts)
+    if options.gate and unjudged:
+        text = f"{unjudged} of {len(runs)} runs had no reference: nothing was judged"
+        print(f"torchcoll: warning: --gate: {text}", file=sys.stderr)
     failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
     return ExitCode.FAILED if failed else ExitCode.OK
 

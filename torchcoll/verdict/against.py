@@ -15,11 +15,12 @@ from torchcoll.verdict.words import PASS, POOR, WARN, Phrase, case_text, cases, 
 
 
 def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
-    """How fast the cases that both have are, the median of them and the worst.
+    """How fast the cases that both have are: the median of them, the largest sizes, and the worst.
 
-    The median decides: of many cases of one launch some are slow on any machine. A case below the
-    lower threshold makes a PASS a WARN. Raises UsageError for a run of another machine or without
-    a case in common.
+    The lower of the first two decides. Of many cases of one launch some are slow on any machine, so
+    the worst alone does not; but what is lost at the largest size of a collective is bandwidth, and
+    a median over all sizes would hide it. A case below the lower threshold makes a PASS a WARN.
+    Raises UsageError for a run of another machine or without a case in common.
     """
     _check_alike(run, base)
     path = base.path or base.source.get("file")
@@ -34,14 +35,36 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         raise UsageError("against", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
     worst, row = min(shares, key=lambda pair: pair[0])
-    word = word_of(middle)
+    large, largest = min((_at_largest(shares, name) for name in _collectives(shares)), key=_share)
+    word = word_of(min(middle, large))
     before = known[_key(row)].median_ns
+    several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
         f"{100 * middle:.1f} % of the speed of {name}, the median of {cases(len(shares))} in "
-        f"common, one launch each; at worst {100 * worst:.1f} % in {case_text(row)} "
+        f"common, one launch each; {100 * large:.1f} % in {case_text(largest)}{several}; at worst "
+        f"{100 * worst:.1f} % in {case_text(row)} "
         f"({format_time(before).strip()} to {format_time(row.median_ns).strip()})"
     )
     return Phrase(WARN if word == PASS and worst < POOR else word, text)
+
+
+Share = tuple[float, Row]
+
+
+def _share(pair: Share) -> float:
+    return pair[0]
+
+
+def _collectives(shares: Sequence[Share]) -> list[str]:
+    return list(dict.fromkeys(row.collective for _, row in shares))
+
+
+def _at_largest(shares: Sequence[Share], collective: str) -> Share:
+    """The median share of the cases of its largest size, and one of them."""
+    own = [pair for pair in shares if pair[1].collective == collective]
+    top = max(row.nbytes for _, row in own)
+    largest = [pair for pair in own if pair[1].nbytes == top]
+    return median([share for share, _ in largest]), largest[0][1]
 
 
 def _key(row: Row) -> tuple[Any, ...]:

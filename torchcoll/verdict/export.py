@@ -11,7 +11,7 @@ from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.units import one_line
 from torchcoll.verdict.judge import Verdict
-from torchcoll.verdict.words import FAIL
+from torchcoll.verdict.words import FAIL, NO_REFERENCE
 
 HEALTH_SCHEMA = "torchcoll-health/1"
 
@@ -25,8 +25,10 @@ def junit_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
 def _suite(run: Run, verdict: Verdict) -> str:
     name = one_line(run.path or run.header.get("run_id") or "run")
     failed = [verdict.word == FAIL]
-    tests = [_test("verdict", "failure" if failed[0] else "", verdict.line)]
-    skipped = 0
+    # What nothing was held against has not passed.
+    skipped = int(verdict.word == NO_REFERENCE)
+    kind = "failure" if failed[0] else "skipped" if skipped else ""
+    tests = [_test("verdict", kind, verdict.line)]
     for row in summarise_run(run):
         what = (row.collective, row.nbytes or row.nbytes_requested, row.dtype, row.op)
         title = " ".join(str(part) for part in what if part)
@@ -50,15 +52,15 @@ def _test(name: str, kind: str, text: str) -> str:
 def health_text(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> str:
     """One JSON object a line and run: what a scheduler needs to drain a node.
 
-    healthy: False where the verdict is FAIL. verdict, message: its word and its line. causes: why
-    cases failed or are not possible. hosts: those of the run. suspects: the hosts that it accuses.
-    start_utc, job: as recorded. file: its path.
+    healthy: False where the verdict is FAIL, None without a reference. verdict, message: its
+    word and its line. causes: why cases failed or are not possible. hosts: those of the run.
+    suspects: the hosts that it accuses. start_utc, job: as recorded. file: its path.
     """
     lines = []
     for run, verdict in zip(runs, verdicts, strict=True):
         event: dict[str, Any] = {
             "schema": HEALTH_SCHEMA,
-            "healthy": verdict.word != FAIL,
+            "healthy": None if verdict.word == NO_REFERENCE else verdict.word != FAIL,
             "verdict": verdict.word,
             "message": verdict.line,
             "causes": _causes(run),
