@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -208,7 +209,22 @@ def test_parquet(tmp_path):
     path.write_text(text())
     out = tmp_path / "a.parquet"
     assert main(["export", str(path), "--format", "parquet", "-o", str(out)]) == 0
-    assert pandas.read_parquet(out)["median_ns"].tolist() == [11520, 11400, 24310, 24070]
+    frame = pandas.read_parquet(out)
+    assert frame["median_ns"].tolist() == [11520, 11400, 24310, 24070]
+    # Columns of unknowns have their type all the same: files can be read as one dataset.
+    types = {name: str(frame[name].dtype) for name in ("group", "p99_ns", "channels", "calls")}
+    assert types == {"group": "string", "p99_ns": "Float64", "channels": "Int64", "calls": "Int64"}
+
+
+def test_what_is_not_told_over_ranks_is_not_the_maximum(tmp_path, capsys):
+    table = tmp_path / "a.csv"
+    table.write_text("Size,Algbw (GB/s)\n1M,100\n")
+    words = ["--collective", "broadcast", "--ranks", "8", "--map", "size=Size,algbw=Algbw (GB/s)"]
+    assert main(["import", str(table), *words, "-o", str(tmp_path / "a.jsonl")]) == 0
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "a.jsonl"), "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["over_ranks"], row["busbw_gbps"]) == ("", "100.0")
 
 
 def test_forced_formats_and_wrong_words(imported):

@@ -92,6 +92,15 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     return [sum(call) / len(samples) for call in calls]
 
 
+def over_ranks_of(result: CaseResult, how: str) -> str | None:
+    """What the time of this case is of the ranks: ``how`` of our samples, of given figures what
+    their source tells; None where it does not.
+    """
+    if not result.given or result.time_ns:
+        return how
+    return None if result.given.over_ranks == "unknown" else result.given.over_ranks
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of a table; the names are the JSON names of DESIGN section 8.

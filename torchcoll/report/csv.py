@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
+from torchcoll.core.summary import over_ranks_of
 from torchcoll.report.json import ROWS
 from torchcoll.report.output import one_line
 from torchcoll.report.view import Records, View
@@ -29,12 +30,17 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
     writer.writeheader()
     for run in runs:
         common = {"file": str(run.path or run.header.get("run_id") or "")}
-        common["over_ranks"] = view.over_ranks
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
         for launch, results in run.launches():
             own = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
             part = Run(header=launch.header, members=launch.members, results=results)
-            for values in records.of(part, view):
+            rows = records.of(part, view)
+            if records is ROWS:
+                rows = [
+                    {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
+                    for result, values in zip(results, rows, strict=True)
+                ]
+            for values in rows:
                 writer.writerow({k: _cell(v) for k, v in (common | own | values).items()})
     return out.getvalue()
 
