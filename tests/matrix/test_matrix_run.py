@@ -476,3 +476,19 @@ def test_another_folder(name, text, code, line, capsys):
     assert matrix() == code
     assert capsys.readouterr().err == f"torchcoll: error: {line}\n"
     assert Path("D", name).read_text() == text
+
+
+def test_the_reason_is_not_what_torchrun_says_of_all_tracebacks():
+    from torchcoll.matrix.run import _last_error
+
+    footer = (
+        "traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+    )
+    text = (
+        'Traceback (most recent call last):\n  File "x.py", line 1\n'
+        "RuntimeError: makeDeviceForHostname(): unsupported gloo device\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n" + footer
+    )
+    assert _last_error(text) == "RuntimeError: makeDeviceForHostname(): unsupported gloo device"
+    assert _last_error(f"torchcoll: error: device: got none\n{text}") == "device: got none"
+    assert _last_error("nothing else\n") == "nothing else"

@@ -137,7 +137,8 @@ def _check_names(names: Sequence[str], base: Side, new: Side) -> None:
     known = {*NAMES, *values_by_name(base), *values_by_name(new)}
     for name in names:
         if name not in known:
-            raise UsageError("by", name, f"one of {', '.join(NAMES)}, or a fact of the environment")
+            facts = sorted(known - set(NAMES))
+            raise UsageError("by", name, f"one of {', '.join(NAMES)}, or {', '.join(facts)}")
 
 
 def _pairs_of(

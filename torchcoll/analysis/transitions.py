@@ -192,7 +192,8 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     ]
     if len(points) < 2 * FEWEST:
         found.note = (
-            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are needed"
+            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
+            f"needed; one law fits all within {100 * max(r.misfit for r in curve.regimes):.1f} %"
         )
     elif curve.noise > NOISY:
         found.note = (

@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--metric", default="time", help="time (the default), algbw or busbw")
     add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
-    add("--by", default="", metavar="NAMES", help="what cases must agree in too, such as kernel")
+    add(
+        "--by",
+        default="",
+        metavar="NAMES",
+        help="what cases must agree in too: kernel, label=KEY, ...",
+    )
     add("--fit", action="store_true", help="latency and bandwidth in place of every size")
     add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
     add("--format", default="table", help="table, markdown, csv or json")

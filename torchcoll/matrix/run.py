@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import statistics
 import threading
@@ -159,15 +160,22 @@ def _judged(
     return "ok", "", found.library, True
 
 
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+
+
 def _code_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _last_error(output: str) -> str:
-    """The last error line of torchcoll, else the last line that has words."""
+    """The last error line of torchcoll, else of Python's, else the last line that has words.
+
+    torchrun's own last lines are about tracebacks in general, its error is that a child failed.
+    """
     lines = [line.strip() for line in output.splitlines() if any(map(str.isalpha, line))]
     ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
-    return next(iter((ours or lines)[-1:]), "").rstrip(' "')
+    theirs = [line for line in lines if _EXCEPTION.search(line) and "ChildFailed" not in line]
+    return next(iter((ours or theirs or lines)[-1:]), "").rstrip(' "')
 
 
 # -- signals ---------------------------------------------------------------------------------
