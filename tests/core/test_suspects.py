@@ -90,8 +90,21 @@ def test_two_culprits_of_eight():
     assert named(suspects(pairs)) == [(1,), (6,)]
 
 
-def test_one_pair_says_nothing():
-    assert suspects(made(["h"] * 2, lambda a, b: 1e9)) == []
+@pytest.mark.parametrize("key", [BW, LAT, ONE_WAY])
+def test_one_pair_says_nothing(key):
+    # Not even its two directions, one far slower than the other: there is no other link.
+    times = {(0, 1): 50_000, (1, 0): 4_000}
+    assert suspects(made(["a", "b"], lambda a, b: times[a, b], key=key)) == []
+
+
+def test_one_direction_of_a_link_is_compared_with_other_links():
+    def time_ns(a, b):
+        return 2000 if (a, b) == (0, 2) else 1000
+
+    assert named(suspects(made(["h"] * 3, time_ns, key=ONE_WAY))) == [(0, 2)]
+    alone = [(a, b) for a in range(3) for b in range(3) if a != b]
+    (found,) = suspects(made(["h"] * 3, time_ns, key=ONE_WAY, alone=alone))
+    assert found.stands and found.evidence[0].alone_ratio == pytest.approx(0.5, rel=0.03)
 
 
 def test_within_and_between_nodes_are_never_compared():

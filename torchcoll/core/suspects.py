@@ -227,7 +227,8 @@ class _Table:
         for pair, speed in sorted(healthy.items()):
             others = whole
             if few:
-                others = self._scaled([p for p in healthy if p != pair])
+                # Nor with its own other direction: two ranks have but one link.
+                others = self._scaled([p for p in healthy if link_of(p) != link_of(pair)])
             # The cheap question first: of 100000 pairs a few reach the second.
             if others and speed <= (1 - self._threshold) * others[0]:
                 evidence = self._evidence(what, [pair], 1, others)
@@ -239,8 +240,12 @@ class _Table:
         ratio = speed / others[0]
         z = modified_z(math.log(speed), *others[1:]) / _scale_of_median(len(met))
         again = [pair for pair in met if pair in self._alone]
-        mine = {*met}
-        usual = [s for pair, s in self._alone.items() if pair not in mine and self._usual(pair)]
+        mine = {link_of(pair) for pair in met}
+        usual = [
+            speed
+            for pair, speed in self._alone.items()
+            if link_of(pair) not in mine and self._usual(pair)
+        ]
         stands = alone = None
         if again and usual:
             speeds = [self._alone[pair] for pair in again]
