@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what a training sends: captured files, profiler traces, Flight Recorder dumps",
         "trace",
     ),
+    "plot": ("time and bus bandwidth over sizes as a picture", "plot"),
     "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
     "algorithms": (
         "which forced algorithm wins at each size, and what AUTO loses; settings of it",
