@@ -13,9 +13,12 @@ from torchcoll import cli
 from torchcoll.analysis.cold import cold
 from torchcoll.analysis.lines import picture_of
 from torchcoll.analysis.sides import side
+from torchcoll.analysis.transitions import transitions
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.records import save
-from torchcoll.report.pictures import cold_figure, lines_figure
+from torchcoll.report.plot_cold import cold_figure
+from torchcoll.report.plot_lines import lines_figure
+from torchcoll.report.plot_regimes import regimes_figure
 from torchcoll.verdict.rules import Limit
 
 pytest.importorskip("matplotlib")
@@ -135,6 +138,26 @@ def test_the_first_calls_over_ranks():
     )
 
 
+def test_laws_and_zones():
+    # 10 us + n / 1 GB/s up to 64K; from 128K on twice as much time.
+    sizes = [1024 << k for k in range(14)]
+    times = [(10_000 + n) * (1 if n <= 65536 else 2) for n in sizes]
+    results = [
+        result(2, case=case(nbytes=n), time_ns={"host": [[t] * 3] * 2})
+        for n, t in zip(sizes, times, strict=True)
+    ]
+    figure = regimes_figure(transitions(run(*results, ranks=2)))
+    left, right = figure.axes
+    measured, below, above = left.get_lines()
+    assert list(measured.get_ydata()) == times
+    assert [line.get_xdata()[0] for line in (below, above)] == pytest.approx([1024, 131072])
+    assert above.get_ydata()[-1] == pytest.approx(2 * (10_000 + sizes[-1]), rel=0.01)
+    (zone,) = left.patches
+    assert (zone.get_x(), zone.get_x() + zone.get_width()) == (65536, 131072)
+    assert "1 to 2 between 64K and 128K" in caption(figure)
+    assert right.get_ylabel() == "GB/s algbw"
+
+
 @pytest.mark.parametrize(
     ("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
 )
@@ -148,12 +171,13 @@ def test_the_console_command(tmp_path, capsys, suffix, magic):
     assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture)]) == 0
 
 
-def test_cold_draws_beside_its_tables(tmp_path, capsys):
+@pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("transitions", "regime")])
+def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word):
     save(run(result(2, (3_000_000, 2_000_000, 1_000_000)), ranks=2), tmp_path / "run.jsonl")
-    picture = tmp_path / "cold.png"
-    assert cli.main(["cold", str(tmp_path / "run.jsonl"), "--plot", str(picture)]) == 0
+    picture = tmp_path / "a.png"
+    assert cli.main([command, str(tmp_path / "run.jsonl"), "--plot", str(picture)]) == 0
     told = capsys.readouterr()
-    assert "1st" in told.out and told.err == f"torchcoll: picture: {picture}\n"
+    assert word in told.out and told.err == f"torchcoll: picture: {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -193,7 +217,7 @@ def test_a_picture_that_cannot_be_written(tmp_path):
 
 def test_what_cold_found_has_no_fabric(tmp_path):
     found = cold([run(result(2), ranks=2)])
-    with pytest.raises(UsageError, match="fabric: got ib-ndr:8, expected runs or files beside it"):
+    with pytest.raises(UsageError, match="fabric: got ib-ndr:8, expected runs or files beside"):
         torchcoll.plot(found, tmp_path / "a.png", fabric="ib-ndr:8")
 
 

@@ -1,4 +1,4 @@
-"""The public name ``plot``: runs, result files or what ``cold`` found as a picture."""
+"""The public name ``plot``: runs, result files, what ``cold`` or ``transitions`` found."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torchcoll.core.hardware import device_of
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS
-from torchcoll.report.pictures import check_path, cold_figure, lines_figure, write_figure
+from torchcoll.report.pictures import check_path, write_figure
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
     from torchcoll.analysis.cold import Cold
     from torchcoll.analysis.sides import Source
+    from torchcoll.analysis.transitions import Transitions
     from torchcoll.verdict.rules import Limit
 
 
 def plot(
-    what: Source | Cold | Mapping[str, Source | Sequence[Source]],
+    what: Source | Cold | Transitions | Mapping[str, Source | Sequence[Source]],
     path: str | os.PathLike[str],
     *,
     over_ranks: str = "max",
@@ -33,10 +34,11 @@ def plot(
     """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced).
 
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
-    what ``cold`` found. Runs and files: time and busbw over sizes, a row for each collective, a
-    line for what differs in nothing but the size; launches of one side are pooled (geometric mean
-    of their medians). over_ranks: max, mean, min, rank0. filter: as of ``compare``. fabric, rules:
-    whose limits are drawn; without them those of the fabric that the run is known to be of.
+    what ``cold`` (first calls over ranks) or ``transitions`` (laws and zones) found. Runs and
+    files: time and busbw over sizes, a row for each collective, a line for what differs in nothing
+    but the size; launches of one side are pooled (geometric mean of their medians). over_ranks:
+    max, mean, min, rank0. filter: as of ``compare``. fabric, rules: whose limits are drawn; without
+    them those of the fabric that the run is known to be of.
 
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
@@ -44,14 +46,18 @@ def plot(
     from torchcoll.analysis.cold import Cold
     from torchcoll.analysis.lines import picture_of
     from torchcoll.analysis.sides import side
+    from torchcoll.analysis.transitions import Transitions
+    from torchcoll.report.plot_cold import cold_figure
+    from torchcoll.report.plot_lines import lines_figure
+    from torchcoll.report.plot_regimes import regimes_figure
 
     check_path(path)
-    if isinstance(what, Cold):
-        given = {"filter": filter, "fabric": fabric, "rules": rules}
-        for name, value in given.items():
+    if isinstance(what, Cold | Transitions):
+        for name, value in {"filter": filter, "fabric": fabric, "rules": rules}.items():
             if value:
-                raise UsageError(name, value, "runs or files beside it, not what cold found")
-        write_figure(cold_figure(what), path)
+                raise UsageError(name, value, "runs or files beside it, not what was found in them")
+        figure = cold_figure(what) if isinstance(what, Cold) else regimes_figure(what)
+        write_figure(figure, path)
         return
     choice(over_ranks, "over-ranks", OVER_RANKS)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
