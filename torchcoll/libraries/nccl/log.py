@@ -46,6 +46,9 @@ _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
     r"type (\w+)/(\w+), sameChannels \d"
 )
+_SYSTEM = re.compile(
+    r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
+)
 _PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _SET = re.compile(r"(\w+) set by environment to (.*)")
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
@@ -281,6 +284,15 @@ class Reader:
         )
         return True
 
+    def _system(self, message: str) -> bool:
+        """``=== System : maxBw 240.0 totalBw 240.0 ===``: of the GRAPH subsystem."""
+        found = _SYSTEM.match(message)
+        if found:
+            member = self._member()
+            member.max_gbps = float(found[1])
+            member.total_gbps = float(found[2]) if found[2] else None
+        return bool(found)
+
     def _nvls(self, message: str) -> bool:
         if message.startswith("NVLS multicast support is "):
             self._process.nvls = "no" if " not available" in message else "yes"
@@ -410,6 +422,7 @@ _HANDLERS: dict[str, Handler] = {
     "Channel": Reader._channel,
     "CollNet": Reader._connection,
     "Trees": Reader._trees,
+    "===": Reader._system,
     "Pattern": Reader._pattern,
     "NVLS": Reader._nvls,
     "NCCL": Reader._version,
