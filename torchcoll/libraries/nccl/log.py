@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from torchcoll.libraries.calls import Tally
 from torchcoll.libraries.nccl import calls
+from torchcoll.libraries.nccl.graph import pattern_name
 from torchcoll.libraries.nccl.known import is_known
 from torchcoll.libraries.nccl.members import Graph, Member, Process, Tuned
 
@@ -49,7 +50,6 @@ _PATTERN = re.compile(
 _SYSTEM = re.compile(
     r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
 )
-_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
 _SET = re.compile(r"(\w+) set by environment to (.*)")
 _CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
 _FUNCTION_ROWS = frozenset(calls.FUNCTIONS.values())
@@ -277,8 +277,7 @@ class Reader:
         found = _PATTERN.search(message)
         if not found:
             return False
-        number = int(found[1])
-        pattern = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
+        pattern = pattern_name(int(found[1]))
         self._member().graphs.append(
             Graph(pattern, int(found[2]), float(found[3]), float(found[4]), found[5], found[6])
         )
