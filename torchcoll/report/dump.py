@@ -29,9 +29,9 @@ _PATHS = {
 }
 _RECKONED = "GB/s: one direction, as {0} reckons (topo.h, topo.cc), below the rate of the wire"
 _FIXED = (
-    "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement; "
-    "together: channels x GB/s, of a ring the busbw that NCCL expects"
+    "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no measurement"
 )
+_TOGETHER = "; together: channels x GB/s, of a ring the busbw that NCCL expects"
 _NEVER = (
     "{0}NCCL then runs each ring and tree twice or more over the same links (connect.cc): the "
     "channels that its log counts, times GB/s, are no bandwidth"
@@ -191,7 +191,8 @@ def _about_graphs(dump: Dump) -> list[str]:
 def _of_graphs(dump: Dump) -> list[Grid]:
     graphs, channels = dump.tables.get("graphs", []), dump.tables.get("channels", [])
     types = {row[name] for row in graphs for name in ("intra_type", "inter_type")}
-    notes = [_FIXED, _NEVER.format(_EACH_ALONE if len(graphs) > 1 else "")]
+    counted = any(row["together_gbps"] for row in graphs)
+    notes = [_FIXED + _TOGETHER * counted, _NEVER.format(_EACH_ALONE if len(graphs) > 1 else "")]
     notes += [_FALLBACK] if any(row["fallback"] for row in graphs) else []
     return [
         filled(

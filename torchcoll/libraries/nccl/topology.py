@@ -118,7 +118,7 @@ def topology(root: Node, file: str = "") -> Topology:
     nics: list[Nic] = []
     for node in root.walk():
         if node.tag == "pci":
-            gpus += _gpus(node, _cpu_of(node, of))
+            gpus += _gpus(node, of)
         if node.tag == "nic" or (node.tag == "pci" and _bare(node, _NIC)):
             nics += _nics(node, _cpu_of(node, of))
     for gpu in gpus:
@@ -175,11 +175,14 @@ def _bare(node: Node, classes: tuple[str, ...]) -> bool:
     return node.text("class").lower().startswith(classes) and not told
 
 
-def _gpus(node: Node, cpu: Cpu | None) -> Iterator[Gpu]:
-    busid = node.text("busid").lower()
-    if _bare(node, _GPU):
+def _gpus(node: Node, of: dict[int, Cpu]) -> Iterator[Gpu]:
+    told, bare = list(node.each("gpu")), _bare(node, _GPU)
+    if not told and not bare:
+        return
+    busid, cpu = node.text("busid").lower(), _cpu_of(node, of)
+    if bare:
         yield Gpu(node, cpu, busid, node.whole)
-    for own in node.each("gpu"):
+    for own in told:
         gcn = own.text("gcn")
         yield Gpu(
             node,
