@@ -79,7 +79,7 @@ def advise(
     caps_mb: Sequence[float] | None = None,
     backward_ms: float | None = None,
     dtype: str | None = None,
-    accumulate: int = 1,
+    accumulate: int | None = None,
     reader: Reader = load_all,
 ) -> Advice:
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
@@ -89,14 +89,16 @@ def advise(
     for even. curve: Runs, files, folders or globs with all_reduce over sizes on as many ranks;
     several are launches, and give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without
     plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
-    the traffic tells. accumulate: backward passes an optimiser step.
+    the traffic tells. accumulate: backward passes an optimiser step; None: one, but what makes the
+    same calls several times in a step is refused where it does not tell how many passes they are.
 
     The model is told in analysis/overlap.py. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
-    for another number of ranks than the curve has, for no curve that could be meant, and for
-    numbers out of range; UnreadableError for a file.
+    for traffic without marked steps, for another number of ranks than the curve has, for no curve
+    that could be meant, and for numbers out of range; UnreadableError for a file.
     """
-    whole_number(accumulate, "accumulate", 1)
+    if accumulate is not None:
+        whole_number(accumulate, "accumulate", 1)
     if curve is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
@@ -118,7 +120,7 @@ def advise(
     advice = Advice(
         found.what, found.nbytes, found.mixed or found.dtype,
         curves.row, (sizes[0], sizes[-1]), curves.launches,
-        found.backward_ns, found.backward_source, accumulate,
+        found.backward_ns, found.backward_source, accumulate or 1,
         proposals(settings, curves, halves, found, found.backward_ns),
     )  # fmt: skip
     if found.backward_ns is None:
@@ -131,7 +133,7 @@ def advise(
     return advice
 
 
-def _gradients(gradients: Any, dtype: str | None, accumulate: int) -> tuple[Gradients, bool]:
+def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
     """What was given, and whether it is plans."""
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
         return of_parameters(gradients, dtype), False

@@ -1,0 +1,138 @@
+"""Steps that hold several backward passes, or may: split where it is sure, refused where not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from curves import MIB, MS, curve, traffic
+
+import torchcoll
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+
+SAY = (
+    "Say how many a step has, 1 if it is one: --accumulate N (accumulate of torchcoll.advise). Of "
+    "several models capture one at a time"
+)
+
+
+def sent(*step, steps=2, **changed):
+    """A step is made of (MiB, ms of issue, ms that it takes); None: nobody knows how long."""
+    found = traffic([[call[:2] for call in step]] * steps, **changed)
+    for rank, calls in found.calls.items():
+        took = [call[2] for call in step] * steps
+        found.calls[rank] = [
+            dataclasses.replace(call, time_ns=None if ms is None else round(ms * MS))
+            for call, ms in zip(calls, took, strict=True)
+        ]
+    return found
+
+
+def advised(found, **choices):
+    return torchcoll.advise(found, curve(), caps_mb=[1], **choices)
+
+
+def refused(found):
+    with pytest.raises(UsageError) as raised:
+        advised(found)
+    return str(raised.value)
+
+
+# Two passes of 3 MiB: the second bucket is issued while the first is in flight; 40 ms in between.
+PAIR = ((2, 10, 6), (1, 14, 4), (2, 60, 6), (1, 64, 4))
+
+
+def test_equal_passes_with_a_pause_are_told_apart():
+    found = advised(sent(*PAIR))
+    assert found.nbytes == 3 * MIB
+    # The last of 3 MiB comes 4 ms after the first, 1 of 3 MiB took them: 12 ms in all. As one pass
+    # it would be 6 MiB: 54 ms for 4 of them, 81 ms.
+    assert found.backward_ns == pytest.approx(12 * MS)
+    assert (found.what, found.accumulate) == ("2 all_reduce a backward pass (capture)", 1)
+    assert (
+        "each step makes the same 2 all_reduce calls 2 times, with nothing in flight in between: "
+        "all figures are of one of these backward passes"
+    ) in found.notes
+
+
+def test_an_end_that_is_heard_late_once_changes_nothing():
+    found = sent(*PAIR)
+    late = found.calls[1][1]
+    found.calls[1][1] = dataclasses.replace(late, time_ns=47 * MS)  # ends at 61, next begins at 60
+    assert advised(found).nbytes == 3 * MIB
+
+
+def test_sizes_that_repeat_while_calls_are_in_flight_are_one_pass():
+    found = advised(sent((2, 10, 6), (1, 14, 10), (2, 20, 6), (1, 24, 4)))
+    assert found.nbytes == 6 * MIB
+    assert found.what == "4 all_reduce a step, taken for one backward pass (capture)"
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "times"),
+    [
+        # Each bucket ends before the next is ready: one pass of a slow model, or several.
+        (((2, 10, 1), (1, 12, 1), (2, 14, 1), (1, 16, 1)), 4, 2),
+        (((1, 10, 1), (1, 12, 1), (1, 14, 1)), 3, 3),
+        (((1, 10, None), (1, 12, None), (1, 14, None)), 3, 3),
+    ],
+)
+def test_what_may_be_either_is_refused(step, count, times):
+    assert refused(sent(*step)) == (
+        f"backward passes: got {count} all_reduce a step, whose sizes repeat {times} times, "
+        f"expected calls that tell how many they are. {SAY}"
+    )
+    nbytes = sum(call[0] for call in step) * MIB
+    assert advised(sent(*step), accumulate=1).nbytes == nbytes
+    assert advised(sent(*step), accumulate=times).nbytes == nbytes // times
+
+
+def test_ends_on_the_device_tell_nothing_of_the_host():
+    found = sent(*PAIR)
+    for rank, calls in found.calls.items():
+        found.calls[rank] = [dataclasses.replace(call, clock="device") for call in calls]
+    assert "whose sizes repeat 2 times" in refused(found)
+
+
+def test_two_unlike_models_are_refused():
+    # From the first issue to the last 50.5 ms, 50 of them with nothing in flight.
+    step = ((2, 10, 6), (1, 10.25, 6), (4, 60.25, 6), (3, 60.5, 6))
+    assert refused(sent(*step)) == (
+        "backward passes: got 4 all_reduce a step, 2 of them 50.00 ms before the others, expected "
+        f"the calls of one. {SAY}"
+    )
+    assert advised(sent(*step), accumulate=1).nbytes == 10 * MIB
+
+
+def test_a_bucket_that_takes_most_of_the_pass_is_no_other_pass():
+    # ResNet18: 5/6 of the time for the last of three buckets; and two buckets, 1 and 25 MiB.
+    assert advised(sent((2, 10, 3), (25, 20, 10), (17, 60, 9))).nbytes == 44 * MIB
+    assert advised(sent((1, 10, 3), (25, 90, 10))).nbytes == 26 * MIB
+
+
+def test_a_plan_is_one_pass():
+    planned = dataclasses.replace(sent((1, 0, None), (1, 0, None)), source="plan")
+    assert advised(planned, backward_ms=8).nbytes == 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("source", "action"),
+    [
+        ("capture", "Call traffic.step() after each step."),
+        ("kineto", "Call step() of the profiler after each step."),
+        ("flight recorder", "Call traffic.step() after each step of a torchcoll.capture."),
+    ],
+)
+def test_traffic_without_marks_is_refused(source, action, in_tmp_path, capsys):
+    found = sent(*PAIR)
+    for rank, calls in found.calls.items():
+        found.calls[rank] = [dataclasses.replace(call, step=None) for call in calls]
+    found.source = source
+    found.save("sent.jsonl")
+    torchcoll.save(curve(), "curve.jsonl")
+    assert main(["gradients", "sent.jsonl", "--curve", "curve.jsonl"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: traffic: got calls that may be of many steps: no step is marked, "
+        f"expected marked steps. {action}\n"
+    )

@@ -1,0 +1,99 @@
+"""How many backward passes the all_reduce calls of a step are.
+
+Models that accumulate gradients without no_sync, and programs with several models, make several in
+a step. Taken for one, they are so many times the gradients, over a pass that holds all that lies
+between them: a proposal that is simply wrong. What tells them apart: DDP waits for all its buckets
+at the end of a pass, so that nothing is in flight when the next one begins. That alone proves
+nothing, for small buckets end before the next is ready; so sizes that repeat count too. Where it
+cannot be told, only the user can say it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import TrafficCall
+from torchcoll.core.units import format_time
+
+Calls = Sequence[TrafficCall]
+# One interval of a backward pass may be long: early layers of a CNN compute most and have few
+# gradients, in ResNet18 5/6 of the time. Two models with something in between are beyond that.
+_APART = 0.9
+_SAY = (
+    "Say how many a step has, 1 if it is one: --accumulate N (accumulate of torchcoll.advise). Of "
+    "several models capture one at a time"
+)
+
+
+def sizes_of(calls: Calls) -> tuple[int, ...]:
+    return tuple(call.nbytes_in for call in calls)
+
+
+def usual(each: Sequence[Calls]) -> list[Calls]:
+    """Those with the sizes that most have."""
+    sizes = Counter(map(sizes_of, each)).most_common(1)[0][0]
+    return [calls for calls in each if sizes_of(calls) == sizes]
+
+
+def split(calls: Calls, count: int) -> list[Calls]:
+    """So many passes, where they are alike; else one: with no_sync only the last one sends."""
+    size, rest = divmod(len(calls), count)
+    parts = [calls[i : i + size] for i in range(0, len(calls), size or 1)]
+    return parts if size and not rest and len(set(map(sizes_of, parts))) == 1 else [calls]
+
+
+def count_passes(steps: Sequence[Calls]) -> int:
+    """How many backward passes a step has. steps: the gradients of each step of each rank.
+
+    Raises UsageError where calls may as well be one pass as several.
+    """
+    steps = usual(steps)
+    number = len(steps[0])
+    quiet = _quiet(steps)
+    counts = []
+    for count in range(2, number + 1):
+        borders = set(range(number // count, number, number // count))
+        if len(split(steps[0], count)) == count and (quiet is None or borders <= quiet):
+            if borders == quiet and count < number:
+                return count
+            counts.append(count)
+    if counts:
+        got = f"{number} all_reduce a step, whose sizes repeat {counts[-1]} times"
+        raise UsageError("backward passes", got, "calls that tell how many they are", _SAY)
+    issued = [calls for calls in steps if all(call.start_ns is not None for call in calls)]
+    if number > 2 and quiet and issued:
+        waits = [
+            median([(c[i].start_ns or 0) - (c[i - 1].start_ns or 0) for c in issued])
+            for i in range(1, number)
+        ]
+        longest = max(range(1, number), key=lambda i: waits[i - 1])
+        if longest in quiet and waits[longest - 1] > _APART * sum(waits):
+            got = (
+                f"{number} all_reduce a step, {longest} of them "
+                f"{format_time(waits[longest - 1]).strip()} before the others"
+            )
+            raise UsageError("backward passes", got, "the calls of one", _SAY)
+    return 1
+
+
+def _quiet(steps: Sequence[Calls]) -> set[int] | None:
+    """Before which calls nothing was in flight, in most steps; None unknown.
+
+    Most, not all: a capture may hear of an end late, when the next call has been issued.
+    """
+    found: Counter[int] = Counter()
+    known = 0
+    for calls in steps:
+        if any(c.start_ns is None or c.time_ns is None or c.clock != "host" for c in calls):
+            continue
+        known += 1
+        end = 0
+        for place, call in enumerate(calls):
+            start = call.start_ns or 0
+            if place and end <= start:
+                found[place] += 1
+            end = max(end, start + (call.time_ns or 0))
+    return {place for place, count in found.items() if 2 * count > known} if known else None
