@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchcoll.core.traffic import Traffic, TrafficCall
 
 LATENESS_NS = 5_000_000  # sys.getswitchinterval: so long a thread may go on while others wait
-LATE = "end when Python hears of it: up to 5 ms late"
+LATE = "end when Python hears of it, up to 5 ms late"
 
 
 def heard_late(call: TrafficCall, source: str) -> bool:

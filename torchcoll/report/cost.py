@@ -65,7 +65,7 @@ def cost_grids(found: Cost) -> list[Grid]:
             "-" if row.queued is None else f"{100 * row.queued:.0f} %",
             *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
             format_time(row.isolated_ns),
-            _signed(row.contention_ns),
+            f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
             notes.mark(one_line(row.reason)) if row.reason else "",
         ]
         for row in found.rows
@@ -105,7 +105,8 @@ def _late_grid(found: Cost) -> Grid:
     heads = [Head("rank"), Head("calls"), Head("last"), Head("share"), Head("even"), Head("waited")]
     rows = [_late_cells(one) for one in found.late]
     calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
-    ties = f"{calls}: several ranks had the shortest time, none counts as last"
+    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in found.rows)
+    ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
     return Grid(heads, rows, [_LATE] * bool(rows), [ties] * bool(found.ties))
 
 
