@@ -247,7 +247,8 @@ def _notes(advice: Advice, curves: Curves, halved: str, smallest: float) -> Iter
         largest = max(one.largest_nbytes for one in beyond)
         yield (
             f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
-            f"go on as its last piece does, and they are not chosen from. Measure with -e "
+            "go on as its last piece does, without low, high and range, and they are not chosen "
+            f"from. Measure with -e "
             f"{format_size(1 << (largest - 1).bit_length())}"
         )
     if smallest < least:
