@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
-from curves import MIB, MS, curve, traffic
+from curves import MIB, MS, SIZES, curve, timed, traffic
 
 import torchcoll
 from torchcoll.cli import main
@@ -20,13 +21,7 @@ SAY = (
 def sent(*step, steps=2, **changed):
     """A step is made of (MiB, ms of issue, ms that it takes); None: nobody knows how long."""
     found = traffic([[call[:2] for call in step]] * steps, **changed)
-    for rank, calls in found.calls.items():
-        took = [call[2] for call in step] * steps
-        found.calls[rank] = [
-            dataclasses.replace(call, time_ns=None if ms is None else round(ms * MS))
-            for call, ms in zip(calls, took, strict=True)
-        ]
-    return found
+    return timed(found, *(call[2] for call in step))
 
 
 def advised(found, **choices):
@@ -86,6 +81,67 @@ def test_what_may_be_either_is_refused(step, count, times):
     nbytes = sum(call[0] for call in step) * MIB
     assert advised(sent(*step), accumulate=1).nbytes == nbytes
     assert advised(sent(*step), accumulate=times).nbytes == nbytes // times
+
+
+def test_what_was_exposed_is_measured():
+    # Two passes a step, two ranks: 4 ms from the last issue to the end of all, where the first of
+    # the pass ends first, else as long as that takes: 10 + 14 - 14. The median of 4, 4, 10, 4 ...
+    found = sent(*PAIR)
+    for call, ms in ((0, 14), (4, 12)):
+        found.calls[1][call] = dataclasses.replace(found.calls[1][call], time_ns=ms * MS)
+    advice = advised(found)
+    assert advice.measured_ns == 4 * MS  # of 4 x 6, 10 and 8
+    assert advice.measured_as == (
+        "from the issue of the last all_reduce of a pass to the end of all; they end when Python "
+        "hears of it, up to 5 ms late"
+    )
+    assert advised(sent(*PAIR, source="kineto")).measured_as.endswith(" to the end of all")
+    assert advised(sent((2, 10, 6), (1, 14, None))).measured_ns is None
+    assert torchcoll.advise(8 * MIB, curve(), backward_ms=8).measured_ns is None
+
+
+def test_an_end_after_the_mark_is_not_measured():
+    # Issued 2 ms before the mark, heard of 3 ms after it.
+    found = advised(sent((2, 10, 6), (1, 14, 5), steps=1, spans=[(0, 16)]))
+    assert found.measured_ns == 2 * MS
+
+
+def test_a_trace_tells_what_was_exposed():
+    found = timed(traffic([[(2, 10), (1, 14)]] * 2), 6, 5, clock="device", exposed_ns=MS)
+    found.source = "kineto"
+    advice = advised(found)
+    assert advice.measured_ns == 2 * MS
+    assert advice.measured_as == "all_reduce of a pass under which nothing else ran"
+
+
+@pytest.mark.parametrize(
+    ("second_ms", "apart"),
+    # Of 3 MiB at 12 ms, in two buckets: 2 MiB are ready at 8, 1 MiB at 12 and takes 2 ms.
+    [(0.9, True), (1, False), (4, False), (4.1, True)],
+)
+def test_measured_stands_beside_the_model(second_ms, apart, capsys):
+    found = sent((2, 10, second_ms), (1, 14, second_ms))
+    torchcoll.show(torchcoll.advise(found, curve(), caps_mb=[3]))
+    out = capsys.readouterr().out
+    measured = f"{second_ms:.3f} ms" if second_ms >= 1 else "900.0 us"
+    assert f"; exposed 2.000 ms (measured {measured}, with waits)\n" in out
+    said = (
+        f"model and measurement of what was sent are more than 2x apart: 2.000 ms and {measured}. "
+        "What the model leaves out counts here: let try_buckets decide\n"
+    )
+    assert (said in out) == apart
+    assert ("more than 2x apart" in out) == apart
+
+
+def test_measured_where_the_model_has_no_number(capsys):
+    # 8 MiB in one bucket were sent: beyond a curve to 4 MiB.
+    found = sent((8, 10, 2), steps=1, spans=[(0, 12)])
+    torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]))
+    out = capsys.readouterr().out
+    assert ", now (measured 2.000 ms, with waits)\n" in out
+    assert "2x apart" not in out
+    torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]), format="json")
+    assert json.loads(capsys.readouterr().out)["measured_ns"] == 2 * MS
 
 
 def test_ends_on_the_device_tell_nothing_of_the_host():

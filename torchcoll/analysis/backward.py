@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy
 
-from torchcoll.analysis.passes import count_passes, sizes_of, split, usual
+from torchcoll.analysis.lateness import cut_at_marks
+from torchcoll.analysis.passes import (
+    count_passes,
+    measured_exposed,
+    sizes_of,
+    split,
+    usual,
+)
 from torchcoll.analysis.steps import steps_of
 from torchcoll.core.buckets import BucketPlan
 from torchcoll.core.dtypes import find_dtype
@@ -63,8 +70,9 @@ class Gradients:
     nbytes: of all gradients. known: settings whose buckets are known; those of other caps are taken
     for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown; backward_source:
     where that comes from. points: (share of the gradients, share of the pass at which it is ready),
-    ascending; () unknown, then they become ready in proportion to their bytes. what: a line that
-    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
+    ascending; () unknown, then they become ready in proportion to their bytes. measured_ns: what
+    was exposed in the traffic, and measured_as what that is. what: a line that says what was given.
+    dtype: that of most bytes; mixed: all of them, where there are several.
     """
 
     nbytes: int
@@ -77,6 +85,8 @@ class Gradients:
     points: tuple[tuple[float, float], ...] = ()
     notes: list[str] = field(default_factory=list)
     mixed: str = ""
+    measured_ns: float | None = None
+    measured_as: str = ""
 
     def even(self, cap_mb: float | None) -> Setting:
         """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
@@ -158,6 +168,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     none, where steps or passes cannot be told apart, or the traffic is FSDP's.
     """
     group = _group_of(traffic)
+    traffic = cut_at_marks(traffic)
     steps = steps_of(traffic)
     planned = traffic.source == "plan"  # one pass, without marks
     if not steps.marked and not planned:
@@ -181,6 +192,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     told = accumulate or planned or count > 1
     whose = "a backward pass" if told else "a step, taken for one backward pass"
     sent = Setting("sent", (), in_order(sizes))
+    measured_ns, measured_as = measured_exposed(alike, traffic.source)
     found = Gradients(
         sum(sizes),
         dtypes.most_common(1)[0][0],
@@ -189,6 +201,8 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
         ranks=len(known.ranks) or traffic.ranks,
         notes=[*traffic.problems, *steps.notes],
         mixed=_several(dtypes),
+        measured_ns=measured_ns,
+        measured_as=measured_as,
     )
     if all(call.asynchronous is False for call in alike[0]):
         found.notes.append(

@@ -41,7 +41,8 @@ class Advice:
     what: what the gradients are; nbytes of them, dtype (``float32, bfloat16`` of several). curve: a
     row of the curve, for what its points have in common; sizes: the smallest and the largest
     measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
-    optimiser step.
+    optimiser step. measured_ns: what the traffic had exposed after a backward pass, with waits for
+    other ranks, median over passes and ranks; None unknown; measured_as: what that is.
     best: the row with the least exposed time; None where it cannot be told. low_cap_mb,
     high_cap_mb: the smallest and the largest cap that is not worse. compression: (ratio, low, high)
     of backward + exposed with 16 bits an element to that without, at the best. assumed: where no
@@ -58,6 +59,8 @@ class Advice:
     backward_source: str
     accumulate: int
     rows: list[Proposal]
+    measured_ns: float | None = None
+    measured_as: str = ""
     best: Proposal | None = None
     low_cap_mb: float | None = None
     high_cap_mb: float | None = None
@@ -122,6 +125,7 @@ def advise(
         curves.row, (sizes[0], sizes[-1]), curves.launches,
         found.backward_ns, found.backward_source, accumulate or 1,
         proposals(settings, curves, halves, found, found.backward_ns),
+        found.measured_ns, found.measured_as,
     )  # fmt: skip
     if found.backward_ns is None:
         advice.assumed = _assumed(advice.rows, settings, curves, found)

@@ -1,4 +1,4 @@
-"""How many backward passes the all_reduce calls of a step are.
+"""How many backward passes the all_reduce calls of a step are, and what was left after one.
 
 Models that accumulate gradients without no_sync, and programs with several models, make several in
 a step. Taken for one, they are so many times the gradients, over a pass that holds all that lies
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from torchcoll.analysis.lateness import LATE, heard_late
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import TrafficCall
@@ -87,7 +88,7 @@ def _quiet(steps: Sequence[Calls]) -> set[int] | None:
     found: Counter[int] = Counter()
     known = 0
     for calls in steps:
-        if any(c.start_ns is None or c.time_ns is None or c.clock != "host" for c in calls):
+        if not all(map(_stamped, calls)):
             continue
         known += 1
         end = 0
@@ -97,3 +98,27 @@ def _quiet(steps: Sequence[Calls]) -> set[int] | None:
                 found[place] += 1
             end = max(end, start + (call.time_ns or 0))
     return {place for place, count in found.items() if 2 * count > known} if known else None
+
+
+def measured_exposed(passes: Sequence[Calls], source: str) -> tuple[float | None, str]:
+    """What was left after a backward pass, the median over passes, and what that is.
+
+    As a trace has it, else from the issue of the last call to the end of all, where stamps are the
+    host's. None where nothing tells. source: of the traffic.
+    """
+    if all(call.exposed_ns is not None for calls in passes for call in calls):
+        sums = [sum(call.exposed_ns or 0 for call in calls) for calls in passes]
+        return median(sums), "all_reduce of a pass under which nothing else ran"
+    found = []
+    for calls in passes:
+        if all(map(_stamped, calls)):
+            end = max((call.start_ns or 0) + (call.time_ns or 0) for call in calls)
+            found.append(end - max(call.start_ns or 0 for call in calls))
+    what = "from the issue of the last all_reduce of a pass to the end of all"
+    late = any(heard_late(call, source) for calls in passes for call in calls)
+    return (median(found), what + f"; they {LATE}" * late) if found else (None, "")
+
+
+def _stamped(call: TrafficCall) -> bool:
+    """Whether its issue and its end are known, both of the host."""
+    return call.start_ns is not None and call.time_ns is not None and call.clock == "host"
