@@ -13,7 +13,7 @@ from ranks import Job
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
-from torchcoll.analysis.cost import LateRank
+from torchcoll.analysis.last import LateRank
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run

@@ -51,11 +51,24 @@ def test_equal_passes_with_a_pause_are_told_apart():
     ) in found.notes
 
 
-def test_an_end_that_is_heard_late_once_changes_nothing():
+@pytest.mark.parametrize(("late", "passes"), [(1, 2), (3, 2), (4, 1)])
+def test_ends_that_are_heard_late(late, passes):
+    """Of 4 steps: two, on two ranks. Where there is always something in flight it is one pass."""
     found = sent(*PAIR)
-    late = found.calls[1][1]
-    found.calls[1][1] = dataclasses.replace(late, time_ns=47 * MS)  # ends at 61, next begins at 60
-    assert advised(found).nbytes == 3 * MIB
+    ends = [(0, 1), (0, 5), (1, 1), (1, 5)][:late]  # the second call of a step on a rank
+    for rank, place in ends:
+        call = found.calls[rank][place]
+        found.calls[rank][place] = dataclasses.replace(call, time_ns=47 * MS)  # to 61, next: 60
+    assert advised(found).nbytes == 6 * MIB // passes
+
+
+def test_a_pause_in_some_steps_alone_tells_nothing():
+    # In 1 of 4 the second call too begins when the first is over: not a third of the borders' 2.
+    found = sent(*PAIR)
+    for rank, place, ms in ((0, 1, 47), (0, 5, 47), (1, 0, 4)):
+        call = found.calls[rank][place]
+        found.calls[rank][place] = dataclasses.replace(call, time_ns=ms * MS)
+    assert "whose sizes repeat 2 times" in refused(found)
 
 
 def test_sizes_that_repeat_while_calls_are_in_flight_are_one_pass():
@@ -161,8 +174,26 @@ def test_two_unlike_models_are_refused():
     assert advised(sent(*step), accumulate=1).nbytes == 10 * MIB
 
 
+def test_what_may_be_another_model_is_said():
+    # Both passes without a pause: only before the third call is nothing in flight.
+    step = ((2, 10, 6), (1, 12, 5), (4, 18, 6), (3, 20, 6))
+    said = (
+        "nothing was in flight when all_reduce 3 of 4 began, and there alone: if another model's "
+        "backward pass begins there, capture one at a time; if not, --accumulate 1 (accumulate of "
+        "torchcoll.advise)"
+    )
+    assert said in advised(sent(*step)).notes
+    assert said not in advised(sent(*step), accumulate=1).notes
+    for other in (
+        ((2, 10, 1), *step[1:]),  # a slow model: nothing in flight before the second either
+        (step[0], step[1], step[2], (3, 25, 6)),  # nor before the fourth
+        step[1:],  # one bucket, then two
+    ):
+        assert not any(n.startswith("nothing was in") for n in advised(sent(*other)).notes)
+
+
 def test_a_bucket_that_takes_most_of_the_pass_is_no_other_pass():
-    # ResNet18: 5/6 of the time for the last of three buckets; and two buckets, 1 and 25 MiB.
+    # 40 of 50 ms for the last of three buckets, as in a CNN; and two buckets, 1 and 25 MiB.
     assert advised(sent((2, 10, 3), (25, 20, 10), (17, 60, 9))).nbytes == 44 * MIB
     assert advised(sent((1, 10, 3), (25, 90, 10))).nbytes == 26 * MIB
 

@@ -14,6 +14,7 @@ from torchcoll.analysis.lateness import cut_at_marks
 from torchcoll.analysis.passes import (
     count_passes,
     measured_exposed,
+    second_pass,
     sizes_of,
     split,
     usual,
@@ -213,6 +214,12 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
         found.notes.append(
             f"each step makes the same {len(sizes)} all_reduce calls {count} times, with nothing "
             "in flight in between: all figures are of one of these backward passes"
+        )
+    elif not told and (place := second_pass(each)):
+        found.notes.append(
+            f"nothing was in flight when all_reduce {place + 1} of {len(sizes)} began, and there "
+            "alone: if another model's backward pass begins there, capture one at a time; if not, "
+            "--accumulate 1 (accumulate of torchcoll.advise)"
         )
     found.notes.append(
         "buckets of other caps are taken for even: traffic does not tell the parameters, plans of "

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 from torchcoll.analysis.isolated import Isolated, isolated, rows_on
 from torchcoll.analysis.joined import Joined, join_ranks
-from torchcoll.analysis.lateness import LATE, LATENESS_NS, cut_at_marks, heard_late
+from torchcoll.analysis.last import LateRank, error_ns, late_ranks
+from torchcoll.analysis.lateness import LATE, cut_at_marks, heard_late
 from torchcoll.analysis.steps import steps_of
 from torchcoll.analysis.traffic import group_text
 from torchcoll.core.collectives import COLLECTIVES
@@ -73,24 +74,6 @@ class CostRow:
         return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
-@dataclass(frozen=True)
-class LateRank:
-    """How often a rank came last.
-
-    calls: collectives that could be split, of this rank. last: those in which its own time was the
-    shortest, by more than the error of ends that are stamped late; share: of the calls. expected:
-    the share if all ranks came last equally often. waited_ns: the longest wait of the others, the
-    median over the calls in which it came last.
-    """
-
-    rank: int
-    calls: int
-    last: int
-    share: float
-    expected: float
-    waited_ns: float | None
-
-
 @dataclass
 class Cost:
     """What ``cost`` found. ties: calls in which it cannot be told which rank came last."""
@@ -139,7 +122,7 @@ def cost(
     queued = _queued(traffic)
     rows = [_row(own, traffic, runs, queued) for own in found.values()]
     split = [one for one in every.values() if not _not_split(one)]
-    late, ties = _late(split, traffic.source)
+    late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *apart, *_notes(rows, every.values(), traffic.source)]
     if every and not split and len(traffic.calls) < traffic.ranks:
         notes.append(
@@ -237,7 +220,7 @@ def _row(
         alone.time_ns,
         alone.text,
         contention,
-        max(_error_ns(one, traffic.source) for one in joined),
+        max(error_ns(one, traffic.source) for one in joined),
         "; ".join(reason for reason in reasons if reason),
     )
 
@@ -271,39 +254,6 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
             found[id(call)] = call.start_ns < end
             ends[call.group] = max(end, call.start_ns + call.time_ns)
     return found
-
-
-def _error_ns(one: Joined, source: str) -> int:
-    """By how much the time of a call on a rank may be too long."""
-    return LATENESS_NS if any(heard_late(c, source) for c in one.calls.values()) else 0
-
-
-def _late(split: Iterable[Joined], source: str) -> tuple[list[LateRank], int]:
-    waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
-    shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
-    ties = 0
-    for one in split:
-        times = one.times_ns
-        near = min(times.values()) + max(1, _error_ns(one, source))
-        shortest = [rank for rank, time in times.items() if time < near]
-        for rank in times:
-            shares[rank].append(1 / len(times))
-        if len(shortest) > 1:
-            ties += 1
-        else:
-            waits[shortest[0]].append(max(times.values()) - min(times.values()))
-    rows = [
-        LateRank(
-            rank,
-            len(own),
-            len(waits[rank]),
-            len(waits[rank]) / len(own),
-            sum(own) / len(own),
-            median(waits[rank]) if waits[rank] else None,
-        )
-        for rank, own in sorted(shares.items())
-    ]
-    return rows, ties
 
 
 def _notes(rows: Sequence[CostRow], every: Iterable[Joined], source: str) -> list[str]:

@@ -14,7 +14,8 @@ from torchcoll.report.notes import Notes
 from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.cost import Cost, CostRow, LateRank
+    from torchcoll.analysis.cost import Cost, CostRow
+    from torchcoll.analysis.last import LateRank
 
 SCHEMA = "torchcoll-cost/1"
 _ABOVE = (
