@@ -259,6 +259,15 @@ def test_cost_without_calls(shown):
     assert "no calls\n" in shown(cost(traffic(lambda rank: []), alone()))
 
 
+def test_cost_has_no_column_of_nothing(shown):
+    """An empty one is a character wider in a terminal than its text."""
+    found = cost(traffic(lambda rank: [call(nbytes=25 * MIB, time_ns=MS)]), alone())
+    for format, line in (("table", "-5.000 ms"), ("markdown", "-5.000 ms |")):
+        text = shown(found, format=format)
+        (row,) = [line for line in text.splitlines() if "all_reduce" in line]
+        assert row.endswith(line)
+
+
 def test_cost_names_ties(shown):
     text = shown(cost(traffic(lambda rank: [call(time_ns=MS, asynchronous=False)]), alone()))
     assert "1 call: several ranks had the shortest time, none counts as last\n" in text

@@ -56,7 +56,9 @@ def cost_grids(found: Cost) -> list[Grid]:
     heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
     heads += [Head(_HEADS[name], left=True) for name in varying]
     heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
-    heads += [Head("transfer"), Head("alone"), Head("contention"), Head("", left=True)]
+    heads += [Head("transfer"), Head("alone"), Head("contention")]
+    reasons = any(row.reason for row in found.rows)
+    heads += [Head("", left=True)] * reasons
     rows = [
         [
             row.collective,
@@ -67,7 +69,7 @@ def cost_grids(found: Cost) -> list[Grid]:
             *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
             format_time(row.isolated_ns),
             f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
-            notes.mark(one_line(row.reason)) if row.reason else "",
+            *[notes.mark(one_line(row.reason)) if row.reason else ""] * reasons,
         ]
         for row in found.rows
     ]
