@@ -22,6 +22,12 @@ class NoNamespaces(Exception):
     """This machine gives none; the text says what is missing."""
 
 
+def before_all_others() -> None:
+    """This process gets a core at once: a network does not wait for what else runs here."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -20)
+
+
 def _run(*words: str) -> int:
     env = {**os.environ, "PATH": _PATH}
     try:
@@ -85,6 +91,7 @@ class Hosts:
         if failed:
             raise OSError(ctypes.get_errno(), "entering a namespace")
         socket.sethostname(f"h{index}")
+        before_all_others()
 
     def environment(self, rank: int) -> dict[str, str]:
         return {"MASTER_ADDR": self.address(0), "GLOO_SOCKET_IFNAME": DEVICE}
