@@ -221,7 +221,7 @@ class Ticking(FakeClock):
 def ticking() -> Ticking:
     """In a child: the clock of all calls that are timed there."""
     clock = Ticking()
-    Cpu.__init__.__defaults__ = (clock.now,)  # type: ignore[misc]
+    Cpu.__init__.__defaults__ = (clock.now,)
     return clock
 
 
