@@ -44,10 +44,9 @@ def _disagreement(
         return None
     usual = votes.most_common(1)[0][0]
     odd = [rank for rank, word in enumerate(words) if word["case"] != usual]
-    names = ", ".join(control.name(rank) for rank in odd[:16])
     return [
         "disagreement",
-        f"case on {names}",
+        f"case on {control.names(odd)}",
         "another case than the other ranks",
         f"the same on all ranks (rank 0: {sizing.case.describe()})",
         "Start all ranks with the same arguments, files and torchcoll version.",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from torchcoll.bench.launcher import Launch
-from torchcoll.core.errors import HangError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
 
@@ -62,6 +63,7 @@ def second_client(dist: Any, store: Any) -> Any:
 
 # Keys are deleted one by one, a trip each: samples always, small words only where ranks are few.
 _KEEP_BYTES, _TIDY_RANKS = 1 << 16, 64
+_NAMED = 16  # ranks, in a message
 
 
 class Control:
@@ -115,6 +117,26 @@ class Control:
         """Every rank's value on every rank; for small values."""
         return list(self.decide(self.gather(value, timeout_s), timeout_s))
 
+    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
+        """Every rank's word, or the error of the first rank that has one, raised on all."""
+        told = refusal and [str(refusal), int(refusal.exit_code)]
+        words = self.all_gather([told, word])
+        for rank, (text, _) in enumerate(words):
+            if text:
+                if refusal is None:
+                    refusal = TorchcollError(f"{self.name(rank)}: {text[0]}")
+                    refusal.exit_code = ExitCode(text[1])
+                raise refusal
+        return [word for _, word in words]
+
+    def failed(self, failure: str) -> tuple[str, str] | None:
+        """(the ranks that failed, what the first of them says), None where none did. ``failure``:
+        what this rank says, '' where it did not fail.
+        """
+        failures = self.all_gather(failure)
+        ranks = [rank for rank, text in enumerate(failures) if text]
+        return (self.names(ranks), failures[ranks[0]]) if ranks else None
+
     def align(self) -> None:
         """No rank leaves before every rank has come. Skew at leaving: about one store round."""
         self.gather(None)
@@ -143,12 +165,17 @@ class Control:
             absent = [rank for rank, key in enumerate(keys, 1) if not self.store.check([key])]
         except RuntimeError:
             return "the store"
-        return ", ".join(self.name(rank) for rank in absent[:16]) or "the store"
+        return self.names(absent) or "the store"
 
     def name(self, rank: int) -> str:
         """``rank 3 (host-b)``, once the hosts are known."""
         known = self.members[rank]["host"] if rank < len(self.members) else None
         return f"rank {rank} ({known})" if known else f"rank {rank}"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Of so many ranks as a line holds, and how many more there are."""
+        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+        return ", ".join(map(self.name, ranks[:_NAMED])) + more
 
 
 def _get_all(store: Any, keys: list[str]) -> list[bytes]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from torchcoll.bench.device import Call, nothing
 from torchcoll.bench.verify import Buffers, Checker, allocate, tolerance_ulp
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import HangError, TorchcollError
+from torchcoll.core.errors import HangError, TorchcollError, brief
 
 if TYPE_CHECKING:
     from torchcoll.bench.runner import Session
@@ -26,6 +25,36 @@ if TYPE_CHECKING:
 # refused is in trouble.
 REFUSAL_S = 10.0
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
+
+
+def first_call(session: Session, what: str, call: Callable[[], object] | None) -> str:
+    """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
+    rank has none to make.
+
+    What all ranks were refused, '' where none was: either way they go on together. Raises
+    TorchcollError with the names of those that were refused alone. Where others do not come back
+    from the call, the launch ends.
+    """
+    failure = ""
+    try:
+        if call:
+            call()
+    except Exception as error:
+        failure = brief(error)
+    try:
+        word = None if call is None else failure
+        words = session.control.all_gather(word, REFUSAL_S if failure else None)
+    except HangError:
+        if not failure:
+            raise
+        session.trouble(failure)
+    if all(word for word in words if word is not None):
+        return next(filter(None, words), "")
+    refused = [rank for rank, word in enumerate(words) if word]
+    if refused:
+        names = session.control.names(refused)
+        raise TorchcollError(f"{what} failed on {names} alone: {words[refused[0]]}")
+    return ""
 
 
 def measure_case(session: Session, case: Case, verdict: list[str] | None) -> list[CaseResult]:
@@ -82,20 +111,19 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
-    failures = session.control.all_gather(failure)
-    if buffers is not None and buffers.pool is not None and not any(failures):
+    lacking = session.control.failed(failure)
+    if buffers is not None and buffers.pool is not None and not lacking:
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
             failure = brief(error)
-        failures = session.control.all_gather(failure)
-    lacking = [rank for rank, text in enumerate(failures) if text]
-    if buffers is None or lacking:
-        names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-        text = failures[lacking[0]]
+        lacking = session.control.failed(failure)
+    if lacking:
+        names, text = lacking
         plain = sizing.case.buffers == "default" or _is_memory(text)
         yield ["oom", f"no memory on {names}: {text}"] if plain else ["unsupported", text]
     else:
+        assert buffers is not None
         yield buffers
     if buffers is not None and buffers.pool is not None:
         from torchcoll.bench.registered import deregister
@@ -142,17 +170,19 @@ class _Measurement:
         session.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
         self.checker.prepare()
-        refused = self._first_call(name)
-        if refused:
-            return _results(session, self.sizing, samples, status=refused[0], reason=refused[1])
+        session.progress.step(f"{name}: first call", self.cold)
+        session.control.align()
+        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align=nothing))
+        if text:
+            status = "oom" if _is_memory(text) else "unsupported"
+            return _results(session, self.sizing, samples, status=status, reason=text)
         try:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
             refused = self._measure_steady(name)
         except RuntimeError as error:
-            assert session.watchdog is not None
-            session.watchdog.trouble(brief(error))
+            session.trouble(brief(error))
         session.has_called = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
@@ -185,31 +215,6 @@ class _Measurement:
             self.call, align or self.align, calls, {"host": durations, "issue": []}
         )
 
-    def _first_call(self, name: str) -> list[str] | None:
-        """Call 0, aligned through the store; [status, reason] where all ranks were refused."""
-        session, failure = self.session, ""
-        session.progress.step(f"{name}: first call", self.cold)
-        session.control.align()
-        try:
-            self._timed_alone(self.cold, 1, align=nothing)
-        except Exception as error:
-            failure = brief(error)
-        limit = REFUSAL_S if failure else None
-        try:
-            failures = session.control.all_gather(failure, limit)
-        except HangError:
-            if not failure:
-                raise
-            assert session.watchdog is not None
-            session.watchdog.trouble(failure)
-        if not any(failures):
-            return None
-        if all(failures):
-            return ["oom" if _is_memory(failures[0]) else "unsupported", failures[0]]
-        odd = [rank for rank, text in enumerate(failures) if text]
-        names = ", ".join(session.control.name(rank) for rank in odd[:16])
-        raise TorchcollError(f"{name} failed on {names} alone: {failures[odd[0]]}")
-
     def _cold(self, name: str) -> None:
         """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
         session, cold, rule = self.session, self.cold, None
@@ -234,8 +239,8 @@ class _Measurement:
             replay = self.device.graph(self.call)
         except RuntimeError as error:
             failure = brief(error)
-        failures = [text for text in self.session.control.all_gather(failure) if text]
-        return replay, ["unsupported", f"graph capture: {failures[0]}"] if failures else None
+        failed = self.session.control.failed(failure)
+        return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
 
     def _measure_steady(self, name: str) -> list[str] | None:
         """Batches until rank 0's stopping rule is content with the completions of the calls;
@@ -289,19 +294,16 @@ class _Measurement:
             self.timed()
             self.device.synchronize()
         except RuntimeError as error:
-            assert session.watchdog is not None
-            session.watchdog.trouble(brief(error))
+            session.trouble(brief(error))
         try:
             samples["checked"], samples["wrong"] = self.checker.count_wrong()
         except (RuntimeError, MemoryError) as error:
             failure = brief(error)
-        failures = session.control.all_gather(failure)
-        if not any(failures):
+        failed = session.control.failed(failure)
+        if failed is None:
             return None
         samples.pop("checked", None)
-        lacking = [rank for rank, text in enumerate(failures) if text]
-        names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-        text = failures[lacking[0]]
+        names, text = failed
         status = "oom" if _is_memory(text) else "failed"
         return [status, f"verification on {names}: {text}"]
 
@@ -448,10 +450,3 @@ def _result(
 
 def _is_memory(text: str) -> bool:
     return any(word in text.lower() for word in _OUT_OF_MEMORY)
-
-
-def brief(error: BaseException) -> str:
-    """The first sentence of an error, without what C++ puts before it; never empty."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)
-    return text.split(". ")[0][:160] or type(error).__name__

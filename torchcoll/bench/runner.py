@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.bench import backends, environment
 from torchcoll.bench.communicators import Communicators
@@ -265,7 +265,7 @@ class Session:
             usual = votes.most_common(1)[0][0]
             like = next(m for m in self.control.members if m["asked"] == usual)
             odd = [m for m in self.control.members if m["asked"] != usual]
-            names = ", ".join(self.control.name(m["rank"]) for m in odd[:16])
+            names = self.control.names([m["rank"] for m in odd])
             raise UsageError(
                 f"arguments of {names}",
                 odd[0]["argv"] or "another Spec",
@@ -294,22 +294,10 @@ class Session:
             where = [environment.hostname(), environment.device_place(self.torch, self.device)]
         except TorchcollError as error:
             refusal = error
-        places = self.agree(refusal, where)
+        places = self.control.agree(refusal, where)
         self._places: list[tuple[str, str | None]] = [tuple(place) for place in places]
         if self.device.kind != "cpu" and not self.spec.rehearse:
             self._refuse_shared()
-
-    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
-        """Every rank's word, or the error of the first rank that has one, raised on all."""
-        told = refusal and [str(refusal), int(refusal.exit_code)]
-        words = self.control.all_gather([told, word])
-        for rank, (text, _) in enumerate(words):
-            if text:
-                if refusal is None:
-                    refusal = TorchcollError(f"{self.control.name(rank)}: {text[0]}")
-                    refusal.exit_code = ExitCode(text[1])
-                raise refusal
-        return [word for _, word in words]
 
     def _rehearse(self, kind: str) -> None:
         if self.found_group:
@@ -496,6 +484,11 @@ class Session:
     def alone(self) -> bool:
         """Nothing is communicated: one rank, or the fake backend."""
         return self.ranks == 1 or not self.entries[0].communicates
+
+    def trouble(self, text: str) -> NoReturn:
+        """What this rank met it met alone: the launch ends, and the watchdogs say where."""
+        assert self.watchdog is not None
+        self.watchdog.trouble(text)
 
     # -- the end -----------------------------------------------------------------------------
 
