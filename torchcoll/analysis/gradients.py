@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.backward import (
-    MIB,
     Gradients,
     Setting,
     of_parameters,
@@ -19,7 +18,7 @@ from torchcoll.analysis.backward import (
 from torchcoll.analysis.curve import Curves, curves_of
 from torchcoll.analysis.overlap import BEYOND, Halves, Interval, Proposal, compression, proposals
 from torchcoll.analysis.sides import Reader, Side, Source, side
-from torchcoll.core.buckets import BucketPlan, whole_number
+from torchcoll.core.buckets import MIB, BucketPlan, whole_number
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
