@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.backends import is_nccl
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
-from torchcoll.bench.verify import Buffers, Checker, allocate, tolerance_ulp
+from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
@@ -142,7 +140,7 @@ class _Measurement:
         self.communicator = communicator
         self.place = session.part.index(session.rank)
         case, dist = sizing.case, session.dist
-        self.once = COLLECTIVES[case.collective].prepare(
+        self.call = COLLECTIVES[case.collective].prepare(
             session.torch,
             dist,
             sizing.layout(self.place),
@@ -151,7 +149,10 @@ class _Measurement:
             reduce_op(dist, case.op),
             communicator.group,
         )
-        self.call = _called(session, case, self.once, communicator.group)
+        if case.asynchronous or case.coalesce > 1:
+            from torchcoll.bench.calls import called
+
+            self.call = called(session, case, self.call, communicator.group)
         self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.checker = Checker(session.torch, sizing, self.place, buffers, session.progress.beat)
         self.align = nothing if session.alone else session.communicators.align(case.backend)
@@ -313,49 +314,6 @@ def reduce_op(dist: Any, op: str | None) -> Any:
     return op and getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
 
 
-def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
-    """The call as the case makes it: plain, asynchronous, or several in one group."""
-    if case.asynchronous:
-        if not isinstance(once, partial):
-            return _refuse(f"{case.collective} is several calls, which wait for each other")
-        issue = partial(once, async_op=True)
-        return lambda: issue().wait()
-    return _coalesced(session, case, once, group) if case.coalesce > 1 else once
-
-
-def _coalesced(session: Session, case: Case, once: Call, group: Any) -> Call:
-    if case.collective == "barrier":
-        return _refuse("a barrier waits on the host, so several are no group")
-    if not isinstance(once, partial):
-        return _refuse(f"{case.collective} is a group of calls itself")
-    device = session.torch.device(session.device.name)
-    manage = session.dist._coalescing_manager
-    calls = range(case.coalesce)
-
-    def coalesced() -> None:
-        try:
-            with manage(group, device):
-                for _ in calls:
-                    once()
-        except BaseException:
-            # torch leaves the group open: it would keep all calls to come, and make none of them.
-            world = session.dist.distributed_c10d
-            whole = group or world._get_default_group()
-            world._world.pg_coalesce_state.pop(whole, None)
-            with contextlib.suppress(RuntimeError):
-                whole._end_coalescing(device)
-            raise
-
-    return coalesced
-
-
-def _refuse(reason: str) -> Call:
-    def refuse() -> None:
-        raise RuntimeError(reason)
-
-    return refuse
-
-
 def _results(
     session: Session,
     sizing: Sizing,
@@ -371,81 +329,9 @@ def _results(
     gathered = session.control.gather(samples)
     if session.rank:
         return []
-    for rank, words in enumerate(gathered):
-        words["time"] = {
-            clock: [ns for batch in steady for ns in batch[rank][clock]]
-            for clock in (steady[0][rank] if steady else ())
-        }
-    if len(session.parts) == 1:
-        return [_result(sizing, gathered, **facts)]
-    results = []
-    for number, part in enumerate(session.parts):
-        case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
-        own = size_case(case, len(part))
-        result = _result(own, [gathered[rank] for rank in part], **facts)
-        result.members = list(part)
-        if result.verification:
-            wrong = tuple(part[place] for place in result.verification.wrong_ranks)
-            result.verification = replace(result.verification, wrong_ranks=wrong)
-        results.append(result)
-    return results
+    from torchcoll.bench.results import results_of
 
-
-def _result(
-    sizing: Sizing,
-    gathered: list[dict[str, Any]],
-    status: str = "ok",
-    reason: str = "",
-    **facts: Any,
-) -> CaseResult:
-    from torchcoll.core.result import CaseResult, Verification
-
-    result = CaseResult(
-        sizing.case,
-        status,
-        sizing.ranks,
-        reason=reason,
-        count=sizing.count,
-        nbytes=sizing.nbytes,
-        nbytes_in=sizing.nbytes_in,
-        nbytes_out=sizing.nbytes_out,
-        **facts,
-    )
-    first = gathered[0]
-    if not first.get("cold"):
-        return result
-    result.cold_ns = [s["cold"] for s in gathered]
-    result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
-    result.time_ns = {
-        clock: [s["time"][clock] for s in gathered]
-        for clock, durations in first["time"].items()
-        if durations
-    }
-    if first["connect"] is not None:
-        result.connect_ns = [s["connect"] for s in gathered]
-    if "checked" in first:
-        wrong = [s["wrong"] for s in gathered]
-        result.verification = Verification(
-            checked=sum(s["checked"] for s in gathered),
-            wrong=sum(wrong),
-            wrong_ranks=tuple(rank for rank, count in enumerate(wrong) if count),
-            tolerance_ulp=tolerance_ulp(sizing.case, sizing.ranks),
-        )
-        if result.verification.wrong:
-            result.status = "wrong"
-            result.reason = (
-                f"{result.verification.wrong} of {result.verification.checked} elements wrong"
-            )
-    if result.settled is None:
-        result.warnings.append(
-            f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
-        )
-    if result.calls_per_sample > 1:
-        result.warnings.append(
-            f"each sample is the mean of up to {result.calls_per_sample} calls: "
-            "events cost too much here"
-        )
-    return result
+    return results_of(session.parts, sizing, gathered, steady, **facts)
 
 
 def _is_memory(text: str) -> bool:

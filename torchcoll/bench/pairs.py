@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchcoll.bench.options import Options
     from torchcoll.bench.output import Output
     from torchcoll.bench.runner import Session
-    from torchcoll.core.result import CaseResult, Run
+    from torchcoll.core.result import Run
 
 _NAMED = 8  # of a round's pairs, in messages
 
@@ -226,11 +226,13 @@ class PairsRun:
             action()
 
     def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
+        from torchcoll.bench.results import result_of_pair
+
         for pair in met:
             members = members_of(self.units, pair)
             ranks = [low for low, _ in members] + [high for _, high in members]
             own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
-            self._recorder.case(_result(own, ranks, [gathered[rank] for rank in ranks]))
+            self._recorder.case(result_of_pair(own, ranks, [gathered[rank] for rank in ranks]))
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:
         """The pairs to run again alone, and the places of the cases in which they were slow."""
@@ -253,38 +255,6 @@ class PairsRun:
         if found:
             for event in events(found, suspects(found, self.options.threshold)):
                 self._recorder.event(**event)
-
-
-def _result(case: Case, ranks: list[int], gathered: list[Any]) -> CaseResult:
-    from torchcoll.core.result import CaseResult, Verification
-
-    sizing = size_case(case, 2)
-    result = CaseResult(
-        case,
-        "ok",
-        len(ranks),
-        count=sizing.count,
-        nbytes=sizing.nbytes,
-        nbytes_in=sizing.nbytes_in,
-        nbytes_out=sizing.nbytes_out,
-        cold_ns=[words[0] for words in gathered],
-        time_ns={"host": [words[1] for words in gathered]},
-        batches=[len(gathered[0][1])],
-        members=ranks,
-        ordinal=None,  # of a connection nobody counts the calls
-        stop="count",
-    )
-    if gathered[0][2]:
-        wrong = [words[2][1] for words in gathered]
-        result.verification = Verification(
-            checked=sum(words[2][0] for words in gathered),
-            wrong=sum(wrong),
-            wrong_ranks=tuple(rank for rank, n in zip(ranks, wrong, strict=True) if n),
-        )
-        if sum(wrong):
-            result.status = "wrong"
-            result.reason = f"{sum(wrong)} of {result.verification.checked} elements wrong"
-    return result
 
 
 def refuse_lone(backend: str | None, ranks: int) -> None:
