@@ -18,6 +18,42 @@ from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
 
+_runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
+# Kept for the next `run`: a rank that comes back early would find the port of the last one.
+_stores: dict[Launch, Any] = {}
+
+
+def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fake: bool) -> Any:
+    """The store of the default process group where there is one, else of the launch; of a fake
+    world, which has one participant, none that others see.
+    """
+    global _runs
+    _runs += 1  # on all ranks, also on one that finds no store
+    if fake:
+        return torch.distributed.HashStore()
+    if found_group:
+        return torch.distributed.distributed_c10d._get_default_store()
+    if launch in _stores:
+        return _stores[launch]
+    store = open_store(torch, launch, timeout_s)
+    if launch.rendezvous_file is None:  # a file goes away with its store
+        _stores[launch] = store
+    return store
+
+
+def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
+    """The part of the store that belongs to one sweep, and a second client of it. several: there is
+    another participant.
+    """
+    base = cloneable(store)
+    # Where torchrun's own prefix is lost (torch 2.6) a restart would meet the keys of before.
+    prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    try:
+        second = second_client(dist, base) if several else base
+    except RuntimeError:
+        raise HangError("rendezvous: lost the store of rank 0 at once") from None
+    return dist.PrefixStore(prefix, base), dist.PrefixStore(prefix, second)
+
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
     """The store of this launch: torchrun's own, else one that rank 0 serves (bench/rendezvous.py).
