@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from torchcoll import load
-from torchcoll.core.case import Spec
 from torchcoll.core.records import Writer
+from torchcoll.core.spec import Spec
 
 
 def kinds(records: list[dict]) -> list[str]:

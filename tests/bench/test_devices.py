@@ -28,8 +28,9 @@ from torchcoll.bench.device import (
 )
 from torchcoll.bench.launcher import Launch
 from torchcoll.bench.registered import allocate_in_pool, deregister, register
-from torchcoll.core.case import Case, Spec, size_case
+from torchcoll.core.case import Case, size_case
 from torchcoll.core.errors import UnavailableError
+from torchcoll.core.spec import Spec
 
 
 class Machine:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchcoll.core.case import ORDERS, Spec
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import ORDERS, Spec
 
 if TYPE_CHECKING:  # loaded for torchcoll.pairs alone
     from torchcoll.core.tournament import PairOptions

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from torchcoll.bench.options import Options, Parser, number, parse
-from torchcoll.core.case import Spec
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
 from torchcoll.core.tournament import BY, ITERS, LATENCY_NBYTES, SIZES, THRESHOLD, PairOptions
 
 # Fields of Spec that mean something here; the others are refused.

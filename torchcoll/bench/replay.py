@@ -18,9 +18,10 @@ from torchcoll.bench.environment import free_memory
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.player import Members, Player
 from torchcoll.bench.runner import Session, opened
-from torchcoll.core.case import Spec, fingerprint
+from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.playback import Part, Step, digest, mismatch, part_of, usual_steps
+from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import format_time
 

@@ -22,8 +22,9 @@ from torchcoll.bench.hosts import Hosts
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
-from torchcoll.core.case import Sizing, Spec, fingerprint
+from torchcoll.core.case import Sizing, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
+from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
     from torchcoll.bench.library_log import LibraryLog

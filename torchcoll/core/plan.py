@@ -9,10 +9,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing, Spec
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes, format_size
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
