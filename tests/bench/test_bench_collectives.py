@@ -220,8 +220,8 @@ def spoil_calls(
     """A setup that wraps every collective's call; only the first ``working`` calls do anything."""
 
     def wrapped(entry):
-        def prepare(torch, dist, layout, send, recv, op, group):
-            call = entry.prepare(torch, dist, layout, send, recv, op, group)
+        def prepare(dist, layout, send, recv, op, group):
+            call = entry.prepare(dist, layout, send, recv, op, group)
             calls = itertools.count()
 
             def spoilt():

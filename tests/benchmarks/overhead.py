@@ -40,7 +40,7 @@ def product_call(tensor: Any, rank: int, ranks: int) -> Any:
     (case,) = Spec(sizes=(tensor.nbytes,)).cases(ranks)
     layout = size_case(case, ranks).layout(rank)
     entry = COLLECTIVES["all_reduce"]
-    return entry.prepare(torch, dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
+    return entry.prepare(dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
 
 
 def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, float]]:

@@ -336,7 +336,7 @@ def prepared(name, layout, dist, group="g"):
     sent, received = entry.elements(layout)
     send = FakeTensor("send", 0, sent)
     recv = FakeTensor("recv", 0, received)
-    return entry.prepare(None, dist, layout, send, recv, "op", group), send, recv
+    return entry.prepare(dist, layout, send, recv, "op", group), send, recv
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])

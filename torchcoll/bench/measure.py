@@ -139,16 +139,8 @@ class _Measurement:
         self.device = session.device
         self.communicator = communicator
         self.place = session.part.index(session.rank)
-        case, dist = sizing.case, session.dist
-        self.call = COLLECTIVES[case.collective].prepare(
-            session.torch,
-            dist,
-            sizing.layout(self.place),
-            buffers.send,
-            buffers.recv,
-            reduce_op(dist, case.op),
-            communicator.group,
-        )
+        case = sizing.case
+        self.call = prepared(session, sizing, self.place, buffers, communicator.group)
         if case.asynchronous or case.coalesce > 1:
             from torchcoll.bench.calls import called
 
@@ -309,9 +301,14 @@ class _Measurement:
         return [status, f"verification on {names}: {text}"]
 
 
-def reduce_op(dist: Any, op: str | None) -> Any:
-    """torch's own; None for None."""
-    return op and getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
+def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
+    """The call of the case on that rank of the group."""
+    case, op = sizing.case, None
+    if case.op:
+        name = "PRODUCT" if case.op == "prod" else case.op.upper()
+        op = getattr(session.dist.ReduceOp, name)
+    prepare = COLLECTIVES[case.collective].prepare
+    return prepare(session.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
 
 
 def _results(
