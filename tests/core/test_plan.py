@@ -49,6 +49,12 @@ def sizing(collective, nbytes, ranks, **fields):
         ("reduce_scatter", 1024, {}, 1536, 1536 + 3072),
         ("sendrecv", 1024, {}, 2048, 2048 + 6144),
         ("barrier", 1, {}, 0, 0),
+        # Calls in a group share the buffers. What several sums in place leave is not verified.
+        ("all_reduce", 1024, {"coalesce": 4}, 1024, 1024),
+        ("all_gather", 1024, {"coalesce": 4}, 1536, 1536 + 6144),
+        ("broadcast", 1024, {"coalesce": 4}, 1024, 1024 + 6144),
+        ("reduce_scatter", 1024, {"coalesce": 4}, 1536, 1536 + 3072),
+        ("reduce_scatter", 1024, {"coalesce": 4, "in_place": True}, 1024, 1024),
     ],
 )
 def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
@@ -301,6 +307,25 @@ def test_text_of_a_mixed_plan():
         "Total: 3 cases (1 cannot run), no bound in time; the largest needs 1.3 KiB a",
         "  rank, 1.3 KiB a host.",
     ]
+
+
+def test_text_of_calls_in_a_group():
+    lines = plan_lines(plan(Spec(collectives="all_reduce,broadcast", sizes="1K", coalesce=4), 2))
+    assert lines[1:4] == [
+        "Assumed: 2 ranks on one host, gloo on cpu, isolated calls, 4 in a group.",
+        "Memory: buffers (shared by the calls of a group) and at most 64 MiB to verify",
+        "  in, without what the communication library takes.",
+    ]
+    # 1 KiB of one buffer on each rank, and 24 bytes for each of 256 elements to verify broadcast.
+    assert lines[-7:-2] == [
+        "  size  in  out  a rank  a host  at most",
+        "all_reduce  float32  sum  in place",
+        "    1K  1K   1K   1 KiB   2 KiB     15 s",
+        "broadcast  float32  root 0  in place",
+        "    1K  1K   1K   7 KiB  14 KiB     15 s",
+    ]
+    alone = plan_lines(plan(Spec(sizes="1K", coalesce=4), 2))
+    assert alone[2].startswith("Memory: buffers (shared by the calls of a group), without what ")
 
 
 @pytest.mark.parametrize(

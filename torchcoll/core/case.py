@@ -82,6 +82,13 @@ class Case:
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize if self.dtype else 1
 
+    @property
+    def verifiable(self) -> bool:
+        """False where several calls of a group reduce the same buffer in place: what they leave
+        depends on their order.
+        """
+        return not (self.coalesce > 1 and self.in_place and self.op)
+
     def describe(self) -> str:
         """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
         size = format_size(self.nbytes) if COLLECTIVES[self.collective].has_data else None

@@ -42,10 +42,16 @@ def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
 
 
 def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
-    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in."""
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in.
+
+    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
+    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
+    ProcessGroupXCCL.cpp, collectiveCoalesced).
+    """
     buffers = sizing.buffer_nbytes(rank)
-    entry = COLLECTIVES[sizing.case.collective]
-    if not check or (entry.rooted_output and rank != sizing.case.root):
+    case = sizing.case
+    entry = COLLECTIVES[case.collective]
+    if not (check and case.verifiable) or (entry.rooted_output and rank != case.root):
         return buffers
     received = sizing.elements(rank)[1]
     return buffers + min(CHECK_CHUNK_NBYTES, received * CHECK_ELEMENT_NBYTES)
@@ -203,11 +209,15 @@ def _assumptions(plan: Plan) -> list[str]:
     )
     lines = ["Dry run: nothing was started, and no device was looked for."]
     if first:
-        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {first.cadence} calls.")
+        calls = f"{first.cadence} calls"
+        calls += f", {spec.coalesce} in a group" if spec.coalesce > 1 else ""
+        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {calls}.")
     if spec.order != "size":
         lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
-    check = f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in" if spec.check else ""
-    lines.append(f"Memory: buffers{check}, without what the communication library takes.")
+    held = "buffers (shared by the calls of a group)" if spec.coalesce > 1 else "buffers"
+    if spec.check and any(row.case.verifiable for row in plan.rows):
+        held += f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in"
+    lines.append(f"Memory: {held}, without what the communication library takes.")
     if case_limit_s(spec) is None:
         counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
         counts += [f"{spec.warmup} warm-up"] if spec.warmup else []
