@@ -23,7 +23,7 @@ from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, 
 from torchcoll.core.playback import Part, Step, digest, mismatch, part_of, usual_steps
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_time
+from torchcoll.core.units import format_time, whole_number
 
 _LAST = 50  # so many of the last usual steps are looked through for one that all ranks have
 _ON_DEVICE = (
@@ -73,8 +73,7 @@ def play(
     session: Session, read: Callable[[], Traffic], steps: int, compute: bool
 ) -> Traffic | None:
     """``replay`` in a session that is not open yet; ``read`` is called on each rank."""
-    if type(steps) is not int or steps < 1:
-        raise UsageError("steps", steps, "a whole number from 1 on")
+    whole_number(steps, "steps", 1)
     names = session.spec.backends if session.spec.backend else ()
     if len(names) > 1 or "fake" in names:
         raise UsageError("backend", session.spec.backend, "one that communicates")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
-from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes, format_size
+from torchcoll.core.units import format_bytes, format_size, whole_number
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
 COLD_LIMIT_S = 5.0
@@ -126,8 +125,7 @@ def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
     """
     per_host = ranks if ranks_per_host is None else min(ranks, ranks_per_host)
     for what, value in (("ranks", ranks), ("ranks per host", per_host)):
-        if value < 1:
-            raise UsageError(what, value, "a whole number from 1 on")
+        whole_number(value, what, 1)
     rows = tuple(_row(spec, sizing, per_host) for sizing in spec.sizings(ranks))
     limits = [row.limit_s for row in rows]
     return Plan(

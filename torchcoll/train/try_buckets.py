@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcoll.core.buckets import DEFAULT_CAP_MB, MIB, whole_number
+from torchcoll.core.buckets import DEFAULT_CAP_MB, MIB
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.trial import Trial, Tried
+from torchcoll.core.units import whole_number
 
 Cap = float | None
 Make = Callable[[Cap], DistributedDataParallel]
