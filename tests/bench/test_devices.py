@@ -649,7 +649,7 @@ def one_gpu(*arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr
