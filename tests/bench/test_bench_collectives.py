@@ -14,20 +14,8 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
 
 IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "hypercube")
-# collective: placements that torch has, the default first.
-PLACEMENTS = {
-    "all_reduce": (True,),
-    "all_gather": (False, True),
-    "reduce_scatter": (False, True),
-    "all_to_all": (False,),
-    "all_to_all_v": (False,),
-    "broadcast": (True,),
-    "reduce": (True,),
-    "gather": (False, True),
-    "scatter": (False, True),
-    "sendrecv": (False,),
-    "hypercube": (False, True),
-}
+# collective: placements that torch has, the default first (by hand in core/test_collectives.py).
+PLACEMENTS = {name: entry.placements for name, entry in COLLECTIVES.items() if entry.has_data}
 
 # Float32 of 1000 and 4096 bytes, divided among n: count of the call, and bytes.
 WHOLE = {1000: (250, 1000), 4096: (1024, 4096)}
@@ -221,8 +209,8 @@ def spoil_calls(
     """A setup that wraps every collective's call; only the first ``working`` calls do anything."""
 
     def wrapped(entry):
-        def prepare(torch, dist, layout, send, recv, op, group):
-            call = entry.prepare(torch, dist, layout, send, recv, op, group)
+        def prepare(dist, layout, send, recv, op, group):
+            call = entry.prepare(dist, layout, send, recv, op, group)
             calls = itertools.count()
 
             def spoilt():

@@ -15,8 +15,8 @@ import pytest
 from ranks import Measured, command
 
 from torchcoll.bench import environment, measure, runner, watchdog
-from torchcoll.core.case import Spec
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.spec import Spec
 
 HOST = socket.gethostname()
 HANG = 5

@@ -14,9 +14,9 @@ import torch
 from ranks import of_enough_cores
 
 from torchcoll import load
-from torchcoll.core.case import Spec
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.records import Writer
+from torchcoll.core.spec import Spec
 
 
 def kinds(records: list[dict]) -> list[str]:
@@ -155,8 +155,8 @@ def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="al
     def endless(rank: int) -> None:
         entry = COLLECTIVES[collective]
 
-        def prepare(torch, dist, layout, send, recv, *rest):
-            call = entry.prepare(torch, dist, layout, send, recv, *rest)
+        def prepare(dist, layout, send, recv, *rest):
+            call = entry.prepare(dist, layout, send, recv, *rest)
             return call if recv.nbytes < 1 << 20 else lambda: time.sleep(100)
 
         COLLECTIVES[collective] = dataclasses.replace(entry, prepare=prepare)

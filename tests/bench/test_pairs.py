@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import time
 
 import pytest
@@ -203,6 +204,25 @@ def test_a_backend_that_cannot_send(launch):
         "torchcoll: error: pairs: got gloo on cpu: send isn't implemented on backend [cpu], "
         "expected a backend that sends from rank to rank. Choose another with --backend."
     )
+
+
+def test_ranks_that_alone_cannot_send_are_named(launch):
+    """In the first round of 5 ranks one has no pair, and nothing to be refused."""
+
+    def setup(rank):
+        import torch
+
+        def nothing(*args):
+            return []
+
+        torch.distributed.batch_isend_irecv = refuse if rank in (1, 2) else nothing
+
+    job = launch("pairs", "--sizes 1K -n 1", 5, setup=setup).ended(1)
+    host = socket.gethostname()
+    assert job.errors() == [
+        f"torchcoll: error: pairs: sending failed on rank 1 ({host}), rank 2 ({host}) alone: "
+        "send isn't implemented on backend [cpu]"
+    ]
 
 
 def test_wrong_data_is_a_failure(launch):

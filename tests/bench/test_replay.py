@@ -368,6 +368,25 @@ def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
     assert not list((tmp_path / "in").rglob("*.jsonl"))
 
 
+def test_ranks_that_alone_are_refused_are_named(jobs, tmp_path):
+    traffic(*[[reduced()]] * 3).save(tmp_path / "t.jsonl")
+
+    def setup(rank: int) -> None:
+        def all_reduce(*args):
+            if rank != 1:
+                raise RuntimeError("[pair.cc:1] no such thing. At all.")
+
+        dist.all_reduce = all_reduce
+
+    job = jobs(tmp_path, console("t.jsonl"), 3, setup=setup)
+    assert job.codes() == [1, 1, 1]
+    host = socket.gethostname()
+    assert errors(job) == [
+        f"torchcoll: error: replay failed on rank 0 ({host}), rank 2 ({host}) alone: "
+        "all_reduce 64 float32 sum: no such thing"
+    ]
+
+
 def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
     given = traffic(marked([reduced()]), marked([reduced()]))
     given.save(tmp_path / "whole.jsonl")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.analysis.regimes import find_regimes
-from torchcoll.core.case import Spec
+from torchcoll.core.spec import Spec
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink")

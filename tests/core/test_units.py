@@ -12,6 +12,7 @@ from torchcoll.core.units import (
     format_size,
     format_time,
     parse_size,
+    whole_number,
 )
 
 SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
@@ -214,3 +215,14 @@ def test_format_time_digits():
 )
 def test_format_bandwidth(gbps, text):
     assert format_bandwidth(gbps) == text
+
+
+@pytest.mark.parametrize("value", [1, 2.0, "3", True])
+def test_what_is_no_whole_number_from_2_on(value):
+    with pytest.raises(UsageError) as caught:
+        whole_number(value, "rounds", 2)
+    assert str(caught.value) == f"rounds: got {value}, expected a whole number from 2 on"
+
+
+def test_a_whole_number():
+    assert whole_number(2, "rounds", 2) == 2

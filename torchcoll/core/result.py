@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import Case, Spec
+from torchcoll.core.case import Case
+from torchcoll.core.spec import Spec
 
 # Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
 # only 'ok' may enter a comparison.

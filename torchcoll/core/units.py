@@ -54,6 +54,13 @@ def parse_size(text: str | int, what: str = "size") -> int:
     return int(value)
 
 
+def whole_number(value: object, what: str, least: int) -> int:
+    """The number. Raises UsageError for what is none, or less than ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(what, value, f"a whole number from {least} on")
+    return value
+
+
 def format_size(nbytes: int) -> str:
     """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":
