@@ -37,7 +37,6 @@ from torchcoll.analysis.verdicts import (
 )
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
-from torchcoll.core.result import Given
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.units import format_size
 
@@ -163,28 +162,10 @@ def _pairs_of(
 
 
 def _reading_text(base: Side, new: Side, reading: Reading) -> str:
-    """``median over calls, max over ranks``; without samples what each side's sources tell."""
-    read = f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
-    ours, theirs = (
-        " or ".join(
-            dict.fromkeys(
-                read if r.time_ns else _told(r.given) for r in s.results if r.time_ns or r.given
-            )
-        )
-        for s in (base, new)
-    )
+    ours, theirs = base.read_as(reading), new.read_as(reading)
     if ours == theirs or not (ours and theirs):
-        return ours or theirs or read
+        return ours or theirs or str(reading)
     return f"{base.name}: {ours}; {new.name}: {theirs}"
-
-
-def _told(given: Given | None) -> str:
-    """What a figure is of the calls and of the ranks, as far as its source tells."""
-    assert given is not None
-    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
-    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
-    unknown = [what for way, what in ways if way == "unknown"]
-    return ", ".join(known + [f"not told {what}" for what in unknown])
 
 
 def _profiles(

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,15 @@ from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.facts import facts_of
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.records import is_manifest, load_all
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.result import CaseResult, Given, Run
 from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
+from torchcoll.libraries.forcing import OF_NCCL
 
 Source = Run | str | os.PathLike[str]
 Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
+UNTOLD = "not told"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
 
@@ -43,6 +45,9 @@ class Reading:
 
     over_ranks: str = "max"
     mean: bool = False  # over the calls; else their median
+
+    def __str__(self) -> str:
+        return f"{'mean' if self.mean else 'median'} over calls, {self.over_ranks} over ranks"
 
 
 @dataclass
@@ -86,6 +91,15 @@ class Side:
             for run in self.parts
         )
 
+    def read_as(self, reading: Reading) -> str:
+        """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
+        tell; '' where no case has any.
+        """
+        own = [r for r in self.results if r.time_ns or r.given]
+        return " or ".join(
+            dict.fromkeys(str(reading) if r.time_ns else _told(r.given) for r in own)
+        )
+
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every launch, read for ``metric``."""
         found = []
@@ -103,6 +117,15 @@ class Side:
                     figure = figure if figure and 0 < figure < math.inf else None
                     found.append(Measured(row, result, number, figure, facts, not run.source))
         return found
+
+
+def _told(given: Given | None) -> str:
+    """What a figure is of the calls and of the ranks, as far as its source tells."""
+    assert given is not None
+    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
+    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
+    unknown = [what for way, what in ways if way == "unknown"]
+    return ", ".join(known + [f"not told {what}" for what in unknown])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
@@ -285,7 +308,22 @@ def values_by_name(side: Side) -> dict[str, list[str]]:
 
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """The different values of each fact, in order; a launch that lacks it is 'unset' there."""
+    """The different values of each fact, in order; also of launches that lack it."""
     names = dict.fromkeys(name for fact in facts for name in fact)
-    missing = {n: "unset" if n.isupper() else "unknown" for n in names}
-    return {n: list(dict.fromkeys(fact.get(n, missing[n]) for fact in facts)) for n in names}
+
+    def value(fact: dict[str, str], name: str) -> str:
+        return value_of_fact(fact, name) if name.isupper() else fact.get(name, "unknown")
+
+    return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
+
+
+def value_of_fact(facts: Mapping[str, str], name: str) -> str:
+    """A variable or label of a launch; ``unset``; ``not told`` where a file cannot say so.
+
+    NCCL looks at OF_NCCL in every launch, and its log names what it finds set: a file that names
+    any variable of NCCL would name these.
+    """
+    if name in facts:
+        return facts[name]
+    told = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
+    return "unset" if told or "torch" in facts or not name.isupper() else UNTOLD

@@ -25,7 +25,6 @@ SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
 _STYLES = {"near-optimal": "green", "beaten": "red", "unclear": "yellow"}
 _LEGEND = (
-    "times: median over calls, max over ranks, geometric mean over the launches",
     "regret: AUTO's time over that of the best forced cell, which is chosen without the launch "
     "that it is timed by; its 95 % interval is that against the truly best one",
     "(or ...): ties, cells that are not shown to be slower",
@@ -54,7 +53,9 @@ def show_algorithms(
 
 def _grids(found: Algorithms) -> list[Grid]:
     titles = kind_texts([table.common for table in found.tables])
-    grids = [Grid([], [], above=list(_LEGEND))]
+    grids = [
+        Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])
+    ]
     for table, title in zip(found.tables, titles, strict=True):
         grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
     return [*grids, Grid([], [], below=_below(found))]
