@@ -13,7 +13,9 @@ from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
 from torchcoll.core.plausibility import LIKELY
-from torchcoll.core.summary import Row, median
+from torchcoll.core.summary import COLD_CALL, Row, median
+
+FIRST_CALLS = "first calls of a process: torchcoll cold"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str
         if found:
             continue
         bad = next((m for m in items if not is_right(m)), None)
+        if any(m.row.statistic == COLD_CALL for m in items):
+            return FIRST_CALLS
         if bad is None:
             return f"no {metric} in {name}"
         check = bad.result.verification
@@ -162,7 +166,7 @@ def _compared(pair: Pair, judged: Judged) -> Compared:
 
 def _why_out(item: Measured) -> str:
     if is_right(item):
-        return "no figure"
+        return COLD_CALL if item.row.statistic == COLD_CALL else "no figure"
     return "wrong" if item.row.verified == "wrong" else item.row.status
 
 

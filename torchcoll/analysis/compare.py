@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.analysis.cases import Compared, compared_rows, tables_of
+from torchcoll.analysis.cases import FIRST_CALLS, Compared, compared_rows, tables_of
 from torchcoll.analysis.conditions import Condition, conditions
 from torchcoll.analysis.environments import (
     Difference,
@@ -120,7 +120,8 @@ def compare(
         ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
     )
     if fit:
-        found.fitted = fit_pairs(pairs, ours, theirs, threshold)
+        settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        found.fitted = fit_pairs(settled, ours, theirs, threshold)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.notes = _notes(found, pairs)
@@ -186,9 +187,8 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     ratios = any(one.judged.ratio for one in found.fitted or found.rows)
     notes = [*apart_of(pairs, ratios), *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
-    if any(
-        r.given and r.given.statistic == "mean" and not r.time_ns for s in both for r in s.results
-    ):
+    alone = [r.given for s in both for r in s.results if r.given and not r.time_ns]
+    if any(given.statistic == "mean" and not given.one_cold_call for given in alone):
         samples = any(s.keeps_samples for s in both)
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")

@@ -15,7 +15,7 @@ from torchcoll.core.facts import facts_of
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.records import is_manifest, load_all
 from torchcoll.core.result import CaseResult, Given, Run
-from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
+from torchcoll.core.summary import COLD_CALL, OVER_RANKS, Row, libraries_of, over_ranks, summarise
 from torchcoll.libraries.forcing import OF_NCCL
 
 Source = Run | str | os.PathLike[str]
@@ -115,6 +115,8 @@ class Side:
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
                     figure = figure if figure and 0 < figure < math.inf else None
+                    if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                        figure = None
                     found.append(Measured(row, result, number, figure, facts, not run.source))
         return found
 
@@ -123,6 +125,8 @@ def _told(given: Given | None) -> str:
     """What a figure is of the calls and of the ranks, as far as its source tells."""
     assert given is not None
     ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
+    if given.one_cold_call:
+        return f"{COLD_CALL}, {given.over_ranks} over ranks"
     known = [f"{way} {what}" for way, what in ways if way != "unknown"]
     unknown = [what for way, what in ways if way == "unknown"]
     return ", ".join(known + [f"not told {what}" for what in unknown])

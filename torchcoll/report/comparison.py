@@ -37,9 +37,9 @@ _STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparabl
 
 def comparison_grids(found: Comparison) -> list[Grid]:
     """What differs; a table for each collective, dtype, ...; what it amounts to."""
-    from torchcoll.analysis.cases import tables_of
+    from torchcoll.analysis.cases import FIRST_CALLS, tables_of
 
-    tables = tables_of([row for row in found.rows if row.matched])
+    tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(found))
     last = Grid([], [], below=_below(found))
     if found.fitted:
@@ -279,6 +279,7 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
 
 
 def _below(found: Comparison) -> list[str]:
+    from torchcoll.analysis.cases import FIRST_CALLS
     from torchcoll.analysis.fit import misfit_note
     from torchcoll.analysis.verdicts import NEEDS, VERDICTS, counted, p_note
 
@@ -287,7 +288,10 @@ def _below(found: Comparison) -> list[str]:
     words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
     words += f" ({alone} on one side only)" if alone else ""
+    cold = sum(row.reason == FIRST_CALLS for row in found.rows)
     lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
+    if cold:
+        lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
     if found.ranked and not found.fitted:
         worst, best = found.ranked[0], found.ranked[-1]
         lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
