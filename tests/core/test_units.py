@@ -9,6 +9,7 @@ from torchcoll.core.units import (
     MAX_BYTES,
     format_bandwidth,
     format_bytes,
+    format_ratio,
     format_size,
     format_time,
     parse_size,
@@ -214,3 +215,16 @@ def test_format_time_digits():
 )
 def test_format_bandwidth(gbps, text):
     assert format_bandwidth(gbps) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        *[(None, "-"), (0.98, "0.980"), (99.5, "99.500"), (123.46, "123.5"), (29000.4, "29000")],
+        *[(1 / 175, "0.00571"), (0.0999, "0.0999"), (0.09996, "0.100"), (0.1, "0.100")],
+        *[(0.05, "0.0500"), (1.5e-7, "0.000000150"), (0.0, "0.000")],
+        *[(4.1e-16, "<0.000000001"), (2.4e15, ">1000000000")],
+    ],
+)
+def test_ratios_keep_three_digits_and_have_no_powers_of_ten(ratio, text):
+    assert format_ratio(ratio) == text

@@ -137,7 +137,7 @@ def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
         for name in pair.own[0]:
             both = values.setdefault(name, ({}, {}))
             for own, found in zip(pair.own, both, strict=True):
-                found[_text(name, own[name])] = None
+                found[value_text(name, own[name])] = None
     lists = {name: (list(a), list(b)) for name, (a, b) in values.items()}
     differ = [
         f"{n} ({_several(a)} -> {_several(b)})"
@@ -152,7 +152,8 @@ def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
     return lines
 
 
-def _text(name: str, value: Any) -> str:
+def value_text(name: str, value: Any) -> str:
+    """A value of a dimension in words."""
     if value is None:
         return "-"
     return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)

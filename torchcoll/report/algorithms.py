@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.units import format_size, format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
@@ -74,7 +73,7 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
     for size in table.sizes:
         row = [format_size(size.nbytes), _best_text(size), format_time(_time_of(size.best))]
         if auto:
-            row += [format_time(_time_of(size.auto)), ratio_text(size.regret)]
+            row += [format_time(_time_of(size.auto)), format_ratio(size.regret)]
             row += [_interval(size.low, size.high), _verdict_text(size)]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
@@ -123,7 +122,11 @@ def _verdict_text(size: SizeFound) -> str:
 def _interval(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return "-"
-    return f"from {ratio_text(low)}" if high is None else f"{ratio_text(low)} to {ratio_text(high)}"
+    return (
+        f"from {format_ratio(low)}"
+        if high is None
+        else f"{format_ratio(low)} to {format_ratio(high)}"
+    )
 
 
 def _time_of(at: CellAt | None) -> float | None:

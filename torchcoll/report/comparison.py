@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
@@ -154,19 +154,19 @@ def _figure(value: float | None, metric: str) -> str:
     return format_time(value) if metric == "time" else format_bandwidth(value)
 
 
-def ratio_text(ratio: float | None) -> str:
-    """Three decimals, of large ones four digits."""
-    if ratio is None:
-        return "-"
-    # %g would write 29000 as 2.9e+04.
-    return f"{ratio:.3f}" if ratio < 100 else f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
-
-
 def interval_text(judged: Judged) -> str:
     ratio = judged.ratio
     if ratio is None or ratio.low is None:
         return "-"
-    return f"{ratio_text(ratio.low)} to {ratio_text(ratio.high)}"
+    return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
+
+
+def _points_aligned(cells: list[list[str]], column: int) -> None:
+    """Blanks behind numbers of fewer decimals than others of their column have."""
+    behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
+    for cell, own in zip(cells, behind, strict=True):
+        if cell[column] != "-":
+            cell[column] += " " * (max(behind) - own)
 
 
 def _size(row: Compared) -> str:
@@ -185,8 +185,9 @@ def _case_grid(
         figures = [_figure(value, found.metric) for value in (row.base, row.new)]
         verdict = f"{row.verdict} ({one_line(row.reason)}){marks}"
         cells.append(
-            [_size(row), *figures, ratio_text(row.ratio), interval_text(row.judged), verdict]
+            [_size(row), *figures, format_ratio(row.ratio), interval_text(row.judged), verdict]
         )
+    _points_aligned(cells, 3)
     styles = [_STYLES.get(row.verdict, "") for row in table]
     return Grid(heads, cells, above=[title] if title else [], styles=styles)
 
@@ -263,12 +264,13 @@ def _fit_grid(found: Comparison) -> Grid:
             titles[id(one.pair)] or str(one.pair.common.get("collective")),
             one.figure,
             *(_fit_figure(one, value) for value in (one.base, one.new)),
-            ratio_text(one.judged.ratio.ratio if one.judged.ratio else None),
+            format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
             interval_text(one.judged),
             f"{one.judged.verdict} ({one_line(one.judged.reason)})",
         ]
         for one in found.fitted
     ]
+    _points_aligned(rows, 4)
     return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
 
 
@@ -309,4 +311,4 @@ def _extreme(found: Comparison, row: Compared) -> str:
         row.row.collective
     ]  # fmt: skip
     words += [size] if (size := _size(row)) != "-" else []
-    return " ".join([*words, ratio_text(row.ratio), f"({row.verdict})"])
+    return " ".join([*words, format_ratio(row.ratio), f"({row.verdict})"])
