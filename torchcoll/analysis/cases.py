@@ -12,7 +12,7 @@ from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
-from torchcoll.core.plausibility import LIKELY
+from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median
 
 FIRST_CALLS = "first calls of a process: torchcoll cold"
@@ -23,7 +23,8 @@ class Compared:
     """One case on both sides.
 
     row: the new side's (the base's, where new has none): figures are geometric means over the
-    launches, other numbers medians. base, new: the metric, as ``row`` has it.
+    launches, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
+    cannot be too, where a side has no other.
     """
 
     pair: Pair
@@ -161,7 +162,16 @@ def _compared(pair: Pair, judged: Judged) -> Compared:
     if len(sizes) > 1 and pair.base and pair.new:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])
-    return Compared(pair, row, judged, geometric(judged.base), geometric(judged.new), tuple(notes))
+    base, new = (
+        geometric(values or _implausible(side_items))
+        for values, side_items in ((judged.base, pair.base), (judged.new, pair.new))
+    )
+    return Compared(pair, row, judged, base, new, tuple(notes))
+
+
+def _implausible(items: Sequence[Measured]) -> list[float]:
+    """Figures that cannot be: they are shown, beside the reason, and in no ratio."""
+    return [m.figure for m in items if m.figure and m.row.status == IMPLAUSIBLE]
 
 
 def _why_out(item: Measured) -> str:

@@ -177,19 +177,35 @@ def _case_grid(
     found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
 ) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
-    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1]), Head("ratio")]
-    heads += [Head("95 %"), Head("verdict", left=True)]
-    cells = []
-    for row in table:
-        marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
-        figures = [_figure(value, found.metric) for value in (row.base, row.new)]
-        verdict = f"{row.verdict} ({one_line(row.reason)}){marks}"
-        cells.append(
-            [_size(row), *figures, format_ratio(row.ratio), interval_text(row.judged), verdict]
-        )
+    above = [title] if title else []
+    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1])]
+    verdicts = {_verdict_text(row, notes) for row in table}
+    if len(verdicts) == 1 and len(table) > 1 and table[0].verdict == "incomparable":
+        cells = [[_size(row), *_figures(found, row)] for row in table]
+        return Grid(heads, cells, above=[*above, f"all sizes: {verdicts.pop()}"])
+    heads += [Head("ratio"), Head("95 %"), Head("verdict", left=True)]
+    cells = [
+        [
+            _size(row),
+            *_figures(found, row),
+            format_ratio(row.ratio),
+            interval_text(row.judged),
+            _verdict_text(row, notes),
+        ]
+        for row in table
+    ]
     _points_aligned(cells, 3)
     styles = [_STYLES.get(row.verdict, "") for row in table]
-    return Grid(heads, cells, above=[title] if title else [], styles=styles)
+    return Grid(heads, cells, above=above, styles=styles)
+
+
+def _figures(found: Comparison, row: Compared) -> list[str]:
+    return [_figure(value, found.metric) for value in (row.base, row.new)]
+
+
+def _verdict_text(row: Compared, notes: dict[str, int]) -> str:
+    marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
+    return f"{row.verdict} ({one_line(row.reason)}){marks}"
 
 
 def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
