@@ -284,6 +284,9 @@ def test_single_means_of_another_tool(folder, capsys):
         ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "
          "file matches"),
         ("before empty", 3, "folder: got empty, expected a folder with result files"),
+        ("before above", 3, "folder: got above, expected a folder with result files. Below it are "
+         "above/one/gpu (1 file), above/two (2 files): name what is meant, or 'above/**/*' for "
+         "all."),
         ("before nowhere", 3, "result file: got nowhere, expected a file that exists"),
         ("before after --threshold 2", 2, "threshold: got 2, expected a share above 0 and below 1, "
          "such as 2% or 0.02"),
@@ -300,10 +303,22 @@ def test_single_means_of_another_tool(folder, capsys):
 )  # fmt: skip
 def test_errors_are_one_line(folder, arguments, code, line, capsys):
     (folder / "empty").mkdir()
+    for name in ("one/gpu/a.out", "two/a.out", "two/b.out", "two/.hidden", ".git/config"):
+        path = folder / "above" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
     save(run(measured(100, dtype="bfloat16")), folder / "other" / "0.jsonl")
     assert main(["compare", *arguments.split()]) == code
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")
+
+
+def test_a_pattern_takes_folders_of_folders(folder, capsys):
+    (folder / "all").mkdir()
+    for name in ("after", "third"):
+        (folder / name).rename(folder / "all" / name)
+    assert main(["compare", "before", "all/**/*"]) == 0
+    assert "new (all/**/*, 12 launches)" in capsys.readouterr().out
 
 
 def test_a_truncated_file_is_said_to_be(folder, capsys):
