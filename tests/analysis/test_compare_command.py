@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from launches import given, launches, measured, run
 
+from torchcoll.analysis.compare import compare
+from torchcoll.analysis.sides import side
 from torchcoll.cli import main
 from torchcoll.core.records import save
 from torchcoll.core.summary import Row
@@ -311,6 +313,31 @@ def test_errors_are_one_line(folder, arguments, code, line, capsys):
     assert main(["compare", *arguments.split()]) == code
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")
+
+
+@pytest.mark.parametrize("sides", ["base=real model=sim", "model=sim base=real"])
+def test_a_side_named_model_has_its_errors_told(in_tmp_path, sides, capsys):
+    sizes = (1 << 20, 4 << 20, 16 << 20)
+    for name, times in (("real", (40_000, 100_000, 200_000)), ("sim", (30_000, 110_000, 202_000))):
+        cases = [measured(ns, nbytes=n) for ns, n in zip(times, sizes, strict=True)]
+        save(run(*cases), in_tmp_path / name)
+    assert main(["compare", *sides.split()]) == 0
+    # |30 / 40 - 1|, |110 / 100 - 1|, |202 / 200 - 1|: 0.25 x 0.1 x 0.01 = 0.063 to the third.
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "error of the model, |time predicted / measured - 1|, over 3 cases: geometric mean 6.3 % "
+        "(sizes that are nearly exact pull it down), mean 12.0 %, worst 25.0 % (all_reduce 1M)"
+    )
+    assert main(["compare", *sides.replace("model", "new").split()]) == 0
+    assert "error of the model" not in capsys.readouterr().out
+
+
+def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
+    exact, model = (
+        side("base", launches([{8: 100, 64: 100}])),
+        side("model", launches([{8: 100, 64: 150}])),
+    )
+    (note,) = [n for n in compare(exact, model).notes if n.startswith("error of the model")]
+    assert "geometric mean 0.0 % (sizes that are nearly exact pull it down), mean 25.0 %" in note
 
 
 def test_a_pattern_takes_folders_of_folders(folder, capsys):

@@ -20,6 +20,7 @@ from torchcoll.analysis.environments import (
 from torchcoll.analysis.fit import Fitted, fit_pairs
 from torchcoll.analysis.hardware import Profile, profile
 from torchcoll.analysis.matching import NAMES, Pair, pairs_of
+from torchcoll.analysis.model import error_note
 from torchcoll.analysis.sides import (
     METRICS,
     Reader,
@@ -204,6 +205,7 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
             f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
             f"{percent(found.threshold)}; the furthest: {', '.join(_named(furthest))}"
         )
+    notes += error_note(found.base, found.new, found.rows, found.metric)
     notes += _nothing_sent(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
 
