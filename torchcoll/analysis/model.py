@@ -29,8 +29,8 @@ def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> 
     if not errors:
         return []
     values = [error for error, _ in errors]
-    low = min(values) > 0
-    geometric = math.exp(math.fsum(map(math.log, values)) / len(values)) if low else 0.0
+    exact = min(values) == 0
+    geometric = 0.0 if exact else math.exp(math.fsum(map(math.log, values)) / len(values))
     worst, row = max(errors, key=lambda one: one[0])
     mean = math.fsum(values) / len(values)
     size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
