@@ -18,6 +18,7 @@ from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
 from torchcoll.analysis.sides import (
+    UNTOLD,
     Measured,
     Reader,
     Reading,
@@ -25,6 +26,7 @@ from torchcoll.analysis.sides import (
     Source,
     known_of,
     side,
+    value_of_fact,
 )
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
@@ -143,7 +145,7 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None
             for one, other in itertools.pairwise(table.ranges)
         ]
         for curve in curves:
-            auto = all(curve.common.get(name, "unset") == "unset" for name in FORCING)
+            auto = all(curve.common.get(name, "unset") in ("unset", UNTOLD) for name in FORCING)
             same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
             if auto and all(same):
                 curve.forced = changes
@@ -170,7 +172,7 @@ def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
         if not timed or row.verified == "wrong":
             continue
         common = {name: value_of(item, name) for name in NAMES}
-        common |= {name: item.facts.get(name, "unset") for name in apart}
+        common |= {name: value_of_fact(item.facts, name) for name in apart}
         common |= {"cell": side.runs[item.launch].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:

@@ -112,6 +112,24 @@ def format_bandwidth(gbps: float | None) -> str:
     return f"{gbps:.3f}"
 
 
+def format_ratio(ratio: float | None) -> str:
+    """Three decimals, and at least three significant digits: 0.00571, 1.040, 123.5, 29000.
+
+    No powers of ten: beyond 1e9 either way it says no more than that. ``-`` for None.
+    """
+    if ratio is None:
+        return "-"
+    if ratio < 1e-9:
+        return "0.000" if ratio <= 0 else "<0.000000001"
+    if ratio > 1e9:
+        return ">1000000000"
+    if ratio >= 100:  # %g would write 29000 as 2.9e+04
+        return f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
+    # As it will be rounded: 0.09996 is 0.100, 0.009996 is 0.0100.
+    power = int(f"{ratio:.2e}".partition("e")[2])
+    return f"{ratio:.{max(3, 2 - power)}f}"
+
+
 def format_ranges(numbers: Iterable[int]) -> str:
     """Whole numbers in short: ``0-3,8``."""
     runs: list[list[int]] = []

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torchcoll.core.units import format_size, format_time
-from torchcoll.report.comparison import interval_text, ratio_text
+from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.comparison import interval_text
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.kinds import kind_texts
 from torchcoll.report.notes import runs_lines
@@ -115,7 +115,7 @@ def calls_line(rows: Sequence[ColdRow]) -> str:
 
 
 def _ratio(a: float | None, b: float | None) -> str:
-    return ratio_text(over(a, b))
+    return format_ratio(over(a, b))
 
 
 def over(a: float | None, b: float | None) -> float | None:
@@ -176,7 +176,7 @@ def _again_cells(pairs: Pairs | None) -> tuple[str, str, str]:
     if pairs is None:
         return "-", "-", "-"
     judged = pairs.judged
-    ratio = ratio_text(judged.ratio.ratio if judged.ratio else None)
+    ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
     return ratio, interval_text(judged), f"{judged.verdict} ({one_line(judged.reason)})"
 
 
@@ -192,9 +192,9 @@ def _spans(scales: Sequence[Scale]) -> list[str]:
         known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
         if len(known) < 2:
             continue
-        ends = [f"{ratio_text(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
-        extremes = [ratio_text(pick(ratio for _, ratio in known)) for pick in (min, max)]
-        beyond = {*extremes} - {ratio_text(known[0][1]), ratio_text(known[-1][1])}
+        ends = [f"{format_ratio(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
+        extremes = [format_ratio(pick(ratio for _, ratio in known)) for pick in (min, max)]
+        beyond = {*extremes} - {format_ratio(known[0][1]), format_ratio(known[-1][1])}
         between = f" (between {' and '.join(extremes)})" if beyond else ""
         lines.append(f"{text}: {' to '.join(ends)}{between}")
     return lines

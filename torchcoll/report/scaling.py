@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, reading
@@ -193,8 +192,8 @@ def _fits(curves: Sequence[Curve], titles: dict[str, str]) -> Grid:
         found = item[1].growth.law
         if found is None:
             return "-"
-        interval = f"{ratio_text(found.ratio_low)} to {ratio_text(found.ratio_high)}"
-        return f"{ratio_text(found.ratio)} ({interval})"
+        interval = f"{format_ratio(found.ratio_low)} to {format_ratio(found.ratio_high)}"
+        return f"{format_ratio(found.ratio)} ({interval})"
 
     def span(item: tuple[Curve, Fit]) -> str:
         numbers = item[1].growth.numbers
