@@ -121,7 +121,7 @@ def compare(
         ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
     )
     if fit:
-        found.fitted = fit_pairs(pairs, ours, theirs, threshold)
+        found.fitted = fit_pairs(pairs, ours, theirs, threshold, metric)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.notes = _notes(found, pairs)
