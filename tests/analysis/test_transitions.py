@@ -160,6 +160,17 @@ def test_too_few_sizes_and_noise_are_said(capsys):
     assert "one launch cannot tell noise from what each size takes: repeat it" in text
 
 
+def test_calls_of_one_launch_may_show_that_it_is_noise(capsys):
+    # Calls from a quarter to four times the median, and every other size four times as slow.
+    def wild(ns, nbytes):
+        return measured(ns, nbytes=nbytes, time_ns={"host": [[ns // 4, ns, 4 * ns]] * 2})
+
+    wide = run(*(wild(TIMES[s] * (1 + 3 * (k % 2)), s) for k, s in enumerate(SIZES)))
+    text = shown(capsys, wide)
+    assert "too noisy: times scatter by" in text
+    assert "and calls of one size as much; repeat the launches" in text
+
+
 def shown(capsys, *runs):
     show_transitions([all_of(*found(*runs))])
     return capsys.readouterr().out

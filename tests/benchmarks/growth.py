@@ -57,9 +57,7 @@ def outcome(parts, growth):
 def main():
     curves = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     random = numpy.random.default_rng(0)
-    print(
-        "curve                        numbers  noise   named  none of these   open  wrong  in a cell"
-    )
+    print(f"{'curve':28} numbers  noise   named  none of these   open  wrong  in a cell")
     for parts in CURVES:
         text = ", ".join(f"{name} +{100 * part:.0f} %" for name, part in parts.items())
         for several in RANKS:

@@ -34,7 +34,7 @@ LAWS: dict[str, Callable[[Floats], Floats]] = {
     "n": lambda n: n,
     "(n-1)/n": lambda n: (n - 1) / n,
 }
-_BOTH = "n and (n-1)/n together"
+_BOTH = "n + (n-1)/n"
 # Relative deviation from a law that is none: clocks and rounding reach it (as in regimes.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
@@ -274,18 +274,18 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
     fitting = [one.name for one in (law, *growth.others) if not one.rejected]
     together = growth.p_together is None or growth.p_together >= LEVEL
     if law.rejected or law.misfit > _POOR:
-        words = f"by none of these laws, the best is off by {_off(law.misfit)} on {law.misfit_at}"
+        reason = (
+            f"by none of these laws; {law.name} is off by {_off(law.misfit)} on {law.misfit_at}"
+        )
         if together and growth.p_together is not None:
-            words = f"by none of these laws alone, {_BOTH} fit"
-        return replace(growth, verdict=which, reason=f"{words}; {p_text(p)}")
+            reason = f"by none of these alone; {_BOTH} fits"
+        return replace(growth, verdict=which, reason=reason)
     if fitting == ["log2 n"] and together:
         fitting.append(_BOTH)
     elif fitting == [law.name]:
         fitting += _shared(law.name, growth.points)
     if len(fitting) > 1:
-        return replace(
-            growth, verdict=which, reason=f"these fit: {', '.join(fitting)}; {p_text(p)}"
-        )
+        return replace(growth, verdict=which, reason=f"these fit: {', '.join(fitting)}")
     out = [name for name in LAWS if name != law.name]
     verdict = law.name if law.ratio > 1 else f"falls with {law.name}"
     return replace(growth, verdict=verdict, reason=f"{' and '.join(out)} do not fit; {p_text(p)}")
@@ -301,7 +301,7 @@ def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
         growth: Floats = (scale - scale.min()) / (scale.max() - scale.min())
         return growth
 
-    mixed = {f"half {name} and half {o}": half(name) + half(o) for o in LAWS if o != name}
+    mixed = {f"{name} + {o}": half(name) + half(o) for o in LAWS if o != name}
     return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
 
 

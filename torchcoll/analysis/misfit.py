@@ -47,7 +47,7 @@ def falls_of(found: Regimes) -> list[Fall]:
         noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
     limit = max(math.log1p(FALL), _FAR * math.sqrt(2) * noise)
     kept = [p for i, p in enumerate(found.points) if i not in found.curve.dips]
-    zones = [(t.low_nbytes, t.high_nbytes) for t in found.transitions]
+    zones = [(t.low_nbytes, t.high_nbytes) for t in found.transitions if t.kind == "drop"]
     return [
         Fall(a.nbytes, b.nbytes, a.time_ns, b.time_ns)
         for a, b in itertools.pairwise(kept)

@@ -32,7 +32,8 @@ _FITS = (
 )
 _VERDICTS = (
     "a law is named: growth is significant (t, Holm over all), it fits, and no other does, alone "
-    "or with half of the growth (F, 5 %); constant: 90 % of the growth within 10 %"
+    "or with half of the growth (A + B: two together; F, 5 %); constant: 90 % of the growth within "
+    "10 %"
 )
 
 
