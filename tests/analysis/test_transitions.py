@@ -154,7 +154,8 @@ def test_too_few_sizes_and_noise_are_said(capsys):
     )
     # The same sizes in every launch: no noise. Of one launch nobody knows.
     text = shown(capsys, *launches([first, first, first]))
-    assert "noisy" not in text and "repeat" not in text
+    assert "noisy" not in text and "repeat" not in text and "no change" not in text
+    assert "x its time (launches of one size scatter by 0.0 %)" in text
     text = shown(capsys, *launches([first]))
     assert "noisy" not in text
     assert "one launch cannot tell noise from what each size takes: repeat it" in text

@@ -64,9 +64,10 @@ def note_of(found: Regimes) -> str:
         return text
     worst = max(curve.regimes, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
-    # Of many sizes the scatter about the laws is known, and the furthest of them is no news.
-    noise = found.known.point if found.known and found.known.launches else 0.0
-    noise = max(noise, curve.noise) if len(points) >= FEW else noise
+    if found.known and found.known.launches:
+        noise = found.known.point
+    else:  # of many sizes the scatter about the law, of which the furthest is no news
+        noise = curve.noise if len(points) >= FEW else 0.0
     text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.nbytes)})"
     if not curve.boundaries and worst.misfit > max(POOR, _FAR * noise):
         ratio = at.time_ns / worst.time_ns(at.nbytes)
