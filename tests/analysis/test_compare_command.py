@@ -181,11 +181,17 @@ def test_fit(folder, capsys):
             save(one, folder / name / f"{number}.jsonl")
     assert main(["compare", "x", "y", "--fit"]) == 0
     out = capsys.readouterr().out
-    assert "latency and bandwidth (algbw): time = latency + size / bandwidth" in out
+    assert "latency and bandwidth (algbw): median over calls, max over ranks" in out
+    assert "time = latency + size / bandwidth, as algbw\n" in out
     assert "\n2 fits: " in out
     assert main(["compare", "x", "y", "--fit", "--format", "json"]) == 0
     fits = json.loads(capsys.readouterr().out)["fits"]
     assert [fit["figure"] for fit in fits] == ["latency_ns", "bandwidth_gbps"]
+    assert {fit["bandwidth"] for fit in fits} == {"algbw"}
+    assert main(["compare", "x", "y", "--fit", "--metric", "busbw"]) == 0
+    out = capsys.readouterr().out
+    assert "latency and bandwidth (busbw): " in out
+    assert "size / bandwidth, as busbw (algbw x the bus factor of nccl-tests)" in out
     assert main(["compare", "x", "y", "--fit", "--format", "csv"]) == 0
     assert "misfit" in capsys.readouterr().out.splitlines()[0]
 

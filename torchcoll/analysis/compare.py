@@ -123,7 +123,7 @@ def compare(
     )
     if fit:
         settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        found.fitted = fit_pairs(settled, ours, theirs, threshold)
+        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.notes = _notes(found, pairs)

@@ -37,6 +37,7 @@ _ROWS_OF_CALLS = (
     "t_max, the max over ranks"
 )
 _BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
+_IN_JOB = "in job: launches at that place of their job, where the 2nd is not shown to be the same"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
     "for each other (rendezvous, init, connect) that may be the one that came first"
@@ -147,6 +148,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[Pairs]) -> Grid:
     return filled(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
+            (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
             (Head("hosts"), hosts),
             (Head("launches"), lambda s: str(s.launches)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
@@ -182,7 +184,17 @@ def _again_cells(pairs: Pairs | None) -> tuple[str, str, str]:
 
 def _spans(scales: Sequence[Scale]) -> list[str]:
     """The ratios from the fewest ranks to the most; whether they grow is another question."""
+    places = list(dict.fromkeys(scale.in_job for scale in scales))
+    return [
+        line
+        for place in places
+        for line in _spans_of([s for s in scales if s.in_job == place], place)
+    ]
+
+
+def _spans_of(scales: Sequence[Scale], place: str) -> list[str]:
     lines = []
+    which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
     for text, upper, lower in (
         ("2nd / 1st call", "second_ns", "first_ns"),
         ("2nd / 3rd call", "second_ns", "third_ns"),
@@ -196,7 +208,7 @@ def _spans(scales: Sequence[Scale]) -> list[str]:
         extremes = [format_ratio(pick(ratio for _, ratio in known)) for pick in (min, max)]
         beyond = {*extremes} - {format_ratio(known[0][1]), format_ratio(known[-1][1])}
         between = f" (between {' and '.join(extremes)})" if beyond else ""
-        lines.append(f"{text}: {' to '.join(ends)}{between}")
+        lines.append(f"{text}{which}: {' to '.join(ends)}{between}")
     return lines
 
 

@@ -92,7 +92,7 @@ def _above(found: Comparison) -> list[str]:
             where = one_line(run.path or run.header.get("run_id") or side.name)
             lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
-    figures = "latency and bandwidth" if found.fitted else figures
+    figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the launches" if many else ""
     ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
@@ -317,7 +317,9 @@ def _below(found: Comparison) -> list[str]:
         lines.append(NEEDS)
     lines += p_note(judged)
     if found.fitted:
-        lines.append("latency and bandwidth (algbw): time = latency + size / bandwidth")
+        metric = found.fitted[0].metric
+        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
+        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(found.fitted)
     return lines + [one_line(note) for note in found.notes]
 

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-scaling/1"
 _FITS = (
-    "laws: constant, a + b log2 n, a + b n; least squares of the logarithms, launches are the "
-    "replicates"
+    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
+    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
+    "launches are the replicates"
 )
 _VERDICTS = (
-    "log2 n, n: growth is significant (t, Holm over all) and the other law does not fit (F); "
-    "constant: 90 % of the growth within 10 %"
+    "a law is named: growth is significant (t, Holm over all), it fits, and no other does, alone "
+    "or with half of the growth (A + B: two together; F, 5 %); constant: 90 % of the growth within "
+    "10 %"
 )
 
 
@@ -96,7 +98,7 @@ def _known(curve: Curve) -> dict[str, Any]:
 
 def _fit_record(curve: Curve, fit: Fit) -> dict[str, Any]:
     growth = fit.growth
-    laws = [dataclasses.asdict(law) for law in (growth.law, growth.other) if law]
+    laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
     return {
         **_known(curve),
         "figure": fit.figure,
@@ -107,6 +109,7 @@ def _fit_record(curve: Curve, fit: Fit) -> dict[str, Any]:
         "launches": growth.launches,
         "p_value": growth.p_value,
         "constant_criterion": growth.constant,
+        "p_n_and_share_together": growth.p_together,
         "laws": laws,
     }
 
