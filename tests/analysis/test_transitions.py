@@ -115,6 +115,72 @@ def test_sizes_that_narrow_a_zone():
     assert len(one.refining) == 6
 
 
+# The sweep of a plain run. From 8M on, 3 of these 13 sizes, it takes 1.3 times as long.
+TIMES_OF_ONE_LAW = {8 * 4**k: round(25_000 + 8 * 4**k / 60) for k in range(13)}
+FROM_8M = {s: round(t * (1 if s < 1 << 23 else 1.3)) for s, t in TIMES_OF_ONE_LAW.items()}
+
+
+def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
+    (one,) = found(*launches([FROM_8M]))
+    show_transitions([all_of(one)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines if line.startswith("     1")] == [
+        ["1", "8", "to", "2M"]
+    ]
+    assert not any(line.startswith("     2") for line in lines)
+    assert (
+        "after 1, between 2M and 8M: a change, with too few sizes after it for a law or a jump; "
+        "--refine proposes some"
+    ) in lines
+    assert not any("one regime" in line for line in lines)
+    (record,) = records(one)
+    told = ("kind", "low_nbytes", "high_nbytes", "jump", "after_latency_ns", "after_algbw_gbps")
+    assert [record[name] for name in told] == ["unclear", 1 << 21, 1 << 23, None, None, None]
+    assert record["before_latency_ns"] == pytest.approx(25_000, rel=1e-4)
+
+
+def test_a_change_near_the_beginning(capsys):
+    times = {s: round(t / (1.3 if s < 512 else 1)) for s, t in TIMES_OF_ONE_LAW.items()}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)], refine=True)
+    text = capsys.readouterr().out
+    assert "before 1, between 128 and 512: a change, with too few sizes before it for" in text
+    # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
+    # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
+    assert text.splitlines()[-1] == "to narrow: --sizes 16,64,156,192,232,284,344,420"
+    assert records(one)[0]["before_latency_ns"] is None
+
+
+def test_sizes_that_settle_a_change_near_the_end():
+    (one,) = found(*launches([FROM_8M]))
+    # Six between 2M and 8M; from 8M to 128M at even ratios 16M, 32M, 64M, 128M, two of them new.
+    assert [s for s in one.refining if s > 1 << 23] == [1 << 24, 1 << 26]
+    assert len([s for s in one.refining if 1 << 21 < s < 1 << 23]) == 6
+    more = {s: round((25_000 + s / 60) * (1 if s < 1 << 23 else 1.3)) for s in one.refining}
+    (again,) = found(*launches([FROM_8M | more]))
+    (change,) = again.transitions
+    assert change.high_nbytes == 1 << 23
+    assert change.low_nbytes == max(s for s in more if s < 1 << 23)
+    assert (change.kind, change.jump) == ("cliff", pytest.approx(1.3, rel=1e-3))
+
+
+def test_sizes_beyond_the_last_one():
+    # The last size alone is slow; its zone ends the sweep: up to four times 128M, at ratios of
+    # the root of 2, in steps of 256 bytes.
+    times = {s: t * (2 if s == 1 << 27 else 1) for s, t in TIMES_OF_ONE_LAW.items()}
+    (one,) = found(*launches([times]))
+    root = round(2**0.5 * (1 << 19)) * 256
+    assert [s for s in one.refining if s > 1 << 27] == [root, 1 << 28, 2 * root, 1 << 29]
+
+
+def test_a_change_with_too_few_sizes_on_either_side(capsys):
+    times = [20_000, 22_000, 26_400, 39_600, 47_500, 47_500, 47_500, 47_500]
+    show_transitions([all_of(*found(*launches([dict(zip(SIZES, times, strict=False))])))])
+    text = capsys.readouterr().out
+    assert "inside 1 (so it is no law), between 4K and 32K: a change, with too few" in text
+    assert "too few sizes before or after it for a law or a jump; --refine" in text
+
+
 def test_wrong_and_failed_cases_are_left_out():
     (run,) = runs()
     run.results = [dataclasses.replace(r, status="wrong") for r in run.results]

@@ -36,6 +36,7 @@ from torchcoll.libraries.forcing import FORCING
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a zone
+REACH = 4  # times the end of a zone: how far beyond it, where too few sizes are there
 MOST_POINTS = 1000  # of a curve: time and memory grow with their square
 _ALIGN = 256  # bytes: proposed sizes divide among ranks and types
 
@@ -65,15 +66,16 @@ class Transition:
     """A change of regime between low_nbytes and high_nbytes, as the times show it.
 
     kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
-    (only the slope changes). jump: time after over before, both laws at the best place.
+    (only the slope changes), ``unclear`` (too few sizes before or after it, or both: no law there,
+    no jump). jump: time after over before, both laws at the best place.
     handover: what the log says there; agreement: whether the two agree, in words.
     """
 
     low_nbytes: int
     high_nbytes: int
-    before: Regime
-    after: Regime
-    jump: float
+    before: Regime | None
+    after: Regime | None
+    jump: float | None
     kind: str
     handover: Handover | None = None
     agreement: str = ""
@@ -99,9 +101,12 @@ class Regimes:
 
     @property
     def refining(self) -> list[int]:
-        """Sizes that would narrow the zones, those already measured left out."""
+        """Sizes that would narrow the zones, and such beside a zone that has too few there; those
+        already measured left out."""
         measured = {point.nbytes for point in self.points}
-        return sorted({s for t in self.transitions for s in _between(t)} - measured)
+        ends = min(measured), max(measured)
+        proposed = {s for t in self.transitions for s in (*_between(t), *_beside(t, *ends))}
+        return sorted(proposed - measured)
 
 
 @dataclass
@@ -187,8 +192,7 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     found = Regimes(common, points, curve, handovers=_handovers(points))
     found.sizes, found.doubt = measured, "; ".join(doubts)
     found.transitions = [
-        _transition(points, curve, number, boundary, found.handovers)
-        for number, boundary in enumerate(curve.boundaries)
+        _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
     ]
     if len(points) < 2 * FEWEST:
         found.note = (
@@ -228,17 +232,22 @@ def _handovers(points: Sequence[Point]) -> list[Handover]:
 def _transition(
     points: Sequence[Point],
     curve: Curve,
-    number: int,
     boundary: Boundary,
     handovers: Sequence[Handover],
 ) -> Transition:
     low, high = points[boundary.low].nbytes, points[boundary.high].nbytes
     jump = boundary.jump
-    kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
+    if jump is None:
+        kind = "unclear"
+    else:
+        kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
     inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
     named = any(point.algorithm for point in points)
     agreement = "the log agrees" if inside else "the log names no change here" if named else ""
-    before, after = curve.regimes[number], curve.regimes[number + 1]
+    # None: too few sizes there.
+    regimes, place = curve.regimes, boundary.last_before
+    before = next((r for r in reversed(regimes) if r.last <= place), None)
+    after = next((r for r in regimes if r.first > place), None)
     handover = inside[0] if inside else None
     return Transition(low, high, before, after, jump, kind, handover, agreement)
 
@@ -246,7 +255,25 @@ def _transition(
 def _between(found: Transition) -> list[int]:
     """Sizes at even ratios inside the zone; none where it is one step that cannot be halved."""
     ratio = (found.high_nbytes / found.low_nbytes) ** (1 / (REFINING + 1))
-    sizes = [found.low_nbytes * ratio**k for k in range(1, REFINING + 1)]
-    step = _ALIGN if found.low_nbytes >= 64 * _ALIGN else 4
-    rounded = {math.floor(size / step + 0.5) * step for size in sizes}
-    return sorted(size for size in rounded if found.low_nbytes < size < found.high_nbytes)
+    sizes = [_whole(found.low_nbytes * ratio**k) for k in range(1, REFINING + 1)]
+    return [size for size in sizes if found.low_nbytes < size < found.high_nbytes]
+
+
+def _beside(found: Transition, first: int, last: int) -> list[int]:
+    """FEWEST sizes at even ratios on each side of the zone that has too few: to the end of what was
+    measured, at least to REACH times (or one REACH-th of) the end of the zone.
+    """
+    low, high = found.low_nbytes, found.high_nbytes
+    sizes = []
+    if found.before is None:
+        ratio = (min(first, low / REACH) / low) ** (1 / FEWEST)
+        sizes += [_whole(low * ratio**k) for k in range(1, FEWEST + 1)]
+    if found.after is None:
+        ratio = (max(last, high * REACH) / high) ** (1 / FEWEST)
+        sizes += [_whole(high * ratio**k) for k in range(1, FEWEST + 1)]
+    return [size for size in sizes if size > 0]
+
+
+def _whole(size: float) -> int:
+    step = _ALIGN if size >= 64 * _ALIGN else 4
+    return math.floor(size / step + 0.5) * step
