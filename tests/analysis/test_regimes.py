@@ -182,8 +182,22 @@ def test_a_change_with_few_sizes_on_either_side():
     times = [20_000, 22_000, 26_400, 39_600, 47_500, 47_500, 47_500, 47_500]
     curve = find_regimes(SIZES[:8], times)
     assert [(b.low, b.high, b.jump) for b in curve.boundaries] == [(2, 5, None)]
-    (regime,) = curve.regimes
-    assert (regime.first, regime.last) == (0, 7)
+    assert curve.regimes == ()
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_two_changes_with_few_sizes_between_them(few):
+    # 20 us + S / 100, half of it for 1, 2 or 3 sizes, then 60 us + S / 200.
+    times = law(20_000, 100)[: 8 - few] + law(10_000, 200)[8 - few : 8] + law(60_000, 200)[8:]
+    curve = find_regimes(SIZES, times)
+    first, second = curve.boundaries
+    assert first.low <= 7 - few < first.high
+    assert second.low <= 7 < second.high
+    assert [(b.jump, b.before, b.after) for b in curve.boundaries] == [
+        (None, 0, None),
+        (None, None, 1),
+    ]
+    assert [r.latency_ns for r in curve.regimes] == pytest.approx([20_000, 60_000])
 
 
 def test_zones_hold_a_step_at_any_place():

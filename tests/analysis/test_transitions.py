@@ -173,12 +173,26 @@ def test_sizes_beyond_the_last_one():
     assert [s for s in one.refining if s > 1 << 27] == [root, 1 << 28, 2 * root, 1 << 29]
 
 
+def test_two_changes_with_too_few_sizes_between(capsys):
+    # Twice the time at 64K and 128K, three times from 256K on.
+    factors = [1] * 6 + [2, 2] + [3] * 8
+    times = {s: f * (20_000 + s // 100) for s, f in zip(SIZES, factors, strict=True)}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)])
+    text = capsys.readouterr().out
+    assert "\nafter 1, between 32K and 64K: a change, with too few sizes after it" in text
+    assert "\nbefore 2, between 128K and 256K: a change, with too few sizes before it" in text
+    # Between 64K and 128K at ratios of the fourth root of 2, in steps of 256 bytes.
+    steps = [round(256 * 2 ** (k / 4)) * 256 for k in (1, 2, 3)]
+    assert [s for s in one.refining if 1 << 16 < s < 1 << 17] == steps
+
+
 def test_a_change_with_too_few_sizes_on_either_side(capsys):
     times = [20_000, 22_000, 26_400, 39_600, 47_500, 47_500, 47_500, 47_500]
     show_transitions([all_of(*found(*launches([dict(zip(SIZES, times, strict=False))])))])
     text = capsys.readouterr().out
-    assert "inside 1 (so it is no law), between 4K and 32K: a change, with too few" in text
-    assert "too few sizes before or after it for a law or a jump; --refine" in text
+    assert "\nbetween 4K and 32K: a change, with too few sizes before or after it for a law" in text
+    assert "\n     1 " not in text  # no law
 
 
 def test_wrong_and_failed_cases_are_left_out():

@@ -9,8 +9,8 @@ two, is left out. Noise is normal in the logarithm. A curve has one law (`one`),
 they are equal (`kink`), two that the library hands over from 2 to 8 times too early or too late
 (`jump`); or one whose time is 1.15 to 2.8 times as long (as short) from some size on (`step`), or
 whose bandwidth is 1.3 to 4 times as high from some size on without a jump (`bend`), or with two
-steps (`two`): these at any place of the sweep alike. Curves whose boundary has fewer than 4 sizes
-on a side are counted apart.
+steps (`two`): these at any place of the sweep alike. Curves where some law has fewer than 4 sizes
+are counted apart.
 
 shown: a zone is printed. named: with a law on both sides, and a jump or none. holds: every zone
 printed holds a boundary. false: more zones than boundaries; false jump: of those named.
@@ -78,9 +78,10 @@ def curve(random, sizes, kind):
             return numpy.where(boundary >= sizes, time, second[0] + sizes / second[1]), [boundary]
 
 
-def near_an_end(sizes, boundaries):
-    before = [numpy.searchsorted(sizes, boundary, side="right") for boundary in boundaries]
-    return any(min(n, len(sizes) - n) < FEWEST for n in before)
+def too_few(sizes, boundaries):
+    """Whether some law has fewer than FEWEST sizes."""
+    before = sorted(numpy.searchsorted(sizes, boundary, side="right") for boundary in boundaries)
+    return bool(min(numpy.diff([0, *before, len(sizes)])) < FEWEST)
 
 
 @dataclass
@@ -135,18 +136,16 @@ def main():
                 for _ in range(curves):
                     times, boundaries = curve(random, sizes, kind)
                     noisy = times * numpy.exp(noise * random.standard_normal(len(times)))
-                    near = near_an_end(sizes, boundaries)
-                    tally = tallies.setdefault((near, noise, kind), Tally())
+                    few = too_few(sizes, boundaries)
+                    tally = tallies.setdefault((few, noise, kind), Tally())
                     tally.add(kind, sizes, find_regimes(sizes, noisy).boundaries, boundaries)
-        for near in (False, True):
-            place = f"fewer than {FEWEST}" if near else f"{FEWEST} or more"
-            print(
-                f"\n{low} to {high} by {factor}: {len(sizes)} sizes; {place} beside each boundary"
-            )
+        for few in (False, True):
+            place = f"fewer than {FEWEST} of some law" if few else f"{FEWEST} or more of each law"
+            print(f"\n{low} to {high} by {factor}: {len(sizes)} sizes; {place}")
             print("".join(f"{head:>11}" for head in heads))
             for noise in NOISES:
                 for kind in KINDS:
-                    if tally := tallies.get((near, noise, kind)):
+                    if tally := tallies.get((few, noise, kind)):
                         row = [f"{100 * noise:.0f} %", kind, *tally.texts(kind)]
                         print("".join(f"{text:>11}" for text in row))
 

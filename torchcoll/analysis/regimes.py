@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[numpy.float64]
 
-# Points on each side of a boundary that has a name: two figures and two to contradict them.
-FEWEST = 4
+FEWEST = 4  # points of a regime that has a law: two figures and two to contradict them
 MOST_REGIMES = 8
 # Relative deviation from a line that is no regime of its own: clocks and rounding reach it.
 FLOOR = 0.005
@@ -58,21 +57,23 @@ class Boundary:
 
     last_before: index of the last size of the regime before, the best single place. jump: time
     after over time before, both laws at that place; 1 where they meet inside the zone; None where
-    the zone leaves fewer than FEWEST points to one side: that side has no regime either.
+    a side has no law. before, after: the regimes on its sides, by index in the curve; None where
+    there may be fewer than FEWEST points, which have no law.
     """
 
     low: int
     high: int
     last_before: int
     jump: float | None
+    before: int | None
+    after: int | None
 
 
 @dataclass(frozen=True)
 class Curve:
     """The regimes of one curve in order, the boundaries between them, and slow single sizes.
 
-    A side of a boundary that may have fewer than FEWEST points is in no regime; where both sides
-    may, the one regime goes through all points, and fits neither.
+    regimes: those that have a law; none where every one may have fewer than FEWEST points.
     dips: index -> how many times the law's time it took; these are in no fit. noise: the relative
     standard deviation of the points about their laws.
     """
@@ -86,15 +87,15 @@ class Curve:
 def find_regimes(sizes: Sequence[float], times: Sequence[float]) -> Curve:
     """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
 
-    The first and the last regime may be of 1 to 3 points: they have no law, but without them their
-    boundary would be found where it is not.
+    A stretch of 1 to 3 points between boundaries has no law, but is looked for like any other:
+    where it was not, the boundaries were found where 4 points were left, and their zones held none.
     """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
     dips = _dips(size, time)
     kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
     fits = _Segments(size[kept], time[kept])
     n = len(kept)
-    most = min(MOST_REGIMES, (n - 2) // FEWEST + 2) if n >= 2 * FEWEST else 1
+    most = MOST_REGIMES if n >= 2 * FEWEST else 1
     forward = _forward(fits.cost, most)
     chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
     cuts = _cuts(fits.cost, forward, chosen)
@@ -102,34 +103,48 @@ def find_regimes(sizes: Sequence[float], times: Sequence[float]) -> Curve:
     backward = _backward(fits.cost, chosen)
     best = _deviance(forward[chosen - 1][n], n)
     free = max(1, n - 2 * chosen)
-    boundaries = []
-    first, last = 0, chosen  # of the regimes that have a law
-    for number, cut in enumerate(cuts, 1):
+    zones = []
+    for number in range(1, chosen):
         # Cost with this boundary held at each place and all others at their best.
         profile = forward[number - 1] + backward[chosen - number - 1]
         ratio = numpy.array([free * math.log(_deviance(c, n) / best) for c in profile])
         inside = numpy.flatnonzero(ratio <= ZONE_RATIO)
-        low, high = int(inside[0] - 1), int(inside[-1])
+        zones.append((int(inside[0] - 1), int(inside[-1])))
+    names = _named(cuts, zones, n)
+    boundaries = []
+    for number, (cut, (low, high)) in enumerate(zip(cuts, zones, strict=True)):
+        before, after = names[number], names[number + 1]
         jump = None
-        few_before, few_after = low + 1 < FEWEST, n - high < FEWEST
-        if few_before and few_after:
-            regimes, first, last = [fits.regime(0, n)], 0, 1
-        elif few_before:
-            first = number
-        elif few_after:
-            last = number
-        else:
+        if before is not None and after is not None:
             ends = float(fits.size[low]), float(fits.size[high])
             place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
-            jump = _jump(regimes[number - 1], regimes[number], place, ends)
-        boundaries.append(Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump))
+            jump = _jump(regimes[number], regimes[number + 1], place, ends)
+        one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
+        boundaries.append(one)
     original = [
         Regime(int(kept[r.first]), int(kept[r.last]), r.latency_ns, r.bandwidth_gbps, r.misfit)
         for r in regimes
     ]
     noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
     slow = {i: float(time[i]) / _law(original, i).time_ns(float(size[i])) for i in dips}
-    return Curve(tuple(original[first:last]), tuple(boundaries), slow, noise)
+    lawful = tuple(r for r, name in zip(original, names, strict=True) if name is not None)
+    return Curve(lawful, tuple(boundaries), slow, noise)
+
+
+def _named(cuts: Sequence[int], zones: Sequence[tuple[int, int]], n: int) -> list[int | None]:
+    """For each regime its number among those that have a law, or None. A law has FEWEST points
+    wherever in its zone one of its boundaries is, the other at its best place.
+    """
+    starts, ends = [0, *cuts], [*cuts, n]
+    latest = [0, *(high for _, high in zones)]
+    earliest = [*(low + 1 for low, _ in zones), n]
+    names: list[int | None] = []
+    count = 0
+    for start, end, late, early in zip(starts, ends, latest, earliest, strict=True):
+        lawful = not cuts or min(early - start, end - late) >= FEWEST
+        names.append(count if lawful else None)
+        count += lawful
+    return names
 
 
 def _deviance(cost: float, n: int) -> float:
@@ -153,8 +168,7 @@ class _Segments:
     """Least squares of every stretch of points, from prefix sums.
 
     The relative error of latency + size x slope is least: with w = 1 / time the problem is linear.
-    ``cost[a, b]``: sum of squares of points a to b - 1; infinite for fewer than FEWEST, but at
-    either end of the curve.
+    ``cost[a, b]``: sum of squares of points a to b - 1; infinite for none.
     """
 
     def __init__(self, size: Floats, time: Floats) -> None:
@@ -199,10 +213,11 @@ class _Segments:
         long = b - a >= FEWEST
         sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
         cost[long] = self._solve(sums[b[long]] - sums[a[long]])[2]
-        # Of so few points a difference of two long sums would be rounding only.
+        # Of fewer points a difference of two long sums would be rounding only.
         for few in range(1, min(FEWEST, n + 1)):
-            for one in ((0, few), (n - few, n)):
-                cost[one] = self._solve(self._own(*one))[2][0]
+            starts = numpy.arange(n + 1 - few)
+            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
+            cost[starts, starts + few] = self._solve(own)[2]
         return cost
 
     def _own(self, a: int, b: int) -> Floats:

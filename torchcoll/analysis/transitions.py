@@ -36,9 +36,10 @@ from torchcoll.libraries.forcing import FORCING
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a zone
-REACH = 4  # times the end of a zone: how far beyond it, where too few sizes are there
+REACH = 4  # times a zone's end: at least so far sizes are proposed where too few are beside it
 MOST_POINTS = 1000  # of a curve: time and memory grow with their square
 _ALIGN = 256  # bytes: proposed sizes divide among ranks and types
+_STEP = 4  # where sizes are too small for that
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,26 @@ class Regimes:
 
     @property
     def refining(self) -> list[int]:
-        """Sizes that would narrow the zones, and such beside a zone that has too few there; those
-        already measured left out."""
-        measured = {point.nbytes for point in self.points}
-        ends = min(measured), max(measured)
-        proposed = {s for t in self.transitions for s in (*_between(t), *_beside(t, *ends))}
-        return sorted(proposed - measured)
+        """Sizes that would narrow the zones or give too few beside one a law; none measured yet."""
+        measured = [point.nbytes for point in self.points]
+        if not self.transitions:
+            return []
+        lows = [one.low_nbytes for one in self.transitions]
+        highs = [one.high_nbytes for one in self.transitions]
+        few = [one.before is None for one in self.transitions]
+        few.append(self.transitions[-1].after is None)
+        # Beyond what was measured, where a change is at its very end.
+        first, last = measured[0], measured[-1]
+        if few[0]:
+            first = min(first, max(_STEP, _whole(lows[0] / REACH)))
+        if few[-1]:
+            last = max(last, _whole(highs[-1] * REACH))
+        sizes = {first, last}
+        for low, high in zip(lows, highs, strict=True):
+            sizes.update(_between(low, high, REFINING))
+        for lacking, low, high in zip(few, [first, *highs], [*lows, last], strict=True):
+            sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
+        return sorted(sizes - set(measured))
 
 
 @dataclass
@@ -244,36 +259,19 @@ def _transition(
     inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
     named = any(point.algorithm for point in points)
     agreement = "the log agrees" if inside else "the log names no change here" if named else ""
-    # None: too few sizes there.
-    regimes, place = curve.regimes, boundary.last_before
-    before = next((r for r in reversed(regimes) if r.last <= place), None)
-    after = next((r for r in regimes if r.first > place), None)
+    before = None if boundary.before is None else curve.regimes[boundary.before]
+    after = None if boundary.after is None else curve.regimes[boundary.after]
     handover = inside[0] if inside else None
     return Transition(low, high, before, after, jump, kind, handover, agreement)
 
 
-def _between(found: Transition) -> list[int]:
-    """Sizes at even ratios inside the zone; none where it is one step that cannot be halved."""
-    ratio = (found.high_nbytes / found.low_nbytes) ** (1 / (REFINING + 1))
-    sizes = [_whole(found.low_nbytes * ratio**k) for k in range(1, REFINING + 1)]
-    return [size for size in sizes if found.low_nbytes < size < found.high_nbytes]
-
-
-def _beside(found: Transition, first: int, last: int) -> list[int]:
-    """FEWEST sizes at even ratios on each side of the zone that has too few: to the end of what was
-    measured, at least to REACH times (or one REACH-th of) the end of the zone.
-    """
-    low, high = found.low_nbytes, found.high_nbytes
-    sizes = []
-    if found.before is None:
-        ratio = (min(first, low / REACH) / low) ** (1 / FEWEST)
-        sizes += [_whole(low * ratio**k) for k in range(1, FEWEST + 1)]
-    if found.after is None:
-        ratio = (max(last, high * REACH) / high) ** (1 / FEWEST)
-        sizes += [_whole(high * ratio**k) for k in range(1, FEWEST + 1)]
-    return [size for size in sizes if size > 0]
+def _between(low: int, high: int, count: int) -> list[int]:
+    """Sizes at even ratios between two; fewer where the step cannot be cut so often."""
+    ratio = (high / low) ** (1 / (count + 1))
+    sizes = [_whole(low * ratio**k) for k in range(1, count + 1)]
+    return [size for size in sizes if low < size < high]
 
 
 def _whole(size: float) -> int:
-    step = _ALIGN if size >= 64 * _ALIGN else 4
+    step = _ALIGN if size >= 64 * _ALIGN else _STEP
     return math.floor(size / step + 0.5) * step

@@ -206,7 +206,7 @@ def _transition_line(one: Transition, regimes: Sequence[Regime]) -> str:
     elif after:
         where, few = f"before {after}, ", "before"
     else:
-        where, few = "inside 1 (so it is no law), ", "before or after"
+        where, few = "", "before or after"
     words = _WORDS[one.kind].format(one.jump, few)
     line = f"{where}between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
     if one.handover:
