@@ -115,6 +115,86 @@ def test_sizes_that_narrow_a_zone():
     assert len(one.refining) == 6
 
 
+# The sweep of a plain run. From 8M on, 3 of these 13 sizes, it takes 1.3 times as long.
+TIMES_OF_ONE_LAW = {8 * 4**k: round(25_000 + 8 * 4**k / 60) for k in range(13)}
+FROM_8M = {s: round(t * (1 if s < 1 << 23 else 1.3)) for s, t in TIMES_OF_ONE_LAW.items()}
+
+
+def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
+    (one,) = found(*launches([FROM_8M]))
+    show_transitions([all_of(one)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in lines if line.startswith("     1")] == [
+        ["1", "8", "to", "2M"]
+    ]
+    assert not any(line.startswith("     2") for line in lines)
+    assert (
+        "after 1, between 2M and 8M: a change, with too few sizes after it for a law or a jump; "
+        "--refine proposes some"
+    ) in lines
+    assert not any("one regime" in line for line in lines)
+    (record,) = records(one)
+    told = ("kind", "low_nbytes", "high_nbytes", "jump", "after_latency_ns", "after_algbw_gbps")
+    assert [record[name] for name in told] == ["unclear", 1 << 21, 1 << 23, None, None, None]
+    assert record["before_latency_ns"] == pytest.approx(25_000, rel=1e-4)
+
+
+def test_a_change_near_the_beginning(capsys):
+    times = {s: round(t / (1.3 if s < 512 else 1)) for s, t in TIMES_OF_ONE_LAW.items()}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)], refine=True)
+    text = capsys.readouterr().out
+    assert "before 1, between 128 and 512: a change, with too few sizes before it for" in text
+    # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
+    # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
+    assert text.splitlines()[-1] == "to narrow: --sizes 16,64,156,192,232,284,344,420"
+    assert records(one)[0]["before_latency_ns"] is None
+
+
+def test_sizes_that_settle_a_change_near_the_end():
+    (one,) = found(*launches([FROM_8M]))
+    # Six between 2M and 8M; from 8M to 128M at even ratios 16M, 32M, 64M, 128M, two of them new.
+    assert [s for s in one.refining if s > 1 << 23] == [1 << 24, 1 << 26]
+    assert len([s for s in one.refining if 1 << 21 < s < 1 << 23]) == 6
+    more = {s: round((25_000 + s / 60) * (1 if s < 1 << 23 else 1.3)) for s in one.refining}
+    (again,) = found(*launches([FROM_8M | more]))
+    (change,) = again.transitions
+    assert change.high_nbytes == 1 << 23
+    assert change.low_nbytes == max(s for s in more if s < 1 << 23)
+    assert (change.kind, change.jump) == ("cliff", pytest.approx(1.3, rel=1e-3))
+
+
+def test_sizes_beyond_the_last_one():
+    # The last size alone is slow; its zone ends the sweep: up to four times 128M, at ratios of
+    # the root of 2, in steps of 256 bytes.
+    times = {s: t * (2 if s == 1 << 27 else 1) for s, t in TIMES_OF_ONE_LAW.items()}
+    (one,) = found(*launches([times]))
+    root = round(2**0.5 * (1 << 19)) * 256
+    assert [s for s in one.refining if s > 1 << 27] == [root, 1 << 28, 2 * root, 1 << 29]
+
+
+def test_two_changes_with_too_few_sizes_between(capsys):
+    # Twice the time at 64K and 128K, three times from 256K on.
+    factors = [1] * 6 + [2, 2] + [3] * 8
+    times = {s: f * (20_000 + s // 100) for s, f in zip(SIZES, factors, strict=True)}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)])
+    text = capsys.readouterr().out
+    assert "\nafter 1, between 32K and 64K: a change, with too few sizes after it" in text
+    assert "\nbefore 2, between 128K and 256K: a change, with too few sizes before it" in text
+    # Between 64K and 128K at ratios of the fourth root of 2, in steps of 256 bytes.
+    steps = [round(256 * 2 ** (k / 4)) * 256 for k in (1, 2, 3)]
+    assert [s for s in one.refining if 1 << 16 < s < 1 << 17] == steps
+
+
+def test_a_change_with_too_few_sizes_on_either_side(capsys):
+    times = [20_000, 22_000, 26_400, 39_600, 47_500, 47_500, 47_500, 47_500]
+    show_transitions([all_of(*found(*launches([dict(zip(SIZES, times, strict=False))])))])
+    text = capsys.readouterr().out
+    assert "\nbetween 4K and 32K: a change, with too few sizes before or after it for a law" in text
+    assert "\n     1 " not in text  # no law
+
+
 def test_wrong_and_failed_cases_are_left_out():
     (run,) = runs()
     run.results = [dataclasses.replace(r, status="wrong") for r in run.results]
@@ -220,16 +300,20 @@ def published(times_us, name):
 
 
 def test_one_law_that_does_not_fit_is_neither_noise_nor_one_regime(capsys):
-    text = shown(capsys, published(HYPERCUBE, "hypercube"))
-    assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text
-    assert "one law does not fit: 4M takes 2.06x its time; too few sizes to say more" in text
+    text = shown(capsys, published(SENDRECV, "sendrecv"))
+    assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
+    assert "one law does not fit: 64M takes 1.85x its time; too few sizes to say more" in text
     assert "(1 launch: whether that is noise is not known)" in text
     assert "repeat" not in text and "no change" not in text
     # The largest of the deviations stands beside its size.
-    assert "106.4 % at 4M" in text
-    text = shown(capsys, published(SENDRECV, "sendrecv"))
-    assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
-    assert "one law does not fit: 64M takes 1.85x its time; too few" in text
+    assert "85.2 % at 64M" in text
+
+
+def test_a_law_after_two_sizes_that_have_none(capsys):
+    text = shown(capsys, published(HYPERCUBE, "hypercube"))
+    assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text
+    assert "before 1, between 4M and 16M: a change, with too few sizes before it" in text
+    assert "repeat" not in text and "no change" not in text
 
 
 def test_launches_that_agree_say_that_it_is_no_noise(capsys):

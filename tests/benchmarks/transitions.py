@@ -5,36 +5,40 @@
 The laws are NCCL's published cost model (graph/tuning.cc of 2.24 to 2.30: base and hop latencies of
 NVLink, channel and protocol limits) for all_reduce on 2, 4 or 8 ranks of one A100 or H100 node,
 ring and tree with LL, LL128 and Simple; its correction of Tree by size, which steps at powers of
-two, is left out. Sizes 1K to 256M, each 1.15 times the last; noise is normal in the logarithm.
-A curve has one law (`one`), two that meet where they are equal (`kink`), or two that the library
-hands over from 2 to 8 times too early or too late (`jump`). No size is slow by itself: a
-`false dip` is one that is said to be.
+two, is left out. Noise is normal in the logarithm. A curve has one law (`one`), two that meet where
+they are equal (`kink`), two that the library hands over from 2 to 8 times too early or too late
+(`jump`); or one whose time is 1.15 to 2.8 times as long (as short) from some size on (`step`), or
+whose bandwidth is 1.3 to 4 times as high from some size on without a jump (`bend`), or with two
+steps (`two`): these at any place of the sweep alike. Curves where some law has fewer than 4 sizes
+are counted apart.
 
-The second table: one law with one slow size, anywhere from the first to the last, on few sizes and
+shown: a zone is printed. named: with a law on both sides, and a jump or none. holds: every zone
+printed holds a boundary. false: more zones than boundaries; false jump: of those named.
+
+The last table: one law with one slow size, anywhere from the first to the last, on few sizes and
 on many: how often that size is named, and how often another one is.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field
 
 import numpy
 
-from torchcoll.analysis.regimes import find_regimes
+from torchcoll.analysis.regimes import FEWEST, find_regimes
+from torchcoll.analysis.transitions import CLIFF
 from torchcoll.core.spec import Spec
 
 NOISES = (0.01, 0.03, 0.05)
-KINDS = ("one", "jump", "kink")
-SIZES = numpy.array(Spec(min_bytes="1K", max_bytes="256M", factor=1.15).size_list(), dtype=float)
-EDGE = 8  # sizes that each side of a boundary has at least
+KINDS = ("one", "jump", "kink", "step", "bend", "two")
+SWEEPS = (("8", "128M", 4), ("1K", "256M", 4), ("1K", "256M", 2), ("1K", "256M", 1.15))
 DIPS = (1.0, 1.5, 2.0, 3.0)  # times the law; 1: none
 GRIDS = {
     "8 sizes x 4": [1 << k for k in range(20, 36, 2)],
     "9 sizes x 2": [1 << k for k in range(20, 29)],
     "16 sizes x 2": [1 << k for k in range(10, 26)],
-    "90 sizes x 1.15": SIZES,
+    "90 sizes x 1.15": Spec(min_bytes="1K", max_bytes="256M", factor=1.15).size_list(),
 }
 # Channels, GB/s of a channel; caps of LL, and of a channel of ring LL128, tree LL128, tree Simple.
 MACHINES = {"A100": (12, 20, 87.7, 20, 20, 24), "H100": (12, 30, 141.0, 36.7, 29, 38.7)}
@@ -55,41 +59,77 @@ def laws(machine, n):
     ]
 
 
-def curve(random, kind):
-    """Times without noise, and the size of the boundary (None: one law)."""
+def curve(random, sizes, kind):
+    """Times without noise, and the sizes of its boundaries."""
     while True:
         found = laws(random.choice(list(MACHINES)), int(random.choice([2, 4, 8])))
         first, second = (found[i] for i in random.choice(len(found), 2, replace=False))
-        times = [latency + SIZES / bandwidth for latency, bandwidth in (first, second)]
+        time = first[0] + sizes / first[1]
         if kind == "one":
-            return times[0], None
-        if first[0] >= second[0] or first[1] >= second[1]:
+            return time, []
+        if kind in ("step", "two"):
+            places = random.choice(len(sizes) - 1, 1 + (kind == "two"), replace=False)
+            for place in places:
+                factor = 2 ** (random.choice([-1, 1]) * random.uniform(0.2, 1.5))
+                time = time * numpy.where(numpy.arange(len(sizes)) > place, factor, 1)
+            return time, [float(numpy.sqrt(sizes[place] * sizes[place + 1])) for place in places]
+        if kind == "bend":
+            place = random.integers(len(sizes) - 1)
+            boundary = sizes[place] * (sizes[place + 1] / sizes[place]) ** random.uniform()
+            slower = (boundary / first[1]) * (1 - 1 / random.uniform(1.3, 4))
+            second = (first[0] + slower, boundary / (boundary / first[1] - slower))
+        elif first[0] >= second[0] or first[1] >= second[1]:
             continue
-        boundary = (second[0] - first[0]) / (1 / first[1] - 1 / second[1])
+        else:
+            boundary = (second[0] - first[0]) / (1 / first[1] - 1 / second[1])
         if kind == "jump":
             boundary *= 2 ** (random.choice([-1, 1]) * random.uniform(1, 3))
-        if EDGE <= numpy.searchsorted(SIZES, boundary) <= len(SIZES) - EDGE:
-            return numpy.where(boundary >= SIZES, *times), boundary
+        if sizes[0] <= boundary < sizes[-1]:
+            return numpy.where(boundary >= sizes, time, second[0] + sizes / second[1]), [boundary]
+
+
+def too_few(sizes, boundaries):
+    """Whether some law has fewer than FEWEST sizes."""
+    before = sorted(numpy.searchsorted(sizes, boundary, side="right") for boundary in boundaries)
+    return bool(min(numpy.diff([0, *before, len(sizes)])) < FEWEST)
 
 
 @dataclass
 class Tally:
     curves: int = 0
-    found: int = 0
-    containing: int = 0
-    false: int = 0  # curves with a boundary that is not there
-    dips: int = 0  # curves with a dip that is not there
+    shown: int = 0
+    named: int = 0
+    holding: int = 0
+    false: int = 0
+    jumps: int = 0  # named, where there is none
     widths: list[int] = field(default_factory=list)
 
-    def add(self, curve, boundary):
-        found = curve.boundaries
+    def add(self, kind, sizes, found, boundaries):
         self.curves += 1
-        self.dips += bool(curve.dips)
-        self.found += bool(found)
-        hits = [b for b in found if boundary and SIZES[b.low] <= boundary <= SIZES[b.high]]
-        self.containing += bool(hits)
-        self.false += len(found) > (boundary is not None)
-        self.widths += [b.high - b.low for b in hits[:1]]
+        self.shown += bool(found)
+        named = [b for b in found if b.jump is not None]
+        self.named += bool(named)
+        self.holding += bool(found) and all(
+            any(sizes[b.low] <= one <= sizes[b.high] for one in boundaries) for b in found
+        )
+        self.false += len(found) > len(boundaries)
+        if kind in ("kink", "bend"):
+            self.jumps += any(not 1 / CLIFF < b.jump < CLIFF for b in named)
+        self.widths += [b.high - b.low for b in found[:1]]
+
+    def texts(self, kind):
+        def percent(part, of):
+            return f"{100 * part / of:.1f} %" if of else "-"
+
+        return [
+            str(self.curves),
+            percent(self.shown, self.curves),
+            percent(self.named, self.curves),
+            "-" if kind == "one" else percent(self.holding, self.shown),
+            percent(self.false, self.curves),
+            percent(self.jumps, self.named) if kind in ("kink", "bend") else "-",
+            f"{numpy.median(self.widths):.0f}" if self.widths else "-",
+        ]
 
 
 def main():
@@ -100,25 +140,29 @@ def main():
 
 
 def boundaries(random, curves):
-    print(f"{len(SIZES)} sizes, {curves} curves a row; widths in steps of 1.15")
-    print(
-        "noise  curve  reported  of these zone holds it  false boundary  width (median)  false dip"
-    )
-    for noise in NOISES:
-        for kind in KINDS:
-            tally = Tally()
-            for _ in range(curves):
-                times, boundary = curve(random, kind)
-                noisy = times * numpy.exp(noise * random.standard_normal(len(times)))
-                tally.add(find_regimes(SIZES, noisy), boundary)
-            share = tally.containing / tally.found if tally.found else math.nan
-            width = f"{numpy.median(tally.widths):.0f}" if tally.widths else "-"
-            holds = "-" if kind == "one" else f"{100 * share:.1f} %"
-            print(
-                f"{100 * noise:3.0f} %  {kind:5}  {100 * tally.found / curves:6.1f} %  {holds:>22}"
-                f"  {100 * tally.false / curves:12.1f} %  {width:>14}"
-                f"  {100 * tally.dips / curves:7.1f} %"
-            )
+    heads = ("noise", "curve", "of", "shown", "named", "holds", "false", "false jump", "width")
+    print(f"{curves} curves of each kind and noise; width: the median, in steps of the sweep")
+    for low, high, factor in SWEEPS:
+        spec = Spec(min_bytes=low, max_bytes=high, factor=factor)
+        sizes = numpy.array(spec.size_list(), dtype=float)
+        tallies = {}
+        for noise in NOISES:
+            for kind in KINDS:
+                for _ in range(curves):
+                    times, boundaries = curve(random, sizes, kind)
+                    noisy = times * numpy.exp(noise * random.standard_normal(len(times)))
+                    few = too_few(sizes, boundaries)
+                    tally = tallies.setdefault((few, noise, kind), Tally())
+                    tally.add(kind, sizes, find_regimes(sizes, noisy).boundaries, boundaries)
+        for few in (False, True):
+            place = f"fewer than {FEWEST} of some law" if few else f"{FEWEST} or more of each law"
+            print(f"\n{low} to {high} by {factor}: {len(sizes)} sizes; {place}")
+            print("".join(f"{head:>11}" for head in heads))
+            for noise in NOISES:
+                for kind in KINDS:
+                    if tally := tallies.get((few, noise, kind)):
+                        row = [f"{100 * noise:.0f} %", kind, *tally.texts(kind)]
+                        print("".join(f"{text:>11}" for text in row))
 
 
 def slow_sizes(random, curves):

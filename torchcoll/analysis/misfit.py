@@ -62,6 +62,8 @@ def note_of(found: Regimes) -> str:
     few = len(points) < 2 * FEWEST
     if curve.noise > NOISY and (text := _noisy(found)):
         return text
+    if not curve.regimes:  # each has too few sizes
+        return ""
     worst = max(curve.regimes, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
     if found.known and found.known.launches:

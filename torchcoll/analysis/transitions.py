@@ -18,7 +18,7 @@ from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.fit import counted_share
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.misfit import Fall, falls_of, note_of
-from torchcoll.analysis.regimes import Boundary, Curve, Regime, find_regimes
+from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
 from torchcoll.analysis.scatter import Known, known_scatter
 from torchcoll.analysis.sides import (
     UNTOLD,
@@ -40,8 +40,10 @@ from torchcoll.libraries.forcing import FORCING
 
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a zone
+REACH = 4  # times a zone's end: at least so far sizes are proposed where too few are beside it
 MOST_POINTS = 1000  # of a curve: time and memory grow with their square
 _ALIGN = 256  # bytes: proposed sizes divide among ranks and types
+_STEP = 4  # where sizes are too small for that
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,16 @@ class Transition:
     """A change of regime between low_nbytes and high_nbytes, as the times show it.
 
     kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
-    (only the slope changes). jump: time after over before, both laws at the best place.
+    (only the slope changes), ``unclear`` (too few sizes before or after it, or both: no law there,
+    no jump). jump: time after over before, both laws at the best place.
     handover: what the log says there; agreement: whether the two agree, in words.
     """
 
     low_nbytes: int
     high_nbytes: int
-    before: Regime
-    after: Regime
-    jump: float
+    before: Regime | None
+    after: Regime | None
+    jump: float | None
     kind: str
     handover: Handover | None = None
     agreement: str = ""
@@ -113,9 +116,34 @@ class Regimes:
 
     @property
     def refining(self) -> list[int]:
-        """Sizes that would narrow the zones, those already measured left out."""
-        measured = {point.nbytes for point in self.points}
-        return sorted({s for t in self.transitions for s in _between(t)} - measured)
+        """Sizes that would narrow the zones or give too few beside one a law; none measured yet."""
+        measured = [point.nbytes for point in self.points]
+        zones = [(one.low_nbytes, one.high_nbytes) for one in self.transitions]
+        few = [one.before is None for one in self.transitions]
+        few.append(bool(zones) and self.transitions[-1].after is None)
+        # Sizes apart at an end may be the first of a law of their own.
+        dips, last_one = self.curve.dips, len(measured) - 1
+        after = next(i for i in range(last_one, -2, -1) if i not in dips)
+        before = next(i for i in range(last_one + 2) if i not in dips)
+        if 0 <= after < last_one:
+            zones, few = [*zones, (measured[after], measured[after + 1])], [*few, True]
+        if 0 < before <= last_one:
+            zones, few = [(measured[before - 1], measured[before]), *zones], [True, *few]
+        if not zones:
+            return []
+        lows, highs = [low for low, _ in zones], [high for _, high in zones]
+        # Beyond what was measured, where a change is at its very end.
+        first, last = measured[0], measured[-1]
+        if few[0]:
+            first = min(first, max(_STEP, _whole(lows[0] / REACH)))
+        if few[-1]:
+            last = max(last, _whole(highs[-1] * REACH))
+        sizes = {first, last}
+        for low, high in zip(lows, highs, strict=True):
+            sizes.update(_between(low, high, REFINING))
+        for lacking, low, high in zip(few, [first, *highs], [*lows, last], strict=True):
+            sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
+        return sorted(sizes - set(measured))
 
 
 @dataclass
@@ -205,8 +233,7 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     found.sizes, found.doubt = measured, "; ".join(doubts)
     found.share = counted_share(common["collective"], common.get("ranks") or 0, "algbw")
     found.transitions = [
-        _transition(points, curve, number, boundary, found.handovers)
-        for number, boundary in enumerate(curve.boundaries)
+        _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
     ]
     found.falls = falls_of(found)
     found.note = note_of(found)
@@ -250,25 +277,31 @@ def _handovers(points: Sequence[Point]) -> list[Handover]:
 def _transition(
     points: Sequence[Point],
     curve: Curve,
-    number: int,
     boundary: Boundary,
     handovers: Sequence[Handover],
 ) -> Transition:
     low, high = points[boundary.low].nbytes, points[boundary.high].nbytes
     jump = boundary.jump
-    kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
+    if jump is None:
+        kind = "unclear"
+    else:
+        kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
     inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
     named = any(point.algorithm for point in points)
     agreement = "the log agrees" if inside else "the log names no change here" if named else ""
-    before, after = curve.regimes[number], curve.regimes[number + 1]
+    before = None if boundary.before is None else curve.regimes[boundary.before]
+    after = None if boundary.after is None else curve.regimes[boundary.after]
     handover = inside[0] if inside else None
     return Transition(low, high, before, after, jump, kind, handover, agreement)
 
 
-def _between(found: Transition) -> list[int]:
-    """Sizes at even ratios inside the zone; none where it is one step that cannot be halved."""
-    ratio = (found.high_nbytes / found.low_nbytes) ** (1 / (REFINING + 1))
-    sizes = [found.low_nbytes * ratio**k for k in range(1, REFINING + 1)]
-    step = _ALIGN if found.low_nbytes >= 64 * _ALIGN else 4
-    rounded = {math.floor(size / step + 0.5) * step for size in sizes}
-    return sorted(size for size in rounded if found.low_nbytes < size < found.high_nbytes)
+def _between(low: int, high: int, count: int) -> list[int]:
+    """Sizes at even ratios between two; fewer where the step cannot be cut so often."""
+    ratio = (high / low) ** (1 / (count + 1))
+    sizes = [_whole(low * ratio**k) for k in range(1, count + 1)]
+    return [size for size in sizes if low < size < high]
+
+
+def _whole(size: float) -> int:
+    step = _ALIGN if size >= 64 * _ALIGN else _STEP
+    return math.floor(size / step + 0.5) * step

@@ -18,6 +18,7 @@ from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
+    from torchcoll.analysis.regimes import Regime
     from torchcoll.analysis.transitions import Point, Regimes, Transition, Transitions
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -25,7 +26,8 @@ SCHEMA = "torchcoll-transitions/1"
 _WORDS = {
     "cliff": "time jumps up by {0:.2f}x at once",
     "drop": "time drops to {0:.2f}x at once",
-    "kink": "the slope changes, no jump",
+    "kink": "the slope changes, no jump is shown",
+    "unclear": "a change, with too few sizes {1} it for a law or a jump; --refine proposes some",
 }
 
 LEGEND = (
@@ -85,10 +87,10 @@ def records(found: Regimes) -> list[dict[str, Any]]:
             "after": one.handover.after if one.handover else None,
             "kind": one.kind,
             "jump": one.jump,
-            "before_latency_ns": one.before.latency_ns,
-            "before_algbw_gbps": found.algbw_gbps(one.before),
-            "after_latency_ns": one.after.latency_ns,
-            "after_algbw_gbps": found.algbw_gbps(one.after),
+            "before_latency_ns": one.before.latency_ns if one.before else None,
+            "before_algbw_gbps": found.algbw_gbps(one.before) if one.before else None,
+            "after_latency_ns": one.after.latency_ns if one.after else None,
+            "after_algbw_gbps": found.algbw_gbps(one.after) if one.after else None,
             "agreement": one.agreement or None,
         }
         for one in found.transitions
@@ -149,7 +151,7 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
 
 
 def lines_below(found: Regimes, refine: bool = False) -> list[str]:
-    lines = [_transition_line(n, one) for n, one in enumerate(found.transitions, 1)]
+    lines = [_transition_line(one, found.curve.regimes) for one in found.transitions]
     if uneven := _uneven(found.points):
         lines.append(uneven)
     lines += _apart_lines(found)
@@ -231,9 +233,19 @@ def _zone(low: int, high: int) -> str:
     return f"{format_size(low)} and {format_size(high)}"
 
 
-def _transition_line(number: int, one: Transition) -> str:
-    words = _WORDS[one.kind].format(one.jump)
-    line = f"{number} to {number + 1} between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
+def _transition_line(one: Transition, regimes: Sequence[Regime]) -> str:
+    before = regimes.index(one.before) + 1 if one.before else None
+    after = regimes.index(one.after) + 1 if one.after else None
+    if before and after:
+        where, few = f"{before} to {after} ", ""
+    elif before:
+        where, few = f"after {before}, ", "after"
+    elif after:
+        where, few = f"before {after}, ", "before"
+    else:
+        where, few = "", "before or after"
+    words = _WORDS[one.kind].format(one.jump, few)
+    line = f"{where}between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
     if one.handover:
         hand = one.handover
         line += (
