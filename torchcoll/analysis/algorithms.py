@@ -35,7 +35,9 @@ _USUAL = ("communicator", "clock")  # a case that did not run has none
 @dataclass
 class Algorithms:
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
-    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest.
+    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
+    the launches that were added later. learned: names of the cells of a matrix that the tables are
+    from.
     """
 
     runs: list[Run]
@@ -45,6 +47,7 @@ class Algorithms:
     notes: list[str]
     missing: dict[str, str]
     matrices: list[dict[str, Any]]
+    learned: list[str]
 
 
 def algorithms(
@@ -85,7 +88,9 @@ def algorithms(
         raise UsageError("cells", "no forced one with a right result", "at least one")
     matrices, missing = _manifests(sources)
     notes = _notes(files, every, launches, [*apart, *inside])
-    return Algorithms(files.runs, tables, threshold, comparisons, notes, missing, matrices)
+    names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
+    learned = [name for name in names if name]
+    return Algorithms(files.runs, tables, threshold, comparisons, notes, missing, matrices, learned)
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -195,6 +200,10 @@ def _manifests(
                 specs.append(record["spec"])
             elif record.get("record") == "launch":
                 last[str(record.get("cell")), record.get("launch")] = record
+                if specs:  # launches may have been added
+                    numbers = record.get("launch"), specs[-1].get("launches")
+                    known = [number for number in numbers if isinstance(number, int)]
+                    specs[-1]["launches"] = max(known, default=None)
     usable = {cell for (cell, _), record in last.items() if record.get("file")}
     missing = {
         cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))
