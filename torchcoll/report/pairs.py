@@ -204,12 +204,15 @@ def _units(pairs: Pairs, format: str) -> Grid:
     shown: Sequence[int] = range(len(pairs.units))
     if format == "table" and len(pairs.units) > _ROWS:
         shown = _rows(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
-    rows = []
-    for unit in shown:
-        cells = [format_ranges([unit]), one_line(pairs.hosts[unit])]
-        for key in keys:
-            cells += [_middle(pairs, key, unit, places) for places in _places(key)]
-        rows.append(cells)
+    columns = [_middles(pairs, key, places) for key in keys for places in _places(key)]
+    rows = [
+        [
+            format_ranges([unit]),
+            one_line(pairs.hosts[unit]),
+            *(column.get(unit, "-") for column in columns),
+        ]
+        for unit in shown
+    ]
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
 
 
@@ -217,17 +220,16 @@ def _places(key: tuple[str, int]) -> tuple[tuple[int, ...], ...]:
     return ((0,), (1,)) if key[0] == SEND else ((0, 1),)
 
 
-def _middle(pairs: Pairs, key: tuple[str, int], unit: int, places: tuple[int, ...]) -> str:
-    own = {
-        p: timing.median_ns
-        for p, timing in pairs.times[key].items()
-        if any(p[i] == unit for i in places)
-    }
-    if not own:
-        return "-"
-    if key[0] == LATENCY:
-        return format_time(median([*own.values()]))
-    return format_bandwidth(median([pairs.gbps(key, p, ns) for p, ns in own.items()]))
+def _middles(pairs: Pairs, key: tuple[str, int], places: tuple[int, ...]) -> dict[int, str]:
+    """The median of each unit over the pairs in which it stands at one of these places."""
+    own: dict[int, list[float]] = {}
+    for pair, timing in pairs.times[key].items():
+        ns = timing.median_ns
+        value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+        for place in places:
+            own.setdefault(pair[place], []).append(value)
+    text = format_time if key[0] == LATENCY else format_bandwidth
+    return {unit: text(median(values)) for unit, values in own.items()}
 
 
 def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
