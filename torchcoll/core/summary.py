@@ -84,13 +84,12 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
         return []
     if how == "rank0" or len(samples) == 1:
         return list(samples[0])
-    # strict=False: a rank that was lost in mid-batch has fewer calls; whole calls are kept.
-    calls = zip(*samples, strict=False)
+    # A rank that was lost in mid-batch has fewer calls; whole calls are kept.
     if how == "max":
-        return [max(call) for call in calls]
+        return list(map(max, *samples))
     if how == "min":
-        return [min(call) for call in calls]
-    return [sum(call) / len(samples) for call in calls]
+        return list(map(min, *samples))
+    return [sum(call) / len(samples) for call in zip(*samples, strict=False)]
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
