@@ -35,6 +35,26 @@ def check_texts(*texts: object) -> None:
         raise TypeError("not a text")
 
 
+def check_lists(*lists: object, durations: bool = False) -> None:
+    """Raises TypeError unless all are lists of whole numbers of 63 bits; ValueError for durations
+    below 0.
+    """
+    least = 0 if durations else 1 - _BOUND
+    for numbers in lists:
+        if not isinstance(numbers, list) or not _WHOLE.issuperset(map(type, numbers)):
+            raise TypeError("not a list of whole numbers")
+        # Samples are many: the extremes tell, and are found at C speed.
+        if numbers and not (least <= min(numbers) and max(numbers) < _BOUND):
+            check_whole(min(numbers), max(numbers))
+            raise ValueError("a duration below 0")
+
+
+def check_texts(*texts: object) -> None:
+    """Raises TypeError unless all are texts, or None."""
+    if not all(text is None or isinstance(text, str) for text in texts):
+        raise TypeError("not a text")
+
+
 def check_lists(*lists: object, least: int = 1 - _BOUND) -> None:
     """Raises TypeError unless all are lists of whole numbers of 63 bits, ValueError below least."""
     for numbers in lists:
@@ -235,7 +255,7 @@ class CaseResult:
         for matrix in (self.cold_ns, self.warmup_ns, *self.time_ns.values()):
             if not isinstance(matrix, list):
                 raise TypeError("samples are not lists by rank")
-            check_lists(*matrix, least=0)  # durations
+            check_lists(*matrix, durations=True)
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from torchcoll.libraries.nccl import calls, topology, tuning_table
+from torchcoll.libraries.nccl import calls, paths, tuning_table
 from torchcoll.libraries.nccl.members import Member
 
 if TYPE_CHECKING:
@@ -78,14 +78,14 @@ def bootstrap(reader: Reader, message: str) -> bool:
 def channel(reader: Reader, message: str) -> bool:
     if " via " in message:
         return connection(reader, message)
-    ring = topology.ring_of(message)
+    ring = paths.ring_of(message)
     if ring:
         reader.member().rings[ring[0]] = ring[1]
     return ring is not None
 
 
 def connection(reader: Reader, message: str) -> bool:
-    found = topology.connection_of(message)
+    found = paths.connection_of(message)
     if not found:
         return False
     kind, pair = found
@@ -96,18 +96,18 @@ def connection(reader: Reader, message: str) -> bool:
 
 
 def trees(reader: Reader, message: str) -> bool:
-    parents = topology.parents_of(message)
+    parents = paths.parents_of(message)
     reader.member().up.update(parents)
     return bool(parents)
 
 
 def counts(reader: Reader, message: str) -> bool:
-    reader.member().channels = topology.channels_of(message)
+    reader.member().channels = paths.channels_of(message)
     return True
 
 
 def pattern(reader: Reader, message: str) -> bool:
-    graph = topology.graph_of(message)
+    graph = paths.graph_of(message)
     if graph:
         reader.member().graphs.append(graph)
     return graph is not None
