@@ -5,7 +5,7 @@ set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 
-install_torchcoll "$ROOT/.venv-test" test,dev
+install_torchcoll "$ROOT/.venv-test" plot,test,dev
 cd "$ROOT"
 status=0
 step() {

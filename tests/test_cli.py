@@ -19,7 +19,7 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
 NAMES = (
-    "show, compare, import, export, replay, gradients, trace, transitions, algorithms, cold, "
+    "show, compare, import, export, replay, gradients, trace, plot, transitions, algorithms, cold, "
     "scaling, log, matrix, pairs, doctor"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."

@@ -28,7 +28,7 @@ TABLE = {
     "importers": ({"core", "libraries"}, set(), set()),
     "verdict": ({"core"}, set(), {"tomli", "tomllib"}),
     "analysis": ({"core", "libraries"}, {"numpy", "scipy", "pandas"}, set()),
-    "report": ({"core"}, set(), {"analysis", "verdict", "pandas", "rich", "jinja2", "matplotlib"}),
+    "report": ({"core"}, set(), {"analysis", "verdict", "pandas", "rich", "matplotlib"}),
     "cli": ({"core"}, set(), ROOMS),
     "commands": ({"core"}, set(), ROOMS),
     "__main__": ({"cli"}, set(), set()),
@@ -134,7 +134,7 @@ def loaded_by(*modules):
     """Which heavy packages a new Python holds after these imports."""
     code = "import sys\n" + "".join(f"import {module}\n" for module in modules)
     code += (
-        "heavy = ('torch', 'numpy', 'scipy', 'pandas', 'rich', 'jinja2', 'matplotlib')\n"
+        "heavy = ('torch', 'numpy', 'scipy', 'pandas', 'rich', 'matplotlib')\n"
         "print(' '.join(name for name in heavy if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -159,7 +159,17 @@ def test_the_check_of_what_is_loaded_sees_it():
 
 PUBLIC = ["Case", "Run", "Spec", "TorchcollError", "Traffic"]
 PUBLIC += ["advise", "algorithms", "capture", "cold", "compare", "cost", "ddp_hook"]
-PUBLIC += ["gradient_buckets", "load", "replay", "run", "save", "scaling", "shard_traffic", "show"]
+PUBLIC += [
+    "gradient_buckets",
+    "load",
+    "plot",
+    "replay",
+    "run",
+    "save",
+    "scaling",
+    "shard_traffic",
+    "show",
+]
 PUBLIC += ["table", "transitions", "try_buckets"]
 
 

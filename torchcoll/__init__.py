@@ -33,6 +33,7 @@ _LAZY = {
     "try_buckets": "torchcoll.train.try_buckets",
     "algorithms": "torchcoll.analysis.algorithms",
     "scaling": "torchcoll.analysis.scaling",
+    "plot": "torchcoll.report.plot",
     "table": "torchcoll.analysis.table",
     "transitions": "torchcoll.analysis.transitions",
     "show": "torchcoll.report.text",

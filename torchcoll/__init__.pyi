@@ -15,6 +15,7 @@ from torchcoll.core.records import load as load
 from torchcoll.core.records import save as save
 from torchcoll.core.result import Run as Run
 from torchcoll.core.traffic import Traffic as Traffic
+from torchcoll.report.plot import plot as plot
 from torchcoll.report.text import show as show
 from torchcoll.train.buckets import gradient_buckets as gradient_buckets
 from torchcoll.train.capture import capture as capture

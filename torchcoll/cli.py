@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "what a training sends: captured files, profiler traces, Flight Recorder dumps",
         "trace",
     ),
+    "plot": ("time and bus bandwidth over sizes as a picture", "plot"),
     "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
     "algorithms": (
         "which forced algorithm wins at each size, and what AUTO loses; settings of it",
@@ -51,7 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "cold": ("what starting costs: set-up, first calls, launches of one job", "cold"),
     "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
-    "log": ("what NCCL, RCCL and oneCCL say of themselves in their logs", "log"),
+    "log": ("what NCCL, RCCL and oneCCL say of themselves: logs, topology and graph files", "log"),
     "matrix": ("many launches: variables, ranks, libraries; each cell in turn", "matrix"),
     "pairs": ("which rank, node or link is slow, from a file of torchcoll.pairs", "pairs"),
     "doctor": (

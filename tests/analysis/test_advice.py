@@ -189,6 +189,28 @@ def test_beyond_the_curve_nothing_is_chosen():
     assert none.best is None and none.low_cap_mb is None
 
 
+def test_beyond_the_curve_there_is_no_spread():
+    """The slow calls of the largest size are the faster ones: their curve would go on flat."""
+    falling = run(
+        measured(MS, nbytes=MIB, device="cuda", time_ns={"host": [[MS] * 19 + [20 * MS] * 2] * 2}),
+        measured(2 * MS, nbytes=2 * MIB, device="cuda"),
+    )
+    found = torchcoll.advise(EIGHT, falling, caps_mb=[2, 8], backward_ms=0)
+    # 1 ms a MiB goes on; the p95 falls from 20 ms to 2 and would stay there, below the estimate.
+    whole = by_name(found)["8"]
+    assert (whole.exposed_ns, whole.verdict) == (pytest.approx(8 * MS), "beyond the curve")
+    assert (whole.communication_low_ns, whole.communication_high_ns) == (None, None)
+    assert (whole.exposed_low_ns, whole.exposed_high_ns) == (None, None)
+    assert (whole.ratio, whole.ratio_low, whole.ratio_high) == (pytest.approx(1), None, None)
+    assert by_name(found)["2"].exposed_high_ns == pytest.approx(8 * MS)  # 4 buckets of 2 ms
+    (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
+    assert "without low, high and range" in note
+    # Of several launches too.
+    two = [curve(sizes=SIZES[:2]), curve(line(2), sizes=SIZES[:2])]
+    whole = by_name(torchcoll.advise(EIGHT, two, caps_mb=[1, 8], backward_ms=0))["8"]
+    assert (whole.exposed_low_ns, whole.ratio_low, whole.ratio_high) == (None, None, None)
+
+
 def test_sizes_that_not_all_launches_have():
     # 10 ms too much at 1M, in one launch alone: not in the curve.
     odd = curve(lambda n: line()(n) + 10 * (n == SIZES[1]))

@@ -13,7 +13,7 @@ from ranks import Job
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
-from torchcoll.analysis.cost import LateRank
+from torchcoll.analysis.last import LateRank
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
@@ -66,6 +66,42 @@ def test_what_a_transfer_has_more_than_alone_is_contention():
     assert row.isolated_as == "isolated, host clock, gloo, sum"
 
 
+@pytest.mark.parametrize(
+    ("fields", "source", "alone_ms", "late_ms", "bound"),
+    [
+        ({}, "capture", 2, 5, True),  # 3 - 2 ms: nothing but lateness, perhaps
+        ({"asynchronous": None}, "capture", 2, 5, True),  # torch 2.6 does not tell
+        ({}, "capture", 3, 5, False),  # none
+        ({"time_ns": 9 * MS}, "capture", 2, 5, False),  # 7 ms
+        ({"asynchronous": False}, "capture", 2, 0, False),
+        ({}, "kineto", 2, 0, False),
+        ({"clock": "device"}, "capture", 2, 0, False),
+    ],
+)
+def test_contention_below_the_error_of_a_late_end_is_a_bound(
+    fields, source, alone_ms, late_ms, bound
+):
+    made = call(**({"time_ns": 3 * MS} | fields))
+    found = dataclasses.replace(traffic(lambda rank: [made]), source=source)
+    result = torchcoll.cost(found, measured(ALONE, ns=alone_ms * MS, clock=made.clock))
+    (row,) = result.rows
+    assert row.contention_ns == made.time_ns - alone_ms * MS
+    assert (row.late_ns, row.bound) == (late_ms * MS, bound)
+    said = "2 of 2 calls end when Python hears of it, up to 5 ms late: in place and transfer may be"
+    assert any(note.startswith(said) for note in result.notes) == bool(late_ms)
+
+
+def test_an_end_after_the_mark_of_its_step_is_cut_there():
+    # Rank 1 hears 2 ms after the mark of what it issued 6 ms before it: 6 ms, not 8; and rank 0
+    # took 7, so that 6 are the transfer and 1 the wait.
+    def own(rank):
+        start = (100 - 6 * rank) * MS - (1 - rank) * 7 * MS
+        yield call(step=0, start_ns=start, time_ns=(7 + rank) * MS)
+
+    row = only(traffic(own, steps=1), measured(ALONE))
+    assert (row.in_place_ns, row.wait_ns, row.transfer_ns) == (7 * MS, MS, 6 * MS)
+
+
 def test_the_steady_steps_of_ddp():
     case = dataclasses.replace(ALONE, nbytes=25 * MIB, asynchronous=True)
     found = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
@@ -111,6 +147,18 @@ def test_who_came_last():
     never = [LateRank(rank, 10, 0, 0.0, 0.25, None) for rank in (0, 1, 3)]
     assert found.late == [*never[:2], LateRank(2, 10, 10, 1.0, 0.25, 5 * MS), never[2]]
     assert found.ties == 0
+
+
+def test_nobody_is_last_by_less_than_the_error_of_a_late_end():
+    # 4 ms apart: of asynchronous calls either may have been first.
+    for asynchronous, last in ((True, 0), (False, 1)):
+        found = torchcoll.cost(
+            traffic(
+                lambda rank, a=asynchronous: [call(time_ns=(7 - 4 * rank) * MS, asynchronous=a)]
+            ),
+            measured(ALONE),
+        )
+        assert (found.late[1].last, found.ties) == (last, 1 - last)
 
 
 def test_a_tie_is_nobodys():
@@ -248,6 +296,48 @@ def test_two_groups_of_a_mesh_are_one_row():
     assert row.transfer_ns == 4 * MS  # 3 and 5
 
 
+def hsdp() -> Traffic:
+    """2 x 2: shards gather 1 MiB along the rows in 3 ms, replicas sum 1 MiB along the columns."""
+    groups = {f"s{i}": Group(f"s{i}", (2 * i, 2 * i + 1), "gloo", "mesh_shard") for i in (0, 1)} | {
+        f"r{i}": Group(f"r{i}", (i, i + 2), "gloo", "mesh_replicate") for i in (0, 1)
+    }
+
+    def own(rank):
+        yield call(group=f"s{rank // 2}", time_ns=3 * MS, asynchronous=False)
+        yield call(group=f"r{rank % 2}", time_ns=9 * MS, asynchronous=False)
+
+    return traffic(own, 4, groups=groups)
+
+
+def on_groups(text: str, ns: int) -> Run:
+    """A launch of 4 ranks that measured ALONE on each sub-group."""
+    results = []
+    for place, part in enumerate(text.split(";")):
+        (one,) = measured(changed(group=f"{text}/{place}"), ns=ns).results
+        results.append(dataclasses.replace(one, members=[int(rank) for rank in part.split(",")]))
+    return Run(header={"run_id": text, "ranks": 4}, results=results)
+
+
+def test_several_runs_are_matched_by_their_groups(tmp_path):
+    """The same call on as many ranks: only the ranks tell which run is meant."""
+    rows, columns = on_groups("0,1;2,3", 2 * MS), on_groups("0,2;1,3", 5 * MS)
+    torchcoll.save(columns, tmp_path / "columns.jsonl")
+    for runs in ([rows, columns], (tmp_path / "columns.jsonl", rows)):
+        found = torchcoll.cost(hsdp(), runs)
+        shard, replicate = found.rows
+        assert (shard.group, shard.isolated_ns, shard.contention_ns) == ("mesh_shard", 2 * MS, MS)
+        assert (replicate.isolated_ns, replicate.contention_ns) == (5 * MS, 4 * MS)
+    assert found.run == f"{tmp_path / 'columns.jsonl'}, 0,1;2,3"
+    shard, replicate = torchcoll.cost(hsdp(), rows).rows
+    assert (replicate.isolated_ns, replicate.reason) == (
+        None,
+        "measured on ranks 0-1 and 2-3, not on 0,2",
+    )
+    assert shard.isolated_ns == 2 * MS
+    # A launch of 2 ranks may have run on any of them.
+    assert [row.isolated_ns for row in torchcoll.cost(hsdp(), measured(ALONE)).rows] == [2 * MS] * 2
+
+
 def delayed(delay_s: float) -> None:
     """Rank 1 comes later to each of eight calls; each rank writes what it saw."""
     dist.init_process_group("gloo")
@@ -296,11 +386,17 @@ def test_one_rank_alone_says_what_it_takes():
     assert found.notes[-1].startswith("1 of 2 ranks: wait and transfer take the files of all")
 
 
+NOTHING = traffic(lambda rank: [])
+NO_RUN = "a Run, its file, or a list of them"
+
+
 @pytest.mark.parametrize(
     ("given", "run", "said"),
     [
-        (traffic(lambda rank: []), None, "run: got NoneType, expected a Run, or its file. "
-         "torchcoll.run returns it on rank 0 alone."),
+        (NOTHING, None, f"run: got NoneType, expected {NO_RUN}. torchcoll.run returns it on rank 0 "
+         "alone."),
+        (NOTHING, [measured(ALONE), 7], f"run: got int, expected {NO_RUN}"),
+        (NOTHING, [], f"run: got an empty list, expected {NO_RUN}"),
         (7, measured(ALONE), "traffic: got int, expected a Traffic, its file or its folder"),
     ],
 )  # fmt: skip

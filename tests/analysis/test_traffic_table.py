@@ -330,6 +330,27 @@ def test_in_flight_is_never_more_than_the_step():
     assert table.busy_ns == 60 * MS  # the median of 10, 60 and 60
 
 
+@pytest.mark.parametrize(
+    ("changed", "source", "busy_ms"),
+    [
+        # 3 ms after the mark: Python heard late of what DDP had waited for. 5 ms of each step.
+        ({}, "capture", 5),
+        # Nothing is late there: 3 ms of the call before too, from the second step on.
+        ({"asynchronous": False}, "capture", 8),
+        ({}, "kineto", 8),
+    ],
+)
+def test_an_end_that_was_heard_late_does_not_leak_into_the_next_step(changed, source, busy_ms):
+    def own(rank):
+        for step in range(3):
+            start = (100 * step + 95) * MS
+            yield call(sequence=step, step=step, start_ns=start, time_ns=8 * MS, **changed)
+
+    table = summarise_traffic(dataclasses.replace(traffic(own, steps=3), source=source))
+    assert table.busy_ns == busy_ms * MS  # the median
+    assert table.rows[0].median_ns == busy_ms * MS  # 8 ms, or cut to the 5 before the mark
+
+
 def test_a_call_longer_than_its_step_fills_it_and_no_more():
     found = traffic(lambda rank: [call(step=0, start_ns=0, time_ns=250 * MS)], steps=1)
     table = summarise_traffic(found)

@@ -360,8 +360,22 @@ def test_several_ways_need_a_choice():
         mesh().spec()
     assert str(caught.value) == (
         "groups: got calls on 3 ways to divide the ranks, expected one of them: "
-        "groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'"
+        "groups='0,1,2,3' or groups='0,1;2,3' or groups='0,2;1,3'. Measure each in a run of its "
+        "own: torchcoll.cost takes a list of runs."
     )
+
+
+def test_all_ranks_name_the_same_ways_in_the_same_order():
+    """Rank 2 sees (0, 2) before (2, 3), rank 0 (0, 1) before (0, 2)."""
+    said = set()
+    for rank, (shard, replica) in enumerate((((0, 1), (0, 2)), ((0, 1), (1, 3)),
+                                             ((2, 3), (0, 2)), ((2, 3), (1, 3)))):  # fmt: skip
+        calls = (reduced(8, "s"), reduced(64, "r"))
+        with pytest.raises(UsageError) as caught:
+            sent(*calls, ranks=4, rank=rank, s=shard, r=replica).spec()
+        said.add(str(caught.value))
+    (text,) = said
+    assert "expected one of them: groups='0,1;2,3' or groups='0,2;1,3'. " in text
 
 
 @pytest.mark.parametrize(

@@ -235,3 +235,26 @@ def test_the_tuning_table_up_to_2_17():
     ]
     assert reader.tally.counts == {"understood": 2, "known": 1, "cut": 1}
     assert reader.tally.examples[0][0] == 4
+
+
+# -- what NCCL takes the machine for ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("=== System : maxBw 80.0 totalBw 240.0 ===", (80.0, 240.0)),  # NVIDIA/nccl#1499
+        ("=== System : maxWidth 24.0 totalWidth 24.0 ===", (24.0, 24.0)),  # as older ones write
+        ("=== System : maxWidth 21.0 ===", (21.0, None)),
+    ],
+)
+def test_the_best_path_and_all_links(line, found):
+    reader = read(*info(started(0), line, "=========================================="))
+    (member,) = reader.processes[0].members
+    assert (member.max_gbps, member.total_gbps) == found
+    assert reader.tally.counts == {"understood": 2, "known": 1}
+
+
+def test_half_a_line_of_the_best_path_tells_nothing():
+    reader = read(*info(started(0), "=== System : maxBw 80.0 totalBw 24"))
+    assert reader.processes[0].members[0].max_gbps is None

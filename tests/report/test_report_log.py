@@ -221,3 +221,14 @@ def test_a_packed_file_that_is_cut(tmp_path, capsys):
     out = capsys.readouterr()
     assert out.err.startswith(f"torchcoll: warning: {path}: cut off or damaged: ")
     assert "chosen for" in out.out
+
+
+def test_the_best_path_and_all_links(tmp_path, capsys):
+    path = tmp_path / "a.log"
+    texts = [START.format(0) + "START", "=== System : maxBw 80.0 totalBw 240.0 ==="]
+    path.write_text("".join(f"n:1:1 [0] NCCL INFO {text}\n" for text in texts))
+    assert main(["log", str(path)]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[2].split()[-5:] == ["best", "path", "all", "links", "state"]
+    assert lines[4].split()[-4:] == ["80.000", "240.000", "not", "complete"]
+    assert lines[6].startswith("best path: maxBw, from a GPU to another")

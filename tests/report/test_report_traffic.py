@@ -56,10 +56,10 @@ wait, transfer and contention are estimates. All ranks end a collective together
 rank's time is the transfer, what the others have more is their wait for it; in place: the slowest \
 rank's; contention: transfer - alone. Medians over the calls
 
-collective  size  dtype    async  calls  queued  in place      wait  transfer     alone  contention
-all_reduce   25M  float32  yes        9    33 %  12.00 ms  5.000 ms  7.000 ms  6.000 ms    1.000 ms
-all_reduce    9M  float32  yes        3    50 %  12.00 ms  5.000 ms  7.000 ms  7.500 ms   -500.0 us
-broadcast      8  int64    no         3     0 %  200.0 us         -         -         -           \
+collective  size  dtype    async  calls  queued  in place      wait  transfer     alone   contention
+all_reduce   25M  float32  yes        9    33 %  12.00 ms  5.000 ms  7.000 ms  6.000 ms  <= 1.000 ms
+all_reduce    9M  float32  yes        3    50 %  12.00 ms  5.000 ms  7.000 ms  7.500 ms    -500.0 us
+broadcast      8  int64    no         3     0 %  200.0 us         -         -         -            \
 -  [1]
 
 [1] rooted: ranks leave at different times, so that the shortest need not be the last; broadcast \
@@ -75,6 +75,9 @@ rank  calls  last  share  even    waited
 left out: step 0 of 4: 1 all_reduce 84M float32 in place of 3 all_reduce 25M float32, \
 1 all_reduce 9M float32
 2 calls of 2 ranks outside of the marked steps: left out
+24 of 30 calls end when Python hears of it, up to 5 ms late: in place and transfer may be so much \
+too long, wait as much off; a contention of no more than that is a bound (<=), and a rank came \
+last only where the others waited longer
 queued: calls issued while an earlier one of the group was in flight on that rank: their time \
 holds the wait for it, which counts as transfer and as contention here
 """
@@ -256,9 +259,23 @@ def test_cost_without_calls(shown):
     assert "no calls\n" in shown(cost(traffic(lambda rank: []), alone()))
 
 
+def test_cost_has_no_column_of_nothing(shown):
+    """An empty one is a character wider in a terminal than its text."""
+    found = cost(traffic(lambda rank: [call(nbytes=25 * MIB, time_ns=MS)]), alone())
+    for format, line in (("table", "-5.000 ms"), ("markdown", "-5.000 ms |")):
+        text = shown(found, format=format)
+        (row,) = [line for line in text.splitlines() if "all_reduce" in line]
+        assert row.endswith(line)
+
+
 def test_cost_names_ties(shown):
-    text = shown(cost(traffic(lambda rank: [call(time_ns=MS)]), alone()))
+    text = shown(cost(traffic(lambda rank: [call(time_ns=MS, asynchronous=False)]), alone()))
     assert "1 call: several ranks had the shortest time, none counts as last\n" in text
+    text = shown(cost(traffic(lambda rank: [call(time_ns=(1 + 4 * rank) * MS)]), alone()))
+    assert (
+        "1 call: several ranks had the shortest time (of asynchronous calls: within 5 ms), none "
+        "counts as last\n"
+    ) in text
 
 
 def test_cost_for_machines(shown):

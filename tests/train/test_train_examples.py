@@ -37,7 +37,7 @@ def test_ddp_profile(on_two_ranks, tmp_path):
     assert nbytes == 3371 << 10
     assert "1 all_reduce 3371K float32 in place of" in first  # the first step
     assert "3.29 MiB put in by a rank" in first
-    assert "gradients: 3.29 MiB of float32: 4 all_reduce a backward pass (capture)\n" in first
+    assert "gradients: 3.29 MiB of float32: 4 all_reduce a step, taken for one" in first
     assert first.count("\nrank  calls  last  share") == 1  # the late ranks of cost
     assert "\nbucket_cap_mb  buckets " in first and "\nproposal: " in first
     assert "\nleast median: bucket_cap_mb " in first

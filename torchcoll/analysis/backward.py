@@ -10,6 +10,15 @@ from typing import Any
 
 import numpy
 
+from torchcoll.analysis.lateness import cut_at_marks
+from torchcoll.analysis.passes import (
+    count_passes,
+    measured_exposed,
+    second_pass,
+    sizes_of,
+    split,
+    usual,
+)
 from torchcoll.analysis.steps import steps_of
 from torchcoll.core.buckets import BucketPlan
 from torchcoll.core.dtypes import find_dtype
@@ -23,6 +32,11 @@ DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
 # Backends whose calls are issued by the thread that computes: there the time of issue is the time
 # at which the gradients were ready. On accelerators the host runs ahead of the device.
 _HOST_BACKENDS = ("gloo", "mpi")
+_CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
+_MARK = {
+    "capture": "Call traffic.step() after each step.",
+    "kineto": "Call step() of the profiler after each step.",
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +71,9 @@ class Gradients:
     nbytes: of all gradients. known: settings whose buckets are known; those of other caps are taken
     for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown; backward_source:
     where that comes from. points: (share of the gradients, share of the pass at which it is ready),
-    ascending; () unknown, then they become ready in proportion to their bytes. what: a line that
-    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
+    ascending; () unknown, then they become ready in proportion to their bytes. measured_ns: what
+    was exposed in the traffic, and measured_as what that is. what: a line that says what was given.
+    dtype: that of most bytes; mixed: all of them, where there are several.
     """
 
     nbytes: int
@@ -71,6 +86,8 @@ class Gradients:
     points: tuple[tuple[float, float], ...] = ()
     notes: list[str] = field(default_factory=list)
     mixed: str = ""
+    measured_ns: float | None = None
+    measured_as: str = ""
 
     def even(self, cap_mb: float | None) -> Setting:
         """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
@@ -145,41 +162,64 @@ def of_parameters(count: float, dtype: str | None) -> Gradients:
     return Gradients(round(count) * found.itemsize, found.name, what)
 
 
-def of_traffic(traffic: Traffic, accumulate: int) -> Gradients:
+def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     """The gradients of steady steps: the all_reduce calls of the group that moves most by them.
 
-    Raises UsageError where there are none, or the traffic is FSDP's.
+    accumulate: backward passes a step; None: as the calls tell. Raises UsageError where there are
+    none, where steps or passes cannot be told apart, or the traffic is FSDP's.
     """
     group = _group_of(traffic)
+    traffic = cut_at_marks(traffic)
     steps = steps_of(traffic)
+    planned = traffic.source == "plan"  # one pass, without marks
+    if not steps.marked and not planned:
+        got, action = "calls that may be of many steps: no step is marked", _MARK
+        raise UsageError("traffic", got, "marked steps", action.get(traffic.source, _CAPTURE))
     each = [
         _gradients([traffic.calls[rank][i] for i in own.get(step, ())], group)
         for rank, own in steps.at.items()
         for step in steps.steady
     ]
-    passes = [part for own in each if own for part in _passes(own, accumulate)]
-    if not passes:
+    each = [own for own in each if own]
+    if not each:
         raise UsageError("traffic", "no all_reduce in a steady step", "the gradients of a step")
-    sizes = Counter(tuple(c.nbytes_in for c in own) for own in passes).most_common(1)[0][0]
-    alike = [own for own in passes if tuple(c.nbytes_in for c in own) == sizes]
+    count = accumulate or (1 if planned else count_passes(each))
+    alike = usual([part for own in each for part in split(own, count)])
+    sizes = sizes_of(alike[0])
     dtypes: Counter[str | None] = Counter()
     for call in alike[0]:
         dtypes[call.dtype] += call.nbytes_in
     known = traffic.groups.get(group) or Group(group)
+    told = accumulate or planned or count > 1
+    whose = "a backward pass" if told else "a step, taken for one backward pass"
     sent = Setting("sent", (), in_order(sizes))
+    measured_ns, measured_as = measured_exposed(alike, traffic.source)
     found = Gradients(
         sum(sizes),
         dtypes.most_common(1)[0][0],
-        f"{len(sizes)} all_reduce a backward pass ({traffic.source})",
+        f"{len(sizes)} all_reduce {whose} ({traffic.source})",
         known=(sent,),
         ranks=len(known.ranks) or traffic.ranks,
         notes=[*traffic.problems, *steps.notes],
         mixed=_several(dtypes),
+        measured_ns=measured_ns,
+        measured_as=measured_as,
     )
     if all(call.asynchronous is False for call in alike[0]):
         found.notes.append(
             "the program waited for each of these all_reduce calls at once, as DDP does not: what "
             "is said here holds if they are gradients, and if DDP is to send them"
+        )
+    if accumulate is None and count > 1:
+        found.notes.append(
+            f"each step makes the same {len(sizes)} all_reduce calls {count} times, with nothing "
+            "in flight in between: all figures are of one of these backward passes"
+        )
+    elif not told and (place := second_pass(each)):
+        found.notes.append(
+            f"nothing was in flight when all_reduce {place + 1} of {len(sizes)} began, and there "
+            "alone: if another model's backward pass begins there, capture one at a time; if not, "
+            "--accumulate 1 (accumulate of torchcoll.advise)"
         )
     found.notes.append(
         "buckets of other caps are taken for even: traffic does not tell the parameters, plans of "
@@ -193,7 +233,7 @@ def of_traffic(traffic: Traffic, accumulate: int) -> Gradients:
     if known.backend in _HOST_BACKENDS and _as_issued(found, sent, alike):
         found.backward_source = "from when the all_reduce calls were issued"
     elif steps.duration_ns:
-        found.backward_ns = steps.duration_ns / accumulate * 2 / 3
+        found.backward_ns = steps.duration_ns / count * 2 / 3
         found.backward_source = (
             "two thirds of the step, as backward costs two forwards; rather too long, for the "
             "optimiser and what is exposed are in the step too"
@@ -247,11 +287,3 @@ def _gradients(calls: Sequence[TrafficCall], group: str) -> list[TrafficCall]:
     """The calls that are gradients: a program waits at once for what it sums up itself, DDP not."""
     summed = [c for c in calls if c.collective == "all_reduce" and c.group == group and _floats(c)]
     return [call for call in summed if call.asynchronous] or summed
-
-
-def _passes(calls: Sequence[TrafficCall], accumulate: int) -> list[Sequence[TrafficCall]]:
-    """The backward passes of a step: several where gradients are accumulated without no_sync."""
-    size, rest = divmod(len(calls), accumulate)
-    parts = [calls[i : i + size] for i in range(0, len(calls), size or 1)]
-    alike = {tuple(c.nbytes_in for c in part) for part in parts}
-    return parts if size and not rest and len(alike) == 1 else [calls]

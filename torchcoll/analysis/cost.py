@@ -5,6 +5,10 @@ last has the shortest time, and that time is the transfer; what the others have 
 for it. Against the same call measured alone, what the transfer has more is contention: with the
 computation beside it, and with other groups on the same wires. All three are estimates. Only
 durations are used: the clocks of ranks are never compared.
+
+A capture stamps the ends of asynchronous calls on CPUs late (analysis/lateness.py). So there a
+contention that is no more than this error is only a bound, and a rank came last only where it was
+shorter by more.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from dataclasses import dataclass, field
 
 from torchcoll.analysis.isolated import Isolated, isolated, rows_on
 from torchcoll.analysis.joined import Joined, join_ranks
+from torchcoll.analysis.last import LateRank, error_ns, late_ranks
+from torchcoll.analysis.lateness import LATE, cut_at_marks, heard_late
 from torchcoll.analysis.steps import steps_of
 from torchcoll.analysis.traffic import group_text
 from torchcoll.core.collectives import COLLECTIVES
@@ -25,6 +31,8 @@ from torchcoll.core.records import load
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+_RUN = "a Run, its file, or a list of them"
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,9 @@ class CostRow:
     issued while an earlier one of the group was in flight: their times hold the wait for it; None
     unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest. transfer_ns:
     the shortest rank's time. isolated_ns: the completion measured alone, isolated_as: how.
-    contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. reason: why something
-    is None.
+    contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. late_ns: by how much
+    each call's time may be too long, for its end was stamped late; 0 where it was not. reason: why
+    something is None.
     """
 
     collective: str
@@ -56,29 +65,18 @@ class CostRow:
     isolated_ns: float | None
     isolated_as: str
     contention_ns: float | None
+    late_ns: int
     reason: str
 
-
-@dataclass(frozen=True)
-class LateRank:
-    """How often a rank came last.
-
-    calls: collectives that could be split, of this rank. last: those in which its own time was the
-    shortest; share: of the calls. expected: the share if all ranks came last equally often.
-    waited_ns: the longest wait of the others, the median over the calls in which it came last.
-    """
-
-    rank: int
-    calls: int
-    last: int
-    share: float
-    expected: float
-    waited_ns: float | None
+    @property
+    def bound(self) -> bool:
+        """True where the contention may be nothing but ends that were stamped late."""
+        return self.contention_ns is not None and 0 < self.contention_ns <= self.late_ns
 
 
 @dataclass
 class Cost:
-    """What ``cost`` found. ties: calls in which several ranks had the shortest time."""
+    """What ``cost`` found. ties: calls in which it cannot be told which rank came last."""
 
     rows: list[CostRow]
     late: list[LateRank]
@@ -88,25 +86,26 @@ class Cost:
     notes: list[str] = field(default_factory=list)
 
 
-def cost(traffic: Traffic | str | os.PathLike[str], run: Run | str | os.PathLike[str]) -> Cost:
+def cost(
+    traffic: Traffic | str | os.PathLike[str],
+    run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]],
+) -> Cost:
     """Splits the time in place of each call into wait and transfer, and sets it against ``run``.
 
     traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
     alone nothing tells wait from transfer. run: the same calls measured alone,
-    ``torchcoll.run(traffic.spec())``, or its file. The steady steps of the table count. What could
-    not be told is None, with the reason.
+    ``torchcoll.run(traffic.spec())``, or its file; several where the calls are on several ways to
+    divide the ranks, each measured by itself: a call is set against the run on its own group. The
+    steady steps of the table count. What could not be told is None, with the reason.
 
     Raises UsageError for what is neither, and UnreadableError for a file.
     """
     if isinstance(traffic, (str, os.PathLike)):
         traffic = Traffic.load(traffic)
-    if isinstance(run, (str, os.PathLike)):
-        run = load(run)
     if not isinstance(traffic, Traffic):
         raise UsageError("traffic", type(traffic).__name__, "a Traffic, its file or its folder")
-    if not isinstance(run, Run):
-        action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
-        raise UsageError("run", type(run).__name__, "a Run, or its file", action)
+    runs = _runs(run)
+    traffic = cut_at_marks(traffic)
     joined, apart = join_ranks(traffic)
     steps = steps_of(traffic)
     found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
@@ -121,17 +120,31 @@ def cost(traffic: Traffic | str | os.PathLike[str], run: Run | str | os.PathLike
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             found[key].append(one)
     queued = _queued(traffic)
-    rows = [_row(own, traffic, run, queued) for own in found.values()]
+    rows = [_row(own, traffic, runs, queued) for own in found.values()]
     split = [one for one in every.values() if not _not_split(one)]
-    late, ties = _late(split)
-    notes = [*traffic.problems, *steps.notes, *apart, *_notes(rows)]
+    late, ties = late_ranks(split, traffic.source)
+    notes = [*traffic.problems, *steps.notes, *apart, *_notes(rows, every.values(), traffic.source)]
     if every and not split and len(traffic.calls) < traffic.ranks:
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
-    name = str(run.path or run.header.get("run_id") or "run")
-    return Cost(rows, late, ties, str(traffic.path or "traffic"), name, notes)
+    names = ", ".join(str(one.path or one.header.get("run_id") or "run") for one in runs)
+    return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
+
+
+def _runs(given: object) -> list[Run]:
+    """Raises UsageError for what is no run, and UnreadableError for a file."""
+    runs = []
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        one = load(one) if isinstance(one, (str, os.PathLike)) else one
+        if not isinstance(one, Run):
+            action = "torchcoll.run returns it on rank 0 alone." if one is None else ""
+            raise UsageError("run", type(one).__name__, _RUN, action)
+        runs.append(one)
+    if not runs:
+        raise UsageError("run", "an empty list", _RUN)
+    return runs
 
 
 def _size(call: TrafficCall, traffic: Traffic) -> int | None:
@@ -162,7 +175,10 @@ def _not_split(one: Joined) -> str:
 
 
 def _row(
-    joined: Sequence[Joined], traffic: Traffic, run: Run, queued: Mapping[int, bool | None]
+    joined: Sequence[Joined],
+    traffic: Traffic,
+    runs: Sequence[Run],
+    queued: Mapping[int, bool | None],
 ) -> CostRow:
     calls = [call for one in joined for call in one.calls.values()]
     first = calls[0]
@@ -177,7 +193,7 @@ def _row(
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None
-    alone = _alone(first, traffic, backend, clock, run)
+    alone = _alone(first, traffic, backend, clock, runs)
     reasons[alone.reason] = None
     contention = None
     if transfer is not None and alone.time_ns is not None:
@@ -204,20 +220,22 @@ def _row(
         alone.time_ns,
         alone.text,
         contention,
+        max(error_ns(one, traffic.source) for one in joined),
         "; ".join(reason for reason in reasons if reason),
     )
 
 
 def _alone(
-    call: TrafficCall, traffic: Traffic, backend: str, clock: str | None, run: Run
+    call: TrafficCall, traffic: Traffic, backend: str, clock: str | None, runs: Sequence[Run]
 ) -> Isolated:
-    ranks = len(traffic.members(call))
+    members = traffic.members(call)
     if call.collective == "all_to_all_v":
         return Isolated(None, reason="all_to_all_v: what each rank sends varies")
-    point, remark = point_of(call, ranks)
+    point, remark = point_of(call, len(members))
     if point is None:
         return Isolated(None, reason=remark)
-    return isolated(point, ranks, backend, call.op, rows_on(run, clock))
+    candidates = rows_on(runs, clock, traffic.ranks)
+    return isolated(point, members, backend, call.op, candidates)
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:
@@ -238,35 +256,16 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
     return found
 
 
-def _late(split: Iterable[Joined]) -> tuple[list[LateRank], int]:
-    waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
-    shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
-    ties = 0
-    for one in split:
-        times = one.times_ns
-        shortest = [rank for rank, time in times.items() if time == min(times.values())]
-        for rank in times:
-            shares[rank].append(1 / len(times))
-        if len(shortest) > 1:
-            ties += 1
-        else:
-            waits[shortest[0]].append(max(times.values()) - min(times.values()))
-    rows = [
-        LateRank(
-            rank,
-            len(own),
-            len(waits[rank]),
-            len(waits[rank]) / len(own),
-            sum(own) / len(own),
-            median(waits[rank]) if waits[rank] else None,
-        )
-        for rank, own in sorted(shares.items())
-    ]
-    return rows, ties
-
-
-def _notes(rows: Sequence[CostRow]) -> list[str]:
+def _notes(rows: Sequence[CostRow], every: Iterable[Joined], source: str) -> list[str]:
     notes = []
+    calls = [call for one in every for call in one.calls.values()]
+    late = sum(heard_late(call, source) for call in calls)
+    if late:
+        notes.append(
+            f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "
+            "wait as much off; a contention of no more than that is a bound (<=), and a rank came "
+            "last only where the others waited longer"
+        )
     queued = [row for row in rows if row.queued]
     if queued:
         notes.append(

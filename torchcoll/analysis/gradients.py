@@ -41,7 +41,8 @@ class Advice:
     what: what the gradients are; nbytes of them, dtype (``float32, bfloat16`` of several). curve: a
     row of the curve, for what its points have in common; sizes: the smallest and the largest
     measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
-    optimiser step.
+    optimiser step. measured_ns: what the traffic had exposed after a backward pass, with waits for
+    other ranks, median over passes and ranks; None unknown; measured_as: what that is.
     best: the row with the least exposed time; None where it cannot be told. low_cap_mb,
     high_cap_mb: the smallest and the largest cap that is not worse. compression: (ratio, low, high)
     of backward + exposed with 16 bits an element to that without, at the best. assumed: where no
@@ -58,6 +59,8 @@ class Advice:
     backward_source: str
     accumulate: int
     rows: list[Proposal]
+    measured_ns: float | None = None
+    measured_as: str = ""
     best: Proposal | None = None
     low_cap_mb: float | None = None
     high_cap_mb: float | None = None
@@ -79,7 +82,7 @@ def advise(
     caps_mb: Sequence[float] | None = None,
     backward_ms: float | None = None,
     dtype: str | None = None,
-    accumulate: int = 1,
+    accumulate: int | None = None,
     reader: Reader = load_all,
 ) -> Advice:
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
@@ -89,14 +92,16 @@ def advise(
     for even. curve: Runs, files, folders or globs with all_reduce over sizes on as many ranks;
     several are launches, and give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without
     plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
-    the traffic tells. accumulate: backward passes an optimiser step.
+    the traffic tells. accumulate: backward passes an optimiser step; None: one, but what makes the
+    same calls several times in a step is refused where it does not tell how many passes they are.
 
     The model is told in analysis/overlap.py. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
-    for another number of ranks than the curve has, for no curve that could be meant, and for
-    numbers out of range; UnreadableError for a file.
+    for traffic without marked steps, for another number of ranks than the curve has, for no curve
+    that could be meant, and for numbers out of range; UnreadableError for a file.
     """
-    whole_number(accumulate, "accumulate", 1)
+    if accumulate is not None:
+        whole_number(accumulate, "accumulate", 1)
     if curve is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
@@ -118,8 +123,9 @@ def advise(
     advice = Advice(
         found.what, found.nbytes, found.mixed or found.dtype,
         curves.row, (sizes[0], sizes[-1]), curves.launches,
-        found.backward_ns, found.backward_source, accumulate,
+        found.backward_ns, found.backward_source, accumulate or 1,
         proposals(settings, curves, halves, found, found.backward_ns),
+        found.measured_ns, found.measured_as,
     )  # fmt: skip
     if found.backward_ns is None:
         advice.assumed = _assumed(advice.rows, settings, curves, found)
@@ -131,7 +137,7 @@ def advise(
     return advice
 
 
-def _gradients(gradients: Any, dtype: str | None, accumulate: int) -> tuple[Gradients, bool]:
+def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
     """What was given, and whether it is plans."""
     if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
         return of_parameters(gradients, dtype), False
@@ -245,7 +251,8 @@ def _notes(advice: Advice, curves: Curves, halved: str, smallest: float) -> Iter
         largest = max(one.largest_nbytes for one in beyond)
         yield (
             f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
-            f"go on as its last piece does, and they are not chosen from. Measure with -e "
+            "go on as its last piece does, without low, high and range, and they are not chosen "
+            f"from. Measure with -e "
             f"{format_size(1 << (largest - 1).bit_length())}"
         )
     if smallest < least:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchcoll.core.points import Point
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, summarise
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_ranges, format_size
 
 
 @dataclass(frozen=True)
@@ -21,24 +22,51 @@ class Isolated:
     reason: str = ""
 
 
-def rows_on(run: Run, clock: str | None) -> list[Row]:
-    """The rows of a run, read on this clock where a case has it, else on its default."""
-    return [summarise(r, "max", clock if clock in r.time_ns else None) for r in run.results]
+class Candidate(NamedTuple):
+    """A row, and the ranks of the training's world that it was measured on.
+
+    members: () where that cannot be told: a launch of another size, or on all of its ranks.
+    """
+
+    row: Row
+    members: tuple[int, ...]
+
+
+def rows_on(runs: Iterable[Run], clock: str | None, ranks: int) -> list[Candidate]:
+    """The rows of runs, read on this clock where a case has it, else on its default.
+
+    ranks: size of the training's world.
+    """
+    return [
+        Candidate(
+            summarise(result, "max", clock if clock in result.time_ns else None),
+            tuple(sorted(result.members)) if run.ranks == ranks else (),
+        )
+        for run in runs
+        for result in run.results
+    ]
 
 
 def isolated(
-    point: Point, ranks: int, backend: str, op: str | None, rows: Sequence[Row]
+    point: Point,
+    members: Sequence[int],
+    backend: str,
+    op: str | None,
+    candidates: Sequence[Candidate],
 ) -> Isolated:
     """What a call took alone: the same collective, dtype, number of ranks, size and backend.
 
-    ``backend`` '' and ``op`` None are unknown, then any does. Of several rows that fit the first
-    counts that was called as in the training, async or not.
+    members: ranks of the world in its group. What was measured on other ranks of a world as large
+    does not count: as many ranks elsewhere have other wires between them. ``backend`` '' and ``op``
+    None are unknown, then any does. Of several rows that fit the first counts that was called as in
+    the training, async or not.
     """
-    for holds, reason in _conditions(point, ranks, backend, op):
-        fitting = [row for row in rows if holds(row)]
+    for holds, reason in _conditions(point, members, backend, op):
+        fitting = [one for one in candidates if holds(one)]
         if not fitting:
-            return Isolated(None, reason=reason(rows))
-        rows = fitting
+            return Isolated(None, reason=reason(candidates))
+        candidates = fitting
+    rows = [one.row for one in candidates]
     row = next((r for r in rows if r.asynchronous == point.asynchronous), rows[0])
     words = [row.cadence, f"{row.clock} clock", row.backend]
     words += ["async"] if row.asynchronous else []
@@ -46,48 +74,58 @@ def isolated(
     return Isolated(row.median_ns, ", ".join(words), row.clock)
 
 
-Condition = tuple[Callable[[Row], bool], Callable[[Sequence[Row]], str]]
+Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]
 
 
-def _conditions(point: Point, ranks: int, backend: str, op: str | None) -> Iterable[Condition]:
+def _conditions(
+    point: Point, members: Sequence[int], backend: str, op: str | None
+) -> Iterable[Condition]:
     """Each with what to say where no case fulfils it, of those that fulfil the ones before."""
     yield (
-        lambda row: row.collective == point.collective,
-        lambda rows: f"{point.collective} is not in the run",
+        lambda one: one.row.collective == point.collective,
+        lambda found: f"{point.collective} is not in the run",
     )
     yield (
-        lambda row: row.dtype == point.dtype,
-        lambda rows: f"measured in {_values(rows, 'dtype')}, not in {point.dtype}",
+        lambda one: one.row.dtype == point.dtype,
+        lambda found: f"measured in {_values(found, 'dtype')}, not in {point.dtype}",
     )
     yield (
-        lambda row: row.ranks == ranks,
-        lambda rows: f"measured on {_values(rows, 'ranks')} ranks, the group has {ranks}",
+        lambda one: one.row.ranks == len(members),
+        lambda found: f"measured on {_values(found, 'ranks')} ranks, the group has {len(members)}",
     )
     yield (
-        lambda row: point.nbytes in (row.nbytes, row.nbytes_requested),
-        lambda rows: f"not measured at {format_size(point.nbytes)}",
+        lambda one: one.members in ((), tuple(sorted(members))),
+        lambda found: f"measured on ranks {_places(found)}, not on {format_ranges(members)}",
     )
     yield (
-        lambda row: backend in ("", row.backend),
-        lambda rows: f"measured on {_values(rows, 'backend')}, sent on {backend}",
+        lambda one: point.nbytes in (one.row.nbytes, one.row.nbytes_requested),
+        lambda found: f"not measured at {format_size(point.nbytes)}",
     )
     yield (
-        lambda row: op in (None, row.op),
-        lambda rows: f"measured with {_values(rows, 'op')}, not with {op}",
+        lambda one: backend in ("", one.row.backend),
+        lambda found: f"measured on {_values(found, 'backend')}, sent on {backend}",
     )
     yield (
-        lambda row: row.status == "ok" and row.median_ns is not None,
-        lambda rows: f"{rows[0].status}: {rows[0].reason or 'no steady calls'}",
+        lambda one: op in (None, one.row.op),
+        lambda found: f"measured with {_values(found, 'op')}, not with {op}",
     )
     yield (
-        lambda row: row.backend != "fake" and not row.rehearsal,
-        lambda rows: "a rehearsal, in which no time means anything",
+        lambda one: one.row.status == "ok" and one.row.median_ns is not None,
+        lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
     )
     yield (
-        lambda row: row.coalesce == 1 and row.clock != "issue",
-        lambda rows: "measured in groups of calls, or until issued only",
+        lambda one: one.row.backend != "fake" and not one.row.rehearsal,
+        lambda found: "a rehearsal, in which no time means anything",
+    )
+    yield (
+        lambda one: one.row.coalesce == 1 and one.row.clock != "issue",
+        lambda found: "measured in groups of calls, or until issued only",
     )
 
 
-def _values(rows: Sequence[Row], name: str) -> str:
-    return ", ".join(str(v) for v in dict.fromkeys(getattr(row, name) for row in rows))
+def _values(found: Sequence[Candidate], name: str) -> str:
+    return ", ".join(str(v) for v in dict.fromkeys(getattr(one.row, name) for one in found))
+
+
+def _places(found: Sequence[Candidate]) -> str:
+    return " and ".join(map(format_ranges, dict.fromkeys(one.members for one in found)))

@@ -120,6 +120,8 @@ def _communicator(number: int, group: nccl.Communicator) -> Row:
         "nvls_channels": channels.get("nvls"),
         "p2p_channels": channels.get("p2p"),
         "nvls": any(m.nvls for m in group.members) or None,
+        "path_gbps": min((m.max_gbps for m in group.members if m.max_gbps), default=None),
+        "gpu_gbps": min((m.total_gbps for m in group.members if m.total_gbps), default=None),
         "state": group.state,
     }
 

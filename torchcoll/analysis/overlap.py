@@ -38,7 +38,9 @@ class Proposal:
     curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
     to that of the best; its interval is 95 % over the launches, of one launch the range over its
     median and these two. verdict: best, ``within noise`` of it, ``within 2 %``, worse, or BEYOND,
-    where a bucket is larger than what was measured. exposed_16bit_ns: with 16 bits an element.
+    where a bucket is larger than what was measured: there low, high and interval are None, since
+    each curve would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an
+    element.
     """
 
     setting: str
@@ -106,15 +108,16 @@ def proposals(
     for one in settings:
         sums = [sum(c.time_ns(m.nbytes) for m in one.messages) for c in curves.every]
         row = Proposal(one.kind, one.caps_mb, len(one.messages), round(one.largest), sums[0])
-        if curves.others:
+        beyond = curves.centre.beyond(one.largest)
+        if beyond:
+            row = replace(row, verdict=BEYOND)
+        elif curves.others:
             low, high = min(sums[1:]), max(sums[1:])
             row = replace(row, communication_low_ns=low, communication_high_ns=high)
-        if curves.centre.beyond(one.largest):
-            row = replace(row, verdict=BEYOND)
         if backward_ns is not None:
             each = [exposed_ns(c, one.messages, found, backward_ns) for c in curves.every]
             row = replace(row, exposed_ns=each[0])
-            if curves.others:
+            if curves.others and not beyond:
                 row = replace(row, exposed_low_ns=min(each[1:]), exposed_high_ns=max(each[1:]))
             if halves and not halves.curves.centre.beyond(halves.scale * one.largest):
                 centre, scale = halves.curves.centre, halves.scale
@@ -162,6 +165,8 @@ def _judged(
     for i, row in enumerate(rows):
         ratios = [own / base for own, base in zip(ends[i], ends[best], strict=True)]
         ratio, low, high = _interval(ratios, launches)
+        if row.verdict == BEYOND:
+            ratio, low, high = ratios[0], None, None
         verdict = "best" if i == best else row.verdict or _verdict(ratio, low)
         judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, verdict=verdict))
     return judged

@@ -154,7 +154,7 @@ def known_of(run: Run) -> dict[str, str]:
 def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_all) -> Side:
     """A side of a Run, a file, a folder, a glob, or several of them."""
     several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
-    found: list[Source] = [one for source in several for one in _expanded(source)]
+    found: list[Source] = [one for source in several for one in expanded(source)]
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
@@ -185,7 +185,7 @@ def identity_of(run: Run) -> object:
     return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
-def _expanded(source: Source) -> list[Source]:
+def expanded(source: Source) -> list[Source]:
     if isinstance(source, Run):
         return [source]
     path = Path(source)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.analysis.joined import Joined, join_ranks
+from torchcoll.analysis.lateness import cut_at_marks
 from torchcoll.analysis.steps import Kind, Steps, described, steps_of
 from torchcoll.core.intervals import Span, Union
 from torchcoll.core.summary import median
@@ -87,6 +88,7 @@ class TrafficTable:
 
 def summarise_traffic(traffic: Traffic) -> TrafficTable:
     """The table of a traffic: see TrafficRow, and analysis/steps.py for which steps count."""
+    traffic = cut_at_marks(traffic)
     joined, notes = join_ranks(traffic)
     steps = steps_of(traffic)
     reader = _Reader(traffic, steps, joined)
@@ -209,7 +211,8 @@ class _Reader:
     def busy_ns(self) -> float | None:
         """How long a call was in flight in a step; None where that is not known of every call.
 
-        A call that ends after its step counts in the next one from there on.
+        A call that ends after its step counts in the next one from there on; one that was only
+        heard of there does not (``cut_at_marks``).
         """
         in_flight = {
             rank: Union(span for call in calls if (span := _in_flight(call)))

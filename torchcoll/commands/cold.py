@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from torchcoll.core.errors import ExitCode
 
@@ -11,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
     add("--format", default="table", help="table, markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture too: the calls over ranks (.png, .svg, .pdf)")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -18,9 +20,16 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
     from torchcoll.report.cold import FORMATS, show_cold
+    from torchcoll.report.pictures import check_path
+    from torchcoll.report.plot import plot
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot)
     found = cold(options.files, reader=lambda files: load_all(resolve(str(f) for f in files)))
     show_cold([found], options.format)
+    if options.plot:
+        plot(found, options.plot)
+        print(f"torchcoll: picture: {options.plot}", file=sys.stderr)
     return ExitCode.OK

@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accumulate",
         type=int,
         metavar="N",
-        help="of --curve: backward passes an optimiser step",
+        help="of --curve: backward passes an optimiser step (default: one, where traffic leaves no "
+        "doubt)",
     )
     add("--format", default="table", help="table, markdown, csv or json")
 
@@ -120,7 +121,7 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         caps_mb=caps,
         backward_ms=None if backward is None else _number(backward, "backward-ms"),
         dtype=options.dtype,
-        accumulate=1 if options.accumulate is None else options.accumulate,
+        accumulate=options.accumulate,
         reader=lambda files: load_all(resolve(str(file) for file in files)),
     )
     show(found, format=options.format)

@@ -1,11 +1,15 @@
-"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves."""
+"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves, in logs and in XML."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UnreadableError
+
+if TYPE_CHECKING:
+    from torchcoll.analysis.dump import Dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,31 +19,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="FILE",
         help="logs of NCCL, RCCL or oneCCL, also .gz; a folder is all of its files; several "
-        "processes and jobs may be in one file, or a job in several",
+        "processes and jobs may be in one file, or a job in several. And the XML of "
+        "NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE",
     )
     add("--format", default="table", help="table, markdown, csv or json")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.dump import read_dump
     from torchcoll.analysis.log import file_rows, job_log
     from torchcoll.libraries.logs import files_of, jobs_of, read_log
+    from torchcoll.libraries.nccl.dump import is_dump
     from torchcoll.report.log import FORMATS, show_logs
     from torchcoll.report.output import one_line
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
-    readers, code = [], ExitCode.OK
+    readers, dumps, code = [], [], ExitCode.OK
     for path in files_of(options.files):
         try:
-            reader, problems = read_log(path)
+            if is_dump(path):
+                dump, problems = read_dump(path)
+                dump.facts["fabrics"] = _fabrics(dump)
+                dumps.append(dump)
+            else:
+                reader, problems = read_log(path)
+                readers.append(reader)
         except UnreadableError as error:  # the others are worth reading
             print(error.line(), file=sys.stderr)
             code = ExitCode.UNREADABLE
             continue
-        readers.append(reader)
         for problem in problems:
             print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
-    if readers:
+    if readers or dumps:
         jobs = [job_log(job) for job in jobs_of(readers)]
-        show_logs(jobs, file_rows(readers), options.format)
+        show_logs(jobs, file_rows(readers), options.format, dumps=dumps)
     return code
+
+
+def _fabrics(dump: Dump) -> list[str]:
+    """The fabrics of the package that have these links; a name of a GPU is not in the file."""
+    from torchcoll.verdict.rules import guessable
+
+    return [f.name for f in guessable({}) if dump.is_of(f.nvlinks, f.to_switch, f.devices)]

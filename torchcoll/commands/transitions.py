@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from torchcoll.core.errors import ExitCode
 
@@ -13,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--refine", action="store_true", help="print the sizes that would narrow each zone")
     add("--format", default="table", help="table, markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture too: laws and zones (.png, .svg, .pdf)")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -20,15 +22,22 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.importers.registry import resolve
+    from torchcoll.report.pictures import check_path
+    from torchcoll.report.plot import plot
     from torchcoll.report.transitions import FORMATS, show_transitions
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    if options.plot:
+        check_path(options.plot)
     found = transitions(
         options.files,
         over_ranks=options.over_ranks,
         reader=lambda files: load_all(resolve(str(file) for file in files)),
     )
     show_transitions([found], options.format, refine=options.refine)
+    if options.plot:
+        plot(found, options.plot)
+        print(f"torchcoll: picture: {options.plot}", file=sys.stderr)
     return ExitCode.OK

@@ -180,18 +180,22 @@ def _kind(point: Point) -> tuple[Any, ...]:
     return point.collective, point.dtype, point.op, point.asynchronous
 
 
+_EACH = "Measure each in a run of its own: torchcoll.cost takes a list of runs."
+
+
 def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]:
     """The partition of the world on which to measure; () is one group of all. Raises UsageError."""
     whole = tuple(range(traffic.ranks))
     used = {traffic.members(call) for call in _calls(traffic) if not call.point_to_point}
     choices: list[tuple[tuple[int, ...], ...]] = [()] if whole in used else []
     parts = {group for group in used if group != whole and len(group) > 1}
-    choices += partitions(parts, traffic.ranks, set(traffic.calls))
+    # Sorted: each rank sees its own groups, in its own order, and all must name the same choices.
+    choices += sorted(partitions(parts, traffic.ranks, set(traffic.calls)))
     named = " or ".join(f"groups={partition_text(choice or (whole,))!r}" for choice in choices)
     if groups is None:
         if len(choices) > 1:
             got = f"calls on {len(choices)} ways to divide the ranks"
-            raise UsageError("groups", got, f"one of them: {named}")
+            raise UsageError("groups", got, f"one of them: {named}", _EACH)
         return choices[0] if choices else ()
     asked = partition(groups, traffic.ranks)
     for choice in choices:

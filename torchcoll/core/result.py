@@ -49,23 +49,6 @@ def check_lists(*lists: object, durations: bool = False) -> None:
             raise ValueError("a duration below 0")
 
 
-def check_texts(*texts: object) -> None:
-    """Raises TypeError unless all are texts, or None."""
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise TypeError("not a text")
-
-
-def check_lists(*lists: object, least: int = 1 - _BOUND) -> None:
-    """Raises TypeError unless all are lists of whole numbers of 63 bits, ValueError below least."""
-    for numbers in lists:
-        if not isinstance(numbers, list) or not _WHOLE.issuperset(map(type, numbers)):
-            raise TypeError("not a list of whole numbers")
-        # Samples are many: the extremes tell, and are found at C speed.
-        if numbers and not (least <= min(numbers) and max(numbers) < _BOUND):
-            check_whole(min(numbers), max(numbers))
-            raise ValueError(f"a number below {least}")
-
-
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """``Case.from_json``, for files: its numbers are bounded too."""
     case = Case.from_json(data)

@@ -28,6 +28,7 @@ _MODEL_OF_CPUS = (
     "the cores that compute",
     "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
 )
+_FAR = 2  # a model that is further from what was measured says so
 
 
 def show_advice(found: Sequence[Advice], format: str = "table", file: TextIO | None = None) -> None:
@@ -152,9 +153,25 @@ def _proposal(advice: Advice) -> list[str]:
     if best.setting == "cap" and advice.low_cap_mb != advice.high_cap_mb:
         line += f"; {advice.low_cap_mb:g} to {advice.high_cap_mb:g} are not shown over 2 % worse"
     line += f"; exposed {_time(best.exposed_ns)}"
-    if present and present is not best and present.verdict != "beyond the curve":
+    beyond = present and present.verdict == "beyond the curve"
+    if present and present is not best and not beyond:
         line += f", now {_time(present.exposed_ns)}"
-    return [line, "a proposal of a model: torchcoll.try_buckets measures real steps"]
+    lines = [line, "a proposal of a model: torchcoll.try_buckets measures real steps"]
+    measured = advice.measured_ns
+    if present is None or measured is None:
+        return lines
+    lines[0] += f"{', now' * bool(beyond)} (measured {_time(measured)}, with waits)"
+    lines.append(
+        f"measured: {one_line(advice.measured_as)}; median over passes and ranks, with the waits "
+        "for other ranks"
+    )
+    modelled = present.exposed_ns or 0.0
+    if not beyond and not modelled <= _FAR * measured <= _FAR**2 * modelled:
+        lines.append(
+            f"model and measurement of what was sent are more than {_FAR}x apart: {_time(modelled)}"
+            f" and {_time(measured)}. What the model leaves out counts here: let try_buckets decide"
+        )
+    return lines
 
 
 def _named(row: Proposal) -> str:
@@ -167,7 +184,8 @@ def advice_object(advice: Advice) -> dict[str, Any]:
     row = advice.curve
     names = ("collective", "dtype", "op", "ranks", "backend", "device", "cadence", "clock")
     curve = {name: getattr(row, name) for name in names}
-    plain = ("what", "nbytes", "dtype", "backward_ns", "backward_source", "accumulate")
+    plain = ["what", "nbytes", "dtype", "backward_ns", "backward_source", "accumulate"]
+    plain += ["measured_ns", "measured_as"]
     ratio, low, high = advice.compression or (None, None, None)
     return {
         "schema": ADVICE_SCHEMA,

@@ -26,7 +26,7 @@ _WORDS = {
     "communicator": "connect",
     "nccl_init": "NCCL init",
 }
-_READING = "completion = max over ranks"
+READING = "completion = max over ranks"
 _RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
 _CALLS = (
     "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the median of "
@@ -92,7 +92,7 @@ def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
             (Head("beyond", "others", legend=_BEYOND), lambda r: _beyond(r.first)),
         ],
         rows,
-        above=[title, _READING, _calls_line(rows)],
+        above=[title, READING, calls_line(rows)],
     )
 
 
@@ -106,7 +106,7 @@ def _job(row: ColdRow) -> str:
     return one_line(row.launch.header.get("job_id") or "-")
 
 
-def _calls_line(rows: Sequence[ColdRow]) -> str:
+def calls_line(rows: Sequence[ColdRow]) -> str:
     sizes = max((row.sizes for row in rows), key=len)
     if len(sizes) < 2:
         return _CALLS

@@ -14,7 +14,8 @@ from torchcoll.report.notes import Notes
 from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.cost import Cost, CostRow, LateRank
+    from torchcoll.analysis.cost import Cost, CostRow
+    from torchcoll.analysis.last import LateRank
 
 SCHEMA = "torchcoll-cost/1"
 _ABOVE = (
@@ -55,7 +56,9 @@ def cost_grids(found: Cost) -> list[Grid]:
     heads = [Head("collective", left=True, repeat=True), Head("size", repeat=True)]
     heads += [Head(_HEADS[name], left=True) for name in varying]
     heads += [Head("calls", drop=2), Head("queued", drop=1), Head("in place"), Head("wait")]
-    heads += [Head("transfer"), Head("alone"), Head("contention"), Head("", left=True)]
+    heads += [Head("transfer"), Head("alone"), Head("contention")]
+    reasons = any(row.reason for row in found.rows)
+    heads += [Head("", left=True)] * reasons
     rows = [
         [
             row.collective,
@@ -65,8 +68,8 @@ def cost_grids(found: Cost) -> list[Grid]:
             "-" if row.queued is None else f"{100 * row.queued:.0f} %",
             *(format_time(ns) for ns in (row.in_place_ns, row.wait_ns, row.transfer_ns)),
             format_time(row.isolated_ns),
-            _signed(row.contention_ns),
-            notes.mark(one_line(row.reason)) if row.reason else "",
+            f"<= {_signed(row.contention_ns)}" if row.bound else _signed(row.contention_ns),
+            *[notes.mark(one_line(row.reason)) if row.reason else ""] * reasons,
         ]
         for row in found.rows
     ]
@@ -105,7 +108,8 @@ def _late_grid(found: Cost) -> Grid:
     heads = [Head("rank"), Head("calls"), Head("last"), Head("share"), Head("even"), Head("waited")]
     rows = [_late_cells(one) for one in found.late]
     calls = "1 call" if found.ties == 1 else f"{found.ties} calls"
-    ties = f"{calls}: several ranks had the shortest time, none counts as last"
+    within = " (of asynchronous calls: within 5 ms)" * any(row.late_ns for row in found.rows)
+    ties = f"{calls}: several ranks had the shortest time{within}, none counts as last"
     return Grid(heads, rows, [_LATE] * bool(rows), [ties] * bool(found.ties))
 
 

@@ -12,13 +12,13 @@ _ALWAYS = ("collective", "nbytes", "dtype", "op", "ranks", "backend")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
 
-def kind_texts(kinds: Sequence[Mapping[str, Any]]) -> list[str]:
+def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWAYS) -> list[str]:
     """``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring`` of each: the usual names, and
     those in which the kinds differ.
     """
     names = dict.fromkeys(name for kind in kinds for name in kind)
     varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
-    return [_text(kind, [*_ALWAYS, *varying]) for kind in kinds]
+    return [_text(kind, [*always, *varying]) for kind in kinds]
 
 
 def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.dump import dump_grids
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
+    from torchcoll.analysis.dump import Dump
     from torchcoll.analysis.log import JobLog
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -25,6 +27,11 @@ _NOTES = {
     "tuning": "what NCCL's cost model expects; a combination that is not here is not to be used",
     "transports": "a line of the log each: a connection between hosts is told at both of its ends",
     "graphs": "what the search of the topology found; NCCL may make several channels of one",
+}
+_OF_COMMUNICATORS = {
+    "init_s": "init: 'Init timings' of the slowest rank that the log has",
+    "path_gbps": "best path: maxBw, from a GPU to another (of several nodes: to the network); all "
+    "links: totalBw, of one GPU; one direction, as NCCL reckons; 5000 is one GPU alone",
 }
 _BASIS = "sizes of AllGather and ReduceScatter are {0} here, as this version logs them"
 
@@ -37,19 +44,24 @@ def show_logs(
     files: Sequence[Row],
     format: str = "table",
     file: TextIO | None = None,
+    dumps: Sequence[Dump] = (),
 ) -> None:
     """Print jobs, and of each of ``files`` (analysis/log.py, file_rows) how much was understood.
+
+    Before them ``dumps``, topologies and graphs in XML.
 
     Raises UsageError for an unknown format.
     """
     choice(format, "format", FORMATS)
     out = Output(file)
     if format == "json":
-        out.write(json.dumps(_document(jobs, files), indent=1) + "\n")
+        out.write(json.dumps(_document(jobs, files, dumps), indent=1) + "\n")
     elif format == "csv":
-        out.write(_csv(jobs))
+        out.write(_csv(jobs, dumps))
     else:
-        titled = [(_title(n, job, len(jobs)), _grids(job)) for n, job in enumerate(jobs)]
+        shown = len(jobs) + len(dumps)
+        titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
+        titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
         lines = [text for row in files for text in _file_lines(row)]
         rest = Grid([], [], below=lines)
         if titled:
@@ -60,9 +72,12 @@ def show_logs(
     out.flush()
 
 
-def _document(jobs: Sequence[JobLog], files: Sequence[Row]) -> dict[str, Any]:
+def _document(
+    jobs: Sequence[JobLog], files: Sequence[Row], dumps: Sequence[Dump]
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
+        "dumps": [{"kind": d.kind, "file": d.file, **d.facts, **d.tables} for d in dumps],
         "jobs": [
             {
                 **job.facts,
@@ -77,9 +92,15 @@ def _document(jobs: Sequence[JobLog], files: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _csv(jobs: Sequence[JobLog]) -> str:
+def _csv(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> str:
     """All tables below one heading; ``table`` names the one that a row is of."""
-    rows = [
+    rows: list[Row] = [
+        {"file": dump.file, "table": name, **row}
+        for dump in dumps
+        for name, own in dump.tables.items()
+        for row in own
+    ]
+    rows += [
         {"job": number, "table": name, **row}
         for number, job in enumerate(jobs)
         for name, own in job.tables.items()
@@ -162,6 +183,8 @@ _COLUMNS: dict[str, list[tuple[Head, Cell]]] = {
         (Head("channels"), _text("coll_channels")),
         (Head("nvls", "channels", drop=5), _text("nvls_channels")),
         (Head("p2p", "channels", drop=5), _text("p2p_channels")),
+        (Head("best path", "GB/s", drop=5), lambda row: format_bandwidth(row["path_gbps"])),
+        (Head("all links", "GB/s", drop=5), lambda row: format_bandwidth(row["gpu_gbps"])),
         (Head("state", left=True), _text("state")),
     ],
     "rings": [
@@ -241,8 +264,9 @@ def _notes(name: str, rows: Sequence[Row]) -> list[str]:
         if any(row["unit"] == "elements" for row in rows):
             notes.append("sizes are counts of elements, as oneCCL logs them")
         return notes
-    if name == "communicators" and any(row["init_s"] is not None for row in rows):
-        return ["init: 'Init timings' of the slowest rank that the log has"]
+    if name == "communicators":
+        told = {key for row in rows for key, value in row.items() if value is not None}
+        return [text for key, text in _OF_COMMUNICATORS.items() if key in told]
     return [_NOTES[name]] if name in _NOTES else []
 
 
@@ -276,8 +300,8 @@ def _plural(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-def _title(number: int, job: JobLog, jobs: int) -> str:
-    if jobs < 2:
+def _title(number: int, job: JobLog, shown: int) -> str:
+    if shown < 2:
         return ""
     names = job.files if len(job.files) <= 3 else [job.files[0], "...", job.files[-1]]
     return one_line(f"job {number}: {' '.join(names)}")

@@ -28,6 +28,11 @@ _WORDS = {
     "kink": "the slope changes, no jump",
 }
 
+LEGEND = (
+    "a regime follows time = latency + size / algbw; a zone is where one ends: sizes that the "
+    "times cannot tell apart (95 %)"
+)
+
 
 def show_transitions(
     found: Sequence[Transitions],
@@ -46,7 +51,7 @@ def show_transitions(
         objects = [_curve_object(one) for one in curves]
         out.write(
             json.dumps(
-                {"schema": SCHEMA, "rows": rows, "curves": objects, "notes": _notes(found)},
+                {"schema": SCHEMA, "rows": rows, "curves": objects, "notes": notes_of(found)},
                 indent=1,
             )
             + "\n"
@@ -56,11 +61,15 @@ def show_transitions(
     else:
         titles = kind_texts([one.common for one in curves])
         grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
-        print_grids([("", [_legend(), *grids, Grid([], [], below=_notes(found))])], format, out)
+        print_grids(
+            [("", [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes_of(found))])],
+            format,
+            out,
+        )
     out.flush()
 
 
-def _notes(found: Sequence[Transitions]) -> list[str]:
+def notes_of(found: Sequence[Transitions]) -> list[str]:
     lines = [line for one in found for line in (*one.notes, *runs_lines(one.runs))]
     return list(dict.fromkeys(map(one_line, lines)))
 
@@ -110,17 +119,6 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
     }
 
 
-def _legend() -> Grid:
-    return Grid(
-        [],
-        [],
-        above=[
-            "a regime follows time = latency + size / algbw; a zone is where one ends: sizes that "
-            "the times cannot tell apart (95 %)"
-        ],
-    )
-
-
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     points, curve = found.points, found.curve
     launches = max(point.launches for point in points)
@@ -143,10 +141,10 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
             inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
             row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
         rows.append(row)
-    return Grid(heads, rows, above, _below(found, refine))
+    return Grid(heads, rows, above, lines_below(found, refine))
 
 
-def _below(found: Regimes, refine: bool) -> list[str]:
+def lines_below(found: Regimes, refine: bool = False) -> list[str]:
     lines = [_transition_line(n, one) for n, one in enumerate(found.transitions, 1)]
     if uneven := _uneven(found.points):
         lines.append(uneven)

@@ -38,7 +38,9 @@ class Member:
     handle that it was split from, and (number of the split, color). timings: the parts of 'Init
     timings' (>= 2.22) and ``total``, seconds; without ``rest`` the line was cut. bootstrap: alike
     (>= 2.23). rings: channel -> ranks in order. up: channel -> the rank above this one in the tree,
-    -1 at its root.
+    -1 at its root. max_gbps: the best path from a GPU of this host to another, or to a network
+    interface where the communicator has several hosts; total_gbps: all NVLinks of a GPU, or its PCI
+    link where that is more (src/graph/search.cc, ncclTopoSearchInit). As NCCL reckons them.
     """
 
     rank: int | None = None
@@ -61,6 +63,8 @@ class Member:
     channels: dict[str, int] = field(default_factory=dict)
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
+    max_gbps: float | None = None
+    total_gbps: float | None = None
     graphs: list[Graph] = field(default_factory=list)
     tuning: list[Tuned] = field(default_factory=list)
 

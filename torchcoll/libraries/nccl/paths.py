@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from torchcoll.libraries.nccl.graph import pattern_name
 from torchcoll.libraries.nccl.members import Graph
 
 # Ends with the ranks, or with what RCCL adds: else it is a connection that was cut.
@@ -22,7 +23,9 @@ _PATTERN = re.compile(
     r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
     r"type (\w+)/(\w+), sameChannels \d"
 )
-_PATTERNS = ("", "balanced tree", "split tree", "tree", "ring", "NVLS", "CollNetDirect")
+_SYSTEM = re.compile(
+    r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
+)
 
 
 def ring_of(message: str) -> tuple[int, tuple[int, ...]] | None:
@@ -57,6 +60,11 @@ def graph_of(message: str) -> Graph | None:
     found = _PATTERN.search(message)
     if not found:
         return None
-    number = int(found[1])
-    pattern = _PATTERNS[number] if number < len(_PATTERNS) else f"pattern {number}"
+    pattern = pattern_name(int(found[1]))
     return Graph(pattern, int(found[2]), float(found[3]), float(found[4]), found[5], found[6])
+
+
+def bandwidths_of(message: str) -> tuple[float, float | None] | None:
+    """(max, total) in GB/s of ``=== System : maxBw 240.0 totalBw 240.0 ===``: see Member."""
+    found = _SYSTEM.match(message)
+    return (float(found[1]), float(found[2]) if found[2] else None) if found else None

@@ -113,6 +113,15 @@ def pattern(reader: Reader, message: str) -> bool:
     return graph is not None
 
 
+def system(reader: Reader, message: str) -> bool:
+    """Of the GRAPH subsystem."""
+    found = paths.bandwidths_of(message)
+    if found:
+        member = reader.member()
+        member.max_gbps, member.total_gbps = found
+    return found is not None
+
+
 def nvls(reader: Reader, message: str) -> bool:
     if message.startswith("NVLS multicast support is "):
         reader.process.nvls = "no" if " not available" in message else "yes"
@@ -228,6 +237,7 @@ HANDLERS: dict[str, Handler] = {
     "Channel": channel,
     "CollNet": connection,
     "Trees": trees,
+    "===": system,
     "Pattern": pattern,
     "NVLS": nvls,
     "NCCL": version,

@@ -1,0 +1,407 @@
+"""NCCL's topology files: hand-made ones, with what NCCL's own sources make of each."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.hardware import DEVICES
+from torchcoll.libraries.nccl import speeds
+from torchcoll.libraries.nccl.dump import is_dump, read_tree
+from torchcoll.libraries.nccl.topology import Topology, distance, topology
+
+
+def read(tmp_path, text: str) -> Topology:
+    path = tmp_path / "topo.xml"
+    path.write_text(text)
+    return topology(read_tree(str(path))[0])
+
+
+def system(*cpus: str, version: int = 1) -> str:
+    return f'<system version="{version}">\n' + "\n".join(cpus) + "\n</system>\n"
+
+
+def cpu(numa: int, *inside: str, affinity: str = "ffff", more: str = "") -> str:
+    return f'<cpu numaid="{numa}" affinity="{affinity}" {more}>' + "".join(inside) + "</cpu>"
+
+
+def pci(busid: str, *inside: str, kind: str = "0x060400", link: str = "16 GT/s", width=16) -> str:
+    attributes = f'busid="{busid}" class="{kind}" link_speed="{link}" link_width="{width}"'
+    return f"<pci {attributes}>{''.join(inside)}</pci>"
+
+
+def gpu(dev: int, *links: str, busid: str = "", sm: int = 80, **how) -> str:
+    own = f'<gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{"".join(links)}</gpu>'
+    return pci(busid or f"0000:{dev:x}0:00.0", own, kind="0x030200", **how)
+
+
+def nvlink(target: str | int, count: int, tclass: str = "0x030200") -> str:
+    to = f"0000:{target:x}0:00.0" if isinstance(target, int) else target
+    return f'<nvlink target="{to}" count="{count}" tclass="{tclass}"/>'
+
+
+def switches(*counts: int) -> str:
+    ends = enumerate(counts)
+    return "".join(nvlink(f"0000:f{n}:00.0", count, "0x068000") for n, count in ends)
+
+
+def nic(name: str, dev: int, speed: int = 200000, more: str = "") -> str:
+    net = f'<net name="{name}" dev="{dev}" speed="{speed}" port="1" gdr="1" {more}/>'
+    return f"<nic>{net}</nic>"
+
+
+def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
+    return speeds.ring_ceiling(read(tmp_path, system(*cpus, version=version)))
+
+
+# -- what a file says ------------------------------------------------------------------------
+
+
+def test_gpus_links_interfaces_and_cpus(tmp_path):
+    told = read(
+        tmp_path,
+        system(
+            cpu(
+                0,
+                pci(
+                    "0000:01:00.0",
+                    gpu(0, switches(2, 2, 2, 2, 2, 2)),
+                    pci("0000:0A:00.0", nic("mlx5_0", 0), kind="0x020700", link="8.0 GT/s PCIe"),
+                ),
+                # The words of a mask are 32 bits each, and need not be padded.
+                affinity="3,f000000f",
+            )
+        ),
+    )
+    (only,), (net,), (node,) = told.gpus, told.nics, told.cpus
+    assert (only.dev, only.rank, only.sm, only.gdr, only.busid) == (0, 0, 80, True, "0000:00:00.0")
+    assert [(link.kind, link.to, link.count) for link in only.links] == [
+        ("nvlink", "switch", 2)
+    ] * 6
+    assert (net.name, net.dev, net.speed_mbps, net.busid) == ("mlx5_0", 0, 200000, "0000:0a:00.0")
+    assert node.cores == (0, 1, 2, 3, 28, 29, 30, 31, 32, 33)
+    assert (told.library, told.hosts, told.cut) == ("NCCL", 1, False)
+    assert only.cpu is node and net.cpu is node
+
+
+def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
+    told = read(
+        tmp_path,
+        system(
+            cpu(
+                0,
+                pci(
+                    "ffff:ff:01.0",
+                    pci("0001:00:00.0", kind="0x030200"),
+                    pci("0101:00:00.0", kind="0x020700"),
+                ),
+            )
+        ),
+    )
+    assert [(one.told, one.name) for one in told.gpus] == [(False, "0001:00:00.0")]
+    assert [one.busid for one in told.nics] == ["0101:00:00.0"]
+    assert distance(told.gpus[0], told.nics[0]) == "PIX"
+    assert speeds.ring_ceiling(told).gbps is None
+
+
+def test_where_links_end(tmp_path):
+    told = read(
+        tmp_path,
+        system(
+            cpu(
+                0,
+                gpu(
+                    0,
+                    nvlink(1, 4),
+                    nvlink(0, 1),
+                    nvlink(9, 2),
+                    nvlink("0004:04:00.0", 3, "0x068001"),
+                    nvlink("fffffff:ff:ff.0", 18, "0x068000"),
+                    '<c2c bw="44712" count="10"/>',
+                ),
+                gpu(1, nvlink(0, 4)),
+            )
+        ),
+    )
+    zero, one = told.gpus
+    assert [(link.to, link.count, link.peer) for link in zero.links] == [
+        ("gpu", 4, one),
+        ("itself", 1, None),
+        ("gpu", 2, None),  # of another communicator: not in the file
+        ("cpu", 3, None),
+        ("switch", 18, None),
+        ("cpu", 10, None),
+    ]
+    assert zero.links[-1].mbps == 44712
+    assert [link.count for link in speeds.outward(zero)] == [4, 18]
+
+
+def test_two_hosts_in_one_file(tmp_path):
+    """A rack whose NVLinks join hosts: buses and device numbers are there twice."""
+    hosts = [
+        cpu(0, gpu(0, nvlink(1, 1)), gpu(1), more=f'host_hash="0x{host}"') for host in ("a", "b")
+    ]
+    told = read(tmp_path, system(*hosts))
+    assert told.hosts == 2
+    assert [one.name for one in told.gpus] == ["0", "1", "1-0", "1-1"]
+    assert told.gpus[2].links[0].peer is told.gpus[3]
+    assert distance(told.gpus[0], told.gpus[2]) is None
+
+
+def test_interfaces_that_nccl_does_not_use(tmp_path):
+    fused = nic("mlx5_0", 0, more='net="0"') + '<nic><net name="x" speed="1"/></nic>'
+    told = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))
+    assert [(one.name, one.speed_mbps) for one in told.nics] == [("eth0", None)]
+
+
+def test_paths_between_devices(tmp_path):
+    """NCCL counts a step from switch to switch as PXB, one over a CPU as PHB."""
+    told = read(
+        tmp_path,
+        system(
+            cpu(
+                0,
+                pci(
+                    "0000:01:00.0",
+                    gpu(0),
+                    pci("0000:02:00.0", gpu(1), pci("0000:03:00.0", nic("a", 0), kind="0x020000")),
+                ),
+                gpu(2),
+                nic("eth0", 1),
+            ),
+            cpu(1, gpu(3)),
+        ),
+    )
+    a, eth0 = told.nics
+    assert [distance(one, a) for one in told.gpus] == ["PXB", "PIX", "PHB", "SYS"]
+    assert [distance(one, eth0) for one in told.gpus] == ["PHB", "PHB", "PHB", "SYS"]
+    assert distance(a, told.gpus[1]) == "PIX"
+
+
+@pytest.mark.parametrize(
+    ("link", "width", "gbps"),
+    [
+        ("8 GT/s", 16, 12.0),
+        ("16.0 GT/s PCIe", 16, 24.0),
+        ("32.0 GT/s PCIe", 8, 24.0),
+        ("64.0 GT/s PCIe", 16, 96.0),
+        ("2.5 GT/s PCIe", 1, 0.1875),
+        ("32.0 GT/s PCIe", 0, None),
+        ("", 16, None),
+        ("Unknown", 16, None),
+    ],
+)
+def test_pci_links(tmp_path, link, width, gbps):
+    told = read(tmp_path, system(cpu(0, gpu(0, link=link, width=width))))
+    assert speeds.pci_gbps(told.gpus[0].node) == gbps
+
+
+def test_the_narrowest_link_up_to_the_cpu(tmp_path):
+    told = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
+    assert speeds.narrowest_pci_gbps(told.gpus[0]) == 12.0
+
+
+# -- ceilings of a ring ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sm", "links"),
+    [("V100", 70, 6), ("A100", 80, 12), ("H100", 90, 18), ("B200", 100, 18)],
+)
+def test_full_parts_are_what_the_package_has_for_their_names(tmp_path, name, sm, links):
+    found = ceiling(tmp_path, cpu(0, *(gpu(n, switches(links), sm=sm) for n in (0, 1))))
+    (device,) = (device for device in DEVICES if device.name == name)
+    assert (found.gbps, found.wire_gbps) == (device.ring_gbps, device.wire_gbps)
+
+
+def test_the_gpu_with_the_fewest_links_is_the_ceiling(tmp_path):
+    found = ceiling(tmp_path, cpu(0, gpu(0, switches(6, 6)), gpu(1, switches(5, 6))))
+    assert found.gbps == 220
+    assert found.source == "11 links x 20 GB/s, NCCL topo.h"
+
+
+def test_four_gpus_with_four_links_to_each_other(tmp_path):
+    """NVIDIA/nccl#1499: NCCL 2.21 logs maxBw 80.0 totalBw 240.0 for such a machine."""
+    gpus = [gpu(n, *(nvlink(m, 4) for m in range(4) if m != n)) for n in range(4)]
+    found = ceiling(tmp_path, *(cpu(n, one) for n, one in enumerate(gpus)))
+    assert (found.gbps, found.source) == (240, "12 links x 20 GB/s, NCCL topo.h")
+
+
+def test_links_to_itself_join_nobody(tmp_path):
+    """Azure's file for NC A100 v4 has them; PCI is what is left, and the file does not tell it."""
+    found = ceiling(tmp_path, *(cpu(n, gpu(n, nvlink(n, 12), link="", width=0)) for n in (0, 1)))
+    assert found.gbps is None
+    assert found.source == (
+        "no NVLink joins the GPUs, and the file does not tell their PCI links "
+        "(NCCL then takes 12 GB/s)"
+    )
+
+
+def test_without_links_the_pci_link_of_a_gpu(tmp_path):
+    found = ceiling(tmp_path, cpu(0, gpu(0), gpu(1, width=8)))
+    assert found.gbps == 12
+    assert found.source.startswith("the PCI link of one GPU, NCCL topo.cc; ")
+
+
+@pytest.mark.parametrize(
+    ("cpus", "why"),
+    [
+        ([cpu(0)], "the file has no <gpu>: NVLink is not told in it"),
+        (
+            [cpu(0, gpu(0, switches(12)))],
+            "one GPU alone: a communicator of one rank on this host",
+        ),
+        (
+            [cpu(0, gpu(0, nvlink(1, 4)), gpu(1, nvlink(0, 4)), gpu(2))],
+            "NVLink joins GPUs 0 1 and 2, but not these with each other",
+        ),
+        (
+            [cpu(0, gpu(0, switches(36), sm=107), gpu(1, switches(36), sm=107))],
+            "NVLink of this generation is not known here",
+        ),
+        (
+            [
+                cpu(
+                    0,
+                    pci(
+                        "0000:00:00.0",
+                        *(f'<gpu dev="0" sm="100" rank="{r}">{switches(18)}</gpu>' for r in (0, 1)),
+                        kind="0x030200",
+                    ),
+                )
+            ],
+            "ranks share a GPU, and so its links",
+        ),
+    ],
+)
+def test_where_there_is_no_ceiling(tmp_path, cpus, why):
+    assert ceiling(tmp_path, *cpus) == speeds.Ceiling(None, why)
+
+
+@pytest.mark.parametrize(
+    ("gcn", "each"), [("906", 24), ("910", 36), ("gfx90a", 36), ("gfx942:sramecc+:xnack-", 48)]
+)
+def test_xgmi_of_amd(tmp_path, gcn, each):
+    """There sm counts compute units, and 90 or 104 of them are no compute capability."""
+    gpus = [
+        pci(
+            f"0000:{n}0:00.0",
+            f'<gpu dev="{n}" sm="104" gcn="{gcn}" arch="38911" rank="{n}" gdr="1">'
+            f'<xgmi target="0000:{1 - n}0:00.0" count="3" tclass="0x038000"/></gpu>',
+            kind="0x038000",
+        )
+        for n in (0, 1)
+    ]
+    told = read(tmp_path, system(cpu(0, *gpus), version=2))
+    assert told.library == "RCCL" and told.gpus[0].sm is None
+    assert speeds.ring_ceiling(told).gbps == 3 * each
+    assert "RCCL topo.h" in speeds.ring_ceiling(told).source
+
+
+def test_an_unknown_xgmi(tmp_path):
+    told = read(
+        tmp_path,
+        system(cpu(0, pci("0", '<gpu gcn="gfx1250"><xgmi target="1" count="1"/></gpu>'))),
+    )
+    assert speeds.link_gbps(told.gpus[0], told.gpus[0].links[0]) is None
+
+
+# -- files -----------------------------------------------------------------------------------
+
+WHOLE = system(cpu(0, gpu(0, switches(12)), gpu(1, switches(12))))
+
+
+def test_a_file_that_ends_early(tmp_path):
+    path = tmp_path / "cut.xml"
+    path.write_text(WHOLE[: WHOLE.index('count="12"', WHOLE.index('dev="1"'))])
+    root, problems = read_tree(str(path))
+    told = topology(root)
+    assert [(len(one.links), one.whole) for one in told.gpus] == [(1, True), (0, False)]
+    assert speeds.ring_ceiling(told).source.startswith("the file is cut off")
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}: cut off (unclosed token: line 2, ")
+
+
+def test_every_cut_is_said(tmp_path):
+    path = tmp_path / "cut.xml"
+    for end in range(len("<system version="), len(WHOLE) - len("</system>\n"), 7):
+        path.write_text(WHOLE[:end])
+        try:
+            root, problems = read_tree(str(path))
+        except UnreadableError:
+            assert end < WHOLE.index("\n")  # before the first element is whole
+            continue
+        assert topology(root).cut and problems
+
+
+def test_a_packed_file(tmp_path):
+    path = tmp_path / "topo.xml.gz"
+    path.write_bytes(gzip.compress(WHOLE.encode()))
+    assert is_dump(str(path))
+    assert len(topology(read_tree(str(path))[0]).gpus) == 2
+    path.write_bytes(gzip.compress(WHOLE.encode() * 20)[:-20])
+    with pytest.raises(UnreadableError):  # two roots
+        read_tree(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<!DOCTYPE s [<!ENTITY a "b">]><system/>', "expected a file without DTD and entities"),
+        ("<!DOCTYPE system><system/>", "expected a file without DTD and entities"),
+        ("<system><cpu></system>", "expected well-formed XML (mismatched tag: line 1, column 15)"),
+        ("<system a='&b;'/>", "expected well-formed XML (undefined entity"),
+        ('<?xml version="1.0" encoding="no"?><system/>', "expected well-formed XML ("),
+        ("<!-- nothing", "expected well-formed XML ("),
+        (
+            '<?xml version="1.0"?><svg/>',
+            "XML: got <svg> in {}, expected <system> (NCCL_TOPO_DUMP_FILE) or <graphs> "
+            "(NCCL_GRAPH_DUMP_FILE)",
+        ),
+    ],
+)
+def test_files_that_are_refused(tmp_path, text, said):
+    path = tmp_path / "x.xml"
+    path.write_text(text)
+    assert is_dump(str(path))
+    with pytest.raises(UnreadableError) as caught:
+        read_tree(str(path))
+    assert said.format(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_xml"),
+    [
+        ("\n\n  <system/>", True),
+        ("\ufeff<graphs/>", True),
+        ("<!-- Copyright -->\n<system/>", True),
+        ("<stdout>node:1:1 [0] NCCL INFO Using network IB", False),
+        ("node:1:1 [0] NCCL INFO <system", False),
+        ("", False),
+    ],
+)
+def test_what_begins_as_a_dump(tmp_path, text, is_xml):
+    path = tmp_path / "x"
+    path.write_text(text, encoding="utf-8")
+    assert is_dump(str(path)) is is_xml
+
+
+def test_numbers_that_are_none(tmp_path):
+    told = read(
+        tmp_path,
+        system(
+            '<cpu affinity="xyz"><pci busid="1" class="0x030200" link_width="many">'
+            '<gpu dev="one" sm="" rank="-"><nvlink target="2" count="two"/></gpu></pci></cpu>'
+        ),
+    )
+    (only,) = told.gpus
+    assert (only.name, only.rank, only.sm, only.gdr, only.links) == ("1", None, None, None, [])
+    assert told.cpus[0].cores == () and told.cpus[0].numa is None
+
+
+def test_deep_files_need_no_recursion(tmp_path):
+    depth = 3000
+    told = read(tmp_path, "<system>" + "<pci>" * depth + "</pci>" * depth + "</system>")
+    assert told.gpus == []

@@ -1,0 +1,227 @@
+"""Pictures: what the lines, axes and captions of a figure say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from handmade import MIB, case, result, run
+
+import torchcoll
+from torchcoll import cli
+from torchcoll.analysis.cold import cold
+from torchcoll.analysis.lines import picture_of
+from torchcoll.analysis.sides import side
+from torchcoll.analysis.transitions import transitions
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.records import save
+from torchcoll.report.plot_cold import cold_figure
+from torchcoll.report.plot_lines import lines_figure
+from torchcoll.report.plot_regimes import regimes_figure
+from torchcoll.verdict.rules import Limit
+
+pytest.importorskip("matplotlib")
+
+
+def figure_of(*runs, limits=(), **sides):
+    named = {name: [one] for name, one in sides.items()} or {"": list(runs)}
+    return lines_figure(picture_of([side(name, own) for name, own in named.items()]), "max", limits)
+
+
+def legend(axis):
+    return [text.get_text() for text in axis.get_legend().get_texts()] if axis.get_legend() else []
+
+
+def caption(figure):
+    return " ".join(figure.get_supxlabel().split())
+
+
+def sweep(ranks=8, **changed):
+    sizes = (MIB, 4 * MIB, 64 * MIB)
+    return run(*(result(ranks, case=case(nbytes=n, **changed)) for n in sizes), ranks=ranks)
+
+
+def test_time_and_busbw_of_every_size():
+    figure = figure_of(sweep())
+    left, right = figure.axes
+    times, widths = left.get_lines()[0], right.get_lines()[0]
+    assert list(times.get_xdata()) == [MIB, 4 * MIB, 64 * MIB]
+    assert list(times.get_ydata()) == [1_000_000] * 3
+    # 64 MiB in 1 ms are 67.108864 GB/s; 8 ranks: times 2 x 7 / 8.
+    assert widths.get_ydata()[-1] == pytest.approx(67.108864 * 1.75)
+    assert [tick.get_text() for tick in left.get_xticklabels()] == [
+        *("1M", "2M", "4M", "8M", "16M", "32M", "64M")
+    ]
+    assert left.get_title("left") == "all_reduce: time of a call"
+    assert right.get_ylabel() == "GB/s busbw" and right.get_ylim()[0] == 0
+    # One line needs no name.
+    assert legend(left) == []
+    assert caption(figure) == (
+        "all_reduce, float32, sum, in place; gloo on cpu, 8 ranks; clock host; cadence isolated; "
+        "completion = max over ranks; line: median over calls; band: p5 to p95 of the calls of a "
+        "launch"
+    )
+
+
+def test_lines_are_named_by_what_they_differ_in():
+    (left, _) = figure_of(
+        run(result(case=case(nbytes=MIB)), result(case=case(nbytes=MIB, dtype="bfloat16")))
+    ).axes
+    assert legend(left) == ["float32", "bfloat16"]
+    (left, _) = figure_of(before=sweep(), after=sweep(dtype="bfloat16")).axes
+    assert legend(left) == ["before, float32", "after, bfloat16"]
+
+
+def test_many_names_stand_beside_the_picture():
+    ops = ("sum", "max", "min", "prod", "avg")
+    results = [
+        result(case=case(nbytes=MIB, op=op, dtype=dtype)) for op in ops for dtype in ("int8", "bf")
+    ]
+    left, right = figure_of(run(*results)).axes
+    assert (legend(left), len(legend(right))) == ([], 10)
+    assert len({(x.get_color(), x.get_linestyle()) for x in left.get_lines()}) == 10
+
+
+def test_a_row_for_each_collective():
+    results = [result(case=case(collective=name)) for name in ("all_reduce", "broadcast", "reduce")]
+    titles = [axis.get_title("left") for axis in figure_of(run(*results)).axes]
+    assert titles[::2] == [f"{n}: time of a call" for n in ("all_reduce", "broadcast", "reduce")]
+
+
+def test_what_is_wrong_is_a_cross_beside_the_line():
+    bad = result(case=case(nbytes=MIB), status="wrong")
+    left, _ = figure_of(run(bad, result(case=case(nbytes=4 * MIB)))).axes
+    line, cross = left.get_lines()
+    assert list(line.get_xdata()) == [4 * MIB]
+    assert (list(cross.get_xdata()), cross.get_linestyle(), cross.get_marker()) == (
+        [MIB],
+        "None",
+        "x",
+    )
+    assert legend(left)[-1] == "wrong"
+
+
+def test_one_rank_shows_no_bandwidth():
+    _, right = figure_of(sweep(ranks=1)).axes
+    assert right.get_lines() == [] or not list(right.get_lines())
+    assert "one rank, or nothing was communicated" in right.texts[0].get_text()
+
+
+def test_limits_stand_where_they_hold():
+    limit = Limit("ring", ("all_reduce",), 370.0, "somebody")
+    results = [result(case=case(collective=name)) for name in ("all_reduce", "broadcast")]
+    _, reduced, _, sent = figure_of(run(*results), limits=[("a-fabric", limit)]).axes
+    assert [text.get_text() for text in reduced.texts] == ["ring limit of a-fabric, 370"]
+    assert list(reduced.get_lines()[-1].get_ydata()) == [370, 370]
+    assert reduced.get_ylim()[1] > 370
+    assert list(sent.texts) == []
+
+
+def test_the_first_calls_over_ranks():
+    runs = [
+        run(result(n, (n * 1_000_000, 2_000_000, 500_000)), ranks=n, header={"start_utc": str(n)})
+        for n in (2, 8)
+    ]
+    figure = cold_figure(cold(runs))
+    (axis,) = figure.axes
+    calls = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
+    assert calls == {
+        "first": [2_000_000, 8_000_000],
+        "second": [2_000_000] * 2,
+        "third": [500_000] * 2,
+        "steady": [1_000_000] * 2,
+    }
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2", "8"]
+    assert "completion = max over ranks; geometric means over launches, 1 at most" in caption(
+        figure
+    )
+
+
+def test_laws_and_zones():
+    # 10 us + n / 1 GB/s up to 64K; from 128K on twice as much time.
+    sizes = [1024 << k for k in range(14)]
+    times = [(10_000 + n) * (1 if n <= 65536 else 2) for n in sizes]
+    results = [
+        result(2, case=case(nbytes=n), time_ns={"host": [[t] * 3] * 2})
+        for n, t in zip(sizes, times, strict=True)
+    ]
+    figure = regimes_figure(transitions(run(*results, ranks=2)))
+    left, right = figure.axes
+    measured, below, above = left.get_lines()
+    assert list(measured.get_ydata()) == times
+    assert [line.get_xdata()[0] for line in (below, above)] == pytest.approx([1024, 131072])
+    assert above.get_ydata()[-1] == pytest.approx(2 * (10_000 + sizes[-1]), rel=0.01)
+    (zone,) = left.patches
+    assert (zone.get_x(), zone.get_x() + zone.get_width()) == (65536, 131072)
+    assert "1 to 2 between 64K and 128K" in caption(figure)
+    assert right.get_ylabel() == "GB/s algbw"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_the_console_command(tmp_path, capsys, suffix, magic):
+    save(sweep(), tmp_path / "run.jsonl")
+    picture = tmp_path / f"a.{suffix}"
+    assert cli.main(["plot", str(tmp_path / "run.jsonl"), "-o", str(picture)]) == 0
+    assert capsys.readouterr().out == f"picture: {picture}\n"
+    assert picture.read_bytes().startswith(magic)
+    # A picture is made from files that are still there: it is replaced.
+    assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture)]) == 0
+
+
+@pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("transitions", "regime")])
+def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word):
+    save(run(result(2, (3_000_000, 2_000_000, 1_000_000)), ranks=2), tmp_path / "run.jsonl")
+    picture = tmp_path / "a.png"
+    assert cli.main([command, str(tmp_path / "run.jsonl"), "--plot", str(picture)]) == 0
+    told = capsys.readouterr()
+    assert word in told.out and told.err == f"torchcoll: picture: {picture}\n"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_are_named_after_themselves(tmp_path):
+    from torchcoll.commands.plot import _name
+
+    assert _name("some/where/run.jsonl.gz", []) == "run"
+    assert _name("some/where/run.jsonl", ["run"]) == "where/run"
+    assert _name("some/where/run.jsonl", ["run", "where/run"]) == "some/where/run.jsonl"
+    assert _name("some/where", []) == "where"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-o", "a.bmp"], "picture: got .bmp, expected one of .png, .svg, .pdf"),
+        (["-o", "no/such/a.png"], "picture: got no/such/a.png, expected a folder that exists"),
+        (["--over-ranks", "sum"], "over-ranks: got sum, expected one of max, mean, min, rank0"),
+        (["--filter", "dtype=int8"], "none with a time and a size with dtype=int8"),
+        (["--fabric", "nvlink"], "fabric: got nvlink, expected one of"),
+    ],
+)
+def test_bad_input(tmp_path, monkeypatch, capsys, words, text):
+    monkeypatch.chdir(tmp_path)
+    save(sweep(), "run.jsonl")
+    assert cli.main(["plot", "run.jsonl", *words]) == 2
+    error = capsys.readouterr().err
+    assert text in error and len(error.splitlines()) == 1
+    assert [p.name for p in Path().iterdir()] == ["run.jsonl"]
+
+
+def test_a_picture_that_cannot_be_written(tmp_path):
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(UsageError, match=r"a\.png, expected a file that can be written"):
+        torchcoll.plot(sweep(), tmp_path / "a.png")
+
+
+def test_what_cold_found_has_no_fabric(tmp_path):
+    found = cold([run(result(2), ranks=2)])
+    with pytest.raises(UsageError, match="fabric: got ib-ndr:8, expected runs or files beside"):
+        torchcoll.plot(found, tmp_path / "a.png", fabric="ib-ndr:8")
+
+
+def test_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnavailableError, match=r"matplotlib. Install torchcoll\[plot\]"):
+        torchcoll.plot(sweep(), tmp_path / "a.png")

@@ -1,0 +1,302 @@
+"""``torchcoll log`` of NCCL's topology and graph files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from torchcoll.cli import main
+
+SWITCHES = "".join(
+    f'<nvlink target="0000:{bus}:00.0" count="2" tclass="0x068000"/>'
+    for bus in ("d5", "d2", "d4", "d7", "d3", "d6")
+)
+
+
+def gpu(dev: int, links: str = SWITCHES, sm: int = 80) -> str:
+    return (
+        f'<pci busid="0000:0{dev}:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" '
+        f'link_width="16"><gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{links}</gpu></pci>'
+    )
+
+
+def system(*gpus: str, net: str = "") -> str:
+    return (
+        '<system version="1"><cpu numaid="0" affinity="ffff" arch="x86_64" vendor="AuthenticAMD">'
+        '<pci busid="0000:80:00.0" class="0x060400" link_speed="8 GT/s" link_width="16">'
+        f"{''.join(gpus)}{net}</pci></cpu></system>"
+    )
+
+
+NET = (
+    '<pci busid="0000:81:00.0" class="0x020700" link_speed="16.0 GT/s PCIe" link_width="16"><nic>'
+    '<net name="mlx5_0" dev="0" speed="200000" port="1" gdr="1"/></nic></pci>'
+)
+A100 = system(gpu(0), gpu(1), net=NET)
+
+
+def graph(number: int, pattern: int, channels: int, speed: int, types: str, gpus: str) -> str:
+    intra, inter = types.split("/")
+    return (
+        f'<graph id="{number}" pattern="{pattern}" crossnic="0" nchannels="{channels}" '
+        f'speedintra="{speed}" speedinter="{speed}" latencyinter="0" typeintra="{intra}" '
+        f'typeinter="{inter}" samechannels="1">'
+        + f"<channel>{gpus}</channel>" * channels
+        + "</graph>"
+    )
+
+
+def pair(*devs: int) -> str:
+    return "".join(f'<gpu dev="0x{dev:x}"/>' for dev in devs)
+
+
+def graphs(*texts: str) -> str:
+    return f'<graphs version="1">{"".join(texts)}</graphs>'
+
+
+RINGS = graphs(
+    graph(0, 4, 12, 20, "NVL/PIX", pair(0, 1)),
+    graph(1, 1, 12, 20, "NVL/PIX", pair(1, 0)),
+    graph(3, 5, 0, 0, "LOC/LOC", ""),
+)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "topo.xml").write_text(A100)
+    (tmp_path / "graph.xml").write_text(RINGS)
+    return tmp_path
+
+
+def shown(capsys, *arguments: str, code: int = 0) -> list[str]:
+    assert main(["log", *arguments]) == code
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_topology(capsys):
+    assert shown(capsys, "topo.xml") == [
+        "NCCL topology: 2 GPUs, 1 NUMA node (AuthenticAMD x86_64), 1 network interface",
+        "ring: at most 240.000 GB/s of busbw: 12 links x 20 GB/s, NCCL topo.h (the wire signals "
+        "300)",
+        "network: 25.000 GB/s, all interfaces of this host together, one direction: a ring over "
+        "hosts has no more",
+        "its links are those of --fabric nvswitch-a100",
+        "",
+        "GPU  rank  generation  gdr  NUMA  PCI               PCI  to CPU  links                 "
+        "each    links",
+        "                                  link             GB/s    GB/s                        "
+        "GB/s     GB/s",
+        "0       0  sm 80       yes     0  16.0 GT/s x16  24.000  12.000  12 to 6 NVSwitches  "
+        "20.000  240.000",
+        "1       1  sm 80       yes     0  16.0 GT/s x16  24.000  12.000  12 to 6 NVSwitches  "
+        "20.000  240.000",
+        "",
+        "GB/s: one direction, as NCCL reckons (topo.h, topo.cc), below the rate of the wire",
+        "",
+        "network    dev  Gbit/s  gdr  NUMA  PCI               PCI  to CPU  nearest  path",
+        "interface                          link             GB/s    GB/s  GPUs",
+        "mlx5_0       0     200  yes     0  16.0 GT/s x16  24.000  12.000  0 1      PIX",
+        "",
+        "PIX through one PCI switch",
+        "",
+        "NUMA  cores  GPUs  network",
+        "                   interfaces",
+        "   0  0-15   0 1   mlx5_0",
+    ]
+
+
+def test_graphs(capsys):
+    assert shown(capsys, "graph.xml") == [
+        "NCCL graphs: 2 with channels, none of NVLS",
+        "ring: 12 channels x 20 GB/s = 240.000 GB/s: the busbw that NCCL expects of it",
+        "",
+        "graph  pattern        channels  in a node  together  types",
+        "                                GB/s each      GB/s",
+        "ring   ring                 12     20.000   240.000  NVL",
+        "tree   balanced tree        12     20.000   240.000  NVL",
+        "",
+        "GB/s each: of the fixed list of speeds that NCCL's search tries (search.cc), no "
+        "measurement; together: channels x GB/s, of a ring the busbw that NCCL expects",
+        "each graph is searched as if it had the links alone, so none is added to another. NCCL "
+        "then runs each ring and tree twice or more over the same links (connect.cc): the channels "
+        "that its log counts, times GB/s, are no bandwidth",
+        "NVL NVLink or XGMI",
+        "",
+        "graph  channels  GPUs in order",
+        "ring   0-11      0 1",
+        "tree   0-11      1 0",
+    ]
+
+
+def test_thirty_two_channels_of_one_gpu_are_not_1280_gbps(here, capsys):
+    """What a report once added up: both graphs of a communicator of one rank."""
+    alone = [graph(n, p, 16, 40, "LOC/PIX", pair(4)) for n, p in ((0, 4), (1, 3))]
+    (here / "one.xml").write_text(graphs(*alone))
+    lines = shown(capsys, "one.xml")
+    assert lines[1] == (
+        "one GPU alone (type LOC): no channel crosses a link, so NCCL's search takes the highest "
+        "speed of its list (search.cc): channels x GB/s is no bandwidth here"
+    )
+    assert lines[5:7] == [
+        "ring   ring           16     40.000  LOC",
+        "tree   tree           16     40.000  LOC",
+    ]
+    assert not any("640" in line or "together  " in line for line in lines)
+    (here / "one.xml").write_text(system(gpu(4)))
+    lines = shown(capsys, "one.xml")
+    assert lines[1] == "ring: no ceiling: one GPU alone: a communicator of one rank on this host"
+    assert any("12 to 6 NVSwitches  20.000  240.000" in line for line in lines)
+
+
+def test_between_hosts(here, capsys):
+    gpus = f'<net dev="0x1"/>{pair(0, 1)}<net dev="0x1"/>'
+    (here / "net.xml").write_text(graphs(graph(0, 4, 2, 24, "NVL/PXB", gpus)))
+    lines = shown(capsys, "net.xml")
+    assert lines[5] == "ring   ring            2     24.000     24.000    48.000  NVL/PXB"
+    assert lines[-1] == "ring   0-1       0 1            1 1"
+    assert lines[8].startswith("NCCL then runs each ring")  # there is no other graph to add
+
+
+def test_a_search_without_a_path(here, capsys):
+    text = graph(0, 4, 1, 40, "SYS/SYS", pair(0, 1)).replace('"40"', '"0.1"')
+    (here / "none.xml").write_text(graphs(text))
+    lines = shown(capsys, "none.xml")
+    assert lines[0] == "NCCL graphs: 1 with channels" and lines[1] == ""
+    assert "0.1 GB/s: NCCL found no such path and took the GPUs in their order (search.cc)" in lines
+
+
+def test_a_link_that_is_down(here, capsys):
+    fewer = SWITCHES.replace('count="2"', 'count="1"', 1)
+    (here / "down.xml").write_text(system(gpu(0), gpu(1), gpu(2, fewer)))
+    lines = shown(capsys, "down.xml")
+    assert lines[1].startswith("ring: at most 220.000 GB/s of busbw: 11 links x 20 GB/s")
+    assert lines[2] == ("GPU 2 has 11 links, most have 12: a link that is down is not in the file")
+    assert not any("--fabric" in line for line in lines)  # these links are of no known one
+
+
+def test_a_fabric_is_known_by_links_and_never_by_the_generation_alone(here, capsys):
+    for links, fabrics in ((18, "nvswitch-h100 or nvswitch-h200"), (8, "")):
+        own = f'<nvlink target="fffffff:ff:ff.0" count="{links}" tclass="0x068000"/>'
+        (here / "h.xml").write_text(system(gpu(0, own, sm=90), gpu(1, own, sm=90)))
+        found = [line for line in shown(capsys, "h.xml") if "--fabric" in line]
+        which = "; which GPU it is, the file does not tell"
+        assert found == ([f"its links are those of --fabric {fabrics}{which}"] if fabrics else [])
+
+
+def test_nvls_may_pass_a_ring(here, capsys):
+    own = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
+    (here / "h.xml").write_text(system(gpu(0, own, sm=90), gpu(1, own, sm=90)))
+    assert shown(capsys, "h.xml")[1] == (
+        "ring: at most 370.800 GB/s of busbw: 18 links x 20.6 GB/s, NCCL topo.h (the wire signals "
+        "450); all_reduce within the switches (NVLS) may pass it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("links", "text"),
+    [
+        ('<nvlink target="0000:01:00.0" count="4" tclass="0x030200"/>', "4 to GPU 1"),
+        ('<nvlink target="0000:00:00.0" count="12" tclass="0x030200"/>', "12 to itself"),
+        (
+            '<nvlink target="0000:07:00.0" count="3" tclass="0x030200"/>',
+            "3 to GPUs that are not in the file",
+        ),
+        ('<nvlink target="1" count="3" tclass="0x068001"/>', "3 to the CPU"),
+        ('<c2c bw="44712" count="10"/>', "10 x 44712 MB/s C2C to the CPU"),
+    ],
+)
+def test_where_links_end(here, capsys, links, text):
+    (here / "links.xml").write_text(system(gpu(0, links), gpu(1, "")))
+    assert main(["log", "links.xml", "--format", "json"]) == 0
+    (dump,) = json.loads(capsys.readouterr().out)["dumps"]
+    assert [row["links_to"] for row in dump["gpus"]] == [text, None]
+
+
+def test_two_hosts(here, capsys):
+    hosts = "".join(f'<cpu host_hash="0x{host}" numaid="0">{gpu(0)}</cpu>' for host in ("a", "b"))
+    (here / "rack.xml").write_text(f'<system version="1">{hosts}</system>')
+    lines = shown(capsys, "rack.xml")
+    assert lines[0].endswith(", 2 hosts")
+    assert [line.split()[:3] for line in lines if line.startswith(("0 ", "1-0 "))] == [
+        ["0", "0", "0"],
+        ["1-0", "0", "1"],
+    ]
+    assert not any("--fabric" in line for line in lines)  # those lie within one host
+
+
+def test_a_file_for_nccl(here, capsys):
+    (here / "azure.xml").write_text(
+        system('<pci busid="0001:00:00.0" class="0x030200" link_speed="" link_width="0"/>')
+    )
+    assert shown(capsys, "azure.xml")[:3] == [
+        "NCCL topology: 1 GPU, 1 NUMA node (AuthenticAMD x86_64), 0 network interfaces",
+        "no <gpu> in it: a file for NCCL_TOPO_FILE, to which NCCL adds what it finds",
+        "ring: no ceiling: the file has no <gpu>: NVLink is not told in it",
+    ]
+
+
+def test_files_that_end_early(here, capsys):
+    (here / "topo.xml").write_text(A100[: A100.index('<gpu dev="1"') + 60])
+    (here / "graph.xml").write_text(RINGS[: RINGS.index("</graph>") - 30])
+    assert main(["log", "topo.xml", "graph.xml"]) == 0
+    out = capsys.readouterr()
+    assert [line.partition(" (")[0] for line in out.err.splitlines()] == [
+        "torchcoll: warning: topo.xml: cut off",
+        "torchcoll: warning: graph.xml: cut off",
+    ]
+    lines = out.out.splitlines()
+    assert "the file is cut off: GPUs, links and interfaces may be missing" in lines
+    assert "the file is cut off: channels may be missing" in lines
+    assert "ring: no ceiling: the file is cut off: what is missing may be the slowest" in lines
+    assert any(line.split()[:5] == ["ring", "ring", "11", "of", "12"] for line in lines)
+
+
+def test_json_and_csv(capsys):
+    assert main(["log", "topo.xml", "graph.xml", "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    topology, found = document["dumps"]
+    assert document["jobs"] == [] and document["files"] == []
+    assert (topology["kind"], topology["file"], found["kind"]) == ("topology", "topo.xml", "graphs")
+    assert (topology["ring_ceiling_gbps"], topology["ring_wire_gbps"]) == (240, 300)
+    assert (topology["nics_gbps"], topology["fabrics"]) == (25, ["nvswitch-a100"])
+    assert topology["gpus"][1]["links_gbps"] == 240
+    assert (found["ring_gbps"], found["unused"]) == (240, ["NVLS"])
+    assert found["channels"][0] == {
+        "graph": "ring",
+        "channels": "0-11",
+        "gpus": ["0", "1"],
+        "ranks": None,
+        "nets": [],
+    }
+    assert main(["log", "topo.xml", "graph.xml", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["file"], row["table"]) for row in rows] == [
+        *[("topo.xml", "gpus")] * 2,
+        ("topo.xml", "nics"),
+        ("topo.xml", "cpus"),
+        *[("graph.xml", "graphs")] * 2,
+        *[("graph.xml", "channels")] * 2,
+    ]
+    assert rows[0]["links_gbps"] == "240.0" and rows[-1]["gpus"] == "1 0"
+
+
+def test_markdown(capsys):
+    lines = shown(capsys, "graph.xml", "--format", "markdown")
+    assert "| ring | ring | 12 | 20.000 | 240.000 | NVL |" in lines
+
+
+def test_beside_a_log_and_with_files_that_are_refused(here, capsys):
+    (here / "a.log").write_text("n:1:1 [0] NCCL INFO NCCL version 2.27.5+cuda12.9\n")
+    (here / "bad.xml").write_text('<!DOCTYPE s [<!ENTITY a "b">]><system version="&a;"/>')
+    assert main(["log", "bad.xml", "a.log", "topo.xml"]) == 3
+    out = capsys.readouterr()
+    assert out.err == (
+        "torchcoll: error: XML: got bad.xml, expected a file without DTD and entities\n"
+    )
+    lines = out.out.splitlines()
+    assert (lines[0], lines.count("job 0: a.log")) == ("topo.xml", 1)
+    assert lines[-1] == "a.log: 1 lines: 1 understood"

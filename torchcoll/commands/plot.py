@@ -1,0 +1,56 @@
+"""``torchcoll plot``: time and bus bandwidth over sizes, as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Container
+
+from torchcoll.core.errors import ExitCode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sides",
+        nargs="+",
+        metavar="SIDE",
+        help="a file, a folder, a quoted glob, or label=PATH; those of one label are its launches",
+    )
+    add("-o", "--output", default="torchcoll.png", metavar="FILE",
+        help="a .png, .svg or .pdf; it is replaced (default: torchcoll.png)")  # fmt: skip
+    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--fabric", metavar="NAME", help="draw its limits: nvswitch-h200, ib-ndr:8, ...")
+    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.analysis.sides import expanded
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve
+    from torchcoll.report.plot import plot
+
+    named: dict[str, list[str]] = {}
+    for argument in options.sides:
+        label, found, path = argument.partition("=")
+        if os.path.exists(argument) or not (found and label and path):
+            label, path = _name(argument, named), argument
+        named.setdefault(label, []).append(path)
+    sides = {
+        name: load_all(resolve(str(file) for path in paths for file in expanded(path)))
+        for name, paths in named.items()
+    }
+    choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
+    plot(sides, options.output, **choices)
+    print(f"picture: {options.output}")
+    return ExitCode.OK
+
+
+def _name(path: str, taken: Container[str]) -> str:
+    """The name of the file; of its folder too where that is taken."""
+    whole = os.path.abspath(path)
+    last = os.path.basename(whole).removesuffix(".gz")
+    stem = last.rpartition(".")[0] or last
+    longer = os.path.join(os.path.basename(os.path.dirname(whole)), stem)
+    return next((name for name in (stem, longer) if name not in taken), path)

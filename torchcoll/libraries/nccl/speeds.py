@@ -1,0 +1,155 @@
+"""What NCCL and RCCL take the links of a topology for, in GB/s of one direction, and the ceiling of
+a ring that follows.
+
+NVLink: ncclTopoNVLinkBw of NCCL's src/graph/topo.h, about four fifths of the wire's rate; a
+measured ring comes close to it (core/hardware.py). XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
+ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ a
+little; these are of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torchcoll.libraries.nccl.dump import Node
+from torchcoll.libraries.nccl.topology import Device, Gpu, Link, Topology
+
+# From this compute capability on; 8.6 is an exception. Above the last the file is of a GPU that is
+# newer than this table.
+_NVLINK = ((60, 18.0), (70, 20.0), (80, 20.0), (90, 20.6), (100, 40.1))
+_NEWER = 107
+_NVLINK_86 = 12.0
+_WIRE = {70: 25.0, 80: 25.0, 90: 25.0, 100: 50.0}  # NVIDIA's product pages, as core/hardware.py
+_XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))
+_LANE_MBPS = {2.5: 1500, 5.0: 3000, 8.0: 6000, 16.0: 12000, 32.0: 24000, 64.0: 48000}
+_GT = re.compile(r"(\d+(?:\.\d+)?) GT/s")
+_UNTOLD = (16, 6000)  # what NCCL takes for a width and a lane that the file does not tell
+
+
+def link_gbps(gpu: Gpu, link: Link) -> float | None:
+    """GB/s of one such link; None where it is not known."""
+    if link.kind == "xgmi":
+        found = (gbps for names, gbps in _XGMI if re.match(rf"(?:{names})(?!\w)", gpu.gcn))
+        return next(found, None)
+    if link.kind != "nvlink" or gpu.sm is None or gpu.sm >= _NEWER:
+        return None
+    if gpu.sm == 86:
+        return _NVLINK_86
+    return next((gbps for sm, gbps in reversed(_NVLINK) if gpu.sm >= sm), None)
+
+
+def wire_gbps(gpu: Gpu) -> float | None:
+    """What the wire of one NVLink signals."""
+    return _WIRE.get(gpu.sm // 10 * 10) if gpu.sm and gpu.sm != 86 and gpu.sm < _NEWER else None
+
+
+def pci_gbps(node: Node) -> float | None:
+    """Of a PCI device's own link; None where the file does not tell both speed and width."""
+    width, lane = _pci(node)
+    return width * lane / 8000 if lane and width else None
+
+
+def assumed_pci_gbps(node: Node) -> float:
+    """The same as NCCL takes it, whatever the file tells."""
+    width, lane = _pci(node)
+    return (width or _UNTOLD[0]) * (lane or _UNTOLD[1]) / 8000
+
+
+def _pci(node: Node) -> tuple[int | None, int | None]:
+    """(lanes, Mbit/s of one)."""
+    found = _GT.match(node.text("link_speed"))
+    width = node.whole_number("link_width")
+    lane = _LANE_MBPS.get(float(found[1])) if found else None
+    return width if width and width > 0 else None, lane
+
+
+def narrowest_pci_gbps(device: Device) -> float | None:
+    """Of the links from the device up to its CPU; None where one of them is not told."""
+    chain = [device.node, *device.node.above()]
+    speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]
+    known = [gbps for gbps in speeds if gbps is not None]
+    return min(known) if known and len(known) == len(speeds) else None
+
+
+def outward(gpu: Gpu) -> list[Link]:
+    """The links over which it reaches other GPUs of the file, through a switch or directly."""
+    return [link for link in gpu.links if link.to == "switch" or link.peer is not None]
+
+
+def sum_gbps(gpu: Gpu) -> float | None:
+    """All links over which it reaches others; None without any, or of unknown speed."""
+    speeds = [(link.count, link_gbps(gpu, link)) for link in outward(gpu)]
+    if not speeds or any(gbps is None for _, gbps in speeds):
+        return None
+    return round(sum(count * (gbps or 0) for count, gbps in speeds), 3)
+
+
+def islands(gpus: list[Gpu]) -> list[list[Gpu]]:
+    """The GPUs that links join, those that a switch joins together; in the order of the file."""
+    group = {id(gpu): [gpu] for gpu in gpus}
+
+    def join(one: Gpu, other: Gpu) -> None:
+        mine, theirs = group[id(one)], group[id(other)]
+        if mine is not theirs:
+            mine += theirs
+            group.update({id(gpu): mine for gpu in theirs})
+
+    switched = [gpu for gpu in gpus if any(link.to == "switch" for link in gpu.links)]
+    for gpu in gpus:
+        if switched and gpu in switched:
+            join(switched[0], gpu)
+        for link in gpu.links:
+            if link.peer is not None and id(link.peer) in group:
+                join(gpu, link.peer)
+    found = {id(members): members for members in group.values()}
+    return [sorted(members, key=gpus.index) for members in found.values()]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What no ring can pass: busbw in GB/s with its source; or None and why it is not known."""
+
+    gbps: float | None
+    source: str
+    wire_gbps: float | None = None
+
+
+def ring_ceiling(told: Topology) -> Ceiling:
+    """Every GPU sends all of a ring's data once, so the one whose links carry least bounds it."""
+    gpus = told.told
+    what = "XGMI" if told.library == "RCCL" else "NVLink"
+    if told.cut:
+        return Ceiling(None, "the file is cut off: what is missing may be the slowest")
+    if not gpus:
+        return Ceiling(None, f"the file has no <gpu>: {what} is not told in it")
+    if len(gpus) == 1:
+        return Ceiling(None, "one GPU alone: a communicator of one rank on this host")
+    if len({id(gpu.node) for gpu in gpus}) < len(gpus):
+        return Ceiling(None, "ranks share a GPU, and so its links")
+    joined = islands(gpus)
+    if len(joined) == 1:
+        return _of_links(gpus, what, told.library)
+    if len(joined) < len(gpus) or told.hosts > 1:
+        names = " and ".join(" ".join(gpu.name for gpu in members) for members in joined)
+        return Ceiling(None, f"{what} joins GPUs {names}, but not these with each other")
+    speeds = [pci_gbps(gpu.node) for gpu in gpus]
+    if any(gbps is None for gbps in speeds):
+        source = f"no {what} joins the GPUs, and the file does not tell their PCI links"
+        assumed = min(assumed_pci_gbps(gpu.node) for gpu in gpus)
+        return Ceiling(None, f"{source} ({told.library} then takes {assumed:g} GB/s)")
+    least = min(gbps for gbps in speeds if gbps is not None)
+    source = f"the PCI link of one GPU, {told.library} topo.cc"
+    return Ceiling(least, f"{source}; CPUs and shared switches may allow less")
+
+
+def _of_links(gpus: list[Gpu], what: str, library: str) -> Ceiling:
+    sums = [(gbps, gpu) for gpu in gpus if (gbps := sum_gbps(gpu)) is not None]
+    if len(sums) < len(gpus):
+        return Ceiling(None, f"{what} of this generation is not known here")
+    least, gpu = min(sums, key=lambda pair: pair[0])
+    count = sum(link.count for link in outward(gpu))
+    each = link_gbps(gpu, outward(gpu)[0])
+    wire = wire_gbps(gpu)
+    source = f"{count} link{'s' if count > 1 else ''} x {each:g} GB/s, {library} topo.h"
+    return Ceiling(least, source, round(count * wire, 3) if wire else None)

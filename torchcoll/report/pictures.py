@@ -1,0 +1,108 @@
+"""What all pictures share: the figure, its axes over sizes and times, its caption and its file.
+
+Without pyplot: it looks for a display, and keeps every figure alive.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.units import format_size, format_time
+from torchcoll.report.output import one_line
+from torchcoll.report.view import choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".pdf")
+BESIDE = 8  # more lines have their names beside the picture, not in it
+_COLOURS = 10  # of matplotlib's default cycle; beyond, the style of the line changes
+_STYLES = ("-", "--", ":", "-.")
+_WIDTH, _HEIGHT = 11.0, 3.6  # inches, of a row of two
+_DECADES = 200  # a shorter axis has ticks at 2 and 5 too
+_CAPTION = 150  # characters in a line of that width
+
+
+def check_path(path: str | os.PathLike[str]) -> Path:
+    """Raises UsageError for a picture that could not be written, before anything is read."""
+    file = Path(path)
+    choice(file.suffix.lower(), "picture", SUFFIXES)
+    if not file.parent.is_dir():
+        raise UsageError("picture", path, "a folder that exists")
+    return file
+
+
+def new_figure(rows: int, columns: int) -> tuple[Figure, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UnavailableError(
+            "picture", "no library for it", "matplotlib", "Install torchcoll[plot]."
+        ) from None
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def style_of(number: int) -> dict[str, Any]:
+    style = _STYLES[number // _COLOURS % len(_STYLES)]
+    return {"color": f"C{number % _COLOURS}", "linestyle": style}
+
+
+def draw_band(axis: Axes, told: Sequence[tuple[int, float, float]], colour: str) -> None:
+    if told:
+        places, low, high = zip(*told, strict=True)
+        axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
+    first, last = math.floor(low), math.ceil(high)
+    step = next(step for step in (1, 2, 4, 5, 10, 20) if (last - first) / step <= 9)
+    ticks = [2.0**power for power in range(first, last + 1, step)]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ticks, [format_size(int(tick)) if tick >= 1 else "" for tick in ticks])
+    axis.set_xlim(min(sizes) / 1.3, max(sizes) * 1.3)
+    axis.minorticks_off()
+    axis.grid(True, color="0.9")
+    axis.set_xlabel("size")
+
+
+def time_axis(axis: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    steps = (1.0, 2.0, 5.0) if high / low < _DECADES else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=steps))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: format_time(ns, 1)))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend(axis: Axes, lines: int) -> None:
+    if not axis.get_legend_handles_labels()[1]:
+        return
+    if lines <= BESIDE:
+        axis.legend(fontsize="small", framealpha=0.8)
+    else:
+        axis.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def write_caption(figure: Figure, caption: Sequence[str]) -> None:
+    lines = [part for text in caption for part in textwrap.wrap(one_line(text), _CAPTION)]
+    figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
+
+
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Raises UsageError for a path that cannot be written."""
+    try:
+        figure.savefig(check_path(path), dpi=120)
+    except OSError as error:
+        expected = f"a file that can be written ({error.strerror})"
+        raise UsageError("picture", path, expected) from None
