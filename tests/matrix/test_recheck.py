@@ -340,7 +340,28 @@ def test_axes_and_what_all_cells_set_stay():
         Cell("exported-nproc4", {"nproc": "4"}, {"NCCL_ALGO": RING, **kept}),
     ]
     assert (again.plan.launches, again.plan.seed) == (3, 7)
-    assert again.by == ("label=nproc",)
+    assert again.by == ()  # the ranks tell these apart
+
+
+def test_other_axes_and_variables_are_kept_apart_in_the_comparison():
+    cells = [
+        {
+            "name": f"{name}-{mode}-{threads}",
+            "axes": {"mode": mode},
+            "variables": {"NCCL_ALGO": value, "OMP_NUM_THREADS": threads},
+        }
+        for mode in ("a", "b")
+        for threads in ("1", "2")
+        for name, value in (("auto", None), ("ring", RING))
+    ]
+    command = [sys.executable, "-m", "torchcoll.allreduce", "--label", "n={mode}"]
+    again = planned(cells, command, [cell["name"] for cell in cells])
+    assert [cell.name for cell in again.plan.cells[4:]] == [
+        f"exported-mode_{mode}-OMP_NUM_THREADS{threads}"
+        for mode in ("a", "b")
+        for threads in ("1", "2")
+    ]
+    assert again.by == ("label=mode", "OMP_NUM_THREADS")
 
 
 def test_a_suite_is_narrowed_to_what_the_setting_is_for():

@@ -16,13 +16,12 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.records import MANIFEST
 from torchcoll.libraries.forcing import FORCING
 from torchcoll.matrix.cells import AUTO, AXES_OF_LIBRARIES, Cell, combined, file_safe, joined
-from torchcoll.matrix.check import Recorded, unverified
+from torchcoll.matrix.check import OF_RANKS, Recorded, unverified
 from torchcoll.matrix.command import SUITE, check_program, command_of
 from torchcoll.matrix.manifest import is_plan
 from torchcoll.matrix.plan import Plan
 
 EXPORTED = "exported"
-_OF_AXES = {name for names in AXES_OF_LIBRARIES.values() for name in names}
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Recheck:
         for job in self.plan.jobs():
             path = folder / f"{job.stem}.jsonl"
             if path.exists():
-                paths[job.cell.name.split("-")[0] == EXPORTED].append(path)
+                paths[job.cell.name.startswith(EXPORTED)].append(path)
         return paths
 
     def folder(self, matrix: Path, content: str) -> Path:
@@ -85,10 +84,11 @@ def recheck(
         raise UnreadableError("manifest", matrix / MANIFEST, "one that has the cells of its files")
     several = list(places.values())
     names = dict.fromkeys(n for one in several for n in (*one.axes, *one.variables))
+    by_axes = {n for one in several for axis in one.axes for n in AXES_OF_LIBRARIES.get(axis, ())}
     differ = [
         name
         for name in names
-        if name not in _OF_AXES and len({_value(one, name) for one in several}) > 1
+        if name not in by_axes and len({_value(one, name) for one in several}) > 1
     ]
     dimension = [replace(one, name=_name_of(one, differ)) for one in several]
     in_cells = {name for cell in spec["cells"] for name in cell.get("variables") or {}}
@@ -101,7 +101,8 @@ def recheck(
         environ = plan.environment(each, os.environ)
         check_program(command.filled(each.axes), environ.get("PATH"))
     labels = {n for one in plan.cells for n in (*one.axes, *unverified(one, recorded))}
-    return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in differ))
+    apart = [name for name in differ if name not in OF_RANKS]  # ranks keep cases apart anyway
+    return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in apart))
 
 
 def _value(cell: Cell, name: str) -> str | None:
