@@ -22,6 +22,14 @@ class NoNamespaces(Exception):
     """This machine gives none; the text says what is missing."""
 
 
+def before_all_others() -> None:
+    """This process gets a core at once: a network does not wait for what else runs here, and a
+    message that waits for the next tick of a scheduler (4 ms) is as slow as a busy link.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
 def _run(*words: str) -> int:
     env = {**os.environ, "PATH": _PATH}
     try:
@@ -85,6 +93,7 @@ class Hosts:
         if failed:
             raise OSError(ctypes.get_errno(), "entering a namespace")
         socket.sethostname(f"h{index}")
+        before_all_others()
 
     def environment(self, rank: int) -> dict[str, str]:
         return {"MASTER_ADDR": self.address(0), "GLOO_SOCKET_IFNAME": DEVICE}

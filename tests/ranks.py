@@ -6,6 +6,8 @@ runs in a child before its target: what it patches dies with the child.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -24,6 +26,8 @@ import torch
 import torch.distributed
 
 from torchcoll import load
+from torchcoll.bench.clock import FakeClock
+from torchcoll.bench.device import Cpu
 from torchcoll.bench.main import main
 from torchcoll.bench.state import concerns
 from torchcoll.core.result import CaseResult, Run
@@ -41,10 +45,30 @@ class Ended:
     seconds: float  # after the start of the job
 
 
+# torch's store looks up the names of its clients: a lost answer costs 5 s.
+NO_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
+
+
+def without_names(text: str) -> str:
+    """The text but for what torch's store says of the name server."""
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if "hostname of the client socket" not in line)
+
+
+_ports = itertools.count(37 * os.getpid())
+
+
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that stays free until a store asks for it. Of those that the system gives out (Linux:
+    from 32768) one is soon given to one of the many sockets of other jobs. Parts of the suite that
+    run side by side count from elsewhere.
+    """
+    while True:
+        port = 10000 + next(_ports) % 10000
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(("", port))
+            return port
 
 
 class Job:
@@ -83,8 +107,7 @@ class Job:
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
-                # torch's store looks up the names of its clients: a lost answer costs 5 s.
-                "RES_OPTIONS": "timeout:1 attempts:1",
+                **NO_NAMES,
                 "CUDA_VISIBLE_DEVICES": "",  # these are tests of the CPU, on GPU machines too
             }
             variables |= environment(rank) if callable(environment) else environment or {}
@@ -98,8 +121,7 @@ class Job:
 
     def text(self, rank: int, stream: str = "stderr") -> str:
         """What the rank has written so far, but for what torch's store says of the name server."""
-        lines = (self.folder / f"{rank}.{stream}").read_text().splitlines(keepends=True)
-        return "".join(line for line in lines if "hostname of the client socket" not in line)
+        return without_names((self.folder / f"{rank}.{stream}").read_text())
 
     def running(self) -> list[int]:
         for rank, pid in self.pids.items():
@@ -110,7 +132,7 @@ class Job:
                     self._ended[rank] = (code, time.monotonic() - self._began)
         return [rank for rank in self.pids if rank not in self._ended]
 
-    def until(self, what: Callable[[], Any], timeout_s: float = 30) -> Any:
+    def until(self, what: Callable[[], Any], timeout_s: float = 60) -> Any:
         """The first true value of ``what()``."""
         deadline = time.monotonic() + timeout_s
         while not (value := what()):
@@ -119,7 +141,7 @@ class Job:
             time.sleep(0.005)
         return value
 
-    def wait(self, timeout_s: float = 60) -> dict[int, Ended]:
+    def wait(self, timeout_s: float = 100) -> dict[int, Ended]:
         """All ranks after they have ended; past the limit they are killed and the test fails."""
         deadline = time.monotonic() + timeout_s
         while self.running():
@@ -133,7 +155,7 @@ class Job:
             for rank, (code, seconds) in sorted(self._ended.items())
         }
 
-    def codes(self, timeout_s: float = 60) -> list[int]:
+    def codes(self, timeout_s: float = 100) -> list[int]:
         return [ended.code for ended in self.wait(timeout_s).values()]
 
     def kill(self) -> None:
@@ -188,6 +210,26 @@ def command(collective: str | None, arguments: str | Sequence[str]) -> Target:
     return lambda: main(collective, argv)
 
 
+class Ticking(FakeClock):
+    """A microsecond from one look to the next, whatever else the machine does."""
+
+    def now(self) -> int:
+        self.time_ns += 1000
+        return self.time_ns
+
+
+def ticking() -> Ticking:
+    """In a child: the clock of all calls that are timed there."""
+    clock = Ticking()
+    Cpu.__init__.__defaults__ = (clock.now,)
+    return clock
+
+
+def of_enough_cores(rank: int) -> None:
+    """A setup: to this rank the machine has a core for each rank, whatever it has."""
+    os.sched_getaffinity = lambda pid: set(range(64))
+
+
 class Measured:
     """A job of the command and the result file that it writes.
 
@@ -211,7 +253,7 @@ class Measured:
     def run(self) -> Run:
         return load(self.path)
 
-    def ended(self, codes: int | list[int], timeout_s: float = 60) -> Measured:
+    def ended(self, codes: int | list[int], timeout_s: float = 100) -> Measured:
         """After the job, whose ranks all left with this exit code (or these)."""
         ended = self.job.wait(timeout_s)
         expected = [codes] * len(ended) if isinstance(codes, int) else codes

@@ -56,7 +56,7 @@ def torchrun(copy: Path, folder: Path, words: list[str]) -> Job:
     return Job(folder, target, int(asked.nproc_per_node))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)  # 60 s alone on 2 cores
 def test_every_command_of_the_readme_works(copy: Path, tmp_path: Path) -> None:
     commands = [command for block in blocks() for command in block]
     assert len(commands) > 10
@@ -67,7 +67,7 @@ def test_every_command_of_the_readme_works(copy: Path, tmp_path: Path) -> None:
     for number, command in enumerate(commands):
         program, *words = shlex.split(command)
         if program == "torchrun":
-            ranks = torchrun(copy, tmp_path / str(number), words).wait()
+            ranks = torchrun(copy, tmp_path / str(number), words).wait(300)
             codes, out = [rank.code for rank in ranks.values()], ranks[0].stdout
             err = "".join(rank.stderr for rank in ranks.values())
         else:

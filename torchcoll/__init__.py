@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 # importing a module would overwrite the lazy name (tested).
 _LAZY = {
     "Case": "torchcoll.core.case",
-    "Spec": "torchcoll.core.case",
+    "Spec": "torchcoll.core.spec",
     "Run": "torchcoll.core.result",
     "Traffic": "torchcoll.core.traffic",
     "TorchcollError": "torchcoll.core.errors",

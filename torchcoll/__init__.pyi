@@ -9,11 +9,11 @@ from torchcoll.analysis.transitions import transitions as transitions
 from torchcoll.bench.replay import replay as replay
 from torchcoll.bench.runner import run as run
 from torchcoll.core.case import Case as Case
-from torchcoll.core.case import Spec as Spec
 from torchcoll.core.errors import TorchcollError as TorchcollError
 from torchcoll.core.records import load as load
 from torchcoll.core.records import save as save
 from torchcoll.core.result import Run as Run
+from torchcoll.core.spec import Spec as Spec
 from torchcoll.core.traffic import Traffic as Traffic
 from torchcoll.report.plot import plot as plot
 from torchcoll.report.text import show as show

@@ -387,7 +387,7 @@ def test_curves_that_are_refused(runs, text):
         (0, {}, "parameters: got 0, expected a number from 1 to 1e12"),
         (float("nan"), {}, "parameters: got nan, expected a number from 1 to 1e12"),
         (9, {"dtype": "int32"}, "dtype: got int32, expected a floating-point type"),
-        (9, {"accumulate": 0}, "accumulate: got 0, expected a whole number from 1 up"),
+        (9, {"accumulate": 0}, "accumulate: got 0, expected a whole number from 1 on"),
         (9, {"backward_ms": -1}, "backward-ms: got -1, expected 0 or more"),
         (9, {"backward_ms": float("inf")}, "backward-ms: got inf, expected a number"),
         (9, {"caps_mb": []}, "bucket-cap-mb: got none, expected 200000 buckets at most"),

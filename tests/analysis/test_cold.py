@@ -177,7 +177,8 @@ def jobs(ratios, ranks=2, first=10.0, name=""):
 
 
 def test_one_job_is_no_evidence():
-    (scale,) = cold(jobs([0.5])).scales
+    first, scale = cold(jobs([0.5])).scales
+    assert first.again is None
     assert (scale.again.judged.verdict, scale.again.judged.reason) == ("unclear", "1 job")
     assert scale.again.judged.ratio.ratio == pytest.approx(0.5)
     assert cold(jobs([0.5])).again == []  # one number of ranks: nothing to pool
@@ -188,7 +189,7 @@ def test_the_second_launch_of_the_same_job():
     """Logarithms 0.1, 0.2, 0.3: t = 0.2 / (0.1 / sqrt 3) = 3.464 with 2 degrees of freedom, for
     which p = 1 - t / sqrt(2 + t^2) = 0.0742, and t of 97.5 % is 4.3027.
     """
-    (scale,) = cold(jobs([math.exp(x) for x in (0.1, 0.2, 0.3)])).scales
+    _, scale = cold(jobs([math.exp(x) for x in (0.1, 0.2, 0.3)])).scales
     judged = scale.again.judged
     assert judged.ratio.ratio == pytest.approx(math.exp(0.2), rel=1e-6)
     half = 4.3027 * 0.1 / math.sqrt(3)
@@ -210,8 +211,31 @@ def test_the_second_launch_of_the_same_job():
     ],
 )
 def test_verdicts_on_the_second_launch(ratios, verdict):
-    (scale,) = cold(jobs(ratios)).scales
+    *others, scale = cold(jobs(ratios)).scales
     assert scale.again.judged.verdict == verdict
+    # What is shown to be the same is one line, anything else one for each place.
+    assert [one.in_job for one in (*others, scale)] == ([""] if verdict == "same" else ["1", "2"])
+
+
+def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
+    # 257 s and 1.46 s: their geometric mean, 19.4 s, is what neither of them took.
+    found = cold(jobs([1.46 / 257, 1.5 / 257], first=257_000.0))
+    assert [(one.in_job, one.launches) for one in found.scales] == [("1", 2), ("2", 2)]
+    assert found.scales[0].first_ns == pytest.approx(257e9)
+    # The geometric mean of 1.46 s and 1.5 s.
+    assert found.scales[1].first_ns == pytest.approx(1.4799e9, rel=1e-4)
+    assert found.scales[1].again.judged.verdict == "faster"
+
+
+def test_later_launches_of_a_job_are_not_told_apart():
+    runs = [start([9 - k, 1, 1], job="5", utc=f"0{k}") for k in range(5)]
+    found = cold([*runs, start([20, 1, 1], utc="09")])
+    assert [(one.in_job, one.launches, one.low_ns) for one in found.scales] == [
+        ("-", 1, 20 * MS),
+        ("1", 1, 9 * MS),
+        ("2", 1, 8 * MS),
+        ("3 to 5", 3, 5 * MS),
+    ]
 
 
 def test_jobs_of_several_numbers_of_ranks_are_judged_together_too():
@@ -225,8 +249,9 @@ def test_jobs_of_several_numbers_of_ranks_are_judged_together_too():
 def test_only_launches_that_are_alike_are_a_pair():
     other = start([5, 1, 1], 4, job="0", utc="2026-11-20T09:00:00")
     found = cold([other, *jobs([1.0])])
-    two, four = found.scales
-    assert (four.again, two.again.others) == (None, 1)
+    first, second, four = found.scales
+    assert (four.again, first.again, second.again.others) == (None, None, 1)
+    assert (first.in_job, second.in_job, four.in_job) == ("1", "2", "")
 
 
 # -- late ------------------------------------------------------------------------------------

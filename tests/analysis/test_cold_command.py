@@ -100,7 +100,8 @@ def test_a_folder_of_launches(tmp_path, capsys):
     # 40 ms on rank 1, 20 ms on the other; the connect took 30 ms at most.
     row = "auto-71-1.jsonl 71 1 auto 2 1 40.00 ms 4.000 ms 2.000 ms 1.000 us 0.100 2.000 40000"
     assert f"{row} 70.00 ms 1 20.00 ms" in shown
-    (two,) = (line for line in shown if line.startswith("2 1 4 42."))
+    # By number of ranks and place in job; hosts, launches, and the geometric mean of 42 and 43.
+    (two,) = (line for line in shown if line.startswith("2 2 1 2 42.50 ms"))
     # 72 / 70 and 73 / 74: the logarithms' mean is 0.00728, its error 0.0209, so t = 0.3487, and
     # with 1 degree of freedom p = 1 - 2 / pi x atan t.
     assert " 1.007 " in two
@@ -121,7 +122,8 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
     names = ("job", "place_in_job", "first_call_ns", "first_result_ns", "second_over_first")
     assert [row[name] for name in names] == ["71", 1, 40 * MS, 70 * MS, 0.1]
     assert (row["nccl_init_largest_part"], row["communicator_slowest_rank"]) == ("topo", 1)
-    assert found["by_ranks"][0]["again"]["jobs"] == 2
+    assert [one["in_job"] for one in found["by_ranks"]] == ["1", "2", ""]
+    assert found["by_ranks"][1]["again"]["jobs"] == 2
     assert found["late"][0]["extra_ns"] == pytest.approx(59_000)
     assert main(["cold", folder, "--format", "csv"]) == 0
     table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
@@ -149,7 +151,9 @@ def test_a_scaling_table(tmp_path, capsys):
     assert "1K 8 1 2 80.00 us 0.022 2.2 % 8.000 ms 79.9 us to 80.1 us" in shown
     assert "start of the launch: all_reduce, 1K, float32, sum, gloo" in shown
     (time,) = (line for line in shown if line.startswith("1K time 2"))
-    assert time.startswith("1K time 2 to 8 n (log2 n does not fit; p < 0.0001) 4.000 (3.9")
+    assert time.startswith(
+        "1K time 2 to 8 n (log2 n and (n-1)/n do not fit; p < 0.0001) 4.000 (3.9"
+    )
     assert " 0 ns + 10.0 us (9." in time
 
 

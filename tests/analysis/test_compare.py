@@ -176,8 +176,8 @@ def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
     assert found.beyond == 2
     assert found.notes == [
-        "2 of 3 ratios that no test could judge are beyond 2 %; the furthest: all_reduce 512 0.50, "
-        "all_reduce 64 1.03"
+        "2 of 3 ratios that no test could judge are beyond 2 %; the furthest: "
+        "all_reduce 512 0.500, all_reduce 64 1.030"
     ]
 
 

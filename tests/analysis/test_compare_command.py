@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from launches import given, launches, measured, run
 
+from torchcoll.analysis.compare import compare
+from torchcoll.analysis.sides import side
 from torchcoll.cli import main
 from torchcoll.core.records import save
 from torchcoll.core.summary import Row
@@ -179,11 +181,17 @@ def test_fit(folder, capsys):
             save(one, folder / name / f"{number}.jsonl")
     assert main(["compare", "x", "y", "--fit"]) == 0
     out = capsys.readouterr().out
-    assert "latency and bandwidth (algbw): time = latency + size / bandwidth" in out
+    assert "latency and bandwidth (algbw): median over calls, max over ranks" in out
+    assert "time = latency + size / bandwidth, as algbw\n" in out
     assert "\n2 fits: " in out
     assert main(["compare", "x", "y", "--fit", "--format", "json"]) == 0
     fits = json.loads(capsys.readouterr().out)["fits"]
     assert [fit["figure"] for fit in fits] == ["latency_ns", "bandwidth_gbps"]
+    assert {fit["bandwidth"] for fit in fits} == {"algbw"}
+    assert main(["compare", "x", "y", "--fit", "--metric", "busbw"]) == 0
+    out = capsys.readouterr().out
+    assert "latency and bandwidth (busbw): " in out
+    assert "size / bandwidth, as busbw (algbw x the bus factor of nccl-tests)" in out
     assert main(["compare", "x", "y", "--fit", "--format", "csv"]) == 0
     assert "misfit" in capsys.readouterr().out.splitlines()[0]
 
@@ -284,6 +292,9 @@ def test_single_means_of_another_tool(folder, capsys):
         ("before none/*.jsonl", 3, "result files: got none/*.jsonl, expected a pattern that some "
          "file matches"),
         ("before empty", 3, "folder: got empty, expected a folder with result files"),
+        ("before above", 3, "folder: got above, expected a folder with result files. Below it are "
+         "above/one/gpu (1 file), above/two (2 files): name what is meant, or 'above/**/*' for "
+         "all."),
         ("before nowhere", 3, "result file: got nowhere, expected a file that exists"),
         ("before after --threshold 2", 2, "threshold: got 2, expected a share above 0 and below 1, "
          "such as 2% or 0.02"),
@@ -300,10 +311,47 @@ def test_single_means_of_another_tool(folder, capsys):
 )  # fmt: skip
 def test_errors_are_one_line(folder, arguments, code, line, capsys):
     (folder / "empty").mkdir()
+    for name in ("one/gpu/a.out", "two/a.out", "two/b.out", "two/.hidden", ".git/config"):
+        path = folder / "above" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
     save(run(measured(100, dtype="bfloat16")), folder / "other" / "0.jsonl")
     assert main(["compare", *arguments.split()]) == code
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"torchcoll: error: {line}\n")
+
+
+@pytest.mark.parametrize("sides", ["base=real model=sim", "model=sim base=real"])
+def test_a_side_named_model_has_its_errors_told(in_tmp_path, sides, capsys):
+    sizes = (1 << 20, 4 << 20, 16 << 20)
+    for name, times in (("real", (40_000, 100_000, 200_000)), ("sim", (30_000, 110_000, 202_000))):
+        cases = [measured(ns, nbytes=n) for ns, n in zip(times, sizes, strict=True)]
+        save(run(*cases), in_tmp_path / name)
+    assert main(["compare", *sides.split()]) == 0
+    # |30 / 40 - 1|, |110 / 100 - 1|, |202 / 200 - 1|: 0.25 x 0.1 x 0.01 = 0.063 to the third.
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "error of the model, |time predicted / measured - 1|, over 3 cases: geometric mean 6.3 % "
+        "(sizes that are nearly exact pull it down), mean 12.0 %, worst 25.0 % (all_reduce 1M)"
+    )
+    assert main(["compare", *sides.replace("model", "new").split()]) == 0
+    assert "error of the model" not in capsys.readouterr().out
+
+
+def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
+    exact, model = (
+        side("base", launches([{8: 100, 64: 100}])),
+        side("model", launches([{8: 100, 64: 150}])),
+    )
+    (note,) = [n for n in compare(exact, model).notes if n.startswith("error of the model")]
+    assert "geometric mean 0.0 % (sizes that are nearly exact pull it down), mean 25.0 %" in note
+
+
+def test_a_pattern_takes_folders_of_folders(folder, capsys):
+    (folder / "all").mkdir()
+    for name in ("after", "third"):
+        (folder / name).rename(folder / "all" / name)
+    assert main(["compare", "before", "all/**/*"]) == 0
+    assert "new (all/**/*, 12 launches)" in capsys.readouterr().out
 
 
 def test_a_truncated_file_is_said_to_be(folder, capsys):

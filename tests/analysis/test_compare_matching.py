@@ -307,6 +307,50 @@ def test_fit_says_where_sizes_follow_no_line():
     fitted = compare(steps, launches([{1024: 9, 2048: 9, 4096: 9, 8192: 9}]), fit=True).fitted
     (note,) = misfit_note(fitted)
     assert note.startswith("1 of 1 fits are poor: sizes there follow no line")
+    assert note.endswith("% (all_reduce, 2K)")
+    # Its figures are shown, and nothing is made of them.
+    for one in fitted:
+        assert (one.judged.verdict, one.judged.ratio) == ("unclear", None)
+        assert one.judged.reason.startswith("no line: off by ")
+        assert one.judged.reason.endswith(" % at 2K")
+
+
+@pytest.mark.parametrize(
+    ("collective", "metric", "gbps"),
+    [
+        # 100 GB/s of size / time on 8 ranks; 2 x 7/8, 7/8, 1 by nccl-tests doc/PERFORMANCE.md,
+        # whose hypercube counts 7/8 of the size.
+        ("all_reduce", "algbw", 100),
+        ("all_reduce", "busbw", 175),
+        ("all_gather", "busbw", 87.5),
+        ("broadcast", "busbw", 100),
+        ("hypercube", "algbw", 87.5),
+        ("hypercube", "time", 87.5),
+    ],
+)
+def test_the_bandwidth_of_a_fit_is_that_of_the_metric(collective, metric, gbps):
+    sizes = (1 << 16, 1 << 20, 1 << 26)
+    sides = [
+        run(
+            *(
+                measured(20_000 + n // 100, 8, nbytes=n, collective=collective, op=None)
+                for n in sizes
+            ),
+            ranks=8,
+        )
+        for _ in "ab"
+    ]
+    _, bandwidth = compare(*sides, fit=True, metric=metric).fitted
+    assert bandwidth.base == pytest.approx(gbps, rel=1e-3)
+    assert bandwidth.metric == ("busbw" if metric == "busbw" else "algbw")
+
+
+def test_one_rank_has_no_busbw():
+    alone = [
+        run(*(measured(n, 1, nbytes=n) for n in (1 << 16, 1 << 20, 1 << 26)), ranks=1) for _ in "ab"
+    ]
+    _, bandwidth = compare(*alone, fit=True, metric="busbw").fitted
+    assert bandwidth.judged.reason == "no busbw in base: 1 rank"
 
 
 def test_a_latency_that_some_launches_cannot_resolve_is_no_figure():

@@ -14,7 +14,8 @@ from torchcoll.analysis.compare import compare
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load, save
-from torchcoll.core.result import Verification
+from torchcoll.core.result import Given, Verification
+from torchcoll.report.compare import show_comparisons
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 NOISE = (1.0, 1.01, 0.99, 1.005)
@@ -170,6 +171,37 @@ def test_why_something_is_on_one_side_alone(in_tmp_path, capsys):
     save(run(*both), in_tmp_path / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     assert "only in new: stream cadence: 1K" in capsys.readouterr().out
+
+
+def test_first_calls_stay_out_of_a_mean_of_launches():
+    def imported(ns, **more):
+        figure = Given(ns, "mean", "mean", "host", **more)
+        case = measured(0, cold_ns=[], time_ns={}, given=figure, verification=None)
+        return run(case, source={"tool": "oneCCL benchmark"})
+
+    base = [imported(100, calls=20), imported(90_000, calls=1, first_call_ns=90_000)]
+    (row,) = compare(base, [imported(150, calls=20)]).rows
+    assert (row.ratio, row.judged.base) == (pytest.approx(1.5), pytest.approx((100,)))
+    assert row.notes == ("1 of 2 launches of base left out: one cold call",)
+
+
+def test_small_ratios_keep_their_digits_and_names_tell_the_placement(capsys):
+    kinds = [(size, place) for place in (True, False) for size in (1024, 2048)]
+
+    def launch(*ns):
+        own = zip(ns, kinds, strict=True)
+        return run(*(measured(t, nbytes=size, in_place=place) for t, (size, place) in own))
+
+    found = compare(launch(175_000, 1000, 175_000, 1000), launch(1000, 990, 2000, 990))
+    show_comparisons([found])
+    lines = capsys.readouterr().out.splitlines()
+    # 1 / 175 and 2 / 175, each above 0.99: the points stand below each other.
+    for small in ("0.00571", "0.0114"):
+        place = next(n for n, line in enumerate(lines) if line.startswith("  1K") and small in line)
+        assert lines[place + 1].index("0.990") == lines[place].index(small)
+    assert found.notes[-1].endswith(
+        "the furthest: all_reduce 1K in place 0.00571, all_reduce 1K out of place 0.0114"
+    )
 
 
 def test_what_keeps_apart_is_unset():

@@ -339,12 +339,12 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
 
 
 def delayed(delay_s: float) -> None:
-    """Rank 1 comes later to each of eight calls; each rank writes what it saw."""
+    """Rank 1 comes later to each of five calls; each rank writes what it saw."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     tensor, calls = torch.ones(16384), []
     dist.all_reduce(tensor)
-    for number in range(8):
+    for number in range(5):
         dist.barrier()
         if rank == 1:
             time.sleep(delay_s)
@@ -357,16 +357,16 @@ def delayed(delay_s: float) -> None:
     dist.destroy_process_group()
 
 
-def test_a_real_rank_that_comes_50_ms_late(tmp_path: Path):
-    """The margins are those of a busy machine: what is tested is where the 50 ms go."""
-    job = Job(tmp_path / "job", lambda: delayed(0.05), ranks=3)
+def test_a_real_rank_that_comes_200_ms_late(tmp_path: Path):
+    """The margins are those of a busy machine: what is tested is where the 200 ms go."""
+    job = Job(tmp_path / "job", lambda: delayed(0.2), ranks=3)
     assert job.codes() == [0, 0, 0]
     found = join(Traffic.load(tmp_path / "job" / f"traffic{rank}.jsonl") for rank in range(3))
     result = torchcoll.cost(found, Run())
     (row,) = result.rows
-    assert 45 * MS < row.wait_ns < 150 * MS
-    assert row.transfer_ns < 25 * MS
-    assert result.late[1].share >= 0.75
+    assert 100 * MS < row.wait_ns < 1000 * MS
+    assert row.transfer_ns < 100 * MS
+    assert (result.late[1].rank, result.late[1].share >= 0.6) == (1, True)
 
 
 def test_of_a_folder_and_a_file(tmp_path):

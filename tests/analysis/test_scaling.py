@@ -138,5 +138,45 @@ def test_a_limit_that_is_none(link):
 
 
 def test_nothing_to_show():
-    with pytest.raises(UsageError, match="cases: got none with ranks and a time"):
-        found([run(given(1000, 0), ranks=0, source={"tool": "osu"})])
+    osu = run(given(1000, 0), ranks=0, source={"tool": "osu"})
+    with pytest.raises(UsageError, match=r"cases: got none of 1 case, .* 1 without a number of r"):
+        found([osu])
+    with pytest.raises(UsageError, match="cases: got none of 1 case"):
+        found([osu], 1024)
+
+
+def impossible(ranks, ns=2000):
+    """256 MiB in 2 us, by links of 450 GB/s."""
+    case = measured(ns, ranks, nbytes=1 << 28, device="cuda", backend="nccl", cold_ns=[])
+    return run(case, ranks=ranks, labels={"link_gbps": "450"})
+
+
+def test_what_is_not_possible_is_named():
+    with pytest.raises(
+        UsageError, match=r"2 implausible \(busbw beyond the links that were stated"
+    ):
+        found([impossible(2), impossible(4)])
+    result = found([launch(2, {1024: 1000}), launch(4, {1024: 1000}), impossible(8)])
+    assert result.notes[0].startswith("in no curve: 1 case implausible (busbw beyond the links")
+
+
+def test_first_calls_of_a_job_are_those_of_its_first_launch():
+    # The second launch of each job finds it warm: its first call takes 1 ms.
+    runs = [
+        start([first, 1, 1], ranks, job=str(ranks), utc=f"0{place}")
+        for ranks in (2, 4, 8)
+        for place, first in enumerate((100 * ranks, 1))
+    ]
+    result = found(runs)
+    assert [point.first_ns for point in result.curves[0].points] == [
+        pytest.approx(100 * ranks * MS) for ranks in (2, 4, 8)
+    ]
+    assert [[point.first_ns for point in curve.points] for curve in result.starts] == [
+        [200 * MS, 400 * MS, 800 * MS],
+        [MS] * 3,
+    ]
+    assert [curve.fits[0].part for curve in result.starts] == ["1 in job", "2 in job"]
+    assert result.notes == [
+        "1st call of a case: not of 3 of 6 launches, which came later in a job; `torchcoll cold` "
+        "shows them"
+    ]

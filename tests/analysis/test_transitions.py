@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from launches import launches, measured, run
+from launches import given, launches, measured, run
 
 import torchcoll
 from torchcoll.analysis.transitions import Transitions, transitions
@@ -141,11 +141,110 @@ def test_command(tmp_path, capsys, format):
 
 def test_too_few_sizes_and_noise_are_said(capsys):
     few = launches([{s: TIMES[s] for s in SIZES[:5]}])
-    noisy = launches([{s: TIMES[s] * (1 + 3 * (k % 2)) for k, s in enumerate(SIZES)}])
     show_transitions([all_of(*found(*few))])
     assert "too few sizes to find a boundary: 5, and 4 on each side" in capsys.readouterr().out
-    show_transitions([all_of(*found(*noisy))])
-    assert "too noisy: times scatter by" in capsys.readouterr().out
+    # Every other size four times as slow, in the second launch the others: noise.
+    first, second = (
+        {s: TIMES[s] * (1 + 3 * ((k // 2 + turn) % 2)) for k, s in enumerate(SIZES)}
+        for turn in (0, 1)
+    )
+    third = {s: TIMES[s] * (1 + 3 * (k % 3 == 1)) for k, s in enumerate(SIZES)}
+    assert (
+        shown(capsys, *launches([first, second, third])).count("too noisy: times scatter by") == 1
+    )
+    # The same sizes in every launch: no noise. Of one launch nobody knows.
+    text = shown(capsys, *launches([first, first, first]))
+    assert "noisy" not in text and "repeat" not in text and "no change" not in text
+    assert "x its time (launches of one size scatter by 0.0 %)" in text
+    text = shown(capsys, *launches([first]))
+    assert "noisy" not in text
+    assert "one launch cannot tell noise from what each size takes: repeat it" in text
+
+
+def test_calls_of_one_launch_may_show_that_it_is_noise(capsys):
+    # Calls from a quarter to four times the median, and every other size four times as slow.
+    def wild(ns, nbytes):
+        return measured(ns, nbytes=nbytes, time_ns={"host": [[ns // 4, ns, 4 * ns]] * 2})
+
+    wide = run(*(wild(TIMES[s] * (1 + 3 * (k % 2)), s) for k, s in enumerate(SIZES)))
+    text = shown(capsys, wide)
+    assert "too noisy: times scatter by" in text
+    assert "and calls of one size as much; repeat the launches" in text
+
+
+def shown(capsys, *runs):
+    show_transitions([all_of(*found(*runs))])
+    return capsys.readouterr().out
+
+
+# 40 us + S / 140 GB/s at nine sizes from 1M.
+LAW = {1 << k: round(40_000 + (1 << k) / 140) for k in range(20, 29)}
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_slow_size_of_nine_is_named_and_no_noise(capsys, factor):
+    text = shown(capsys, *launches([LAW | {1 << 24: factor * LAW[1 << 24]}]))
+    # 40 us + 16M / 140 = 159.8 us; 32M take 279.7 us.
+    slow = {2: "319.7 us", 3: "479.5 us"}[factor]
+    assert (
+        f"dip at 16M: {factor}.00x the time of its law ({slow}; 32M takes less, 279.7 us)" in text
+    )
+    assert "the other sizes are one regime: no change of behaviour is shown" in text
+    assert "1 launch: only others show whether these times stay" in text
+    assert "nois" not in text and "end of the sizes" not in text
+    assert "only others show" not in shown(
+        capsys, *launches([LAW | {1 << 24: factor * LAW[1 << 24]}] * 2)
+    )
+
+
+def test_at_an_end_another_law_may_begin(capsys):
+    text = shown(capsys, *launches([LAW | {1 << 28: 2 * LAW[1 << 28]}]))
+    assert "dip at 256M: 2.00x the time of its law; in no fit; at the end of the sizes" in text
+
+
+# The published hypercube and sendrecv of eight H200, us: neither follows one law.
+QUARTERS = [1 << k for k in range(20, 36, 2)]
+HYPERCUBE = (177.5, 220.3, 101.8, 275.8, 1046.2, 4135.4, 15850.9, 62739.5)
+SENDRECV = (97.9, 65.7, 130.0, 477.9, 749.8, 2950.2, 11736.8, 46861.4)
+
+
+def published(times_us, name):
+    return run(
+        *(
+            given(1000 * us, 8, nbytes=n, collective=name, op=None)
+            for n, us in zip(QUARTERS, times_us, strict=True)
+        ),
+        source={"tool": "nccl-tests"},
+        ranks=8,
+    )
+
+
+def test_one_law_that_does_not_fit_is_neither_noise_nor_one_regime(capsys):
+    text = shown(capsys, published(HYPERCUBE, "hypercube"))
+    assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text
+    assert "one law does not fit: 4M takes 2.06x its time; too few sizes to say more" in text
+    assert "(1 launch: whether that is noise is not known)" in text
+    assert "repeat" not in text and "no change" not in text
+    # The largest of the deviations stands beside its size.
+    assert "106.4 % at 4M" in text
+    text = shown(capsys, published(SENDRECV, "sendrecv"))
+    assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
+    assert "one law does not fit: 64M takes 1.85x its time; too few" in text
+
+
+def test_launches_that_agree_say_that_it_is_no_noise(capsys):
+    sizes = dict(zip(QUARTERS, (round(1000 * us) for us in SENDRECV), strict=True))
+    text = shown(capsys, *launches([sizes, {n: round(1.3 * ns) for n, ns in sizes.items()}]))
+    assert "too few sizes to say more (launches of one size scatter by 0.0 %)" in text
+
+
+def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):
+    """It counts (n - 1) / n of the size: 100 GB/s of size / time are 87.5 on 8 ranks."""
+    exact = [(20_000 + n / 100) / 1000 for n in QUARTERS]
+    (one,) = found(published(exact, "hypercube"))
+    assert one.algbw_gbps(one.curve.regimes[0]) == pytest.approx(87.5)
+    (one,) = found(published(exact, "broadcast"))
+    assert one.algbw_gbps(one.curve.regimes[0]) == pytest.approx(100)
 
 
 def test_an_unknown_format(capsys, tmp_path):

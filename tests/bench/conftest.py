@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ranks import Job, Measured
 
-from torchcoll.bench import control, main, measure, runner, watchdog
+from torchcoll.bench import main, watchdog
 
 Launch = Callable[..., Measured]
 
@@ -19,11 +19,10 @@ def no_torchrun_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks wait a fraction of a second where they wait seconds."""
-    for module in (control, watchdog, runner):
-        monkeypatch.setattr(module, "GRACE_S", 1.5)
+    """Ranks soon ask whether another saw trouble. How long they wait for its answer stays: one that
+    lives gives it, and on a busy machine not in a fraction of a second.
+    """
     monkeypatch.setattr(watchdog, "_QUIET_S", 0.3)
-    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import time
 import pytest
 from ranks import Measured, command
 
-from torchcoll.bench import environment, runner, watchdog
-from torchcoll.core.case import Spec
+from torchcoll.bench import environment, measure, runner, watchdog
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.spec import Spec
 
 HOST = socket.gethostname()
 HANG = 5
@@ -85,16 +85,46 @@ def event_of(measured) -> dict:
 
 # -- ranks that wait in vain: started before all other tests, looked at after them -----------------
 
-TIMEOUT_S = 3
+TIMEOUT_S = 6
+
+
+def sees_it_later(rank: int) -> None:
+    """Rank 0 is patient: that rank 1 stays behind, rank 2 sees first."""
+    on(1, sleep_after)(rank)
+    watch = watchdog.Watchdog._watch
+
+    def patient(self):
+        self.control = copy.copy(self.control)
+        self.control.timeout_s = 60
+        watch(self)
+
+    if rank == 0:
+        watchdog.Watchdog._watch = patient
+
+
+def kill_in(where: str, victim: int):
+    """A setup that ends this rank in that step of the start-up."""
+
+    def setup(rank: int) -> None:
+        if rank == victim:
+            setattr(runner.Session, where, lambda self: os.kill(os.getpid(), signal.SIGKILL))
+
+    return setup
+
+
 WAITING = {
     "stopped": {"setup": on(1, stop)},
     "stopped 0": {"setup": on(0, stop)},
     "behind": {"setup": on(1, sleep_after)},
     "same call": {"setup": on(1, sleep_before)},
+    "seen by another": {"setup": sees_it_later},
     "absent": {"absent": [1]},
     "absent 0": {"absent": [0]},
+    "killed": {"setup": kill_in("_hello", 1)},
+    "killed 0": {"setup": kill_in("_hello", 0)},
 }
 STOPPED = {"stopped": [1], "stopped 0": [0]}
+KILLED = {"killed": [1], "killed 0": [0]}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,7 +143,7 @@ def started(tmp_path_factory):
         )
         for name, options in WAITING.items()
     }
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
 
     def waits() -> bool:
         return any(jobs[name].job.running() != STOPPED.get(name, []) for name in jobs)
@@ -136,7 +166,7 @@ def started(tmp_path_factory):
 
 def test_a_killed_rank_is_named(launch):
     options = "--collectives broadcast,all_reduce --sizes 8,16 -n 3 -T 60"
-    measured = launch(None, options, 3, setup=on(2, die)).ended([HANG, HANG, -9], 30)
+    measured = launch(None, options, 3, setup=on(2, die)).ended([HANG, HANG, -9], 45)
     (line,) = measured.errors()
     assert f"lost rank 2 ({HOST})" in line and "all_reduce 8" in line
     assert line in measured.stderr(0).splitlines()
@@ -152,7 +182,7 @@ def test_a_killed_rank_is_named(launch):
 def test_rank_0_is_killed(launch):
     """It serves the store. One of the others says so; the file has what was complete."""
     options = "--collectives broadcast,all_reduce --sizes 8 -n 3 -T 60"
-    measured = launch(None, options, 3, setup=on(0, die)).ended([-9, HANG, HANG], 30)
+    measured = launch(None, options, 3, setup=on(0, die)).ended([-9, HANG, HANG], 45)
     (line,) = measured.errors()
     assert f"lost rank 0 ({HOST})" in line
     run = measured.run
@@ -164,38 +194,19 @@ def test_rank_0_is_killed(launch):
     ]
 
 
-def test_a_hang_that_another_rank_sees_first(launch):
-    """Rank 0 hears of it, and writes what it would have written of its own."""
-
-    def patient(self):
-        self.control = copy.copy(self.control)
-        self.control.timeout_s = 60
-        watch(self)
-
-    watch = watchdog.Watchdog._watch
-
-    def setup(rank: int) -> None:
-        on(1, sleep_after)(rank)
-        if rank == 0:
-            watchdog.Watchdog._watch = patient
-
-    measured = launch("all_reduce", "--sizes 8 -n 50 -T 1", 3, setup=setup).ended(HANG, 30)
-    (line,) = measured.errors()
-    told = "no progress for 1 s in all_reduce 8 float32 sum on gloo: "
-    assert line.startswith(f"torchcoll: error: {told}")
-    assert "; behind: rank 1, in all_reduce 8 float32 sum on gloo: " in line
-    assert [result.status for result in measured.run.results] == ["timeout"]
-    assert event_of(measured)["kind"] == "hang"
-
-
 @pytest.mark.parametrize(
     ("number", "error"),
     [(0, RuntimeError("boom")), (1, TypeError("boom")), (4, MemoryError("boom"))],
 )
 def test_an_error_on_one_rank_alone_is_told(launch, number, error):
     """Whatever is raised, in whichever call: the others are inside theirs and cannot know."""
-    setup = on(1, fail_at(number, error))
-    measured = launch("all_reduce", "--sizes 8 -n 9 -T 40", 3, setup=setup).ended(HANG, 30)
+
+    def setup(rank: int) -> None:
+        on(1, fail_at(number, error))(rank)
+        if rank == 1:
+            measure.REFUSAL_S = 0.5  # for the others, which are inside their first call, in vain
+
+    measured = launch("all_reduce", "--sizes 8 -n 9 -T 60", 3, setup=setup).ended(HANG, 45)
     (line,) = measured.errors()
     assert f"rank 1 ({HOST}): " in line and "boom" in line, line
     assert "boom" in event_of(measured)["message"]
@@ -209,7 +220,7 @@ def test_a_call_that_one_rank_refuses_at_once(launch):
         around_calls("barrier", lambda number, call: None)
         setup(rank)
 
-    measured = launch("barrier", "-n 2 -T 20", 3, setup=quiet).ended(1, 30)
+    measured = launch("barrier", "-n 2 -T 60", 3, setup=quiet).ended(1, 45)
     (line,) = measured.errors()
     assert line == (
         f"torchcoll: error: barrier on gloo failed on rank 0 ({HOST}) alone: no such thing"
@@ -223,13 +234,13 @@ def test_a_call_that_one_rank_refuses_at_once(launch):
 def test_different_arguments_are_named(jobs, tmp_path):
     def target():
         size = "16" if os.environ["RANK"] == "2" else "8"
-        command("all_reduce", f"--sizes {size} -T 20")()
+        command("all_reduce", f"--sizes {size} -T 60")()
 
     ended = jobs(tmp_path, target, 4).wait(30)
     assert [e.code for e in ended.values()] == [2] * 4
     assert ended[0].stderr == (
-        f"torchcoll: error: arguments of rank 2 ({HOST}): got --sizes 16 -T 20, "
-        f"expected as on rank 0 ({HOST}): --sizes 8 -T 20. "
+        f"torchcoll: error: arguments of rank 2 ({HOST}): got --sizes 16 -T 60, "
+        f"expected as on rank 0 ({HOST}): --sizes 8 -T 60. "
         "Start all ranks with the same arguments.\n"
     )
     assert [ended[rank].stderr for rank in (1, 2, 3)] == ["", "", ""]
@@ -258,7 +269,7 @@ def test_another_case_on_one_rank(launch):
 
         Spec.sizings = doubled
 
-    measured = launch("all_reduce", "--sizes 8,16 -n 2 -T 20", 3, setup=setup).ended(2, 30)
+    measured = launch("all_reduce", "--sizes 8,16 -n 2 -T 60", 3, setup=setup).ended(2, 45)
     (line,) = measured.errors()
     assert line == (
         f"torchcoll: error: case on rank 1 ({HOST}): got another case than the other ranks, "
@@ -273,25 +284,14 @@ def test_another_case_on_one_rank(launch):
 # -- during start-up ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("where", "victim"),
-    [("_hello", 0), ("_hello", 1), ("_open_device", 1), ("_exchange_members", 0)],
-)
+@pytest.mark.parametrize(("where", "victim"), [("_open_device", 1), ("_exchange_members", 0)])
 def test_killed_during_start_up(launch, where, victim):
-    def setup(rank: int) -> None:
-        if rank == victim:
-            setattr(runner.Session, where, lambda self: os.kill(os.getpid(), signal.SIGKILL))
-
-    measured = launch("all_reduce", "--sizes 8 -T 2", 3, setup=setup)
-    measured.ended([-9 if rank == victim else HANG for rank in range(3)], 30)
-    lines = measured.errors()
-    # Before the hello the ranks do not know of each other who is to speak.
-    assert len(lines) == 1 or (where, victim) == ("_hello", 0)
-    rendezvous = "error: rendezvous: "  # rank 0 was gone before they found its store
-    assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
-    if where == "_hello":
-        assert not measured.path.exists()
-    elif where == "_exchange_members":
+    """The ranks know of each other: nobody waits for the timeout."""
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=kill_in(where, victim))
+    measured.ended([-9 if rank == victim else HANG for rank in range(3)], 45)
+    (line,) = measured.errors()
+    assert f"lost rank {victim}" in line
+    if where == "_exchange_members":
         run = measured.run
         assert run.header["ranks"] == 3 and not run.complete and not run.results
 
@@ -303,7 +303,7 @@ def test_a_fault_of_ours_in_start_up(launch):
         if rank == 1:
             environment.member = lambda *args: 1 / 0
 
-    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 30)
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended(HANG, 45)
     (line,) = measured.errors()
     assert f"rank 1 ({HOST}): ZeroDivisionError: division by zero" in line
     assert "Traceback" in measured.stderr(1)
@@ -313,7 +313,11 @@ def test_a_fault_of_ours_in_start_up(launch):
 
 
 def running(measured, cases: int):
-    """Wait until so many cases are in the file, and the next is under way."""
+    """Wait until so many cases are in the file, and the next is under way.
+
+    The last case of those who ask is to last for seconds: nobody knows how long this process waits
+    for a core before it acts.
+    """
 
     def ready() -> bool:
         if not measured.path.exists():
@@ -326,13 +330,15 @@ def running(measured, cases: int):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_in_order(launch, number):
-    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 2)
+def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
+    # The others get theirs a moment later; on a busy machine that is no fraction of a second.
+    monkeypatch.setattr(watchdog, "_LINGER_S", 1.0)
+    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 2)
     running(measured, 1)
     time.sleep(0.05)
     for rank in (0, 1):
         measured.job.signal(rank, number)
-    measured.ended(128 + number, 20)
+    measured.ended(128 + number, 45)
     run = measured.run
     assert [r.case.nbytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
@@ -346,22 +352,22 @@ def test_a_signal_ends_the_run_in_order(launch, number):
 
 
 def test_rank_0_alone_is_interrupted(launch):
-    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 3)
     running(measured, 1)
     measured.job.signal(0, signal.SIGINT)
-    measured.ended([130, HANG, HANG], 20)
+    measured.ended([130, HANG, HANG], 45)
     assert measured.run.end["exit_code"] == 130
 
 
 def test_torchrun_ends_the_survivors_by_signal(launch):
     """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
-    measured = launch("all_reduce", "--sizes 8,16M -n 60 -T 60", 3)
+    measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 3)
     running(measured, 1)
     measured.job.signal(1, signal.SIGKILL)
     measured.job.until(lambda: 1 not in measured.job.running())
     for rank in measured.job.running():
         measured.job.signal(rank, signal.SIGTERM)
-    measured.ended([HANG, -9, HANG], 20)
+    measured.ended([HANG, -9, HANG], 45)
     (line,) = measured.errors()
     assert f"lost rank 1 ({HOST})" in line
     assert measured.run.end["exit_code"] == HANG
@@ -389,16 +395,16 @@ def test_other_signals_keep_their_handlers(launch):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
-    measured = launch("all_reduce", "--sizes 8,16,32,64,8M -n 50 -T 60", 2)
+    measured = launch("all_reduce", "--sizes 8,16,32,64,8M -n 200 -T 60", 2)
     running(measured, after)
     time.sleep(0.003 * after)
     measured.job.signal(victim, signal.SIGKILL)
-    measured.ended([-9, HANG] if victim == 0 else [HANG, -9], 30)
+    measured.ended([-9, HANG] if victim == 0 else [HANG, -9], 45)
     run = measured.run
     assert after <= len(run.results) < 5
     for result in run.results:
         assert result.status == "ok"
-        assert [len(row) for row in result.time_ns["host"]] == [50, 50]
+        assert [len(row) for row in result.time_ns["host"]] == [200, 200]
     assert not run.complete and run.problems
     # rank 1 can be lost between two cases
     if victim == 0:
@@ -421,14 +427,40 @@ def waiting(started):
 
 @pytest.mark.parametrize("name", WAITING)
 def test_all_leave_in_time(waiting, name):
-    """With 5, within the timeout and 10 s; 3 s more because this machine does all jobs at once."""
-    job, stopped = waiting[name].job, STOPPED.get(name, [])
+    """Alone on a machine it is the timeout and 10 s, with 5 of timeout; here all jobs come at once,
+    and whatever else the machine does: as long again and more.
+    """
+    job, stopped, killed = waiting[name].job, STOPPED.get(name, []), KILLED.get(name, [])
     assert job.running() == stopped
     job.kill()
     ended = {rank: e for rank, e in job.wait().items() if rank not in stopped}
-    assert {e.code for e in ended.values()} == {HANG}
-    assert max(e.seconds for e in ended.values()) < TIMEOUT_S + 10 + 3
-    assert len(waiting[name].errors()) == 1
+    assert {rank: e.code for rank, e in ended.items()} == {
+        rank: -signal.SIGKILL if rank in killed else HANG for rank in ended
+    }
+    assert max(e.seconds for e in ended.values()) < TIMEOUT_S + 10 + 30
+    if name != "killed 0":  # before the hello the ranks do not know of each other who is to speak
+        assert len(waiting[name].errors()) == 1
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_before_the_ranks_know_of_each_other(waiting, name):
+    (victim,) = KILLED[name]
+    rendezvous = "error: rendezvous: "  # rank 0 was gone before they found its store
+    lines = waiting[name].errors()
+    assert lines
+    assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
+    assert not waiting[name].path.exists()
+
+
+def test_a_hang_that_another_rank_sees_first(waiting):
+    """Rank 0 hears of it, and writes what it would have written of its own."""
+    measured = waiting["seen by another"]
+    (line,) = measured.errors()
+    told = f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo: "
+    assert line.startswith(f"torchcoll: error: {told}")
+    assert "; behind: rank 1, in all_reduce 8 float32 sum on gloo: " in line
+    assert [result.status for result in measured.run.results] == ["timeout"]
+    assert event_of(measured)["kind"] == "hang"
 
 
 def test_a_stopped_rank_is_named(waiting):
@@ -436,7 +468,7 @@ def test_a_stopped_rank_is_named(waiting):
     (line,) = measured.errors()
     assert line in measured.stderr(0).splitlines()
     assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: " in line
-    assert "no progress for 3 s" in line
+    assert f"no progress for {TIMEOUT_S} s" in line
     (result,) = measured.run.results
     assert (result.status, result.case.nbytes) == ("timeout", 8)
     assert measured.run.end["exit_code"] == HANG
@@ -447,13 +479,13 @@ def test_a_stopped_rank_0_is_named(waiting):
     """It does not answer for the store either."""
     (line,) = waiting["stopped 0"].errors()
     assert f"lost rank 0 ({HOST})" in line
-    assert "no progress for 3 s in all_reduce 8 float32 sum on gloo" in line
+    assert f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo" in line
 
 
 def test_a_rank_that_is_behind_is_named(waiting):
     (line,) = waiting["behind"].errors()
     assert f"behind: rank 1 ({HOST}), in all_reduce 8 float32 sum on gloo: " in line
-    assert "no progress for 3 s" in line
+    assert f"no progress for {TIMEOUT_S} s" in line
     assert [r.status for r in waiting["behind"].run.results] == ["timeout"]
 
 
@@ -465,12 +497,12 @@ def test_all_inside_the_same_call(waiting):
 
 def test_a_rank_that_never_comes_is_named(waiting):
     (line,) = waiting["absent"].errors()
-    assert "lost rank 1 in rendezvous" in line and "3 s" in line
+    assert "lost rank 1 in rendezvous" in line and f"{TIMEOUT_S} s" in line
     assert not waiting["absent"].path.exists()
 
 
 def test_rank_0_never_comes(waiting):
     """Host and port are named, by those that looked for it."""
     (line,) = waiting["absent 0"].errors()
-    assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and "within 3 s" in line
+    assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and f"within {TIMEOUT_S} s" in line
     assert line.startswith("torchcoll: error: rendezvous: got no store at ")

@@ -40,7 +40,7 @@ def test_a_master_that_is_no_store_is_named_in_time(launch):
         environment = {"MASTER_PORT": str(port)}
         measured = launch("all_reduce", "-T 1", 2, absent=[0], environment=environment)
         ended = measured.job.wait()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 45
     assert ended[1].code == 5
     assert f"got no store at 127.0.0.1:{port} within 1 s" in ended[1].stderr
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +19,18 @@ import torch
 from torchcoll.bench import device as devices
 from torchcoll.bench.backends import BACKENDS
 from torchcoll.bench.communicators import Communicator, Communicators
-from torchcoll.bench.device import Accelerator, Cpu, open_device, rehearse
+from torchcoll.bench.device import (
+    Accelerator,
+    Cpu,
+    cost_of_measuring,
+    open_device,
+    refuse_shared,
+)
 from torchcoll.bench.launcher import Launch
 from torchcoll.bench.registered import allocate_in_pool, deregister, register
-from torchcoll.bench.runner import Session
-from torchcoll.core.case import Case, Spec, size_case
+from torchcoll.core.case import Case, size_case
 from torchcoll.core.errors import UnavailableError
+from torchcoll.core.spec import Spec
 
 
 class Machine:
@@ -197,42 +204,28 @@ def test_free_memory_that_is_not_told():
     assert machine.open().free_nbytes() is None
 
 
-def session_of(places):
-    session = Session.__new__(Session)
-    session._places = [tuple(place) for place in places]
-    session._refuse_shared()
-
-
 def test_two_ranks_on_one_device_unasked():
-    session_of([["a", "0000:01:00.0"], ["a", "0000:02:00.0"], ["b", "0000:01:00.0"]])
-    session_of([["a", None], ["a", None]])  # nothing is known, nothing is said
+    refuse_shared([("a", "0000:01:00.0"), ("a", "0000:02:00.0"), ("b", "0000:01:00.0")])
+    refuse_shared([("a", None), ("a", None)])  # nothing is known, nothing is said
     with pytest.raises(UnavailableError) as caught:
-        session_of([["a", "0000:01:00.0"], ["b", "0000:01:00.0"], ["a", "0000:01:00.0"]])
+        refuse_shared([("a", "0000:01:00.0"), ("b", "0000:01:00.0"), ("a", "0000:01:00.0")])
     assert str(caught.value) == (
         "device: got ranks 0 and 2 on 0000:01:00.0 of a, expected a device for each rank. "
         "Start fewer ranks, or rehearse with several on one device: --rehearse."
     )
 
 
-def test_each_rank_of_a_rehearsal_is_a_host_of_its_own(monkeypatch):
-    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "eth0"})
-    rehearse("nccl", "cuda", 1)
-    first = dict(os.environ)
-    assert first == devices._REHEARSAL | {"NCCL_HOSTID": "torchcoll-rehearsal-1"}
-    assert first["NCCL_SOCKET_IFNAME"] == "lo"
-    assert (first["NCCL_P2P_DISABLE"], first["NCCL_SHM_DISABLE"]) == ("1", "1")
-    rehearse("nccl", "cuda", 2)
-    assert os.environ["NCCL_HOSTID"] != first["NCCL_HOSTID"]
-
-
-@pytest.mark.parametrize(("backend", "kind"), [("gloo", "cpu"), ("gloo", "cuda"), ("xccl", "xpu")])
-def test_only_nccl_rehearses(backend, kind):
-    with pytest.raises(UnavailableError) as caught:
-        rehearse(backend, kind, 0)
-    assert str(caught.value) == f"rehearse: got {backend} on {kind}, expected nccl on cuda"
-
-
 # -- the clocks --------------------------------------------------------------------------------
+
+
+def test_cost_of_measuring():
+    """On this device an event takes as long as the stamps around it tell: 10 ns a reading."""
+    device, aligned = Machine().open(), []
+    costs = cost_of_measuring(device, lambda: aligned.append(time.sleep(0.001)))
+    assert list(costs) == ["cost_timed_loop", "cost_barrier", "cost_event"]
+    assert len(aligned) == 50 and costs["cost_barrier"] > 1_000_000 > costs["cost_timed_loop"] > 0
+    assert costs["cost_event"] == 10
+    assert list(cost_of_measuring(Cpu(), None)) == ["cost_timed_loop"]
 
 
 def test_isolated_is_idle_at_both_stamps():
@@ -656,7 +649,7 @@ def one_gpu(*arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr

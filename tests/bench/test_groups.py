@@ -337,7 +337,7 @@ def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
             return buffers
 
         def release(self):
-            deadline = time.monotonic() + 5  # gloo's thread lets go a moment after the call's end
+            deadline = time.monotonic() + 30  # gloo's thread lets go a moment after the call's end
             while (alive := sum(there() is not None for there in made)) and (
                 time.monotonic() < deadline
             ):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import time
 
 import pytest
+from ranks import of_enough_cores, ticking
 
 from torchcoll import load
 from torchcoll.bench import environment, pairs
@@ -123,12 +125,13 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
     def sluggish(rank):
         on_hosts(1)(rank)
         pairs.LATENCY_ITERS = 2
+        clock = ticking()
         if rank == 2:
             made = pairs.PairsRun._call
 
             def slow(*args):
-                call = made(*args)
-                return lambda: (call(), time.sleep(0.02))
+                call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
+                return lambda: (call(), wait())
 
             pairs.PairsRun._call = slow
 
@@ -203,6 +206,25 @@ def test_a_backend_that_cannot_send(launch):
     )
 
 
+def test_ranks_that_alone_cannot_send_are_named(launch):
+    """In the first round of 5 ranks one has no pair, and nothing to be refused."""
+
+    def setup(rank):
+        import torch
+
+        def nothing(*args):
+            return []
+
+        torch.distributed.batch_isend_irecv = refuse if rank in (1, 2) else nothing
+
+    job = launch("pairs", "--sizes 1K -n 1", 5, setup=setup).ended(1)
+    host = socket.gethostname()
+    assert job.errors() == [
+        f"torchcoll: error: pairs: sending failed on rank 1 ({host}), rank 2 ({host}) alone: "
+        "send isn't implemented on backend [cpu]"
+    ]
+
+
 def test_wrong_data_is_a_failure(launch):
     def setup(rank):
         if rank == 1:
@@ -274,13 +296,15 @@ def test_dry_run(launch):
 def test_bisect_finds_what_pairs_do_not_show(launch):
     def setup(rank):
         on_hosts(2)(rank)
+        of_enough_cores(rank)
+        clock = ticking()
         if rank == 3:
             import torch
 
-            fast = torch.distributed.all_reduce
+            fast, wait = torch.distributed.all_reduce, clock.call(itertools.repeat(30_000_000))
 
             def slow(*args, **options):
-                time.sleep(0.03)
+                wait()
                 return fast(*args, **options)
 
             torch.distributed.all_reduce = slow
@@ -290,6 +314,7 @@ def test_bisect_finds_what_pairs_do_not_show(launch):
     (event,) = [e for e in job.run.events if e["message"].startswith("bisect")]
     assert (event["kind"], event["host"], event["ranks"]) == ("suspect", "node1", [2, 3])
     assert event["message"].startswith("bisect: ranks 2-3 (node1) do all_reduce at ")
+    assert [e["message"] for e in job.run.events if e["kind"] == "suspect"] == [event["message"]]
     groups = {r.case.group: r.members for r in job.run.results if "bisect" in (r.case.group or "")}
     assert groups == {"bisect 1/0": [0, 1], "bisect 1/1": [2, 3]}
     assert f"SUSPECT {event['message']}" in job.stdout()

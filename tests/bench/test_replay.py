@@ -17,7 +17,7 @@ from torch.distributed.run import get_args_parser
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.bench import control, measure, runner, watchdog
+from torchcoll.bench import control, runner, watchdog
 from torchcoll.bench.replay import replay
 from torchcoll.commands import replay as command
 from torchcoll.core import crowding
@@ -368,6 +368,25 @@ def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
     assert not list((tmp_path / "in").rglob("*.jsonl"))
 
 
+def test_ranks_that_alone_are_refused_are_named(jobs, tmp_path):
+    traffic(*[[reduced()]] * 3).save(tmp_path / "t.jsonl")
+
+    def setup(rank: int) -> None:
+        def all_reduce(*args):
+            if rank != 1:
+                raise RuntimeError("[pair.cc:1] no such thing. At all.")
+
+        dist.all_reduce = all_reduce
+
+    job = jobs(tmp_path, console("t.jsonl"), 3, setup=setup)
+    assert job.codes() == [1, 1, 1]
+    host = socket.gethostname()
+    assert errors(job) == [
+        f"torchcoll: error: replay failed on rank 0 ({host}), rank 2 ({host}) alone: "
+        "all_reduce 64 float32 sum: no such thing"
+    ]
+
+
 def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
     given = traffic(marked([reduced()]), marked([reduced()]))
     given.save(tmp_path / "whole.jsonl")
@@ -398,24 +417,21 @@ def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
     """Nobody waits for longer than the timeout."""
     for module in (control, watchdog, runner):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
-    monkeypatch.setattr(measure, "REFUSAL_S", 0.5)
 
     def setup(rank: int) -> None:
+        true = dist.all_reduce
+
+        def all_reduce(tensor, *args, **options):
+            if tensor.nbytes == 32:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return true(tensor, *args, **options)
+
         if rank == 1:
-            true = dist.all_reduce
-
-            def all_reduce(*args, **options):
-                print("called", flush=True)
-                return true(*args, **options)
-
             dist.all_reduce = all_reduce
 
-    calls = [reduced(start_ns=0, time_ns=1), reduced(32, start_ns=2000 * MS, time_ns=1)]
+    calls = [reduced(start_ns=0, time_ns=1), reduced(32, start_ns=2 * MS, time_ns=1)]
     traffic(calls, calls).save(tmp_path / "t.jsonl")
-    job = jobs(tmp_path, console("t.jsonl", "--compute", "-T", "1"), 2, setup=setup)
-    job.until((tmp_path / "1.stdout").exists)
-    job.until(lambda: "called" in job.text(1, "stdout"))
-    job.signal(1, signal.SIGSTOP)
+    job = jobs(tmp_path, console("t.jsonl", "--compute", "-T", "3"), 2, setup=setup)
     job.until(lambda: job.running() == [1])
     (line,) = errors(job)
     assert line.startswith("torchcoll: error: lost rank 1 (")

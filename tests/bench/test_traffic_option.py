@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
+from ranks import of_enough_cores
 
 import torchcoll
 from torchcoll import load
@@ -33,7 +34,8 @@ def saved(path, ranks: int = 2, members: tuple[int, ...] = (0, 1)):
 def test_the_points_are_measured(launch, tmp_path):
     """Rank 0 alone reads the file; what is not measured as it was is a warning in the result."""
     path = saved(tmp_path / "t.jsonl")
-    measured = launch(None, f"--traffic {path} -n 2 --label a=b", 2).ended(0)
+    options = f"--traffic {path} -n 2 --label a=b"
+    measured = launch(None, options, 2, setup=of_enough_cores).ended(0)
     run = measured.run
     assert run.spec.points == POINTS and run.labels == {"a": "b"}
     found = [(r.case.collective, r.case.nbytes, r.case.dtype, r.status) for r in run.results]

@@ -20,8 +20,9 @@ from common import fork_ranks, free_port, paired_ratio, title
 from torchcoll.bench.device import Cpu, nothing
 from torchcoll.bench.launcher import Launch
 from torchcoll.bench.runner import Session
-from torchcoll.core.case import Spec, size_case
+from torchcoll.core.case import size_case
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.spec import Spec
 
 PAIRS, CALLS = 300, 20
 SIZES = {"8": 8, "1K": 1 << 10, "64K": 1 << 16, "1M": 1 << 20}
@@ -39,7 +40,7 @@ def product_call(tensor: Any, rank: int, ranks: int) -> Any:
     (case,) = Spec(sizes=(tensor.nbytes,)).cases(ranks)
     layout = size_case(case, ranks).layout(rank)
     entry = COLLECTIVES["all_reduce"]
-    return entry.prepare(torch, dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
+    return entry.prepare(dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
 
 
 def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, float]]:

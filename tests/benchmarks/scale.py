@@ -15,9 +15,10 @@ from pathlib import Path
 
 from common import title
 
-from torchcoll.core.case import Spec, size_case
+from torchcoll.core.case import size_case
 from torchcoll.core.records import save
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.spec import Spec
 
 SIZES, COLD, STEADY = 30, 3, 20
 

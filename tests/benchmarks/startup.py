@@ -37,20 +37,13 @@ dist.destroy_process_group()
 RESIDENT = (
     "import re; print('RSS', re.search(r'VmRSS:\\s+(\\d+)', open('/proc/self/status').read())[1])"
 )
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 OURS = ["-m", "torchcoll.allreduce", "--sizes", "1K", "-n", "10"]
 
 
 def torchrun(arguments: list[str], folder: str) -> float:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
     start = time.perf_counter()
-    subprocess.run(command + arguments, check=True, capture_output=True, cwd=folder)
+    subprocess.run(TORCHRUN + arguments, check=True, capture_output=True, cwd=folder)
     return time.perf_counter() - start
 
 
@@ -58,17 +51,8 @@ def resident_mb(script: str, folder: str) -> list[float]:
     """Resident MB of ranks 0 and 1 at their end."""
     path = Path(folder) / "resident.py"
     path.write_text(script)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-    ]
-    done = subprocess.run(
-        [*command, "--tee", "3", str(path)], check=True, capture_output=True, text=True, cwd=folder
-    )
+    command = [*TORCHRUN, "--tee", "3", str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
     text = done.stdout + done.stderr
     return [int(re.search(rf"default{rank}\]:RSS (\d+)", text)[1]) / 1024 for rank in (0, 1)]
 

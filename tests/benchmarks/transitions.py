@@ -7,7 +7,11 @@ NVLink, channel and protocol limits) for all_reduce on 2, 4 or 8 ranks of one A1
 ring and tree with LL, LL128 and Simple; its correction of Tree by size, which steps at powers of
 two, is left out. Sizes 1K to 256M, each 1.15 times the last; noise is normal in the logarithm.
 A curve has one law (`one`), two that meet where they are equal (`kink`), or two that the library
-hands over from 2 to 8 times too early or too late (`jump`).
+hands over from 2 to 8 times too early or too late (`jump`). No size is slow by itself: a
+`false dip` is one that is said to be.
+
+The second table: one law with one slow size, anywhere from the first to the last, on few sizes and
+on many: how often that size is named, and how often another one is.
 """
 
 from __future__ import annotations
@@ -19,12 +23,19 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.analysis.regimes import find_regimes
-from torchcoll.core.case import Spec
+from torchcoll.core.spec import Spec
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink")
 SIZES = numpy.array(Spec(min_bytes="1K", max_bytes="256M", factor=1.15).size_list(), dtype=float)
 EDGE = 8  # sizes that each side of a boundary has at least
+DIPS = (1.0, 1.5, 2.0, 3.0)  # times the law; 1: none
+GRIDS = {
+    "8 sizes x 4": [1 << k for k in range(20, 36, 2)],
+    "9 sizes x 2": [1 << k for k in range(20, 29)],
+    "16 sizes x 2": [1 << k for k in range(10, 26)],
+    "90 sizes x 1.15": SIZES,
+}
 # Channels, GB/s of a channel; caps of LL, and of a channel of ring LL128, tree LL128, tree Simple.
 MACHINES = {"A100": (12, 20, 87.7, 20, 20, 24), "H100": (12, 30, 141.0, 36.7, 29, 38.7)}
 
@@ -67,10 +78,13 @@ class Tally:
     found: int = 0
     containing: int = 0
     false: int = 0  # curves with a boundary that is not there
+    dips: int = 0  # curves with a dip that is not there
     widths: list[int] = field(default_factory=list)
 
-    def add(self, found, boundary):
+    def add(self, curve, boundary):
+        found = curve.boundaries
         self.curves += 1
+        self.dips += bool(curve.dips)
         self.found += bool(found)
         hits = [b for b in found if boundary and SIZES[b.low] <= boundary <= SIZES[b.high]]
         self.containing += bool(hits)
@@ -80,23 +94,59 @@ class Tally:
 
 def main():
     curves = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    random = numpy.random.default_rng(0)
+    boundaries(numpy.random.default_rng(0), curves)
+    print()
+    slow_sizes(numpy.random.default_rng(1), curves)
+
+
+def boundaries(random, curves):
     print(f"{len(SIZES)} sizes, {curves} curves a row; widths in steps of 1.15")
-    print("noise  curve  reported  of these zone holds it  false boundary  width (median)")
+    print(
+        "noise  curve  reported  of these zone holds it  false boundary  width (median)  false dip"
+    )
     for noise in NOISES:
         for kind in KINDS:
             tally = Tally()
             for _ in range(curves):
                 times, boundary = curve(random, kind)
                 noisy = times * numpy.exp(noise * random.standard_normal(len(times)))
-                tally.add(find_regimes(SIZES, noisy).boundaries, boundary)
+                tally.add(find_regimes(SIZES, noisy), boundary)
             share = tally.containing / tally.found if tally.found else math.nan
             width = f"{numpy.median(tally.widths):.0f}" if tally.widths else "-"
             holds = "-" if kind == "one" else f"{100 * share:.1f} %"
             print(
                 f"{100 * noise:3.0f} %  {kind:5}  {100 * tally.found / curves:6.1f} %  {holds:>22}"
                 f"  {100 * tally.false / curves:12.1f} %  {width:>14}"
+                f"  {100 * tally.dips / curves:7.1f} %"
             )
+
+
+def slow_sizes(random, curves):
+    print("sizes            noise  slow by  named    another size named")
+    machines = list(MACHINES)
+    for grid, sizes in GRIDS.items():
+        sizes = numpy.array(sizes, dtype=float)
+        for noise in NOISES:
+            named, other = dict.fromkeys(DIPS, 0), dict.fromkeys(DIPS, 0)
+            for _ in range(curves):
+                found = laws(random.choice(machines), int(random.choice([2, 4, 8])))
+                latency, bandwidth = found[random.integers(len(found))]
+                times = latency + sizes / bandwidth
+                times *= numpy.exp(noise * random.standard_normal(len(sizes)))
+                place = int(random.integers(len(sizes)))
+                for dip in DIPS:
+                    slow = times.copy()
+                    slow[place] *= dip
+                    dips = set(find_regimes(sizes, slow).dips)
+                    named[dip] += place in dips
+                    other[dip] += bool(dips - {place} if dip > 1 else dips)
+            for dip in DIPS:
+                known = f"{100 * named[dip] / curves:5.1f} %" if dip > 1 else "      -"
+                print(
+                    f"{grid:15}  {100 * noise:3.0f} %  {dip:6.1f}x  {known}"
+                    f"  {100 * other[dip] / curves:18.1f} %",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

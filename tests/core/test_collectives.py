@@ -71,6 +71,11 @@ def roots(name, n):
     return range(n) if COLLECTIVES[name].has_root else (0,)
 
 
+def layouts(name, n):
+    """Of every rank, with every root."""
+    return [Layout(rank, n, COUNT, root) for root in roots(name, n) for rank in range(n)]
+
+
 def follow(entry, layout, inputs):
     """The output that the segments describe; None where they leave a gap."""
     output = [None] * entry.elements(layout)[1]
@@ -92,14 +97,14 @@ def follow(entry, layout, inputs):
 def test_segments_are_what_the_collective_does(name, n):
     entry = COLLECTIVES[name]
     for root in roots(name, n):
-        layouts = [Layout(rank, n, COUNT, root) for rank in range(n)]
+        ranks = [Layout(rank, n, COUNT, root) for rank in range(n)]
         # Every element differs, so every misplaced one shows.
         inputs = [
-            [1000 * (7**rank) + i for i in range(entry.elements(layouts[rank])[0])]
-            for rank in range(n)
+            [1000 * (7**rank) + i for i in range(entry.elements(layout)[0])]
+            for rank, layout in enumerate(ranks)
         ]
         expected = SIMULATED[name](inputs, root)
-        for rank, layout in enumerate(layouts):
+        for rank, layout in enumerate(ranks):
             if expected[rank] is None:
                 assert entry.segments(layout) == []
             else:
@@ -133,24 +138,20 @@ def test_every_collective_is_simulated():
 @pytest.mark.parametrize("name", HELD)
 def test_what_one_rank_holds(name, n):
     entry = COLLECTIVES[name]
-    for root in roots(name, n):
-        for rank in range(n):
-            sent, received = HELD[name](n, rank == root)
-            layout = Layout(rank, n, COUNT, root)
-            assert entry.elements(layout) == (sent * COUNT, received * COUNT)
+    for layout in layouts(name, n):
+        sent, received = HELD[name](n, layout.rank == layout.root)
+        assert entry.elements(layout) == (sent * COUNT, received * COUNT)
 
 
 @pytest.mark.parametrize("n", RANKS)
 @pytest.mark.parametrize("name", [n for n, c in COLLECTIVES.items() if True in c.placements])
 def test_in_place_the_smaller_buffer_lies_in_the_larger(name, n):
     entry = COLLECTIVES[name]
-    for root in roots(name, n):
-        for rank in range(n):
-            layout = Layout(rank, n, COUNT, root)
-            sent, received = entry.elements(layout)
-            offset = entry.overlap(layout)
-            assert offset >= 0
-            assert offset + min(sent, received) <= max(sent, received)
+    for layout in layouts(name, n):
+        sent, received = entry.elements(layout)
+        offset = entry.overlap(layout)
+        assert offset >= 0
+        assert offset + min(sent, received) <= max(sent, received)
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -158,15 +159,13 @@ def test_in_place_the_smaller_buffer_lies_in_the_larger(name, n):
 def test_in_place_the_own_block_is_where_it_belongs(name, n):
     """In place an element that this rank sends to itself does not move."""
     entry = COLLECTIVES[name]
-    for root in roots(name, n):
-        for rank in range(n):
-            layout = Layout(rank, n, COUNT, root)
-            sent, received = entry.elements(layout)
-            offset = entry.overlap(layout)
-            send_at, recv_at = (0, offset) if sent >= received else (offset, 0)
-            for segment in entry.segments(layout):
-                if segment.source in (rank, None):
-                    assert recv_at + segment.offset == send_at + segment.source_offset
+    for layout in layouts(name, n):
+        sent, received = entry.elements(layout)
+        offset = entry.overlap(layout)
+        send_at, recv_at = (0, offset) if sent >= received else (offset, 0)
+        for segment in entry.segments(layout):
+            if segment.source in (layout.rank, None):
+                assert recv_at + segment.offset == send_at + segment.source_offset
 
 
 def test_placements():
@@ -336,7 +335,7 @@ def prepared(name, layout, dist, group="g"):
     sent, received = entry.elements(layout)
     send = FakeTensor("send", 0, sent)
     recv = FakeTensor("recv", 0, received)
-    return entry.prepare(None, dist, layout, send, recv, "op", group), send, recv
+    return entry.prepare(dist, layout, send, recv, "op", group), send, recv
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])

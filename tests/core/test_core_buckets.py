@@ -41,4 +41,4 @@ def test_find_unused_sends_an_int32_for_each_parameter_too():
 def test_ranks(ranks):
     with pytest.raises(UsageError) as caught:
         PLAN.traffic(ranks)
-    assert str(caught.value) == f"ranks: got {ranks}, expected a whole number from 1 up"
+    assert str(caught.value) == f"ranks: got {ranks}, expected a whole number from 1 on"

@@ -10,6 +10,7 @@ from torchcoll.core.errors import (
     UnavailableError,
     UnreadableError,
     UsageError,
+    brief,
 )
 
 
@@ -56,6 +57,22 @@ def test_exit_codes_of_the_design(kind, code):
 def test_usage_error_is_a_value_error():
     with pytest.raises(ValueError, match=r"^size: got 1$"):
         raise UsageError("size", 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("no such thing. Look there.\nAnd there."), "no such thing"),
+        (RuntimeError("[../gloo/pair.cc:525] Connection closed by peer [::1]:7"),
+         "Connection closed by peer [::1]:7"),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't "
+                      "allocate memory"), "DefaultCPUAllocator: can't allocate memory"),
+        (RuntimeError("x" * 200), "x" * 160),
+        (MemoryError(), "MemoryError"),
+    ],
+)  # fmt: skip
+def test_the_first_sentence_of_an_error(error, text):
+    assert brief(error) == text
 
 
 def test_text_survives_pickling():

@@ -9,7 +9,7 @@ import pytest
 
 from torchcoll.bench.stopping import PATIENCE, SettlingRule, StoppingRule
 from torchcoll.core import plan as module
-from torchcoll.core.case import Case, Spec, size_case
+from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plan import (
@@ -21,6 +21,7 @@ from torchcoll.core.plan import (
     plan_lines,
     slow_call_s,
 )
+from torchcoll.core.spec import Spec
 
 M = 1 << 20
 
@@ -48,6 +49,12 @@ def sizing(collective, nbytes, ranks, **fields):
         ("reduce_scatter", 1024, {}, 1536, 1536 + 3072),
         ("sendrecv", 1024, {}, 2048, 2048 + 6144),
         ("barrier", 1, {}, 0, 0),
+        # Calls in a group share the buffers. What several sums in place leave is not verified.
+        ("all_reduce", 1024, {"coalesce": 4}, 1024, 1024),
+        ("all_gather", 1024, {"coalesce": 4}, 1536, 1536 + 6144),
+        ("broadcast", 1024, {"coalesce": 4}, 1024, 1024 + 6144),
+        ("reduce_scatter", 1024, {"coalesce": 4}, 1536, 1536 + 3072),
+        ("reduce_scatter", 1024, {"coalesce": 4, "in_place": True}, 1024, 1024),
     ],
 )
 def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
@@ -302,6 +309,25 @@ def test_text_of_a_mixed_plan():
     ]
 
 
+def test_text_of_calls_in_a_group():
+    lines = plan_lines(plan(Spec(collectives="all_reduce,broadcast", sizes="1K", coalesce=4), 2))
+    assert lines[1:4] == [
+        "Assumed: 2 ranks on one host, gloo on cpu, isolated calls, 4 in a group.",
+        "Memory: buffers (shared by the calls of a group) and at most 64 MiB to verify",
+        "  in, without what the communication library takes.",
+    ]
+    # 1 KiB of one buffer on each rank, and 24 bytes for each of 256 elements to verify broadcast.
+    assert lines[-7:-2] == [
+        "  size  in  out  a rank  a host  at most",
+        "all_reduce  float32  sum  in place",
+        "    1K  1K   1K   1 KiB   2 KiB     15 s",
+        "broadcast  float32  root 0  in place",
+        "    1K  1K   1K   7 KiB  14 KiB     15 s",
+    ]
+    alone = plan_lines(plan(Spec(sizes="1K", coalesce=4), 2))
+    assert alone[2].startswith("Memory: buffers (shared by the calls of a group), without what ")
+
+
 @pytest.mark.parametrize(
     ("fields", "ranks"),
     [
@@ -336,7 +362,7 @@ def test_total_time(sizes, text):
 def test_1024_ranks_in_under_a_second_and_without_torch():
     code = (
         "import sys\n"
-        "from torchcoll.core.case import Spec\n"
+        "from torchcoll.core.spec import Spec\n"
         "from torchcoll.core.plan import plan, plan_lines\n"
         "print(len(plan_lines(plan(Spec(collectives='all'), 1024, 8))))\n"
         "heavy = {'torch', 'numpy', 'pandas', 'rich', 'scipy'} & set(sys.modules)\n"

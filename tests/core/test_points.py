@@ -7,10 +7,11 @@ import json
 
 import pytest
 
-from torchcoll.core.case import Case, Spec
+from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plan import plan
 from torchcoll.core.points import Point, point_of
+from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
 POINTS = (

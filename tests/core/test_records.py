@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcoll.core.case import Spec
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.records import SCHEMA, Writer, load, load_all, records_of, save
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
+from torchcoll.core.spec import Spec
 
 SPEC = Spec(sizes="1K,2K,4K", labels={"fabric": "ib"})
 CASES = SPEC.cases(2)

@@ -310,6 +310,12 @@ def imported(collective="all_reduce", ranks=8, nbytes=1000, **given):
     return CaseResult(case, "ok", ranks, nbytes=nbytes, given=Given(**{**fields, **given}))
 
 
+def test_one_cold_call_is_no_mean_and_has_no_bandwidth():
+    row = summarise(imported(calls=1, first_call_ns=7000.0))
+    assert (row.statistic, row.median_ns, row.first_call_ns) == ("one cold call", 500.0, 7000.0)
+    assert (row.algbw_gbps, row.busbw_gbps) == (None, None)
+
+
 def test_a_given_mean_is_no_median():
     row = summarise(imported(calls=20, p99_ns=900.0, first_call_ns=7000.0))
     assert (row.statistic, row.median_ns, row.clock, row.calls) == ("mean", 500.0, "host", 20)

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from torchcoll.core.case import Case, Spec
+from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
 from torchcoll.core.tournament import (
     PairOptions,
     check_units,

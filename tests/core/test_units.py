@@ -9,9 +9,11 @@ from torchcoll.core.units import (
     MAX_BYTES,
     format_bandwidth,
     format_bytes,
+    format_ratio,
     format_size,
     format_time,
     parse_size,
+    whole_number,
 )
 
 SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
@@ -214,3 +216,27 @@ def test_format_time_digits():
 )
 def test_format_bandwidth(gbps, text):
     assert format_bandwidth(gbps) == text
+
+
+@pytest.mark.parametrize("value", [1, 2.0, "3", True])
+def test_what_is_no_whole_number_from_2_on(value):
+    with pytest.raises(UsageError) as caught:
+        whole_number(value, "rounds", 2)
+    assert str(caught.value) == f"rounds: got {value}, expected a whole number from 2 on"
+
+
+def test_a_whole_number():
+    assert whole_number(2, "rounds", 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        *[(None, "-"), (0.98, "0.980"), (99.5, "99.500"), (123.46, "123.5"), (29000.4, "29000")],
+        *[(1 / 175, "0.00571"), (0.0999, "0.0999"), (0.09996, "0.100"), (0.1, "0.100")],
+        *[(0.05, "0.0500"), (1.5e-7, "0.000000150"), (0.0, "0.000")],
+        *[(4.1e-16, "<0.000000001"), (2.4e15, ">1000000000")],
+    ],
+)
+def test_ratios_keep_three_digits_and_have_no_powers_of_ten(ratio, text):
+    assert format_ratio(ratio) == text

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from torchcoll.bench import environment
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import summarise
 from torchcoll.importers import variables
@@ -146,6 +147,28 @@ def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
     assert "launch" not in run.source
     # What is untimed between the rows is told.
     assert "repeat the call once, untimed" in imported(first_calls(check="last")).warnings[1]
+
+
+def test_first_calls_are_no_times(in_tmp_path, capsys):
+    (in_tmp_path / "a.log").write_text(first_calls())
+    (in_tmp_path / "b.log").write_text(first_calls().replace("990000.00", "990.00"))
+    assert main(["show", "a.log"]) == 0
+    out = capsys.readouterr().out
+    assert "time = one cold call, mean over ranks: figures of the source" in out
+    assert "mean  calls" not in out
+    assert [line.split()[-4:] for line in out.splitlines() if line.startswith("   4")] == [
+        ["1", "-", "-", "unchecked"]
+    ]
+    for more in ([], ["--fit"]):
+        assert main(["compare", "a.log", "b.log", *more]) == 0
+        out = capsys.readouterr().out
+        assert "3 cases: 3 incomparable\n3 cases not shown: first calls of a process: " in out
+        assert "ratio" not in out
+    assert main(["compare", "a.log", "b.log", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(r["verdict"], r["reason"], r["ratio"], r["base"], r["new"]) for r in rows} == {
+        ("incomparable", "first calls of a process: torchcoll cold", None, None, None)
+    }
 
 
 @pytest.mark.parametrize("asked", [{"iters": 16}, {"warmup": 1}])

@@ -127,6 +127,13 @@ def test_copies_enter_no_comparison(capsys):
     assert "\n8 cases: 8 incomparable" in text
     assert "incomparable (implausible in base: 7 sizes follow 3.2 us + S / 857 GB/s" in text
     assert "no MPI" not in text  # causes are show's to tell
+    # Their figures are shown, for what the report says of them can be seen: all within 3 %.
+    both = [line.split() for line in text.splitlines() if re.match(r" *\d+M +\d", line)]
+    assert both[0] == ["1M", "4.562", "us", "4.629", "us"]  # 1 MiB at 229.85 and 226.50 GB/s
+    ratios = [float(row[3]) / float(row[1]) for row in both]
+    assert len(ratios) == 7
+    assert all(abs(ratio - 1) < 0.03 for ratio in ratios)
+    assert "ratio" not in text
 
 
 def test_what_the_report_overlooks():
@@ -141,6 +148,22 @@ def test_what_the_report_overlooks():
         ("hypercube", 1, 0.56),
         ("sendrecv", 4, 0.61),
     ]
+
+
+def test_a_run_that_cannot_be_is_beside_its_points_and_says_so(capsys):
+    run = str(CURVES / "curve.jsonl")
+    assert main(["show", run, "--reference", str(RESULTS / "points.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # 1 MiB at 229.85 GB/s, x 1.75 for 8 ranks, beside 230 x 1.75.
+    row = next(line for line in lines if " 1M " in line)
+    assert row.split()[:7] == ["all_reduce", "1M", "8", "402.238", "8", "402.500", "100"]
+    assert row.endswith("implausible [1], here implausible [2]")
+    assert any(line.startswith("[2] here implausible: 7 sizes follow 3.2 us") for line in lines)
+    # As the reference of another run it stays what it is.
+    assert main(["show", str(TABLES / "generic.jsonl"), "--reference", run]) == 0
+    out = capsys.readouterr().out
+    assert out.count("implausible [1]") == 4  # 1M, 4M, 16M and 64M are in both
+    assert "measured" not in out
 
 
 def test_points_have_a_status_and_those_that_cannot_be_a_reason():

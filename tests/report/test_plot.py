@@ -158,6 +158,20 @@ def test_laws_and_zones():
     assert right.get_ylabel() == "GB/s algbw"
 
 
+def test_places_in_a_job_are_panels_of_their_own():
+    runs = [
+        run(result(n, (ns, 1, 1)), ranks=n, header={"job_id": str(n), "start_utc": str(place)})
+        for n in (2, 8)
+        for place, ns in enumerate((9_000_000, 1_000_000))
+    ]
+    first, second = cold_figure(cold(runs)).axes
+    assert [axis.get_title(loc="left")[-8:] for axis in (first, second)] == ["in job 1", "in job 2"]
+    assert [list(axis.get_lines()[0].get_ydata()) for axis in (first, second)] == [
+        [9_000_000] * 2,
+        [1_000_000] * 2,
+    ]
+
+
 @pytest.mark.parametrize(
     ("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
 )

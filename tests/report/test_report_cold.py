@@ -8,7 +8,6 @@ from handmade import Terminal, case, result, run
 from torchcoll.analysis.cold import cold
 from torchcoll.analysis.scaling import scaling
 from torchcoll.report.cold import show_cold
-from torchcoll.report.comparison import ratio_text
 from torchcoll.report.grid import Head, filled
 from torchcoll.report.kinds import kind_texts
 from torchcoll.report.notes import runs_lines
@@ -54,14 +53,6 @@ def test_columns_that_nothing_fills_are_left_out():
     assert ([head.first for head in grid.heads], grid.rows) == (["a", "c"], [["1", ""], ["2", "-"]])
     assert (grid.above, grid.below) == (["above"], ["below"])
     assert filled(columns, [], above=["above"]).above == []
-
-
-@pytest.mark.parametrize(
-    ("ratio", "text"),
-    [(None, "-"), (0.98, "0.980"), (99.5, "99.500"), (123.46, "123.5"), (29000.4, "29000")],
-)
-def test_ratios_have_no_powers_of_ten(ratio, text):
-    assert ratio_text(ratio) == text
 
 
 def test_a_kind_is_named_by_the_usual_and_by_what_differs():

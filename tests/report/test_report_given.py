@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from handmade import case, run
+from handmade import case, result, run
 
 from torchcoll.core.records import load, save
 from torchcoll.core.result import CaseResult, Given
@@ -15,12 +15,12 @@ MIB = 1 << 20
 def imported(**changed):
     asked = case(in_place=None, op=None, dtype=None, cadence="unknown", backend="nccl", nbytes=MIB)
     given = {"time_ns": 100_000, "statistic": "mean", "over_ranks": "max", "clock": "host"}
-    result = CaseResult(
+    made = CaseResult(
         asked, "ok", changed.pop("ranks", 8), nbytes=MIB, given=Given(**{**given, **changed})
     )
-    launch = run(result, ranks=result.ranks)
+    launch = run(made, ranks=made.ranks)
     source = {"tool": "nccl-tests", "version": "2.19.6", "format": "text"}
-    launch.header = {"ranks": result.ranks, "source": source}
+    launch.header = {"ranks": made.ranks, "source": source}
     launch.members, launch.phases = [], {}
     return launch
 
@@ -38,6 +38,24 @@ def test_the_table_names_the_source_and_calls_a_mean_a_mean(shown):
     assert lines[-3].split() == ["1M", "100.0", "us", "10.486", "18.350", "unchecked"]
     assert lines[-1].startswith("NO REFERENCE for nccl on ")
     assert lines[-1].endswith(" (torchcoll show has --fabric NAME and --against RUN)")
+
+
+def test_pivot_says_what_the_figures_of_the_source_are(shown):
+    first = imported(over_ranks="mean")
+    first.events = [{"kind": "import", "message": "rows are missing"}]
+    first.header["source"]["file"] = "a.out"
+    second = imported(over_ranks="unknown")
+    lines = shown(first, second, pivot="file", metric="time").splitlines()
+    told = "mean over calls, mean over ranks or mean over calls, over ranks: unknown"
+    assert lines[2].startswith(f"{told} (imported figures: as their source has them); clock: host")
+    assert "aligned" not in lines[2]
+    assert any(line.startswith("mean time by file") for line in lines)
+    assert lines[-1] == "a.out: import: rows are missing"
+    # Beside our own samples both readings are told.
+    own = run(result(case=case(cadence="stream")), ranks=8)
+    line = shown(first, own, pivot="file").splitlines()[2]
+    assert line.startswith("median over calls, max over ranks or mean over calls, mean over ranks")
+    assert "ranks are not aligned: the maximum over ranks" in line
 
 
 def test_unknown_ranks_are_said_and_leave_no_busbw(shown):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from handmade import case, result, run
 
-from torchcoll.core.case import Spec
+from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_ranges
 from torchcoll.report.header import first_lines, header_lines, ranks_text
 from torchcoll.report.text import table_grid

@@ -272,9 +272,9 @@ class Scalar(nn.Module):
             "model: got torch.float32 and torch.float64 in the root, expected one dtype for the "
             "trainable parameters of a unit",
         ),
-        (Mlp, {"ranks": 1}, "ranks: got 1, expected a whole number from 2 up"),
-        (Mlp, {"ranks": 2.0}, "ranks: got 2.0, expected a whole number from 2 up"),
-        (Mlp, {"replicas": 0}, "replicas: got 0, expected a whole number from 1 up"),
+        (Mlp, {"ranks": 1}, "ranks: got 1, expected a whole number from 2 on"),
+        (Mlp, {"ranks": 2.0}, "ranks: got 2.0, expected a whole number from 2 on"),
+        (Mlp, {"replicas": 0}, "replicas: got 0, expected a whole number from 1 on"),
         (
             Mlp,
             {"replicas": 3},

@@ -152,9 +152,9 @@ def test_one_rank_communicates_nothing(tmp_path):
         ([25, "1"], {}, "caps_mb: got 1, expected numbers of MiB above 0"),
         ([25, float("inf")], {}, "caps_mb: got inf, expected numbers of MiB above 0"),
         ([25, [1, 25]], {}, "caps_mb: got [1, 25], expected numbers of MiB above 0"),
-        ([25, 1], {"rounds": 1}, "rounds: got 1, expected a whole number from 2 up"),
-        ([25, 1], {"skip": 1}, "skip: got 1, expected a whole number from 2 up"),
-        ([25, 1], {"steps": 0}, "steps: got 0, expected a whole number from 1 up"),
+        ([25, 1], {"rounds": 1}, "rounds: got 1, expected a whole number from 2 on"),
+        ([25, 1], {"skip": 1}, "skip: got 1, expected a whole number from 2 on"),
+        ([25, 1], {"steps": 0}, "steps: got 0, expected a whole number from 1 on"),
         ([25, 1], {}, "try_buckets: got no process group, expected init_process_group before it"),
     ],
 )

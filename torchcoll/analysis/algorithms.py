@@ -13,7 +13,14 @@ from torchcoll.analysis.compare import THRESHOLD
 from torchcoll.analysis.conditions import conditions
 from torchcoll.analysis.contest import CellAt, SizeFound, Table, judge
 from torchcoll.analysis.environments import kept_apart, varying_text
-from torchcoll.analysis.forced import Forced, disobeyed, name_of, settings_of, varied_of
+from torchcoll.analysis.forced import (
+    Forced,
+    disobeyed,
+    name_of,
+    settings_of,
+    tells_variables,
+    varied_of,
+)
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.sides import (
     Measured,
@@ -23,11 +30,13 @@ from torchcoll.analysis.sides import (
     Source,
     known_of,
     side,
+    value_of_fact,
     values_of_facts,
 )
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import MANIFEST, is_manifest, lines_of, load_all, parse_line
 from torchcoll.core.result import Run
+from torchcoll.libraries.forcing import FORCING
 
 _USUAL = ("communicator", "clock")  # a case that did not run has none
 
@@ -36,8 +45,8 @@ _USUAL = ("communicator", "clock")  # a case that did not run has none
 class Algorithms:
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
     matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
-    the launches that were added later. learned: names of the cells of a matrix that the tables are
-    from.
+    the launches that were added later. reading: what a time is of the calls and the ranks. learned:
+    names of the cells of a matrix that the tables are from.
     """
 
     runs: list[Run]
@@ -47,6 +56,7 @@ class Algorithms:
     notes: list[str]
     missing: dict[str, str]
     matrices: list[dict[str, Any]]
+    reading: str
     learned: list[str]
 
 
@@ -65,7 +75,8 @@ def algorithms(
     """
     files = side("files", sources, reader)
     wanted = conditions(filter)
-    measured = files.measured("time", Reading(over_ranks))
+    reading = Reading(over_ranks)
+    measured = files.measured("time", reading)
     items = [m for m in measured if all(one.holds(m) for one in wanted)]
     if not items and wanted:
         texts = ",".join(one.text for one in wanted)
@@ -80,17 +91,35 @@ def algorithms(
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip
     inside = {name for own in forcing for name in own}
-    apart = [name for name in kept_apart(launches) if name not in inside]
+    apart = _apart(launches, inside)
     every = _tables(files, items, forcing, apart)
     tables = [table for table in every if table.cells]
     comparisons = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
     matrices, missing = _manifests(sources)
-    notes = _notes(files, every, launches, [*apart, *inside])
+    within = [*inside, *(f"label={name}" for name in inside)]
+    notes = _notes(files, every, launches, [*apart, *within])
+    notes += _untold(files, launches)
+    read = files.read_as(reading) or str(reading)
     names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
     learned = [name for name in names if name]
-    return Algorithms(files.runs, tables, threshold, comparisons, notes, missing, matrices, learned)
+    return Algorithms(
+        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, learned
+    )
+
+
+def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
+    """What was varied on purpose, and is no cell. A file that tells no variable says nothing of
+    another value: AUTO of such a file stands beside the cells.
+    """
+    telling = kept_apart([one for one in launches if tells_variables(one[1])])
+    return [
+        name
+        for name in kept_apart(launches)
+        if name.removeprefix("label=") not in inside
+        and (name.startswith("label=") or name in telling)
+    ]
 
 
 # -- tables ----------------------------------------------------------------------------------
@@ -104,7 +133,7 @@ def _tables(
     for item, settings in zip(items, forcing, strict=True):
         kind = {name: value_of(item, name) for name in NAMES}
         kind |= {name: kind[name] or value for name, value in usual.items()}
-        kind |= {name: item.facts.get(name, "unset") for name in apart}
+        kind |= {name: value_of_fact(item.facts, name) for name in apart}
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
     return [_table(files, kind, own) for kind, own in groups.values()]
 
@@ -211,6 +240,22 @@ def _manifests(
         if cell not in usable
     }
     return specs, missing
+
+
+def _untold(files: Side, launches: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """Files that count as AUTO because nothing is known of their variables."""
+    names = [
+        part.path.name if part.path else str(part.source.get("file") or "a run")
+        for part, (_, facts) in zip(files.parts, launches, strict=True)
+        if not tells_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
+    ]
+    if not names:
+        return []
+    several = names if len(names) < 4 else [*names[:2], "...", names[-1]]
+    return [
+        f"taken for AUTO, though no variable of the library is told: {', '.join(several)} "
+        "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
+    ]
 
 
 def _notes(

@@ -20,15 +20,12 @@ from torchcoll.analysis.passes import (
     usual,
 )
 from torchcoll.analysis.steps import steps_of
-from torchcoll.core.buckets import BucketPlan
+from torchcoll.core.buckets import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
-MIB = 1 << 20
-# What DDP does where bucket_cap_mb is left alone: 25 MiB, and a first bucket of 1 MiB.
-DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
 # Backends whose calls are issued by the thread that computes: there the time of issue is the time
 # at which the gradients were ready. On accelerators the host runs ahead of the device.
 _HOST_BACKENDS = ("gloo", "mpi")

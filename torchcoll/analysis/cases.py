@@ -12,8 +12,10 @@ from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
-from torchcoll.core.plausibility import LIKELY
-from torchcoll.core.summary import Row, median, told
+from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
+from torchcoll.core.summary import COLD_CALL, Row, median, told
+
+FIRST_CALLS = "first calls of a process: torchcoll cold"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Compared:
     """One case on both sides.
 
     row: the new side's (the base's, where new has none): figures are geometric means over the
-    launches, other numbers medians. base, new: the metric, as ``row`` has it.
+    launches, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
+    cannot be too, where a side has no other.
     """
 
     pair: Pair
@@ -124,6 +127,8 @@ def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str
         if found:
             continue
         bad = next((m for m in items if not is_right(m)), None)
+        if any(m.row.statistic == COLD_CALL for m in items):
+            return FIRST_CALLS
         if bad is None:
             return f"no {metric} in {name}"
         check = bad.result.verification
@@ -160,12 +165,21 @@ def _compared(pair: Pair, judged: Judged) -> Compared:
     if len(sizes) > 1 and pair.base and pair.new:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])
-    return Compared(pair, row, judged, geometric(judged.base), geometric(judged.new), tuple(notes))
+    base, new = (
+        geometric(values or _implausible(side_items))
+        for values, side_items in ((judged.base, pair.base), (judged.new, pair.new))
+    )
+    return Compared(pair, row, judged, base, new, tuple(notes))
+
+
+def _implausible(items: Sequence[Measured]) -> list[float]:
+    """Figures that cannot be: they are shown, beside the reason, and in no ratio."""
+    return [m.figure for m in items if m.figure and m.row.status == IMPLAUSIBLE]
 
 
 def _why_out(item: Measured) -> str:
     if is_right(item):
-        return "no figure"
+        return COLD_CALL if item.row.statistic == COLD_CALL else "no figure"
     return "wrong" if item.row.verified == "wrong" else item.row.status
 
 

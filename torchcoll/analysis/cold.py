@@ -7,13 +7,13 @@ of growth with the number of ranks here: that needs a law, which is ``torchcoll 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.late import Late, late_cases
 from torchcoll.analysis.matching import kind_of
-from torchcoll.analysis.repeats import Pairs, Placed, pairs_of, places_of
+from torchcoll.analysis.repeats import Pairs, Placed, in_job, pairs_of, places_of
 from torchcoll.analysis.sides import (
     Measured,
     Reader,
@@ -37,10 +37,10 @@ class ColdRow:
     """One launch (of several backends: one for each). Durations in ns, None where unknown.
 
     kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
-    place there. calls_ns: its first calls in order; sizes: S of each, in bytes. own: False where
-    others had used the communicator before. steady_ns: the median of the steady calls of the same
-    case, on ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the
-    rank that took longest.
+    place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
+    calls in order; sizes: S of each, in bytes. own: False where others had used the communicator
+    before. steady_ns: the median of the steady calls of the same case, on ``clock``. first: the
+    first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that took longest.
     """
 
     name: str
@@ -60,6 +60,7 @@ class ColdRow:
     phases: Mapping[str, Slowest]
     parts_ns: Mapping[str, float]
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
+    in_job: str = ""
 
     def call_ns(self, number: int) -> float | None:
         """The call of this number from 1 on."""
@@ -80,12 +81,14 @@ class ColdRow:
 class Scale:
     """Launches of one kind and one number of ranks: geometric means over the launches.
 
-    low_ns, high_ns: the least and the largest first call of them. again: the second launch of a job
-    against the first.
+    in_job: '', or at which place of their jobs all of them stood, as repeats.in_job tells. low_ns,
+    high_ns: the least and the largest first call of them. again: the second launch of a job against
+    the first, beside the second where they are apart.
     """
 
     kind: Mapping[str, Any]
     ranks: int
+    in_job: str
     hosts: tuple[int, ...]
     launches: int
     first_ns: float | None
@@ -134,6 +137,7 @@ def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Co
         )
     found.sort(key=lambda row: row.placed.order)
     pairs, pooled = pairs_of(_like(found))
+    found = _told_apart(found, pairs, pooled)
     scales = _scales(found, pairs)
     late = late_cases(launches, measured, apart)
     return Cold(files.runs, found, scales, pooled, late, _notes(files, found, apart))
@@ -228,13 +232,32 @@ def _like(rows: Sequence[ColdRow]) -> list[tuple[str, int, Placed, float, str]]:
     ]
 
 
-def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], Pairs]) -> list[Scale]:
+def _told_apart(
+    rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], Pairs], pooled: Sequence[Pairs]
+) -> list[ColdRow]:
+    """The rows with their places in their jobs, as repeats.in_job has them."""
     groups: dict[tuple[str, int], list[ColdRow]] = {}
     for row in _usable(rows):
         groups.setdefault((repr(row.kind), row.ranks), []).append(row)
-    kinds = list(dict.fromkeys(kind for kind, _ in groups))
-    order = sorted(groups, key=lambda key: (kinds.index(key[0]), key[1]))
-    return [_scale(groups[key], pairs.get(key)) for key in order]
+    places: dict[int, str] = {}
+    for key, own in groups.items():
+        again = [pairs[key]] if key in pairs else []
+        again += [one for one in pooled if one.kind == key[0]]
+        texts = in_job([row.placed for row in own], again)
+        places |= {id(row): text for row, text in zip(own, texts, strict=True)}
+    return [replace(row, in_job=places.get(id(row), "")) for row in rows]
+
+
+def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], Pairs]) -> list[Scale]:
+    groups: dict[tuple[str, int, str], list[ColdRow]] = {}
+    for row in _usable(rows):
+        groups.setdefault((repr(row.kind), row.ranks, row.in_job), []).append(row)
+    kinds = list(dict.fromkeys(kind for kind, *_ in groups))
+    order = sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:]))
+    # Beside the second of a job, where it stands on a line of its own.
+    return [
+        _scale(groups[key], pairs.get(key[:2]) if key[2] in ("", "2") else None) for key in order
+    ]
 
 
 def _scale(rows: Sequence[ColdRow], again: Pairs | None) -> Scale:
@@ -242,6 +265,7 @@ def _scale(rows: Sequence[ColdRow], again: Pairs | None) -> Scale:
     return Scale(
         kind=rows[0].kind,
         ranks=rows[0].ranks,
+        in_job=rows[0].in_job,
         hosts=tuple(sorted({row.hosts for row in rows if row.hosts})),
         launches=len(rows),
         first_ns=geometric(firsts),

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.analysis.cases import Compared, compared_rows, tables_of
+from torchcoll.analysis.cases import FIRST_CALLS, Compared, compared_rows, tables_of
 from torchcoll.analysis.conditions import Condition, conditions
 from torchcoll.analysis.environments import (
     Difference,
@@ -15,10 +15,12 @@ from torchcoll.analysis.environments import (
     differences_of,
     hidden_of,
     unknown_of,
+    value_text,
 )
 from torchcoll.analysis.fit import Fitted, fit_pairs
 from torchcoll.analysis.hardware import Profile, profile
 from torchcoll.analysis.matching import NAMES, Pair, pairs_of
+from torchcoll.analysis.model import error_note
 from torchcoll.analysis.sides import (
     METRICS,
     Reader,
@@ -37,9 +39,8 @@ from torchcoll.analysis.verdicts import (
 )
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
-from torchcoll.core.result import Given
 from torchcoll.core.summary import OVER_RANKS
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_ratio, format_size
 
 FURTHEST = 5  # so many of the ratios that no test could judge are named
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
@@ -121,7 +122,8 @@ def compare(
         ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
     )
     if fit:
-        found.fitted = fit_pairs(pairs, ours, theirs, threshold)
+        settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.notes = _notes(found, pairs)
@@ -163,28 +165,10 @@ def _pairs_of(
 
 
 def _reading_text(base: Side, new: Side, reading: Reading) -> str:
-    """``median over calls, max over ranks``; without samples what each side's sources tell."""
-    read = f"{'mean' if reading.mean else 'median'} over calls, {reading.over_ranks} over ranks"
-    ours, theirs = (
-        " or ".join(
-            dict.fromkeys(
-                read if r.time_ns else _told(r.given) for r in s.results if r.time_ns or r.given
-            )
-        )
-        for s in (base, new)
-    )
+    ours, theirs = base.read_as(reading), new.read_as(reading)
     if ours == theirs or not (ours and theirs):
-        return ours or theirs or read
+        return ours or theirs or str(reading)
     return f"{base.name}: {ours}; {new.name}: {theirs}"
-
-
-def _told(given: Given | None) -> str:
-    """What a figure is of the calls and of the ranks, as far as its source tells."""
-    assert given is not None
-    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
-    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
-    unknown = [what for way, what in ways if way == "unknown"]
-    return ", ".join(known + [f"not told {what}" for what in unknown])
 
 
 def _profiles(
@@ -205,9 +189,8 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     ratios = any(one.judged.ratio for one in found.fitted or found.rows)
     notes = [*apart_of(pairs, ratios), *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
-    if any(
-        r.given and r.given.statistic == "mean" and not r.time_ns for s in both for r in s.results
-    ):
+    alone = [r.given for s in both for r in s.results if r.given and not r.time_ns]
+    if any(given.statistic == "mean" and not given.one_cold_call for given in alone):
         samples = any(s.keeps_samples for s in both)
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
@@ -220,8 +203,9 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
         furthest = sorted(outside, key=lambda row: -abs(math.log(row.ratio or 1)))[:FURTHEST]
         notes.append(
             f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
-            f"{percent(found.threshold)}; the furthest: {', '.join(map(_named, furthest))}"
+            f"{percent(found.threshold)}; the furthest: {', '.join(_named(furthest))}"
         )
+    notes += error_note(found.base, found.new, found.rows, found.metric)
     notes += _nothing_sent(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
 
@@ -237,6 +221,19 @@ def _nothing_sent(found: Comparison) -> list[str]:
     return lines
 
 
-def _named(row: Compared) -> str:
-    size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
-    return f"{row.row.collective}{size} {row.ratio:.2f}"
+def _named(rows: Sequence[Compared]) -> list[str]:
+    """``all_reduce 8M in place 0.765``: the cases with what tells them apart, and their ratios."""
+    pairs = [row.pair for row in rows]
+    varying = [n for n in NAMES if n != "collective" and len({_told(p, n) for p in pairs}) > 1]
+    texts = []
+    for row in rows:
+        size = [format_size(row.pair.nbytes)] if row.pair.nbytes else []
+        words = [text for name in varying if (text := _told(row.pair, name))]
+        texts.append(" ".join([row.row.collective, *size, *words, format_ratio(row.ratio)]))
+    return texts
+
+
+def _told(pair: Pair, name: str) -> str:
+    values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
+    texts = [value_text(name, value) for value in values if value is not None]
+    return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)

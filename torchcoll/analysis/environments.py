@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.matching import Pair
-from torchcoll.analysis.sides import Side, values_by_name, values_of_facts
+from torchcoll.analysis.sides import UNTOLD, Side, value_of_fact, values_by_name, values_of_facts
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
@@ -64,11 +64,12 @@ def unknown_of(base: Side, new: Side) -> list[str]:
 
 
 def _values(facts: dict[str, list[str]], name: str) -> list[str]:
-    # A variable that a launch of ours does not have was not set. Of an imported file nearly
-    # nothing is known, a label is there or not, and a library belongs to its backend.
-    if name in facts or not (name.isupper() and "torch" in facts):
+    # Of an imported file nearly nothing is known, a label is there or not, and a library belongs
+    # to its backend.
+    if name in facts or not name.isupper():
         return facts.get(name, ["none"] if name.startswith("label=") else [])
-    return ["unset"]
+    value = value_of_fact(dict.fromkeys(facts, ""), name)
+    return [] if value == UNTOLD else [value]
 
 
 def _place(name: str) -> int:
@@ -111,7 +112,7 @@ def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
     for ranks, own in facts:
         for name in names:
-            values.setdefault((ranks, name), set()).add(own.get(name, "unset"))
+            values.setdefault((ranks, name), set()).add(value_of_fact(own, name))
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
 
 
@@ -139,7 +140,7 @@ def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
         for name in pair.own[0]:
             both = values.setdefault(name, ({}, {}))
             for own, found in zip(pair.own, both, strict=True):
-                found[_text(name, own[name])] = None
+                found[value_text(name, own[name])] = None
     lists = {name: (list(a), list(b)) for name, (a, b) in values.items()}
     differ = [
         f"{n} ({_several(a)} -> {_several(b)})"
@@ -154,7 +155,8 @@ def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
     return lines
 
 
-def _text(name: str, value: Any) -> str:
+def value_text(name: str, value: Any) -> str:
+    """A value of a dimension in words."""
     if value is None:
         return "-"
     return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)

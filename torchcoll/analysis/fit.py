@@ -8,7 +8,7 @@ is told how badly it fits: a library that changes its algorithm at some size fol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -20,15 +20,17 @@ from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.units import format_size
 
 FEWEST_SIZES = 3
-_POOR = 0.25  # beyond, a footnote says that the sizes follow no line
+POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the collective's
 
 
 @dataclass(frozen=True)
 class Line:
-    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0; the largest
-    relative error, and where it is.
+    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0; by how much
+    a time differs from the line at most, as a share of the line, and where.
     """
 
     latency: float | None
@@ -39,12 +41,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Fitted:
-    """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (algbw, GB/s)."""
+    """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (GB/s), which is
+    algbw or busbw, as ``metric`` says.
+    """
 
     pair: Pair
     figure: str
     judged: Judged
-    misfit: float | None  # the largest error of the line among all points of both sides
+    metric: str
+    misfit: float | None  # the largest of the lines of both sides
     misfit_nbytes: int | None
 
     @property
@@ -60,6 +65,7 @@ class Fitted:
         return {
             **self.pair.common,
             "figure": f"{self.figure}_{'ns' if self.figure == 'latency' else 'gbps'}",
+            "bandwidth": self.metric,
             **record_of(self.judged, self.base, self.new),
             "misfit": self.misfit,
             "misfit_nbytes": self.misfit_nbytes,
@@ -67,9 +73,12 @@ class Fitted:
 
 
 def fit_pairs(
-    pairs: Sequence[Pair], base_side: Side, new_side: Side, threshold: float
+    pairs: Sequence[Pair], base_side: Side, new_side: Side, threshold: float, metric: str = "algbw"
 ) -> list[Fitted]:
-    """Latency and bandwidth of every table; Holm is over all of them."""
+    """Latency and bandwidth of every table; Holm is over all of them. metric: ``busbw`` makes the
+    bandwidth that, anything else algbw.
+    """
+    metric = "busbw" if metric == "busbw" else "algbw"
     different = unlike(base_side, new_side)
     tables: dict[str, list[Pair]] = {}
     for pair in pairs:
@@ -77,8 +86,8 @@ def fit_pairs(
             tables.setdefault(repr((pair.common, pair.own)), []).append(pair)
     found = []
     for table in tables.values():
-        ours = _lines([pair.base for pair in table])
-        theirs = _lines([pair.new for pair in table])
+        ours = _lines([pair.base for pair in table], metric)
+        theirs = _lines([pair.new for pair in table], metric)
         worst = max([*ours, *theirs], key=lambda line: line.misfit, default=None)
         for figure in ("latency", "bandwidth"):
             base, new = (
@@ -86,23 +95,47 @@ def fit_pairs(
                 for lines in (ours, theirs)
             )
             reason = different or unlike_ranks(table[0]) or other_clock(table[0])
+            reason = reason or _uncounted(figure, table[0], metric)
             reason = reason or _why_not(figure, base, new)
             reason = reason or _unresolved(figure, (len(base), len(ours)), (len(new), len(theirs)))
-            case = (
-                incomparable(base, new, reason)
-                if reason
-                else case_of(base, new, base_side, new_side)
-            )
+            if reason:
+                case = incomparable(base, new, reason)
+            elif worst and worst.misfit > POOR:
+                off = f"off by {_off(worst.misfit)} at {format_size(worst.misfit_nbytes)}"
+                case = Judged(tuple(base), tuple(new), "unclear", f"no line: {off}")
+            else:
+                case = case_of(base, new, base_side, new_side)
             misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
-            found.append(Fitted(table[0], figure, case, *misfit))
+            found.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [one.figure == "bandwidth" for one in found]
     # Holm counts all; which direction is the faster one differs.
     up = judge([one.judged for one in found], threshold, more_is_faster=True)
     down = judge([one.judged for one in found], threshold, more_is_faster=False)
     return [
-        Fitted(one.pair, one.figure, (a if is_more else b), one.misfit, one.misfit_nbytes)
+        replace(one, judged=a if is_more else b)
         for one, is_more, a, b in zip(found, more, up, down, strict=True)
     ]
+
+
+def counted_share(collective: str, ranks: int, metric: str) -> float | None:
+    """What algbw or busbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that
+    depends on a number of ranks that is not known, or is 1.
+    """
+    entry = COLLECTIVES[collective]
+    if ranks < 2:
+        return None if metric == "busbw" or entry.moved(2) != 1 else 1.0
+    return entry.moved(ranks) * (entry.bus_factor(ranks) if metric == "busbw" else 1.0)
+
+
+def _uncounted(figure: str, pair: Pair, metric: str) -> str:
+    if figure == "latency":
+        return ""
+    for name, items in (("base", pair.base), ("new", pair.new)):
+        row = items[0].row
+        if counted_share(row.collective, row.ranks, metric) is None:
+            known = "1 rank" if row.ranks else "the number of ranks is not known"
+            return f"no {metric} in {name}: {known}"
+    return ""
 
 
 def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str:
@@ -122,14 +155,20 @@ def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
     return ""
 
 
-def _lines(sizes: Sequence[Sequence[Measured]]) -> list[Line]:
-    """The line of each launch that has enough sizes."""
+def _lines(sizes: Sequence[Sequence[Measured]], metric: str) -> list[Line]:
+    """The line of each launch that has enough sizes, its bandwidth as ``metric`` counts it."""
     points: dict[int, list[tuple[int, float]]] = {}
     for items in sizes:
         for m in items:
             if is_right(m) and m.row.median_ns and m.row.nbytes:
                 points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
-    return [line for own in points.values() if (line := fit_line(own)) is not None]
+    row = sizes[0][0].row
+    share = counted_share(row.collective, row.ranks, metric)
+    return [
+        replace(line, bandwidth=line.bandwidth * share if line.bandwidth and share else None)
+        for own in points.values()
+        if (line := fit_line(own)) is not None
+    ]
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
@@ -145,7 +184,7 @@ def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
     largest = float(sizes.max())
     matrix = numpy.column_stack((1 / times, sizes / largest / times))
     (latency, slope), _ = optimize.nnls(matrix, numpy.ones(len(times)))
-    errors = abs((latency + slope * sizes / largest) / times - 1)
+    errors = abs(times / (latency + slope * sizes / largest) - 1)
     worst = int(errors.argmax())
     bandwidth = largest / float(slope) if slope > 0 else None
     return Line(float(latency) or None, bandwidth, float(errors[worst]), int(sizes[worst]))
@@ -153,13 +192,17 @@ def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
 
 def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
     """How badly the lines fit, where they do."""
-    poor = [one for one in fitted if one.misfit is not None and one.misfit > _POOR]
+    poor = [one for one in fitted if one.misfit is not None and one.misfit > POOR]
     if not poor:
         return []
     worst = max(poor, key=lambda one: one.misfit or 0)
     return [
         f"{len({id(one.pair) for one in poor})} of {len({id(one.pair) for one in fitted})} fits "
-        f"are poor: sizes there follow no line latency + size / bandwidth; the worst is off by "
-        f"{100 * (worst.misfit or 0):.0f} % ({worst.pair.common.get('collective')}, "
-        f"{worst.misfit_nbytes} bytes)"
+        f"are poor: sizes there follow no line latency + size / bandwidth, and get no ratio; the "
+        f"worst is off by {_off(worst.misfit or 0)} ({worst.pair.common.get('collective')}, "
+        f"{format_size(worst.misfit_nbytes or 0)})"
     ]
+
+
+def _off(misfit: float) -> str:
+    return f"{100 * misfit:.0f} %"

@@ -15,6 +15,7 @@ from torchcoll.libraries.oneccl.algorithms import variables_of
 AUTO = "auto"
 _LIBRARY = ("NCCL_", "RCCL_", "CCL_")
 _OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
+_NONE = ("", "-", "auto", "default", "none", "unset")  # labels that say: nothing is forced
 _NO_READERS = ("gloo", "mpi", "fake")  # backends to which no such variable means anything
 
 
@@ -33,19 +34,33 @@ class Forced:
 def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -> dict[str, str]:
     """The variables of a launch that force, or that some launch sets and another does not.
 
-    {} for a backend that reads none: what differs between its cells is noise.
+    A label named like a variable that forces (``--label NCCL_ALGO=Ring``) counts where the file
+    does not tell the variable. {} for a backend that reads none: what differs between its cells is
+    noise.
     """
     if backend in _NO_READERS:
         return {}
-    return {n: facts[n] for n in dict.fromkeys((*FORCING, *varied)) if facts.get(n, "") != ""}
+    names = dict.fromkeys((*FORCING, *varied))
+    return {name: value for name in names if (value := facts.get(name) or _labelled(facts, name))}
+
+
+def _labelled(facts: Mapping[str, str], name: str) -> str:
+    value = facts.get(f"label={name}", "") if name in FORCING else ""
+    return "" if value.strip().lower() in _NONE else value
+
+
+def tells_variables(facts: Mapping[str, str]) -> bool:
+    """False for an imported file that names no variable of a library: some may have been set."""
+    return "torch" in facts or any(name.startswith(_LIBRARY) for name in facts)
 
 
 def varied_of(launches: Iterable[Mapping[str, str]]) -> list[str]:
     """Variables of the libraries that some launches set and others leave alone.
 
-    One that all set, to several values, is an axis: it keeps tables apart.
+    One that all set, to several values, is an axis: it keeps tables apart. A file that tells no
+    variable leaves none alone.
     """
-    facts = list(launches)
+    facts = [own for own in launches if tells_variables(own)]
     names = dict.fromkeys(n for own in facts for n in own if n.startswith(_LIBRARY))
     wanted = [n for n in names if not n.startswith(_OF_LOGS)]
     return [n for n in wanted if any(n not in own for own in facts)]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.backward import (
-    MIB,
     Gradients,
     Setting,
     of_parameters,
@@ -19,13 +18,13 @@ from torchcoll.analysis.backward import (
 from torchcoll.analysis.curve import Curves, curves_of
 from torchcoll.analysis.overlap import BEYOND, Halves, Interval, Proposal, compression, proposals
 from torchcoll.analysis.sides import Reader, Side, Source, side
-from torchcoll.core.buckets import BucketPlan, whole_number
+from torchcoll.core.buckets import MIB, BucketPlan
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_size, whole_number
 
 CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
 _MOST_BUCKETS = 200_000

@@ -1,16 +1,21 @@
-"""How a duration grows with a number of ranks: not at all, with its logarithm, or with itself.
+"""How a duration grows with a number of ranks: not at all, or by a law that the data do not reject.
 
-Three laws: t = a, t = a + b log2 n, t = a + b n. Each is fitted by least squares of the logarithms
-of the durations, for noise is a share of the duration; the replicates are launches. BIC chooses,
-and a law is named only where the data reject the other one as well: BIC alone, even by what is
-called strong evidence, named the wrong one in 9 of 59 simulations with two launches on each of 2, 4
-and 8 ranks and 10 % noise, this in 5 of 46. Pure numbers.
+t = a, and t = a + b f(n) with f = log2 n (the steps of a tree), n (the steps of a ring) and
+(n-1)/n, the share of the data that each rank sends: what a ring takes where bandwidth decides
+(nccl-tests doc/PERFORMANCE.md, the bus factors). Each is fitted by least squares of the logarithms
+of the durations, for noise is a share of the duration; the replicates are launches.
+
+A law is named only where the data do not reject it, and reject every other one, alone and with
+half of the growth: choosing the best one and rejecting the next called a ring's
+10 us + 3 us (n-1) + 1.45 ms (n-1)/n a log2 n in 2400 of 2400 simulations. What n and (n-1)/n make
+together (a ring's latency and bandwidth) may look like log2 n, on three numbers of ranks exactly:
+log2 n is named only where the data reject that as well. Pure numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy
@@ -24,7 +29,12 @@ Floats = NDArray[numpy.float64]
 
 FEWEST = 3  # numbers of ranks: two are a line whatever the law
 FLAT = 0.1  # growth over the whole range below it is none that anyone would act on
-LAWS = ("log2 n", "n")
+LAWS: dict[str, Callable[[Floats], Floats]] = {
+    "log2 n": lambda n: numpy.asarray(numpy.log2(n)),
+    "n": lambda n: n,
+    "(n-1)/n": lambda n: (n - 1) / n,
+}
+_BOTH = "n + (n-1)/n"
 # Relative deviation from a law that is none: clocks and rounding reach it (as in regimes.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
@@ -33,12 +43,13 @@ _POOR = 0.25  # a law that is off by more at some number of ranks is not named
 
 @dataclass(frozen=True)
 class Law:
-    """One law of growth, fitted. base_ns + slope_ns x log2 n or n; low and high bound with 95 %.
+    """One law of growth, fitted: base_ns + slope_ns x f(n); low and high bound slope with 95 %.
 
     ratio: the duration at the most ranks over that at the fewest. misfit: the largest relative
     deviation of the launches' geometric mean at one number of ranks, and at which. criterion: BIC
     (G. Schwarz, Annals of Statistics 6 (1978) 461); AICc has none for four launches. p_value: of no
-    growth. p_lacking: of this law alone against both together; None for fewer than four launches.
+    growth. p_lacking: of this law, against what the launches on each number of ranks took; where
+    few were repeated, against this law and another one together; None for fewer than 4 launches.
     """
 
     name: str
@@ -57,13 +68,19 @@ class Law:
     p_value: float
     p_lacking: float | None
 
+    @property
+    def rejected(self) -> bool:
+        """The data contradict it, by more than nothing."""
+        return self.p_lacking is not None and self.p_lacking < LEVEL and self.misfit > _FLOOR
+
 
 @dataclass(frozen=True)
 class Growth:
-    """verdict: ``constant``, ``log2 n``, ``n``, ``grows``, ``falls``, ``unclear``, ``too few
-    points``; reason: why. law: the better of the two laws of growth; None where there are too few
-    points. constant: the criterion of no growth. p_value: of no growth, Holm's where several are
-    judged together.
+    """verdict: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
+    ``too few points``; reason: why. law: the best of the laws of growth; None where there are too
+    few points; others: the others, the better ones first. p_together: of n and (n-1)/n together,
+    None where that fits whatever is measured. constant: the criterion of no growth. p_value: of no
+    growth, Holm's where several are judged together.
     """
 
     launches: int
@@ -71,7 +88,8 @@ class Growth:
     verdict: str
     reason: str
     law: Law | None = None
-    other: Law | None = None
+    others: tuple[Law, ...] = ()
+    p_together: float | None = None
     constant: float | None = None
     p_value: float | None = None
     points: tuple[tuple[int, float], ...] = field(default=(), repr=False)
@@ -94,22 +112,32 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
         return Growth(len(points), numbers, "too few points", reason)
     ranks = numpy.array([float(n) for n, _ in points])
     logs = numpy.log(numpy.array([ns for _, ns in points]))
-    laws = sorted((_law(name, ranks, logs) for name in LAWS), key=lambda law: law.criterion)
-    # The better of two laws is chosen by the same data: both have had their chance to find growth.
+    laws = [_law(name, of(ranks), ranks, logs) for name, of in LAWS.items()]
+    laws.sort(key=lambda law: law.criterion)
+    # The best of several laws is chosen by the same data: all have had their chance to find growth.
     p = min(1.0, len(LAWS) * min(law.p_value for law in laws))
-    constant = _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1)
-    return Growth(len(points), numbers, "unclear", "", laws[0], laws[1], constant, p, tuple(points))
+    return Growth(
+        len(points),
+        numbers,
+        "unclear",
+        "",
+        laws[0],
+        tuple(laws[1:]),
+        _p_together(ranks, logs),
+        _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1),
+        p,
+        tuple(points),
+    )
 
 
 def _criterion(squares: float, n: int, figures: int) -> float:
     return n * math.log(squares / n + _FLOOR**2) + figures * math.log(n)
 
 
-def _law(name: str, ranks: Floats, logs: Floats) -> Law:
+def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
     """By the durations at both ends, whose logarithms are the figures that are fitted: so no
     duration between is below 0, and no growth is equality of the two.
     """
-    scale = numpy.log2(ranks) if name == "log2 n" else ranks
     low, high = float(scale.min()), float(scale.max())
     weight = (scale - low) / (high - low)
 
@@ -146,24 +174,68 @@ def _law(name: str, ranks: Floats, logs: Floats) -> Law:
         misfit_at=at,
         criterion=_criterion(squares, len(logs), 2),
         p_value=float(2 * stats.t.sf(abs(change) / max(error, 1e-12), degrees)),
-        p_lacking=_p_lacking(ranks, logs, logs + fit.fun),
+        p_lacking=_p_lacking(name, scale, ranks, logs, logs + fit.fun),
     )
 
 
-def _p_lacking(ranks: Floats, logs: Floats, law: Floats) -> float | None:
-    """p of a law, given by its logarithms, against a + b log2 n + c n: Fisher's F for one figure
-    more, least squares relative to the law.
+def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Floats) -> float | None:
+    """p of a law, given by its logarithms: Fisher's F against the scatter of the launches on each
+    number of ranks; where too few were repeated, for one law more, least squares relative to it.
     """
     if len(logs) < 4:
         return None
-    times, expected = numpy.exp(logs - law), numpy.ones(len(law))
-    terms = numpy.column_stack([expected, numpy.log2(ranks), ranks]) / numpy.exp(law)[:, None]
-    terms /= abs(terms).max(axis=0)
-    both, *_ = numpy.linalg.lstsq(terms, times, rcond=None)
-    degrees = len(logs) - 3
-    rest = float(((times - terms @ both) ** 2).sum()) + len(logs) * _TINY
-    gained = float(((times - expected) ** 2).sum()) - rest
-    return float(stats.f.sf(max(gained, 0.0) * degrees / rest, 1, degrees))
+    if _repeated(ranks):
+        return _p_scatter(ranks, logs, float(((logs - law) ** 2).sum()), 2)
+    others = [LAWS[other](ranks) for other in LAWS if other != name]
+    alone = [numpy.ones(len(ranks)), scale]
+    rests = [_squares([*alone, other], logs, law) for other in others]
+    squares, degrees = float((numpy.expm1(logs - law) ** 2).sum()), len(logs) - 3
+    # Each of the others has had its chance.
+    return min(1.0, len(others) * min(_p_gained(squares - r, 1, r, degrees) for r in rests))
+
+
+def _p_together(ranks: Floats, logs: Floats) -> float | None:
+    """p of a + b n + c (n-1)/n, as ``_p_lacking``; None on three numbers of ranks: it fits all."""
+    numbers, alone = numpy.unique(ranks), numpy.array([logs[ranks == n].mean() for n in ranks])
+    terms = [numpy.ones(len(ranks)), LAWS["n"](ranks), LAWS["(n-1)/n"](ranks)]
+    if len(numbers) < 4 or len(logs) < 5:
+        return None
+    squares = _squares(terms, logs, alone)
+    if _repeated(ranks):
+        return _p_scatter(ranks, numpy.exp(logs - alone), squares, 3)
+    rest = _squares([*terms, LAWS["log2 n"](ranks)], logs, alone)
+    return _p_gained(squares - rest, 1, rest, len(logs) - 4)
+
+
+def _repeated(ranks: Floats) -> bool:
+    """Whether launches on equal numbers of ranks tell the noise. On three numbers of ranks it makes
+    no difference.
+    """
+    return len(ranks) - len(numpy.unique(ranks)) >= 2
+
+
+def _p_scatter(ranks: Floats, values: Floats, squares: float, figures: int) -> float:
+    """p of a fit that leaves ``squares``, against what the launches' own scatter leaves."""
+    numbers = numpy.unique(ranks)
+    rest = sum(
+        float(((own - own.mean()) ** 2).sum()) for n in numbers for own in [values[ranks == n]]
+    )
+    return _p_gained(squares - rest, len(numbers) - figures, rest, len(values) - len(numbers))
+
+
+def _p_gained(gained: float, figures: int, rest: float, degrees: int) -> float:
+    """p of what so many figures more gained, with what is left by the others."""
+    rest += (degrees + figures) * _TINY
+    return float(stats.f.sf(max(gained, 0.0) / figures * degrees / rest, figures, degrees))
+
+
+def _squares(terms: Sequence[Floats], logs: Floats, near: Floats) -> float:
+    """What the best sum of the terms leaves, relative to ``near`` (logarithms)."""
+    columns = numpy.column_stack(terms) / numpy.exp(near)[:, None]
+    columns /= abs(columns).max(axis=0)
+    times = numpy.exp(logs - near)
+    best, *_ = numpy.linalg.lstsq(columns, times, rcond=None)
+    return float(((times - columns @ best) ** 2).sum())
 
 
 def _log(values: Floats) -> Floats:
@@ -186,23 +258,52 @@ def _misfit(ranks: Floats, deviations: Floats) -> tuple[float, int]:
 
 def _judged(growth: Growth) -> Growth:
     """Start at unclear, and move only on evidence, as verdicts.py does."""
-    law, other, p = growth.law, growth.other, growth.p_value
-    assert law is not None and other is not None and p is not None and growth.constant is not None
+    law, p = growth.law, growth.p_value
+    assert law is not None and p is not None and growth.constant is not None
     limit = 1 + FLAT
     beyond = abs(math.log(law.ratio)) > math.log(limit)
     if p < LEVEL and beyond and law.criterion < growth.constant:
-        return _named(growth, law, other, p)
-    if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, other)):
+        return _named(growth, law, p)
+    if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
         return replace(growth, verdict="constant", reason=f"90 % within {percent(FLAT)}")
     return replace(growth, reason=p_text(p))
 
 
-def _named(growth: Growth, law: Law, other: Law, p: float) -> Growth:
+def _named(growth: Growth, law: Law, p: float) -> Growth:
     which = "grows" if law.ratio > 1 else "falls"
-    if law.misfit > _POOR:
-        off = f"by none of these laws, the best is off by {100 * law.misfit:.0f} %"
-        return replace(growth, verdict=which, reason=f"{off} on {law.misfit_at}; {p_text(p)}")
-    if other.p_lacking is None or other.p_lacking >= LEVEL:
-        return replace(growth, verdict=which, reason=f"with log2 n or n, both fit; {p_text(p)}")
+    fitting = [one.name for one in (law, *growth.others) if not one.rejected]
+    together = growth.p_together is None or growth.p_together >= LEVEL
+    if law.rejected or law.misfit > _POOR:
+        reason = (
+            f"by none of these laws; {law.name} is off by {_off(law.misfit)} on {law.misfit_at}"
+        )
+        if together and growth.p_together is not None:
+            reason = f"by none of these alone; {_BOTH} fits"
+        return replace(growth, verdict=which, reason=reason)
+    if fitting == ["log2 n"] and together:
+        fitting.append(_BOTH)
+    elif fitting == [law.name]:
+        fitting += _shared(law.name, growth.points)
+    if len(fitting) > 1:
+        return replace(growth, verdict=which, reason=f"these fit: {', '.join(fitting)}")
+    out = [name for name in LAWS if name != law.name]
     verdict = law.name if law.ratio > 1 else f"falls with {law.name}"
-    return replace(growth, verdict=verdict, reason=f"{other.name} does not fit; {p_text(p)}")
+    return replace(growth, verdict=verdict, reason=f"{' and '.join(out)} do not fit; {p_text(p)}")
+
+
+def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:
+    """The mixtures that the data do not reject: half of the growth by this law, half by another."""
+    ranks = numpy.array([float(n) for n, _ in points])
+    logs = numpy.log(numpy.array([ns for _, ns in points]))
+
+    def half(law: str) -> Floats:
+        scale = LAWS[law](ranks)
+        growth: Floats = (scale - scale.min()) / (scale.max() - scale.min())
+        return growth
+
+    mixed = {f"{name} + {o}": half(name) + half(o) for o in LAWS if o != name}
+    return [text for text, scale in mixed.items() if not _law(text, scale, ranks, logs).rejected]
+
+
+def _off(misfit: float) -> str:
+    return f"{100 * misfit:.{int(misfit < 0.1)}f} %"

@@ -11,7 +11,7 @@ from torchcoll.analysis.cases import is_right
 from torchcoll.analysis.conditions import conditions
 from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.matching import NAMES, value_of
-from torchcoll.analysis.sides import Measured, Reading, Side, known_of
+from torchcoll.analysis.sides import Measured, Reading, Side, known_of, value_of_fact
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
@@ -78,7 +78,7 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 missing[item.row.status] += 1
             elif item.row.nbytes:  # a barrier has no size
                 values = {name: value_of(item, name) for name in NAMES}
-                values |= {name: item.facts.get(name, "unset") for name in apart}
+                values |= {name: value_of_fact(item.facts, name) for name in apart}
                 values["statistic"] = item.row.statistic
                 groups.setdefault(repr(values), (values, []))[1].append(item)
         for status, count in missing.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchcoll.analysis.sides import Measured
+from torchcoll.analysis.sides import Measured, value_of_fact
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
@@ -54,7 +54,7 @@ def value_of(item: Measured, name: str) -> Any:
 def kind_of(item: Measured, apart: Sequence[str] = ()) -> dict[str, Any]:
     """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
     kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
-    return kind | {name: item.facts.get(name, "unset") for name in apart}
+    return kind | {name: value_of_fact(item.facts, name) for name in apart}
 
 
 def pairs_of(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 from numpy.typing import NDArray
+
+from torchcoll.analysis.dips import Fit, find_dips
 
 Floats = NDArray[numpy.float64]
 
@@ -28,16 +30,14 @@ BOUNDARY_COST = 3.0
 # P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
 # change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35.
 ZONE_RATIO = 7.35
-_DIP = 6.0  # robust standard deviations that make one slow size a dip
-_DIP_LEAST = 0.15  # and at least so much slower than its neighbours
 
 
 @dataclass(frozen=True)
 class Regime:
     """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
 
-    bandwidth_gbps: bytes a nanosecond, of algbw; None where time does not grow. misfit: the largest
-    relative deviation of a point.
+    bandwidth_gbps: bytes of the size a nanosecond; None where time does not grow. misfit: the
+    largest relative deviation of a point, misfit_at: its index.
     """
 
     first: int
@@ -45,6 +45,7 @@ class Regime:
     latency_ns: float
     bandwidth_gbps: float | None
     misfit: float
+    misfit_at: int
 
     def time_ns(self, nbytes: float) -> float:
         return self.latency_ns + (nbytes / self.bandwidth_gbps if self.bandwidth_gbps else 0.0)
@@ -66,7 +67,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Curve:
-    """The regimes of one curve in order, the boundaries between them, and slow single sizes.
+    """The regimes of one curve in order, the boundaries between them, and single sizes that
+    contradict them.
 
     dips: index -> how many times the law's time it took; these are in no fit. noise: the relative
     standard deviation of the points about their laws.
@@ -78,17 +80,17 @@ class Curve:
     noise: float
 
 
-def find_regimes(sizes: Sequence[float], times: Sequence[float]) -> Curve:
-    """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime."""
+def find_regimes(sizes: Sequence[float], times: Sequence[float], noise: float = 0.0) -> Curve:
+    """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
+
+    noise: what is known of the times' relative standard errors from elsewhere: no point that is
+    nearer is a dip.
+    """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
-    dips = _dips(size, time)
+    dips = find_dips(size, time, _fit, max(noise, FLOOR))
     kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
-    fits = _Segments(size[kept], time[kept])
-    n = len(kept)
-    most = max(1, min(MOST_REGIMES, n // FEWEST))
-    forward = _forward(fits.cost, most)
-    chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
-    cuts = _cuts(fits.cost, forward, chosen)
+    fits, forward, cuts = _segmented(size[kept], time[kept])
+    n, chosen = len(kept), len(cuts) + 1
     regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
     backward = _backward(fits.cost, chosen)
     best = _deviance(forward[chosen - 1][n], n)
@@ -104,13 +106,36 @@ def find_regimes(sizes: Sequence[float], times: Sequence[float]) -> Curve:
         jump = _jump(regimes[number - 1], regimes[number], place, ends)
         boundaries.append(Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump))
     original = [
-        Regime(int(kept[r.first]), int(kept[r.last]), r.latency_ns, r.bandwidth_gbps, r.misfit)
+        replace(
+            r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])
+        )
         for r in regimes
     ]
     free = max(1, n - 2 * chosen)
-    noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
-    slow = {i: float(time[i]) / _law(original, i).time_ns(float(size[i])) for i in dips}
-    return Curve(tuple(original), tuple(boundaries), slow, noise)
+    scatter = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
+    apart = {i: float(time[i]) / _law(original, i).time_ns(float(size[i])) for i in dips}
+    return Curve(tuple(original), tuple(boundaries), apart, scatter)
+
+
+def _segmented(size: Floats, time: Floats) -> tuple[_Segments, list[Floats], list[int]]:
+    """All stretches, the least costs by number of regimes, and the chosen cuts."""
+    n = len(size)
+    fits = _Segments(size, time)
+    most = max(1, min(MOST_REGIMES, n // FEWEST))
+    forward = _forward(fits.cost, most)
+    chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
+    return fits, forward, _cuts(fits.cost, forward, chosen)
+
+
+def _fit(size: Floats, time: Floats) -> Fit:
+    n = len(size)
+    fits, forward, cuts = _segmented(size, time)
+    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+    laws = [
+        (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
+        for r in regimes
+    ]
+    return Fit(tuple(laws), max(0.0, float(forward[len(cuts)][n])))
 
 
 def _deviance(cost: float, n: int) -> float:
@@ -187,8 +212,10 @@ class _Segments:
         latency_ns = float(latency[0]) * self._scale
         per_byte = float(slope[0]) * self._scale / self._unit
         law = latency_ns + per_byte * self.size[a:b]
-        misfit = float(abs(self.time[a:b] / law - 1).max())
-        return Regime(a, b - 1, latency_ns, 1 / per_byte if per_byte > 0 else None, misfit)
+        away = abs(self.time[a:b] / law - 1)
+        worst = int(away.argmax())
+        bandwidth = 1 / per_byte if per_byte > 0 else None
+        return Regime(a, b - 1, latency_ns, bandwidth, float(away[worst]), a + worst)
 
 
 def _forward(cost: Floats, most: int) -> list[Floats]:
@@ -214,32 +241,6 @@ def _cuts(cost: Floats, forward: Sequence[Floats], regimes: int) -> list[int]:
         end = int(numpy.argmin(forward[k - 1] + cost[:, end]))
         cuts.insert(0, end)
     return cuts
-
-
-def _dips(size: Floats, time: Floats) -> dict[int, float]:
-    """Single sizes that are far slower than the lines through the neighbours on either side say.
-
-    Both sides must say so (in logarithms): after a step up the right side does not. And it must be
-    slower than the next larger size: the law itself bends upward between coarse sizes.
-    """
-    n = len(size)
-    if n < 2 * FEWEST:
-        return {}
-    x, y = numpy.log(size), numpy.log(time)
-    away = numpy.array([min(_beyond(x, y, i, -1), _beyond(x, y, i, 1)) for i in range(2, n - 2)])
-    spread = 1.4826 * float(numpy.median(abs(away - numpy.median(away))))
-    least = max(math.log(1 + _DIP_LEAST), _DIP * spread)
-    return {
-        i: float(value)
-        for i, value in enumerate(away, 2)
-        if value > least and y[i] - y[i + 1] > least
-    }
-
-
-def _beyond(x: Floats, y: Floats, i: int, side: int) -> float:
-    """How far point i lies above the line through the two points on one side of it."""
-    near, far = i + side, i + 2 * side
-    return float(y[i] - y[near] - (y[near] - y[far]) / (x[near] - x[far]) * (x[i] - x[near]))
 
 
 def _jump(before: Regime, after: Regime, place: float, ends: tuple[float, float]) -> float:

@@ -89,6 +89,33 @@ def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str
     return f"launch {number}", None
 
 
+def in_job(launches: Sequence[Placed], again: Sequence[Pairs]) -> list[str]:
+    """Where each of the launches of one kind and number of ranks stands among those of its job:
+    ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
+    places is no launch's figure: '' for all where no job has several, and where ``again``, of
+    these launches or of their kind on all numbers of ranks, shows the second to be as the first.
+    """
+    verdicts = {one.judged.verdict for one in again}
+    same = "same" in verdicts and not verdicts & {"faster", "slower"}
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for placed in launches:
+        if placed.job is not None:
+            numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
+    most = max(map(len, numbers.values()), default=0)
+    if most < 2 or same:
+        return ["" for _ in launches]
+    later = "3" if most == 3 else f"3 to {most}"
+    found = []
+    for placed in launches:
+        if placed.job is None:
+            found.append("-")
+            continue
+        places = sorted(numbers[placed.job, placed.order - placed.place])
+        number = places.index(placed.place) + 1
+        found.append(str(number) if number < 3 else later)
+    return found
+
+
 def pairs_of(
     launches: Sequence[tuple[str, int, Placed, float, str]],
 ) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:

@@ -6,17 +6,20 @@ limit that the user states; divided by the ranks it would be no efficiency.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.analysis.cases import launches_of
-from torchcoll.analysis.cold import ColdRow, cold
+from torchcoll.analysis.cases import is_right, launches_of
+from torchcoll.analysis.cold import Cold, ColdRow
 from torchcoll.analysis.environments import hidden_among, kept_apart
 from torchcoll.analysis.growth import Growth, growths
+from torchcoll.analysis.left_out import cold_of, later_launches, unusable, why_out
 from torchcoll.analysis.matching import kind_of
 from torchcoll.analysis.sides import Measured, Reader, Reading, Side, Source, known_of, side
 from torchcoll.analysis.stats import geometric
+from torchcoll.analysis.verdicts import counted
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
@@ -46,7 +49,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """The growth of one figure (time, first call, ...) of one curve, on one host or several."""
+    """The growth of one figure (time, first call, ...) of one curve. part: on one host or several,
+    and at which place in their jobs, where that tells it from others.
+    """
 
     figure: str
     part: str
@@ -92,12 +97,15 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Draft:
-    """A curve before its fits; ``figures``: what is fitted, by the field of a _Launch."""
+    """A curve before its fits; ``figures``: what is fitted, by the field of a _Launch. place: in
+    their jobs, of all its launches, where it matters.
+    """
 
     kind: Mapping[str, Any]
     nbytes: int
     launches: list[_Launch]
     figures: Mapping[str, str]
+    place: str = ""
 
 
 def scaling(
@@ -119,10 +127,12 @@ def scaling(
     files = side("files", sources, reader)
     facts = {id(part): known_of(part) for part in files.parts}
     apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
-    cases, left_out = _cases(files, apart, sizes)
-    drafts = [*cases, *_starts(files, apart)]
+    started = cold_of(files)
+    cases, left_out = _cases(files, apart, sizes, started)
+    drafts = [*cases, *_starts(started)]
     if not drafts:
-        raise UsageError("cases", "none with ranks and a time", "at least one")
+        got, why = unusable(files)
+        raise UsageError("cases", got, "at least one with ranks and a time, and right", why)
     fits = _fits(drafts)
     curves = [
         Curve(
@@ -135,6 +145,11 @@ def scaling(
         for draft, own in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
+    if later := later_launches(started):
+        notes.append(
+            f"1st call of a case: not of {len(later)} of {len(files.parts)} launches, which came "
+            "later in a job; `torchcoll cold` shows them"
+        )
     return Scaling(
         files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
     )
@@ -144,10 +159,11 @@ def scaling(
 
 
 def _cases(
-    files: Side, apart: Sequence[str], sizes: Sequence[int]
+    files: Side, apart: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
     """A draft for each kind of case and size, and the sizes that none shows."""
     owners = {id(r): part for run in files.runs for part, own in run.launches() for r in own}
+    later = later_launches(started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
         # A row that is one first call is no time of a call that has settled.
@@ -157,14 +173,14 @@ def _cases(
             by_size.setdefault(item.row.nbytes_requested, []).append(item)
     measured = {nbytes for by_size in groups.values() for nbytes in by_size}
     missing = [nbytes for nbytes in sizes if nbytes not in measured]
-    if missing:
-        known = ", ".join(map(format_size, sorted(measured))) or "none"
+    if missing and measured:
+        known = ", ".join(map(format_size, sorted(measured)))
         raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
     drafts = []
     for by_size in groups.values():
         for nbytes in sorted(sizes) if sizes else _representative(by_size):
             if own := by_size.get(nbytes):
-                launches = _launches(own, owners)
+                launches = _launches(own, owners, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
                 drafts.append(_Draft(kind_of(own[0], apart), nbytes, launches, figures))
     return drafts, sorted(measured - {draft.nbytes for draft in drafts})
@@ -177,8 +193,12 @@ def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
     return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
 
 
-def _launches(items: Sequence[Measured], owners: Mapping[int, Run]) -> list[_Launch]:
-    """A launch may have run a case twice: then its figures are their geometric means."""
+def _launches(
+    items: Sequence[Measured], owners: Mapping[int, Run], later: set[int]
+) -> list[_Launch]:
+    """A launch may have run a case twice: then its figures are their geometric means. later: ids
+    of launches whose first calls are not those of a first launch.
+    """
     by_ranks: dict[int, list[Measured]] = {}
     for item in items:
         by_ranks.setdefault(item.row.ranks, []).append(item)
@@ -189,7 +209,11 @@ def _launches(items: Sequence[Measured], owners: Mapping[int, Run]) -> list[_Lau
             same[0].facts,
             time,
             geometric(m.row.busbw_gbps for m in same),
-            geometric(ns for m in same if (ns := m.row.first_call_ns) and ns > 0),
+            geometric(
+                ns
+                for m in same
+                if id(owners[id(m.result)]) not in later and (ns := m.row.first_call_ns) and ns > 0
+            ),
         )
         for ranks, own in sorted(by_ranks.items())
         for time, same in launches_of(own)
@@ -200,20 +224,16 @@ def _hosts(launch: Run) -> int:
     return len({member["host"] for member in launch.members if member.get("host")})
 
 
-def _starts(files: Side, apart: Sequence[str]) -> list[_Draft]:
+def _starts(started: Cold | None) -> list[_Draft]:
     """The start of each launch by kind: its time to first result where all of a kind tell it, else
     its first call.
     """
-    try:
-        rows = cold(files.runs).rows
-    except UsageError:  # no first call is known
-        return []
-    kinds: dict[str, list[ColdRow]] = {}
-    for row in rows:
+    kinds: dict[tuple[str, str], list[ColdRow]] = {}
+    for row in started.rows if started else []:
         if row.status == "ok" and row.ranks and row.call_ns(1):
-            kinds.setdefault(repr(row.kind), []).append(row)
+            kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
     drafts = []
-    for own in kinds.values():
+    for (_, place), own in sorted(kinds.items(), key=lambda item: item[0][1]):
         whole = all(row.first_result_ns for row in own)
         launches = [
             _Launch(
@@ -224,9 +244,9 @@ def _starts(files: Side, apart: Sequence[str]) -> list[_Draft]:
             )
             for row in sorted(own, key=lambda row: row.ranks)
         ]
-        kind = dict(own[0].kind)
+        kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
         name = "time to first result" if whole else "1st call of the launch"
-        drafts.append(_Draft(kind, kind.pop("nbytes"), launches, {name: "first_ns"}))
+        drafts.append(_Draft(kind, kind.pop("nbytes"), launches, {name: "first_ns"}, place))
     return drafts
 
 
@@ -272,15 +292,18 @@ def _fits(drafts: Sequence[_Draft]) -> list[list[Fit]]:
     found: list[list[Fit]] = [[] for _ in drafts]
     judged = growths([points for *_, points in asked])
     for (number, figure, part, _), growth in zip(asked, judged, strict=True):
-        found[number].append(Fit(figure, part, growth))
+        place = f"{drafts[number].place} in job" if drafts[number].place else ""
+        found[number].append(Fit(figure, ", ".join(filter(None, (part, place))), growth))
     return found
 
 
 def _notes(files: Side, curves: Sequence[Curve]) -> list[str]:
     notes = []
+    bad = Counter(why_out(m) for m in files.measured("time", Reading()) if not is_right(m))
+    notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
     if any(point.ranks == 1 for curve in curves for point in curve.points):
         notes.append("1 rank communicates nothing: it is in no fit")
-    if any(fit.part for curve in curves for fit in curve.fits):
+    if any(fit.part.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
     if any(one.given and one.given.first_call_ns for one in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import glob
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.analysis.files import Source as Source
+from torchcoll.analysis.files import expanded
+from torchcoll.core.errors import UsageError
 from torchcoll.core.facts import facts_of
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.records import is_manifest, load_all
-from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks, summarise
+from torchcoll.core.records import load_all
+from torchcoll.core.result import CaseResult, Given, Run
+from torchcoll.core.summary import COLD_CALL, OVER_RANKS, Row, libraries_of, over_ranks, summarise
+from torchcoll.libraries.forcing import OF_NCCL
 
-Source = Run | str | os.PathLike[str]
 Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
+UNTOLD = "not told"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
 
@@ -43,6 +45,9 @@ class Reading:
 
     over_ranks: str = "max"
     mean: bool = False  # over the calls; else their median
+
+    def __str__(self) -> str:
+        return f"{'mean' if self.mean else 'median'} over calls, {self.over_ranks} over ranks"
 
 
 @dataclass
@@ -86,6 +91,15 @@ class Side:
             for run in self.parts
         )
 
+    def read_as(self, reading: Reading) -> str:
+        """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
+        tell; '' where no case has any.
+        """
+        own = [r for r in self.results if r.time_ns or r.given]
+        return " or ".join(
+            dict.fromkeys(str(reading) if r.time_ns else _told(r.given) for r in own)
+        )
+
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every launch, read for ``metric``."""
         found = []
@@ -101,8 +115,21 @@ class Side:
                     figure: float | None = getattr(row, METRICS[metric])
                     # A duration of nothing has no logarithm; only a broken clock gives one.
                     figure = figure if figure and 0 < figure < math.inf else None
+                    if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                        figure = None
                     found.append(Measured(row, result, number, figure, facts, not run.source))
         return found
+
+
+def _told(given: Given | None) -> str:
+    """What a figure is of the calls and of the ranks, as far as its source tells."""
+    assert given is not None
+    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
+    if given.one_cold_call:
+        return f"{COLD_CALL}, {given.over_ranks} over ranks"
+    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
+    unknown = [what for way, what in ways if way == "unknown"]
+    return ", ".join(known + [f"not told {what}" for what in unknown])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
@@ -185,28 +212,6 @@ def identity_of(run: Run) -> object:
     return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
-def expanded(source: Source) -> list[Source]:
-    if isinstance(source, Run):
-        return [source]
-    path = Path(source)
-    if path.is_dir():
-        inside = [
-            p
-            for p in sorted(path.iterdir())
-            if p.is_file() and p.name[0] != "." and not is_manifest(p)
-        ]
-        own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
-        if not inside:
-            raise UnreadableError("folder", path, "a folder with result files")
-        return [*(own or inside)]
-    if not path.exists() and glob.has_magic(str(source)):
-        matches = sorted(p for p in glob.glob(str(source), recursive=True) if os.path.isfile(p))
-        if not matches:
-            raise UnreadableError("result files", source, "a pattern that some file matches")
-        return [*matches]
-    return [source]
-
-
 def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
     """``BASE NEW...`` of the command line: names of sides, and their paths.
 
@@ -285,7 +290,22 @@ def values_by_name(side: Side) -> dict[str, list[str]]:
 
 
 def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
-    """The different values of each fact, in order; a launch that lacks it is 'unset' there."""
+    """The different values of each fact, in order; also of launches that lack it."""
     names = dict.fromkeys(name for fact in facts for name in fact)
-    missing = {n: "unset" if n.isupper() else "unknown" for n in names}
-    return {n: list(dict.fromkeys(fact.get(n, missing[n]) for fact in facts)) for n in names}
+
+    def value(fact: dict[str, str], name: str) -> str:
+        return value_of_fact(fact, name) if name.isupper() else fact.get(name, "unknown")
+
+    return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
+
+
+def value_of_fact(facts: Mapping[str, str], name: str) -> str:
+    """A variable or label of a launch; ``unset``; ``not told`` where a file cannot say so.
+
+    NCCL looks at OF_NCCL in every launch, and its log names what it finds set: a file that names
+    any variable of NCCL would name these.
+    """
+    if name in facts:
+        return facts[name]
+    told = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
+    return "unset" if told or "torch" in facts or not name.isupper() else UNTOLD

@@ -15,9 +15,13 @@ from typing import Any
 
 from torchcoll.analysis.algorithms import algorithms
 from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.fit import counted_share
 from torchcoll.analysis.matching import NAMES, value_of
-from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
+from torchcoll.analysis.misfit import Fall, falls_of, note_of
+from torchcoll.analysis.regimes import Boundary, Curve, Regime, find_regimes
+from torchcoll.analysis.scatter import Known, known_scatter
 from torchcoll.analysis.sides import (
+    UNTOLD,
     Measured,
     Reader,
     Reading,
@@ -25,6 +29,7 @@ from torchcoll.analysis.sides import (
     Source,
     known_of,
     side,
+    value_of_fact,
 )
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
@@ -33,7 +38,6 @@ from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
 from torchcoll.libraries.forcing import FORCING
 
-NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
 REFINING = 6  # sizes proposed inside a zone
 MOST_POINTS = 1000  # of a curve: time and memory grow with their square
@@ -85,6 +89,8 @@ class Regimes:
 
     note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
     more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
+    share: of the size, what algbw counts, None where that is not known. known: of the noise, None
+    where nothing tells it.
     """
 
     common: dict[str, Any]
@@ -96,6 +102,14 @@ class Regimes:
     note: str = ""
     doubt: str = ""
     sizes: int = 0
+    share: float | None = 1.0
+    known: Known | None = None
+    falls: list[Fall] = field(default_factory=list)
+
+    def algbw_gbps(self, regime: Regime) -> float | None:
+        """As ``show`` counts it, which is not S over time for every collective."""
+        gbps = regime.bandwidth_gbps
+        return None if gbps is None or self.share is None else self.share * gbps
 
     @property
     def refining(self) -> list[int]:
@@ -143,7 +157,7 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None
             for one, other in itertools.pairwise(table.ranges)
         ]
         for curve in curves:
-            auto = all(curve.common.get(name, "unset") == "unset" for name in FORCING)
+            auto = all(curve.common.get(name, "unset") in ("unset", UNTOLD) for name in FORCING)
             same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
             if auto and all(same):
                 curve.forced = changes
@@ -170,7 +184,7 @@ def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
         if not timed or row.verified == "wrong":
             continue
         common = {name: value_of(item, name) for name in NAMES}
-        common |= {name: item.facts.get(name, "unset") for name in apart}
+        common |= {name: value_of_fact(item.facts, name) for name in apart}
         common |= {"cell": side.runs[item.launch].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
@@ -182,25 +196,33 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     points = _points(items)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
-    curve = find_regimes([p.nbytes for p in points], [p.time_ns for p in points])
+    known = _known(items)
+    curve = find_regimes(
+        [p.nbytes for p in points], [p.time_ns for p in points], known.point if known else 0.0
+    )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
-    found = Regimes(common, points, curve, handovers=_handovers(points))
+    found = Regimes(common, points, curve, handovers=_handovers(points), known=known)
     found.sizes, found.doubt = measured, "; ".join(doubts)
+    found.share = counted_share(common["collective"], common.get("ranks") or 0, "algbw")
     found.transitions = [
         _transition(points, curve, number, boundary, found.handovers)
         for number, boundary in enumerate(curve.boundaries)
     ]
-    if len(points) < 2 * FEWEST:
-        found.note = (
-            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
-            f"needed; one law fits all within {100 * max(r.misfit for r in curve.regimes):.1f} %"
-        )
-    elif curve.noise > NOISY:
-        found.note = (
-            f"too noisy: times scatter by {100 * curve.noise:.0f} % about any law of this kind; "
-            "repeat the launches"
-        )
+    found.falls = falls_of(found)
+    found.note = note_of(found)
     return found
+
+
+def _known(items: Sequence[Measured]) -> Known | None:
+    figures: dict[int, dict[int, float]] = {}
+    for item in items:
+        figures.setdefault(item.row.nbytes, {})[item.launch] = item.figure or 0.0
+    calls = [
+        (row.low_ns, row.high_ns, row.calls)
+        for row in (item.row for item in items)
+        if row.low_ns and row.high_ns
+    ]
+    return known_scatter(list(figures.values()), calls)
 
 
 def _points(items: Sequence[Measured]) -> list[Point]:

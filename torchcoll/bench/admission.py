@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.bench.control import Control
+from torchcoll.bench.disagreement import of_case
 from torchcoll.core.case import Sizing
 from torchcoll.core.plan import impossible, needs_nbytes
 from torchcoll.core.units import format_bytes
@@ -39,19 +40,10 @@ def admit(
 def _disagreement(
     sizing: Sizing, words: list[dict[str, Any]], control: Control
 ) -> list[str] | None:
-    votes = Counter(word["case"] for word in words)
-    if len(votes) == 1:
+    hashes = [word["case"] for word in words]
+    if len(set(hashes)) == 1:
         return None
-    usual = votes.most_common(1)[0][0]
-    odd = [rank for rank, word in enumerate(words) if word["case"] != usual]
-    names = ", ".join(control.name(rank) for rank in odd[:16])
-    return [
-        "disagreement",
-        f"case on {names}",
-        "another case than the other ranks",
-        f"the same on all ranks (rank 0: {sizing.case.describe()})",
-        "Start all ranks with the same arguments, files and torchcoll version.",
-    ]
+    return ["disagreement", *of_case(control, hashes, sizing.case.describe())]
 
 
 def _too_large(

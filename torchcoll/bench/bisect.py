@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.measure import brief
 from torchcoll.core.case import size_case
 from torchcoll.core.crowding import crowded
+from torchcoll.core.errors import brief
 from torchcoll.core.halving import LEAST, Group, Halving, halve
 from torchcoll.core.tournament import Units
 from torchcoll.core.units import format_ranges
@@ -47,9 +47,8 @@ def bisect(
             try:
                 session.one_case(sizing)
             except RuntimeError as error:
-                assert session.watchdog is not None
                 sizes = " and ".join(str(len(part)) for part in parts)
-                session.watchdog.trouble(f"groups of {sizes} ranks: {brief(error)}")
+                session.trouble(f"groups of {sizes} ranks: {brief(error)}")
             seen.append(session.control.decide(_speeds(session, len(parts))))
         return max(one[0] for one in seen), max(one[1] for one in seen)
 

@@ -9,13 +9,50 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from torchcoll.bench.launcher import Launch
-from torchcoll.core.errors import HangError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
+
+_runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
+# Kept for the next `run`: a rank that comes back early would find the port of the last one.
+_stores: dict[Launch, Any] = {}
+
+
+def store_of(torch: Any, launch: Launch, timeout_s: float, found_group: bool, fake: bool) -> Any:
+    """The store of the default process group where there is one, else of the launch; of a fake
+    world, which has one participant, none that others see.
+    """
+    global _runs
+    _runs += 1  # on all ranks, also on one that finds no store
+    if fake:
+        return torch.distributed.HashStore()
+    if found_group:
+        return torch.distributed.distributed_c10d._get_default_store()
+    if launch in _stores:
+        return _stores[launch]
+    store = open_store(torch, launch, timeout_s)
+    if launch.rendezvous_file is None:  # a file goes away with its store
+        _stores[launch] = store
+    return store
+
+
+def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
+    """The part of the store that belongs to one sweep, and a second client of it. several: there is
+    another participant.
+    """
+    base = cloneable(store)
+    # Where torchrun's own prefix is lost (torch 2.6) a restart would meet the keys of before.
+    prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    try:
+        second = second_client(dist, base) if several else base
+    except RuntimeError:
+        raise HangError("rendezvous: lost the store of rank 0 at once") from None
+    return dist.PrefixStore(prefix, base), dist.PrefixStore(prefix, second)
 
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
@@ -62,6 +99,7 @@ def second_client(dist: Any, store: Any) -> Any:
 
 # Keys are deleted one by one, a trip each: samples always, small words only where ranks are few.
 _KEEP_BYTES, _TIDY_RANKS = 1 << 16, 64
+_NAMED = 16  # ranks, in a message
 
 
 class Control:
@@ -115,6 +153,26 @@ class Control:
         """Every rank's value on every rank; for small values."""
         return list(self.decide(self.gather(value, timeout_s), timeout_s))
 
+    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
+        """Every rank's word, or the error of the first rank that has one, raised on all."""
+        told = refusal and [str(refusal), int(refusal.exit_code)]
+        words = self.all_gather([told, word])
+        for rank, (text, _) in enumerate(words):
+            if text:
+                if refusal is None:
+                    refusal = TorchcollError(f"{self.name(rank)}: {text[0]}")
+                    refusal.exit_code = ExitCode(text[1])
+                raise refusal
+        return [word for _, word in words]
+
+    def failed(self, failure: str) -> tuple[str, str] | None:
+        """(the ranks that failed, what the first of them says), None where none did. ``failure``:
+        what this rank says, '' where it did not fail.
+        """
+        failures = self.all_gather(failure)
+        ranks = [rank for rank, text in enumerate(failures) if text]
+        return (self.names(ranks), failures[ranks[0]]) if ranks else None
+
     def align(self) -> None:
         """No rank leaves before every rank has come. Skew at leaving: about one store round."""
         self.gather(None)
@@ -143,12 +201,17 @@ class Control:
             absent = [rank for rank, key in enumerate(keys, 1) if not self.store.check([key])]
         except RuntimeError:
             return "the store"
-        return ", ".join(self.name(rank) for rank in absent[:16]) or "the store"
+        return self.names(absent) or "the store"
 
     def name(self, rank: int) -> str:
         """``rank 3 (host-b)``, once the hosts are known."""
         known = self.members[rank]["host"] if rank < len(self.members) else None
         return f"rank {rank} ({known})" if known else f"rank {rank}"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Of so many ranks as a line holds, and how many more there are."""
+        more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+        return ", ".join(map(self.name, ranks[:_NAMED])) + more
 
 
 def _get_all(store: Any, keys: list[str]) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.bench.launcher import Launch
@@ -20,6 +20,8 @@ Clocks = dict[str, list[int]]
 # One event costs about 0.1 ms on XPU (0.006 on CUDA), so there an event stands only at both ends of
 # so many calls, and a sample is their mean. Source: torch-xpu-ops#3227, reference/oneccl.md 1.3.
 XPU_CALLS_PER_SAMPLE = 10
+
+COST_CALLS = 200  # of the no-op and the barrier whose median is the cost of measuring
 
 
 class Cpu:
@@ -189,35 +191,17 @@ def nothing() -> None:
     """The no-op whose timed loop is the cost of measuring; and no alignment."""
 
 
-# Each rank looks like a host of its own, so that NCCL accepts several on one GPU. P2P and shared
-# memory would be chosen on one host; few channels, because all ranks share the GPU's processors.
-# Source: reference/nccl.md section 5 (hostHash in NCCL's init.cc; recipes in public use).
-_REHEARSAL = {
-    "NCCL_P2P_DISABLE": "1",
-    "NCCL_SHM_DISABLE": "1",
-    "NCCL_NET": "Socket",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_SOCKET_IFNAME": "lo",
-    "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MAX_CTAS": "2",
-}
-REHEARSAL = "several ranks share one GPU, so bandwidth and time mean nothing"
-
-
-def rehearse(backend: str, kind: str, rank: int) -> None:
-    """Set NCCL's variables for several ranks on one GPU, before its first call."""
-    if not backend.startswith("nccl") or kind != "cuda":
-        raise UnavailableError("rehearse", f"{backend} on {kind}", "nccl on cuda")
-    os.environ.update(_REHEARSAL, NCCL_HOSTID=f"torchcoll-rehearsal-{rank}")
-
-
-def rehearsal_over(environ: Mapping[str, str]) -> None:
-    """Put the variables of a rehearsal back to what they were in ``environ``."""
-    for name in (*_REHEARSAL, "NCCL_HOSTID"):
-        if name in environ:
-            os.environ[name] = environ[name]
-        else:
-            os.environ.pop(name, None)
+def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
+    """Medians in ns, by the name of the phase: the timed loop around nothing, ``align``, and a pair
+    of events where the device has them.
+    """
+    costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
+    cpu = Cpu()
+    cpu.isolated(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})
+    if align:
+        cpu.isolated(align, nothing, COST_CALLS // 4, {"host": costs["cost_barrier"]})
+    costs["cost_event"] = device.event_costs(COST_CALLS)
+    return {name: sorted(ns)[len(ns) // 2] for name, ns in costs.items() if ns}
 
 
 def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
@@ -258,6 +242,20 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
             "torchcoll doctor says why.",
         ) from None
     return device
+
+
+def refuse_shared(places: Sequence[tuple[str, str | None]]) -> None:
+    """places: host and device of each rank. Raises UnavailableError for two ranks on one device."""
+    first: dict[tuple[str, str | None], int] = {}
+    for rank, (host, device) in enumerate(places):
+        other = first.setdefault((host, device), rank)
+        if device and other != rank:
+            raise UnavailableError(
+                "device",
+                f"ranks {other} and {rank} on {device} of {host}",
+                "a device for each rank",
+                "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+            )
 
 
 # How a launcher gives each rank a device of its own: by hiding the others.

@@ -143,7 +143,7 @@ class LibraryLog:
             if results and not any(result.choices for result in results):
                 recorder.event("library_log", _NOTHING_CHOSEN)
 
-        session._on_rank_0(keep)
+        session.on_rank_0(keep)
 
     def close(self) -> None:
         """Give stdout back."""

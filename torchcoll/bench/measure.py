@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.backends import is_nccl
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
-from torchcoll.bench.verify import Buffers, Checker, allocate, tolerance_ulp
+from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import HangError, TorchcollError
+from torchcoll.core.errors import HangError, TorchcollError, brief
 
 if TYPE_CHECKING:
     from torchcoll.bench.runner import Session
@@ -26,6 +23,36 @@ if TYPE_CHECKING:
 # refused is in trouble.
 REFUSAL_S = 10.0
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
+
+
+def first_call(session: Session, what: str, call: Callable[[], object] | None) -> str:
+    """The first call of its kind, in which a backend says what it cannot do. Collective; None: this
+    rank has none to make.
+
+    What all ranks were refused, '' where none was: either way they go on together. Raises
+    TorchcollError with the names of those that were refused alone. Where others do not come back
+    from the call, the launch ends.
+    """
+    failure = ""
+    try:
+        if call:
+            call()
+    except Exception as error:
+        failure = brief(error)
+    try:
+        word = None if call is None else failure
+        words = session.control.all_gather(word, REFUSAL_S if failure else None)
+    except HangError:
+        if not failure:
+            raise
+        session.trouble(failure)
+    if all(word for word in words if word is not None):
+        return next(filter(None, words), "")
+    refused = [rank for rank, word in enumerate(words) if word]
+    if refused:
+        names = session.control.names(refused)
+        raise TorchcollError(f"{what} failed on {names} alone: {words[refused[0]]}")
+    return ""
 
 
 def measure_case(session: Session, case: Case, verdict: list[str] | None) -> list[CaseResult]:
@@ -82,20 +109,19 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
-    failures = session.control.all_gather(failure)
-    if buffers is not None and buffers.pool is not None and not any(failures):
+    lacking = session.control.failed(failure)
+    if buffers is not None and buffers.pool is not None and not lacking:
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
             failure = brief(error)
-        failures = session.control.all_gather(failure)
-    lacking = [rank for rank, text in enumerate(failures) if text]
-    if buffers is None or lacking:
-        names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-        text = failures[lacking[0]]
+        lacking = session.control.failed(failure)
+    if lacking:
+        names, text = lacking
         plain = sizing.case.buffers == "default" or _is_memory(text)
         yield ["oom", f"no memory on {names}: {text}"] if plain else ["unsupported", text]
     else:
+        assert buffers is not None
         yield buffers
     if buffers is not None and buffers.pool is not None:
         from torchcoll.bench.registered import deregister
@@ -113,17 +139,12 @@ class _Measurement:
         self.device = session.device
         self.communicator = communicator
         self.place = session.part.index(session.rank)
-        case, dist = sizing.case, session.dist
-        self.once = COLLECTIVES[case.collective].prepare(
-            session.torch,
-            dist,
-            sizing.layout(self.place),
-            buffers.send,
-            buffers.recv,
-            reduce_op(dist, case.op),
-            communicator.group,
-        )
-        self.call = _called(session, case, self.once, communicator.group)
+        case = sizing.case
+        self.call = prepared(session, sizing, self.place, buffers, communicator.group)
+        if case.asynchronous or case.coalesce > 1:
+            from torchcoll.bench.calls import called
+
+            self.call = called(session, case, self.call, communicator.group)
         self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.checker = Checker(session.torch, sizing, self.place, buffers, session.progress.beat)
         self.align = nothing if session.alone else session.communicators.align(case.backend)
@@ -142,17 +163,19 @@ class _Measurement:
         session.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
         self.checker.prepare()
-        refused = self._first_call(name)
-        if refused:
-            return _results(session, self.sizing, samples, status=refused[0], reason=refused[1])
+        session.progress.step(f"{name}: first call", self.cold)
+        session.control.align()
+        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align=nothing))
+        if text:
+            status = "oom" if _is_memory(text) else "unsupported"
+            return _results(session, self.sizing, samples, status=status, reason=text)
         try:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
             refused = self._measure_steady(name)
         except RuntimeError as error:
-            assert session.watchdog is not None
-            session.watchdog.trouble(brief(error))
+            session.trouble(brief(error))
         session.has_called = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + sum(self.batches)
@@ -185,31 +208,6 @@ class _Measurement:
             self.call, align or self.align, calls, {"host": durations, "issue": []}
         )
 
-    def _first_call(self, name: str) -> list[str] | None:
-        """Call 0, aligned through the store; [status, reason] where all ranks were refused."""
-        session, failure = self.session, ""
-        session.progress.step(f"{name}: first call", self.cold)
-        session.control.align()
-        try:
-            self._timed_alone(self.cold, 1, align=nothing)
-        except Exception as error:
-            failure = brief(error)
-        limit = REFUSAL_S if failure else None
-        try:
-            failures = session.control.all_gather(failure, limit)
-        except HangError:
-            if not failure:
-                raise
-            assert session.watchdog is not None
-            session.watchdog.trouble(failure)
-        if not any(failures):
-            return None
-        if all(failures):
-            return ["oom" if _is_memory(failures[0]) else "unsupported", failures[0]]
-        odd = [rank for rank, text in enumerate(failures) if text]
-        names = ", ".join(session.control.name(rank) for rank in odd[:16])
-        raise TorchcollError(f"{name} failed on {names} alone: {failures[odd[0]]}")
-
     def _cold(self, name: str) -> None:
         """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
         session, cold, rule = self.session, self.cold, None
@@ -234,8 +232,8 @@ class _Measurement:
             replay = self.device.graph(self.call)
         except RuntimeError as error:
             failure = brief(error)
-        failures = [text for text in self.session.control.all_gather(failure) if text]
-        return replay, ["unsupported", f"graph capture: {failures[0]}"] if failures else None
+        failed = self.session.control.failed(failure)
+        return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
 
     def _measure_steady(self, name: str) -> list[str] | None:
         """Batches until rank 0's stopping rule is content with the completions of the calls;
@@ -277,11 +275,11 @@ class _Measurement:
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
         """One more call on fresh data; [status, reason] where some rank could not check."""
         session, failure = self.session, ""
-        if not (self.spec.check and self.communicator.backend.communicates and self.sizing.nbytes):
+        sizing = self.sizing
+        if not (self.spec.check and self.communicator.backend.communicates):
             return None
-        case = self.sizing.case
-        if case.coalesce > 1 and case.in_place and case.op:
-            return None  # N reductions of the same buffer: what they give depends on their order
+        if not (sizing.nbytes and sizing.case.verifiable):
+            return None
         session.progress.step(f"{name}: verification")
         self.checker.prepare()
         try:
@@ -289,69 +287,28 @@ class _Measurement:
             self.timed()
             self.device.synchronize()
         except RuntimeError as error:
-            assert session.watchdog is not None
-            session.watchdog.trouble(brief(error))
+            session.trouble(brief(error))
         try:
             samples["checked"], samples["wrong"] = self.checker.count_wrong()
         except (RuntimeError, MemoryError) as error:
             failure = brief(error)
-        failures = session.control.all_gather(failure)
-        if not any(failures):
+        failed = session.control.failed(failure)
+        if failed is None:
             return None
         samples.pop("checked", None)
-        lacking = [rank for rank, text in enumerate(failures) if text]
-        names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-        text = failures[lacking[0]]
+        names, text = failed
         status = "oom" if _is_memory(text) else "failed"
         return [status, f"verification on {names}: {text}"]
 
 
-def reduce_op(dist: Any, op: str | None) -> Any:
-    """torch's own; None for None."""
-    return op and getattr(dist.ReduceOp, "PRODUCT" if op == "prod" else op.upper())
-
-
-def _called(session: Session, case: Case, once: Call, group: Any) -> Call:
-    """The call as the case makes it: plain, asynchronous, or several in one group."""
-    if case.asynchronous:
-        if not isinstance(once, partial):
-            return _refuse(f"{case.collective} is several calls, which wait for each other")
-        issue = partial(once, async_op=True)
-        return lambda: issue().wait()
-    return _coalesced(session, case, once, group) if case.coalesce > 1 else once
-
-
-def _coalesced(session: Session, case: Case, once: Call, group: Any) -> Call:
-    if case.collective == "barrier":
-        return _refuse("a barrier waits on the host, so several are no group")
-    if not isinstance(once, partial):
-        return _refuse(f"{case.collective} is a group of calls itself")
-    device = session.torch.device(session.device.name)
-    manage = session.dist._coalescing_manager
-    calls = range(case.coalesce)
-
-    def coalesced() -> None:
-        try:
-            with manage(group, device):
-                for _ in calls:
-                    once()
-        except BaseException:
-            # torch leaves the group open: it would keep all calls to come, and make none of them.
-            world = session.dist.distributed_c10d
-            whole = group or world._get_default_group()
-            world._world.pg_coalesce_state.pop(whole, None)
-            with contextlib.suppress(RuntimeError):
-                whole._end_coalescing(device)
-            raise
-
-    return coalesced
-
-
-def _refuse(reason: str) -> Call:
-    def refuse() -> None:
-        raise RuntimeError(reason)
-
-    return refuse
+def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
+    """The call of the case on that rank of the group."""
+    case, op = sizing.case, None
+    if case.op:
+        name = "PRODUCT" if case.op == "prod" else case.op.upper()
+        op = getattr(session.dist.ReduceOp, name)
+    prepare = COLLECTIVES[case.collective].prepare
+    return prepare(session.dist, sizing.layout(place), buffers.send, buffers.recv, op, group)
 
 
 def _results(
@@ -369,89 +326,10 @@ def _results(
     gathered = session.control.gather(samples)
     if session.rank:
         return []
-    for rank, words in enumerate(gathered):
-        words["time"] = {
-            clock: [ns for batch in steady for ns in batch[rank][clock]]
-            for clock in (steady[0][rank] if steady else ())
-        }
-    if len(session.parts) == 1:
-        return [_result(sizing, gathered, **facts)]
-    results = []
-    for number, part in enumerate(session.parts):
-        case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
-        own = size_case(case, len(part))
-        result = _result(own, [gathered[rank] for rank in part], **facts)
-        result.members = list(part)
-        if result.verification:
-            wrong = tuple(part[place] for place in result.verification.wrong_ranks)
-            result.verification = replace(result.verification, wrong_ranks=wrong)
-        results.append(result)
-    return results
+    from torchcoll.bench.results import results_of
 
-
-def _result(
-    sizing: Sizing,
-    gathered: list[dict[str, Any]],
-    status: str = "ok",
-    reason: str = "",
-    **facts: Any,
-) -> CaseResult:
-    from torchcoll.core.result import CaseResult, Verification
-
-    result = CaseResult(
-        sizing.case,
-        status,
-        sizing.ranks,
-        reason=reason,
-        count=sizing.count,
-        nbytes=sizing.nbytes,
-        nbytes_in=sizing.nbytes_in,
-        nbytes_out=sizing.nbytes_out,
-        **facts,
-    )
-    first = gathered[0]
-    if not first.get("cold"):
-        return result
-    result.cold_ns = [s["cold"] for s in gathered]
-    result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
-    result.time_ns = {
-        clock: [s["time"][clock] for s in gathered]
-        for clock, durations in first["time"].items()
-        if durations
-    }
-    if first["connect"] is not None:
-        result.connect_ns = [s["connect"] for s in gathered]
-    if "checked" in first:
-        wrong = [s["wrong"] for s in gathered]
-        result.verification = Verification(
-            checked=sum(s["checked"] for s in gathered),
-            wrong=sum(wrong),
-            wrong_ranks=tuple(rank for rank, count in enumerate(wrong) if count),
-            tolerance_ulp=tolerance_ulp(sizing.case, sizing.ranks),
-        )
-        if result.verification.wrong:
-            result.status = "wrong"
-            result.reason = (
-                f"{result.verification.wrong} of {result.verification.checked} elements wrong"
-            )
-    if result.settled is None:
-        result.warnings.append(
-            f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
-        )
-    if result.calls_per_sample > 1:
-        result.warnings.append(
-            f"each sample is the mean of up to {result.calls_per_sample} calls: "
-            "events cost too much here"
-        )
-    return result
+    return results_of(session.parts, sizing, gathered, steady, **facts)
 
 
 def _is_memory(text: str) -> bool:
     return any(word in text.lower() for word in _OUT_OF_MEMORY)
-
-
-def brief(error: BaseException) -> str:
-    """The first sentence of an error, without what C++ puts before it; never empty."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)
-    return text.split(". ")[0][:160] or type(error).__name__

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchcoll.core.case import ORDERS, Spec
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import ORDERS, Spec
+from torchcoll.core.units import whole_number
 
 if TYPE_CHECKING:  # loaded for torchcoll.pairs alone
     from torchcoll.core.tournament import PairOptions
@@ -238,9 +239,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         fields["labels"] = dict(_label(text) for text in given.pop("label"))
     ranks = given.pop("ranks", None)
     if ranks is not None:
-        ranks = number(ranks, int)
-        if not isinstance(ranks, int) or ranks < 1:
-            raise UsageError("ranks", ranks, "a whole number from 1 on")
+        ranks = whole_number(number(ranks, int), "ranks", 1)
     formats = {name: name for name in FORMATS}
     given["format"] = _one_of("format", given.get("format", "table"), formats)
     spec = Spec(**{"collectives": "all", **fields})

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING, Options
-from torchcoll.core.case import Case, Spec
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
     from torchcoll.bench.runner import Session

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.device import nothing
-from torchcoll.bench.measure import REFUSAL_S, brief
+from torchcoll.bench.measure import first_call
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.case import Case, Sizing, size_case
-from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.tournament import (
     LATENCY_ITERS,
     LATENCY_NBYTES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchcoll.bench.options import Options
     from torchcoll.bench.output import Output
     from torchcoll.bench.runner import Session
-    from torchcoll.core.result import CaseResult, Run
+    from torchcoll.core.result import Run
 
 _NAMED = 8  # of a round's pairs, in messages
 
@@ -103,11 +103,9 @@ class PairsRun:
                     Checker(session.torch, sizing, 0, buffers, session.progress.beat).prepare()
         except (RuntimeError, MemoryError) as error:
             failure = brief(error)
-        failures = session.control.all_gather(failure)
-        lacking = [rank for rank, text in enumerate(failures) if text]
-        if lacking:
-            names = ", ".join(session.control.name(rank) for rank in lacking[:16])
-            raise TorchcollError(f"pairs: no memory on {names}: {failures[lacking[0]]}")
+        failed = session.control.failed(failure)
+        if failed:
+            raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
         session.progress.step("connecting all ranks")
         # torch: all ranks take part in the first call on a group, if it is a send or a receive.
         self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
@@ -116,8 +114,7 @@ class PairsRun:
         try:
             call()
         except RuntimeError as error:
-            assert self.session.watchdog is not None
-            self.session.watchdog.trouble(f"{what}: {brief(error)}")
+            self.session.trouble(f"{what}: {brief(error)}")
 
     # -- one round --------------------------------------------------------------------------
 
@@ -175,38 +172,19 @@ class PairsRun:
 
     def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
         """The first call of all: a backend that cannot send says so here, on all ranks alike."""
-        session, failure = self.session, ""
         if self._tried:
             if call and own:
                 self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
             return
         self._tried = True
-        try:
-            if call:
-                call()
-        except Exception as error:
-            failure = brief(error)
-        try:
-            failures = session.control.all_gather(
-                [call is None, failure], REFUSAL_S if failure else None
-            )
-        except HangError:
-            if not failure:
-                raise
-            assert session.watchdog is not None
-            session.watchdog.trouble(failure)
-        told = [text for idle, text in failures if not idle]
-        if all(told):
+        refused = first_call(self.session, "pairs: sending", call)
+        if refused:
             raise UnavailableError(
                 "pairs",
-                f"{case.backend} on {case.device}: {told[0]}",
+                f"{case.backend} on {case.device}: {refused}",
                 "a backend that sends from rank to rank",
                 "Choose another with --backend.",
             )
-        odd = [rank for rank, (_, text) in enumerate(failures) if text]
-        if odd:
-            names = ", ".join(session.control.name(rank) for rank in odd[:16])
-            raise TorchcollError(f"pairs: sending failed on {names} alone: {failures[odd[0]][1]}")
 
     def _call(self, own: _Own, buffers: Buffers, root: int | None) -> Callable[[], None]:
         """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
@@ -248,11 +226,13 @@ class PairsRun:
             action()
 
     def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
+        from torchcoll.bench.results import result_of_pair
+
         for pair in met:
             members = members_of(self.units, pair)
             ranks = [low for low, _ in members] + [high for _, high in members]
             own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
-            self._recorder.case(_result(own, ranks, [gathered[rank] for rank in ranks]))
+            self._recorder.case(result_of_pair(own, ranks, [gathered[rank] for rank in ranks]))
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:
         """The pairs to run again alone, and the places of the cases in which they were slow."""
@@ -275,38 +255,6 @@ class PairsRun:
         if found:
             for event in events(found, suspects(found, self.options.threshold)):
                 self._recorder.event(**event)
-
-
-def _result(case: Case, ranks: list[int], gathered: list[Any]) -> CaseResult:
-    from torchcoll.core.result import CaseResult, Verification
-
-    sizing = size_case(case, 2)
-    result = CaseResult(
-        case,
-        "ok",
-        len(ranks),
-        count=sizing.count,
-        nbytes=sizing.nbytes,
-        nbytes_in=sizing.nbytes_in,
-        nbytes_out=sizing.nbytes_out,
-        cold_ns=[words[0] for words in gathered],
-        time_ns={"host": [words[1] for words in gathered]},
-        batches=[len(gathered[0][1])],
-        members=ranks,
-        ordinal=None,  # of a connection nobody counts the calls
-        stop="count",
-    )
-    if gathered[0][2]:
-        wrong = [words[2][1] for words in gathered]
-        result.verification = Verification(
-            checked=sum(words[2][0] for words in gathered),
-            wrong=sum(wrong),
-            wrong_ranks=tuple(rank for rank, n in zip(ranks, wrong, strict=True) if n),
-        )
-        if sum(wrong):
-            result.status = "wrong"
-            result.reason = f"{sum(wrong)} of {result.verification.checked} elements wrong"
-    return result
 
 
 def refuse_lone(backend: str | None, ranks: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from torchcoll.bench.options import Options, Parser, number, parse
-from torchcoll.core.case import Spec
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
 from torchcoll.core.tournament import BY, ITERS, LATENCY_NBYTES, SIZES, THRESHOLD, PairOptions
+from torchcoll.core.units import whole_number
 
 # Fields of Spec that mean something here; the others are refused.
 _OWN: tuple[str, ...] = (
@@ -81,16 +82,13 @@ def parse_pairs(argv: Sequence[str]) -> Options:
     if len(spec.dtypes) > 1:
         raise UsageError("dtype", ",".join(spec.dtypes), "one type")
     iters = ITERS if spec.iters is None else spec.iters
-    if iters < 1:
-        raise UsageError("iters", iters, "a whole number from 1 on")
+    whole_number(iters, "iters", 1)
     threshold = number(own.threshold, float)
     if not isinstance(threshold, float):
         raise UsageError("threshold", threshold, "a share between 0 and 1", "20 % is 0.2.")
     per_node = own.ranks_per_node
     if per_node is not None:
-        per_node = number(per_node, int)
-        if not isinstance(per_node, int) or per_node < 1:
-            raise UsageError("ranks-per-node", per_node, "a whole number from 1 on")
+        per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
             raise UsageError("ranks-per-node", per_node, "--dry-run beside it")
     pairs = PairOptions(own.by, own.bisect, threshold, per_node)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.measure import reduce_op
+from torchcoll.bench.measure import prepared
 from torchcoll.bench.stamps import DeviceStamps, HostStamps
 from torchcoll.bench.verify import allocate
 from torchcoll.core.case import Case, Sizing, size_case
@@ -139,15 +139,7 @@ class Player:
         buffers = allocate(session.torch, sizing, rank, session.device.name)
         for side, buffer in (("sent", buffers.send), ("received", buffers.recv)):
             self._buffers[side, case, members] = buffer.zero_()
-        return COLLECTIVES[case.collective].prepare(
-            session.torch,
-            session.dist,
-            sizing.layout(rank),
-            buffers.send,
-            buffers.recv,
-            reduce_op(session.dist, case.op),
-            self._groups[members],
-        )
+        return prepared(session, sizing, rank, buffers, self._groups[members])
 
     def _bytes(self, side: str, nbytes: int) -> Any:
         torch, key = self._session.torch, (side, nbytes)

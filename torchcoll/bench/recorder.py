@@ -43,6 +43,11 @@ class Recorder:
         self.run.results.append(result)
         self._emit("case", result.to_json())
 
+    def timed_out(self, ranks: int, text: str) -> None:
+        """The case in flight, if there is one, hangs."""
+        if self.run.in_flight:
+            self.case(CaseResult(self.run.in_flight, "timeout", ranks, reason=text))
+
     def event(self, kind: str, message: str, **more: Any) -> None:
         event = {"kind": kind, "message": message, "utc": utc_now(), **more}
         self.run.events.append(event)

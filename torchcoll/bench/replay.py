@@ -15,14 +15,15 @@ from typing import Any
 
 from torchcoll.bench.admission import lacks_memory
 from torchcoll.bench.environment import free_memory
-from torchcoll.bench.measure import REFUSAL_S, brief
+from torchcoll.bench.measure import first_call
 from torchcoll.bench.player import Members, Player
 from torchcoll.bench.runner import Session, opened
-from torchcoll.core.case import Spec, fingerprint
-from torchcoll.core.errors import HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.case import fingerprint
+from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.playback import Part, Step, digest, mismatch, part_of, usual_steps
+from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_time
+from torchcoll.core.units import format_time, whole_number
 
 _LAST = 50  # so many of the last usual steps are looked through for one that all ranks have
 _ON_DEVICE = (
@@ -72,8 +73,7 @@ def play(
     session: Session, read: Callable[[], Traffic], steps: int, compute: bool
 ) -> Traffic | None:
     """``replay`` in a session that is not open yet; ``read`` is called on each rank."""
-    if type(steps) is not int or steps < 1:
-        raise UsageError("steps", steps, "a whole number from 1 on")
+    whole_number(steps, "steps", 1)
     names = session.spec.backends if session.spec.backend else ()
     if len(names) > 1 or "fake" in names:
         raise UsageError("backend", session.spec.backend, "one that communicates")
@@ -124,7 +124,7 @@ def _agreed(
         usual = usual_steps(traffic, session.rank)[-_LAST:]
     except TorchcollError as error:
         refusal = error
-    offers = [set(steps) for steps in session.agree(refusal, usual) if steps]
+    offers = [set(steps) for steps in session.control.agree(refusal, usual) if steps]
     common: set[Step] = set.intersection(*offers) if offers else set()
     if not common:
         got = "no step that all ranks have" if offers else "no calls"
@@ -136,7 +136,7 @@ def _agreed(
             raise UsageError("compute", "calls without times", "a traffic that was captured")
     except TorchcollError as error:
         refusal = error
-    session.agree(refusal)
+    session.control.agree(refusal)
     digests = session.control.gather(digest(part, session.rank))
     text = session.control.decide(mismatch(digests))
     if text:
@@ -178,7 +178,7 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
         player.prepare()
     except (RuntimeError, MemoryError) as error:
         refusal = UnavailableError("memory", brief(error), "room for the buffers of the step")
-    session.agree(refusal)
+    session.control.agree(refusal)
     return player
 
 
@@ -197,30 +197,22 @@ def _played(session: Session, player: Player, steps: int) -> list[tuple[int, int
         try:
             spans.append(player.play(f"replay: step {number}"))
         except RuntimeError as error:
-            assert session.watchdog is not None
-            session.watchdog.trouble(f"{player.doing}: {brief(error)}")
+            session.trouble(f"{player.doing}: {brief(error)}")
     return spans
 
 
 def _first(session: Session, player: Player) -> None:
     """The first play connects, and finds out what the backend refuses."""
-    failure = ""
-    try:
-        player.play("replay: first play")
-    except Exception as error:
-        failure = f"{player.doing}: {brief(error)}"
-    try:
-        failures = session.control.all_gather(failure, REFUSAL_S if failure else None)
-    except HangError:
-        if not failure:
-            raise
-        assert session.watchdog is not None
-        session.watchdog.trouble(failure)
-    if all(failures):
-        raise UnavailableError("replay", failures[0], f"what {session.entries[0].name} can do")
-    if any(failures):
-        rank = next(rank for rank, text in enumerate(failures) if text)
-        raise TorchcollError(f"replay failed on {session.control.name(rank)}: {failures[rank]}")
+
+    def play() -> None:
+        try:
+            player.play("replay: first play")
+        except Exception as error:
+            raise RuntimeError(f"{player.doing}: {brief(error)}") from error
+
+    refused = first_call(session, "replay", play)
+    if refused:
+        raise UnavailableError("replay", refused, f"what {session.entries[0].name} can do")
 
 
 # -- what comes back ---------------------------------------------------------------------------

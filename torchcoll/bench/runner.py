@@ -10,41 +10,29 @@ import contextlib
 import os
 import sys
 import time
-import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.bench import backends, environment
 from torchcoll.bench.communicators import Communicators
-from torchcoll.bench.control import GRACE_S, Control, cloneable, open_store, second_client
-from torchcoll.bench.device import REHEARSAL, Cpu, nothing, open_device, rehearsal_over, rehearse
+from torchcoll.bench.control import GRACE_S, Control, own_part, store_of
+from torchcoll.bench.device import cost_of_measuring, open_device, refuse_shared
+from torchcoll.bench.hosts import Hosts
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
-from torchcoll.core.case import Case, Sizing, Spec, fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.case import Sizing, fingerprint
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
+from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
     from torchcoll.bench.library_log import LibraryLog
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.state.watch import Watch
     from torchcoll.core.result import CaseResult, Run
 
 OnCase = Callable[["CaseResult"], None]
-COST_CALLS = 200  # calls of the no-op and the barrier whose median is the cost of measuring
-
-# Each rank may have made its Spec of what it sent itself.
-_SAME_TRAFFIC = (
-    "The ranks sent different calls: save the traffic of each, and measure all of it with "
-    "torchcoll.suite --traffic FOLDER."
-)
 _INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-
-_runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
-# Kept for the next `run`: a rank that comes back early would find the port of the last one.
-_stores: dict[Launch, Any] = {}
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -130,11 +118,10 @@ class Session:
         self._began = time.monotonic()
         self.has_called = False  # some case has made its first call
         self._cost_known = False
-        self._environ: dict[str, str] | None = None  # before a rehearsal changed it
+        self._rehearsal_over: Callable[[], None] | None = None
         self._weights = ""  # hash of the weights of all_to_all_v
         self._require_idle = require_idle
-        self._watch: Watch | None = None  # on the first rank of each host
-        self._state: dict[str, Any] | None = None  # what it saw before the run
+        self._hosts: Hosts | None = None  # where ranks communicate
         self.recorder: Recorder | None = None
         if self.rank == 0:
             from torchcoll.bench.recorder import Recorder
@@ -163,12 +150,12 @@ class Session:
         """Rendezvous, hello, device, header, process groups, ranks and phases. Collective."""
         self._rendezvous()
         self._hello()
-        self._on_rank_0(lambda recorder: self._read_earlier())
+        self.on_rank_0(lambda recorder: self._read_earlier())
         self.spec = Spec.from_json(self.control.decide(self.spec.to_json()))
         self.control.timeout_s = self.spec.timeout_s
         self._open_device()
         if self.entries[0].communicates:
-            self._look_around()
+            self._hosts = Hosts(self, self._places, self._require_idle)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(self.spec, backend=names, device=self.device.kind)
         self.parts: tuple[tuple[int, ...], ...] = (tuple(range(self.ranks)),)
@@ -183,17 +170,22 @@ class Session:
 
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)
             self._weights = fingerprint([list(row) for row in weights.rows])
-        self._on_rank_0(lambda recorder: recorder.header(self._header()))
+        self.on_rank_0(self._write_header)
         if self.library_log:
             self.library_log.start(self)
         self.communicators.open(self._phase)
         self._exchange_members()
 
+    def _write_header(self, recorder: Recorder) -> None:
+        from torchcoll.bench.preamble import header
+
+        recorder.header(header(self))
+
     def _read_earlier(self) -> None:
         if self._earlier:
             self.spec = self._earlier()
 
-    def _on_rank_0(self, action: Callable[[Recorder], object]) -> None:
+    def on_rank_0(self, action: Callable[[Recorder], object]) -> None:
         """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
         failure = None
         if self.recorder:
@@ -215,32 +207,13 @@ class Session:
         self.phases[name] = time.perf_counter_ns() - start
 
     def _rendezvous(self) -> None:
-        global _runs
-        _runs += 1
         with self._phase("rendezvous"):
-            if self._fake:
-                store = self.dist.HashStore()
-            elif self.found_group:
-                store = self.dist.distributed_c10d._get_default_store()
-            elif self.launch in _stores:
-                store = _stores[self.launch]
-            else:
-                store = open_store(self.torch, self.launch, self.spec.timeout_s)
-                if self.launch.rendezvous_file is None:  # a file goes away with its store
-                    _stores[self.launch] = store
+            limit_s = self.spec.timeout_s
+            store = store_of(self.torch, self.launch, limit_s, self.found_group, self._fake)
         # A fake world has one participant, which agrees with itself.
         participants = 1 if self._fake else self.ranks
-        base = cloneable(store)
-        # Where torchrun's own prefix is lost (torch 2.6) a restart would meet the keys of before.
-        prefix = f"sweep{_runs}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        store = self.dist.PrefixStore(prefix, base)
-        self.store = store
-        self.control = Control(store, self.rank, participants, self.spec.timeout_s)
-        try:
-            own = second_client(self.dist, base) if participants > 1 else base
-            client = self.dist.PrefixStore(prefix, own)
-        except RuntimeError:
-            raise HangError("rendezvous: lost the store of rank 0 at once") from None
+        self.store, client = own_part(self.dist, store, participants > 1)
+        self.control = Control(self.store, self.rank, participants, self.spec.timeout_s)
         self.watchdog = Watchdog(
             self.control,
             client,
@@ -260,18 +233,10 @@ class Session:
         }
         self.control.members = self.control.all_gather(words)
         self.progress.step("hello")
-        votes = Counter(member["asked"] for member in self.control.members)
-        if len(votes) > 1:
-            usual = votes.most_common(1)[0][0]
-            like = next(m for m in self.control.members if m["asked"] == usual)
-            odd = [m for m in self.control.members if m["asked"] != usual]
-            names = ", ".join(self.control.name(m["rank"]) for m in odd[:16])
-            raise UsageError(
-                f"arguments of {names}",
-                odd[0]["argv"] or "another Spec",
-                f"as on {self.control.name(like['rank'])}: {like['argv'] or 'no arguments'}",
-                _SAME_TRAFFIC if self.spec.points else "Start all ranks with the same arguments.",
-            )
+        if len({member["asked"] for member in self.control.members}) > 1:
+            from torchcoll.bench.disagreement import of_arguments
+
+            raise of_arguments(self.control, bool(self.spec.points))
 
     def _open_device(self) -> None:
         """Backends and this rank's device; what any rank lacks, every rank raises."""
@@ -284,7 +249,9 @@ class Session:
             if self.library_log:
                 self.library_log.ask_for(self.entries)
             if self.spec.rehearse:
-                self._rehearse(kind)
+                from torchcoll.bench.rehearsal import begin
+
+                self._rehearsal_over = begin(self, kind)
             if not _INTERFACES.isdisjoint(os.environ):
                 from torchcoll.bench.interfaces import check_interfaces
 
@@ -294,141 +261,29 @@ class Session:
             where = [environment.hostname(), environment.device_place(self.torch, self.device)]
         except TorchcollError as error:
             refusal = error
-        places = self.agree(refusal, where)
+        places = self.control.agree(refusal, where)
         self._places: list[tuple[str, str | None]] = [tuple(place) for place in places]
         if self.device.kind != "cpu" and not self.spec.rehearse:
-            self._refuse_shared()
-
-    def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
-        """Every rank's word, or the error of the first rank that has one, raised on all."""
-        told = refusal and [str(refusal), int(refusal.exit_code)]
-        words = self.control.all_gather([told, word])
-        for rank, (text, _) in enumerate(words):
-            if text:
-                if refusal is None:
-                    refusal = TorchcollError(f"{self.control.name(rank)}: {text[0]}")
-                    refusal.exit_code = ExitCode(text[1])
-                raise refusal
-        return [word for _, word in words]
-
-    def _rehearse(self, kind: str) -> None:
-        if self.found_group:
-            raise UsageError("rehearse", "inside a process group", "a launch of its own")
-        hosts = {member["host"] for member in self.control.members}
-        if len(hosts) > 1:
-            raise UsageError("rehearse", f"ranks on {len(hosts)} hosts", "one host, one GPU")
-        self._environ = dict(os.environ)
-        rehearse(self.entries[0].name, kind, self.rank)
-
-    def _refuse_shared(self) -> None:
-        first: dict[tuple[str, str | None], int] = {}
-        for rank, (host, pci) in enumerate(self._places):
-            other = first.setdefault((host, pci), rank)
-            if pci and other != rank:
-                raise UnavailableError(
-                    "device",
-                    f"ranks {other} and {rank} on {pci} of {host}",
-                    "a device for each rank",
-                    "Start fewer ranks, or rehearse with several on one device: --rehearse.",
-                )
-
-    def _look_around(self) -> None:
-        """The first rank of each host notes the machine's state; with ``require_idle`` a host that
-        others use is refused on all ranks.
-        """
-        here, _ = self._places[self.rank]
-        on_host = [rank for rank, (host, _) in enumerate(self._places) if host == here]
-        busy = None
-        if self.rank == on_host[0]:
-            from torchcoll.bench.state.watch import Watch
-
-            places = [place for rank in on_host if (place := self._places[rank][1])]
-            pids = [self.control.members[rank]["pid"] for rank in on_host]
-            self._watch = Watch(self.device.kind, places, pids)
-            self._state = self._watch.before()
-            busy = self._watch.why_busy(self._state) if self._require_idle else None
-        # Asked in any case: no phase is to begin with waiting for those who look.
-        found = [text for text in self.control.all_gather(busy) if text]
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise UnavailableError(
-                "require-idle",
-                f"{found[0]}{more}",
-                "a machine that nobody else uses",
-                "Wait, end that, or leave --require-idle out.",
-            )
-
-    def look_again(self) -> None:
-        """Record the machines' state after the run, and what has changed. Collective."""
-        if not self.entries[0].communicates:
-            return
-        self.progress.step("state of the machine")
-        states = self.control.gather(self._watch and [self._state, self._watch.after()])
-
-        def keep(recorder: Recorder) -> None:
-            from torchcoll.bench.state.keep import keep_after
-
-            keep_after(recorder, list(filter(None, states)), self.device.kind)
-
-        self._on_rank_0(keep)
-
-    def _header(self) -> dict[str, Any]:
-        connects = self.entries[0].connects
-        # Buffers are registered with a communicator, so it is connected before.
-        early = self.spec.init == "eager" or self.spec.buffers != "default"
-        if early and connects == "first call":
-            connects = "communicator"
-        return {
-            "run_id": uuid.uuid4().hex[:12],
-            "start_utc": environment.utc_now(),
-            "spec": self.spec.to_json(),
-            "argv": self.argv,
-            "ranks": self.ranks,
-            "launcher": self.launch.launcher,
-            "job_id": self.launch.job_id,
-            "connects": "before" if self.found_group else connects,
-            "environment": environment.environment(self.torch, self.entries, self.device.name),
-        }
+            refuse_shared(self._places)
 
     def _exchange_members(self) -> None:
         own = environment.member(self.torch, self.launch, self.device)
-        known = environment.variables()
         made = {
             entry.name: backends.implementation(
                 self.torch, self.communicators.whole(entry.name), self.device.name
             )
             for entry in self.entries
         }
-        words = {**own, "implementation": made, "variables": known, "phases": self.phases}
-        words["machine"] = self._state
+        words = {**own, "implementation": made, "variables": environment.variables()}
+        words |= {"phases": self.phases, "machine": self._hosts and self._hosts.before}
         gathered = self.control.gather(words)
-        self._on_rank_0(lambda recorder: self._keep_members(recorder, gathered, known))
 
-    def _keep_members(
-        self, recorder: Recorder, gathered: list[dict[str, Any]], known: dict[str, str]
-    ) -> None:
-        phases = [member.pop("phases") for member in gathered]
-        states = [state for member in gathered if (state := member.pop("machine"))]
-        if states:
-            from torchcoll.bench.state.keep import keep_before, tell_links
+        def keep(recorder: Recorder) -> None:
+            from torchcoll.bench.preamble import keep_members
 
-            tell_links(gathered, states, self._places)
-        for member in gathered:
-            differs = environment.differences(member.pop("variables"), known)
-            if differs:
-                member["variables_that_differ"] = differs
-        recorder.members(gathered)
-        from torchcoll.core import crowding
+            keep_members(self, recorder, gathered, self._places)
 
-        for name in phases[0]:
-            recorder.phase(name, [phase.get(name, 0) for phase in phases])
-        for host, text in crowding.crowded(gathered):
-            recorder.event("warning", f"{host}: {text}")
-        if states:
-            # A program that has a group of its own has worked on the device until now.
-            keep_before(recorder, states, looks_busy=not self.found_group)
-        if self.spec.rehearse:
-            recorder.event("rehearsal", REHEARSAL)
+        self.on_rank_0(keep)
 
     # -- the sweep ---------------------------------------------------------------------------
 
@@ -438,18 +293,18 @@ class Session:
             self.one_case(self.sizings[index])
         if self.library_log:
             self.library_log.keep_timings(self)
-        if which != []:
-            self.look_again()
+        if which != [] and self._hosts:
+            self._hosts.look_again()
 
     def one_case(self, sizing: Sizing) -> None:
         case = sizing.case
         self.progress.step(case.describe())
         verdict = self.agree_on_case(sizing)
-        self._on_rank_0(lambda recorder: recorder.started(case))
+        self.on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, case, verdict)
         if self.library_log:
             self.library_log.join(self, case, results)
-        self._on_rank_0(lambda recorder: self._keep(recorder, results))
+        self.on_rank_0(lambda recorder: self._keep(recorder, results))
         if self.has_called and not self._cost_known:
             self._cost_of_measuring(case.backend)
 
@@ -476,26 +331,25 @@ class Session:
     def _cost_of_measuring(self, backend: str) -> None:
         """Recorded after the first case that ran: a barrier before would pay for its connecting."""
         self._cost_known = True
-        costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
-        cpu = Cpu()
-        cpu.isolated(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})
-        if not self.alone:
-            align = self.communicators.align(backend)
-            cpu.isolated(align, nothing, COST_CALLS // 4, {"host": costs["cost_barrier"]})
-        costs["cost_event"] = self.device.event_costs(COST_CALLS)
-        middles = {name: sorted(ns)[len(ns) // 2] for name, ns in costs.items() if ns}
-        gathered = self.control.gather(middles)
+        align = None if self.alone else self.communicators.align(backend)
+        own = cost_of_measuring(self.device, align)
+        gathered = self.control.gather(own)
 
         def keep(recorder: Recorder) -> None:
-            for name in middles:
+            for name in own:
                 recorder.phase(name, [costs[name] for costs in gathered])
 
-        self._on_rank_0(keep)
+        self.on_rank_0(keep)
 
     @property
     def alone(self) -> bool:
         """Nothing is communicated: one rank, or the fake backend."""
         return self.ranks == 1 or not self.entries[0].communicates
+
+    def trouble(self, text: str) -> NoReturn:
+        """What this rank met it met alone: the launch ends, and the watchdogs say where."""
+        assert self.watchdog is not None
+        self.watchdog.trouble(text)
 
     # -- the end -----------------------------------------------------------------------------
 
@@ -523,8 +377,8 @@ class Session:
             self.communicators.close()
             if self.library_log:
                 self.library_log.close()
-            if self._environ is not None:
-                rehearsal_over(self._environ)
+            if self._rehearsal_over:
+                self._rehearsal_over()
         finally:
             self.watchdog.close()
             self.watchdog = None
@@ -532,17 +386,11 @@ class Session:
     def _last_words(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
         if self.recorder:
             with contextlib.suppress(Exception):  # a full disk must not silence this rank
-                if kind == "hang" and self.run and self.run.in_flight:
-                    self.recorder.case(_timed_out(self.run.in_flight, self.ranks, text))
+                if kind == "hang":
+                    self.recorder.timed_out(self.ranks, text)
                 self.recorder.event(kind, text)
                 self.finish(status, code, text)
         if self._on_last_words:
             self._on_last_words(code, text, speaks)
         elif speaks:
             print(f"torchcoll: error: {text}", file=sys.stderr)
-
-
-def _timed_out(case: Case, ranks: int, text: str) -> CaseResult:
-    from torchcoll.core.result import CaseResult
-
-    return CaseResult(case, "timeout", ranks, reason=text)

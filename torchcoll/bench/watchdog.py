@@ -232,9 +232,8 @@ class Watchdog:
         done = [answer[0] for answer in answers if answer]
         behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
         if behind:
-            names = ", ".join(self.control.name(rank) for rank in behind[:16])
             at = answers[behind[0]]
-            return f"{symptom} in {doing}; behind: {names}, in {at and at[1]}"
+            return f"{symptom} in {doing}; behind: {self.control.names(behind)}, in {at and at[1]}"
         return f"{symptom} in {doing}{'' if causes else '; all ranks wait at the same place'}"
 
     def raise_alarm(self, cause: str) -> None:

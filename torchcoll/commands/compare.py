@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIDE",
         help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
         "side (one label; without labels all behind the first) are its launches; "
-        "backend:gloo=PATH takes those cases alone",
+        "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
+        "against the other side are told",
     )
     add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
     add("--metric", default="time", help="time (the default), algbw or busbw")

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.analysis.sides import expanded
+    from torchcoll.analysis.files import expanded
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
     from torchcoll.report.plot import plot

@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.bench.main import complain, import_torch
-    from torchcoll.core.case import Spec, fingerprint
+    from torchcoll.core.case import fingerprint
+    from torchcoll.core.spec import Spec
 
     if options.format not in _FORMATS:
         raise UsageError("format", options.format, f"one of {', '.join(_FORMATS)}")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import whole_number
 
-
-def whole_number(value: object, what: str, least: int) -> int:
-    """The number. Raises UsageError for what is none, or less than ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(what, value, f"a whole number from {least} up")
-    return value
+MIB = 1 << 20
+# What DDP does where bucket_cap_mb is left alone: a literal in torch 2.6,
+# distributed._DEFAULT_BUCKET_CAP_MB later, and 1 MiB for the first bucket.
+DEFAULT_CAP_MB, DEFAULT_FIRST_MB = 25, 1
 
 
 def planned(

@@ -1,43 +1,25 @@
-"""What is asked: a Spec is the whole sweep, a Case is one point of it."""
+"""One point of a sweep: a Case, and the counts that follow from it on a number of ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
-import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from decimal import ROUND_HALF_EVEN, Decimal, localcontext
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
-from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
-from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_size, parse_size
+from torchcoll.core.collectives import COLLECTIVES, Layout
+from torchcoll.core.dtypes import DTYPES
+from torchcoll.core.units import format_size
 
 if TYPE_CHECKING:  # loaded where they are needed alone: ranks pay for every module
-    from torchcoll.core.points import Point
     from torchcoll.core.splits import Division, Weights
 
-CADENCES = ("isolated", "stream", "graph")
-ORDERS = ("size", "shuffled", "interleaved")
-INITS = ("lazy", "eager")
-BUFFERS = ("default", "registered", "symmetric")
-# Fields of Spec that are numbers, their types and the least value.
-_NUMBERS: tuple[tuple[str, type, int | None], ...] = (
-    *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
-    *(("precision", float, None), ("max_time_s", float, None), ("timeout_s", float, None)),
-    *(("seed", int, 0), ("coalesce", int, 1)),
-)
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
 CHECK_CHUNK_NBYTES = 64 << 20
 CHECK_ELEMENT_NBYTES = 24
-_MOST_S = 1e7  # seconds: 115 days; beyond that clocks overflow and a typing error is likelier
-MAX_SIZES = 100_000  # a longer list is a typing error (`-i 1`), not a benchmark
 
 
 @dataclass(frozen=True)
@@ -98,6 +80,13 @@ class Case:
     @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize if self.dtype else 1
+
+    @property
+    def verifiable(self) -> bool:
+        """False where several calls of a group reduce the same buffer in place: what they leave
+        depends on their order.
+        """
+        return not (self.coalesce > 1 and self.in_place and self.op)
 
     def describe(self) -> str:
         """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
@@ -174,285 +163,6 @@ def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
     parts = entry.parts(ranks)
     count = max(1, case.nbytes // (case.itemsize * parts))
     return Sizing(case, ranks, count, count * case.itemsize * parts)
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return tuple(str(part) for part in value)
-
-
-def _unique(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A whole sweep. The fields are the flags of the command line; texts are read as there.
-
-    collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
-    sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
-    in_place: True, False, ``both``, or None for each collective's own default.
-    cadence: ``isolated``, ``stream`` or ``graph``; None: isolated on CPU, stream on accelerators.
-    backend: a name, or several with commas: each case is measured on each of them.
-    init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py.
-    asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth without meaning.
-    iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
-    (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
-    cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
-    long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix file.
-    order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several).
-    points: exact calls in place of the product of collectives, dtypes, ops and sizes, which then
-    hold what the points have; see core/points.py. Raises UsageError naming the field.
-    """
-
-    collectives: tuple[str, ...] = ("all_reduce",)
-    min_bytes: int = 8
-    max_bytes: int = 128 << 20
-    factor: float = 4.0
-    step_bytes: int | None = None
-    sizes: tuple[int, ...] = ()
-    dtypes: tuple[str, ...] = ("float32",)
-    ops: tuple[str, ...] = ("sum",)
-    roots: tuple[int, ...] = (0,)
-    in_place: bool | str | None = None
-    cadence: str | None = None
-    backend: str | None = None
-    device: str | None = None
-    iters: int | None = None
-    warmup: int = 0
-    cold: int = 3
-    fresh_group: bool = False
-    precision: float = 0.05
-    max_time_s: float = 1.0
-    check: bool = True
-    timeout_s: float = 300.0
-    order: str = "size"
-    seed: int = 0
-    splits: str = "seed:0"
-    init: str = "lazy"
-    buffers: str = "default"
-    groups: str | None = None
-    asynchronous: bool = False
-    coalesce: int = 1
-    rehearse: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
-    points: tuple[Point, ...] = ()
-
-    def __post_init__(self) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
-
-        put("points", self.points or ())
-        if self.points:
-            from torchcoll.core.points import fields_of, read_points
-
-            put("points", read_points(self.points))
-            for name, values in fields_of(self.points).items():
-                put(name, values)
-        names = _names(self.collectives)
-        names = tuple(COLLECTIVES) if names == ("all",) else names
-        put("collectives", _unique(find_collective(name).name for name in names))
-        names = _names(self.dtypes)
-        names = COMMON_DTYPES if names == ("all",) else names
-        put("dtypes", _unique(find_dtype(name).name for name in names))
-        names = _names(self.ops)
-        names = OPS if names == ("all",) else names
-        put("ops", _unique(find_op(name) for name in names))
-        put("min_bytes", parse_size(self.min_bytes, "min-bytes"))
-        put("max_bytes", parse_size(self.max_bytes, "max-bytes"))
-        if self.step_bytes is not None:
-            put("step_bytes", parse_size(self.step_bytes, "step-bytes"))
-        sizes = self.sizes.split(",") if isinstance(self.sizes, str) else self.sizes
-        put("sizes", _unique(parse_size(size, "sizes") for size in sizes))
-        roots: Any = self.roots
-        if isinstance(roots, str):
-            roots = roots.split(",")
-        elif not isinstance(roots, Iterable):
-            roots = (roots,)
-        put("roots", _unique(_number(root, "root", int, 0) for root in roots))
-        put("labels", dict(self.labels))
-        if isinstance(self.backend, str):
-            put("backend", ",".join(_names(self.backend.lower())))
-        for name in ("collectives", "dtypes", "ops", "roots"):
-            if not getattr(self, name):
-                raise UsageError(name, "none", "at least one")
-        for name, kind, least in _NUMBERS:
-            value = getattr(self, name)
-            if value is not None or name != "iters":
-                put(name, _number(value, _flag(name), kind, least))
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        if self.sizes:
-            if min(self.sizes) < 1:
-                raise UsageError("sizes", min(self.sizes), "at least 1 byte")
-        else:
-            if self.min_bytes < 1:
-                raise UsageError("min-bytes", self.min_bytes, "at least 1 byte")
-            if self.min_bytes > self.max_bytes:
-                raise UsageError(
-                    "min-bytes", self.min_bytes, f"at most max-bytes ({self.max_bytes})"
-                )
-            if self.step_bytes is not None:
-                if self.step_bytes < 1:
-                    raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
-            elif not (math.isfinite(self.factor) and self.factor > 1):
-                raise UsageError("factor", self.factor, "a number above 1")
-        _choice(self.in_place, "in-place", (None, True, False, "both"))
-        _choice(self.cadence, "cadence", (None, *CADENCES))
-        _choice(self.order, "order", ORDERS)
-        _choice(self.init, "init", INITS)
-        _choice(self.buffers, "buffers", BUFFERS)
-        asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
-        if asynchronous and self.coalesce > 1:
-            raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
-        for name in ("precision", "max_time_s", "timeout_s"):
-            value = getattr(self, name)
-            if not 0 < value <= _MOST_S:
-                raise UsageError(_flag(name), value, f"above 0, at most {_MOST_S:g}")
-        if self.precision >= 1:
-            raise UsageError("precision", self.precision, "a number below 1", "5 % is 0.05.")
-
-    def size_list(self) -> tuple[int, ...]:
-        """The requested sizes. For a whole factor and for a step the list is nccl-tests' own.
-
-        A fractional factor multiplies exactly and rounds each size to the nearest byte.
-        Raises UsageError beyond 100000 sizes.
-        """
-        if self.sizes:
-            return self.sizes
-        sizes: list[int] = []
-        with localcontext() as context:
-            # 60 digits hold every whole size and its product; exact fractions grow until
-            # `-f 1.001` takes minutes.
-            context.prec, context.rounding = 60, ROUND_HALF_EVEN
-            factor, exact = Decimal(str(self.factor)), Decimal(self.min_bytes)
-            while (size := round(exact)) <= self.max_bytes:
-                sizes.append(size)
-                exact = exact + self.step_bytes if self.step_bytes else exact * factor
-                if len(sizes) > MAX_SIZES:
-                    raise UsageError(
-                        "sizes",
-                        f"more than {MAX_SIZES} sizes",
-                        f"at most {MAX_SIZES}",
-                        "Use a larger factor or step.",
-                    )
-        return _unique(sizes)
-
-    def cases(self, ranks: int) -> tuple[Case, ...]:
-        """All cases for ``ranks`` ranks, in the order in which they run. Pure.
-
-        Sizes that become equal after division among ranks are kept once. Raises UsageError for a
-        root that is no rank.
-        """
-        return tuple(sizing.case for sizing in self.sizings(ranks))
-
-    def sizings(self, ranks: int) -> tuple[Sizing, ...]:
-        """The cases with their counts; the weights of all_to_all_v are read once for all."""
-        for root in self.roots:
-            if not 0 <= root < ranks:
-                raise UsageError("root", root, f"0 to {ranks - 1} ({ranks} ranks)")
-        weights = None
-        if "all_to_all_v" in self.collectives:
-            from torchcoll.core.splits import split_weights
-
-            weights = split_weights(self.splits, ranks)
-        found: dict[tuple[Any, ...], Sizing] = {}
-        for case in self._product():
-            sizing = size_case(case, ranks, weights)
-            key = (dataclasses.replace(case, nbytes=sizing.nbytes), sizing.count)
-            found.setdefault(key, sizing)
-        sizings = list(found.values())
-        if self.order == "shuffled":
-            random.Random(self.seed).shuffle(sizings)
-        return tuple(sizings)
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        return _names(self.backend or "gloo")
-
-    def _calls(self) -> Iterable[tuple[str, str | None, str | None, tuple[int, ...], bool]]:
-        """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""
-        for point in self.points:
-            asynchronous = point.asynchronous or self.asynchronous
-            yield point.collective, point.dtype, point.op, (point.nbytes,), asynchronous
-        for name in () if self.points else self.collectives:
-            entry = COLLECTIVES[name]
-            for dtype in self.dtypes if entry.has_data else (None,):
-                for op in self.ops if entry.has_op else (None,):
-                    sizes = self.size_list() if entry.has_data else (0,)
-                    yield name, dtype, op, sizes, self.asynchronous
-
-    def _product(self) -> Iterable[Case]:
-        device = self.device or "cpu"
-        forth, back, turns = self.backends, self.backends[::-1], itertools.count()
-        cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
-        for name, dtype, op, sizes, asynchronous in self._calls():
-            entry = COLLECTIVES[name]
-            if self.in_place is None or not entry.has_data:
-                placements = entry.placements[:1]
-            else:
-                both = self.in_place == "both"
-                placements = entry.placements if both else (bool(self.in_place),)
-            for root in self.roots if entry.has_root else (None,):
-                for in_place in placements:
-                    for nbytes in sizes:
-                        # A B B A: what drifts with time favours neither.
-                        for backend in back if next(turns) % 2 else forth:
-                            yield Case(
-                                name,
-                                nbytes,
-                                dtype,
-                                op,
-                                root,
-                                in_place,
-                                cadence,
-                                backend,
-                                device,
-                                self.splits if name == "all_to_all_v" else None,
-                                self.groups,
-                                self.buffers,
-                                asynchronous,
-                                self.coalesce,
-                                self.rehearse,
-                            )
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Spec:
-        """Unknown fields are ignored."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in data.items() if k in names})
-
-
-def _flag(name: str) -> str:
-    """The field as the command line spells it."""
-    return name.removesuffix("_s").replace("_", "-")
-
-
-def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
-    words = "a whole number" if kind is int else "a number"
-    if least is not None:
-        words += f" from {least} on"
-    try:
-        number = kind(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UsageError(what, value, words) from None
-    changed = not isinstance(value, str) and number != value  # 2.5 is no whole number; nor is nan
-    if isinstance(value, bool) or changed or (least is not None and number < least):
-        raise UsageError(what, value, words)
-    return number
-
-
-def _choice(value: Any, what: str, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        named = ", ".join(str(a) for a in allowed if a is not None)
-        raise UsageError(what, value, f"one of {named}")
 
 
 def fingerprint(data: Any) -> str:

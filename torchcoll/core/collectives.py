@@ -1,9 +1,9 @@
 """THE table of collectives. Adding one is an entry here and a stub ``torchcoll/<module>.py``.
 
 An entry says what one rank holds, what its output must be (``segments``), and how torch is called
-(``prepare``, which receives ``torch`` and ``torch.distributed`` as arguments, so that this module
-stays importable without torch; a ``functools.partial`` of one torch function, where it is one, so
-that it can be called with async_op too). Buffers are flat: one to send from and one to receive in.
+(``prepare``, which receives ``torch.distributed`` as an argument, so that this module stays
+importable without torch; a ``functools.partial`` of one torch function, where it is one, so that it
+can be called with async_op too). Buffers are flat: one to send from and one to receive in.
 
 Sizes and bus factors follow nccl-tests (doc/PERFORMANCE.md and ``*GetBw``, ``*GetCollByteCount`` of
 each src/*.cu). One difference: nccl-tests rounds the count per rank down to 16 bytes, torchcoll
@@ -62,18 +62,18 @@ class Collective:
     ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
     ``bus_factor(n)``: busbw / algbw.
     ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
+    ``prepare(dist, layout, send, recv, op, group)``: the call.
     ``elements(layout)``: elements sent from and received in on that rank.
     ``overlap(layout)``: where the smaller buffer begins in the larger one, in place.
     ``placements``: False is out of place, True is in place; the first is the default.
     """
 
     name: str
-    module: str
-    parts: Callable[[int], int]
-    bus_factor: Callable[[int], float]
     elements: Callable[[Layout], tuple[int, int]]
     segments: Callable[[Layout], Sequence[Segment]]
     prepare: Callable[..., Call]
+    parts: Callable[[int], int] = lambda n: 1
+    bus_factor: Callable[[int], float] = lambda n: 1.0
     placements: tuple[bool, ...] = (False,)
     overlap: Callable[[Layout], int] = lambda layout: 0
     moved: Callable[[int], float] = lambda n: 1.0
@@ -82,6 +82,11 @@ class Collective:
     power_of_two: bool = False
     min_ranks: int = 1
     aliases: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Of its stub, ``torchcoll.allreduce``: no public name may be a module's."""
+        return self.name.replace("_", "")
 
     @property
     def has_data(self) -> bool:
@@ -101,10 +106,6 @@ def _global_rank(dist: Any, group: Any, rank: int) -> int:
 def _renamed(dist: Any, new: str, old: str) -> Any:
     # torch 2.13 renamed some calls and warns at the old name; torch 2.6 has only the old one.
     return getattr(dist, new, None) or getattr(dist, old)
-
-
-def _one(n: int) -> int:
-    return 1
 
 
 def _n(n: int) -> int:
@@ -128,35 +129,25 @@ def _root_block(x: Layout) -> int:
     return _own_block(x) if x.rank == x.root else 0
 
 
-def _all_reduce(
-    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
-) -> Call:
+def _all_reduce(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     return partial(dist.all_reduce, recv, op, group)
 
 
-def _all_gather(
-    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
-) -> Call:
+def _all_gather(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     call = _renamed(dist, "all_gather_single", "all_gather_into_tensor")
     return partial(call, recv, send, group=group)
 
 
-def _reduce_scatter(
-    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
-) -> Call:
+def _reduce_scatter(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     call = _renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
     return partial(call, recv, send, op=op, group=group)
 
 
-def _all_to_all(
-    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
-) -> Call:
+def _all_to_all(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     return partial(dist.all_to_all_single, recv, send, group=group)
 
 
-def _all_to_all_v(
-    torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any
-) -> Call:
+def _all_to_all_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     sent = list(x.splits[x.rank])
     received = [row[x.rank] for row in x.splits]
     return partial(dist.all_to_all_single, recv, send, received, sent, group=group)
@@ -171,30 +162,30 @@ def _segments_v(x: Layout) -> list[Segment]:
     return segments
 
 
-def _broadcast(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _broadcast(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     return partial(dist.broadcast, recv, root, group)
 
 
-def _reduce(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _reduce(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     buffer = recv if x.rank == x.root else send
     return partial(dist.reduce, buffer, root, op, group)
 
 
-def _gather(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _gather(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     blocks = list(recv.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
     return partial(dist.gather, send, blocks, root, group)
 
 
-def _scatter(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _scatter(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     root = _global_rank(dist, group, x.root)
     blocks = list(send.view(x.ranks, x.count).unbind(0)) if x.rank == x.root else None
     return partial(dist.scatter, recv, blocks, root, group)
 
 
-def _sendrecv(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _sendrecv(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     after = _global_rank(dist, group, (x.rank + 1) % x.ranks)
     before = _global_rank(dist, group, (x.rank - 1) % x.ranks)
     pair = [
@@ -209,7 +200,7 @@ def _sendrecv(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, g
     return call
 
 
-def _hypercube(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # Recursive doubling as in nccl-tests' hypercube.cu: step k exchanges the 2**k blocks gathered
     # so far. Out of place the own block is copied first, inside the stamps, as nccl-tests does.
     own = recv.narrow(0, x.rank * x.count, x.count)
@@ -241,7 +232,7 @@ def _hypercube(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, 
     return call
 
 
-def _barrier(torch: Any, dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
+def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
     # nccl would guess the device from the rank.
     nccl = dist.get_backend(group).startswith("nccl")
     ids = {"device_ids": [recv.device.index]} if nccl else {}
@@ -253,8 +244,6 @@ COLLECTIVES: dict[str, Collective] = {
     for c in (
         Collective(
             "all_reduce",
-            "allreduce",
-            parts=_one,
             bus_factor=lambda n: 2 * (n - 1) / n,
             elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, None, 0)],
@@ -264,7 +253,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "all_gather",
-            "allgather",
             parts=_n,
             bus_factor=_share_of_others,
             elements=lambda x: (x.count, x.count * x.ranks),
@@ -276,7 +264,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "reduce_scatter",
-            "reducescatter",
             parts=_n,
             bus_factor=_share_of_others,
             elements=lambda x: (x.count * x.ranks, x.count),
@@ -289,7 +276,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "all_to_all",
-            "alltoall",
             parts=_n,
             bus_factor=_share_of_others,
             elements=lambda x: (x.count * x.ranks, x.count * x.ranks),
@@ -301,8 +287,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "all_to_all_v",
-            "alltoallv",
-            parts=_one,
             bus_factor=_share_of_others,
             elements=lambda x: (sum(x.splits[x.rank]), sum(row[x.rank] for row in x.splits)),
             segments=_segments_v,
@@ -310,9 +294,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "broadcast",
-            "broadcast",
-            parts=_one,
-            bus_factor=lambda n: 1.0,
             elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, x.root, 0)],
             prepare=_broadcast,
@@ -322,9 +303,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "reduce",
-            "reduce",
-            parts=_one,
-            bus_factor=lambda n: 1.0,
             elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, None, 0)] if x.rank == x.root else [],
             prepare=_reduce,
@@ -333,7 +311,6 @@ COLLECTIVES: dict[str, Collective] = {
             has_op=True,
         ),
         Collective(
-            "gather",
             "gather",
             parts=_n,
             bus_factor=_share_of_others,
@@ -346,7 +323,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "scatter",
-            "scatter",
             parts=_n,
             bus_factor=_share_of_others,
             elements=lambda x: (x.count * x.ranks if x.rank == x.root else 0, x.count),
@@ -358,9 +334,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "sendrecv",
-            "sendrecv",
-            parts=_one,
-            bus_factor=lambda n: 1.0,
             elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, (x.rank - 1) % x.ranks, 0)],
             prepare=_sendrecv,
@@ -369,9 +342,7 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "hypercube",
-            "hypercube",
             parts=_n,
-            bus_factor=lambda n: 1.0,
             moved=_share_of_others,
             elements=lambda x: (x.count, x.count * x.ranks),
             segments=_blocks_of_all,
@@ -382,9 +353,6 @@ COLLECTIVES: dict[str, Collective] = {
         ),
         Collective(
             "barrier",
-            "barrier",
-            parts=_one,
-            bus_factor=lambda n: 1.0,
             elements=lambda x: (0, 0),
             segments=lambda x: [],
             prepare=_barrier,

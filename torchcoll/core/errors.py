@@ -7,6 +7,7 @@ Every message has one form, so that people and scripts read it alike::
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 
@@ -66,6 +67,13 @@ class HangError(TorchcollError):
     """A rank that hangs, is lost or never came (exit code 5)."""
 
     exit_code = ExitCode.HANG
+
+
+def brief(error: BaseException) -> str:
+    """The first sentence of an error, without what C++ puts before it; never empty."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    text = re.sub(r"^\[(enforce fail at )?[^\]]*:\d+\]\s*(\w+ == \w+\. )?", "", text)
+    return text.split(". ")[0][:160] or type(error).__name__
 
 
 def _one_line(value: object, limit: int = 120) -> str:

@@ -9,11 +9,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing, Spec
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
-from torchcoll.core.errors import UsageError
-from torchcoll.core.units import format_bytes, format_size
+from torchcoll.core.spec import Spec
+from torchcoll.core.units import format_bytes, format_size, whole_number
 
 # The limits of bench/stopping.py (a test holds them together): nothing there may be imported here.
 COLD_LIMIT_S = 5.0
@@ -41,10 +41,16 @@ def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
 
 
 def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
-    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in."""
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in.
+
+    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
+    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
+    ProcessGroupXCCL.cpp, collectiveCoalesced).
+    """
     buffers = sizing.buffer_nbytes(rank)
-    entry = COLLECTIVES[sizing.case.collective]
-    if not check or (entry.rooted_output and rank != sizing.case.root):
+    case = sizing.case
+    entry = COLLECTIVES[case.collective]
+    if not (check and case.verifiable) or (entry.rooted_output and rank != case.root):
         return buffers
     received = sizing.elements(rank)[1]
     return buffers + min(CHECK_CHUNK_NBYTES, received * CHECK_ELEMENT_NBYTES)
@@ -119,8 +125,7 @@ def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
     """
     per_host = ranks if ranks_per_host is None else min(ranks, ranks_per_host)
     for what, value in (("ranks", ranks), ("ranks per host", per_host)):
-        if value < 1:
-            raise UsageError(what, value, "a whole number from 1 on")
+        whole_number(value, what, 1)
     rows = tuple(_row(spec, sizing, per_host) for sizing in spec.sizings(ranks))
     limits = [row.limit_s for row in rows]
     return Plan(
@@ -202,11 +207,15 @@ def _assumptions(plan: Plan) -> list[str]:
     )
     lines = ["Dry run: nothing was started, and no device was looked for."]
     if first:
-        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {first.cadence} calls.")
+        calls = f"{first.cadence} calls"
+        calls += f", {spec.coalesce} in a group" if spec.coalesce > 1 else ""
+        lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {calls}.")
     if spec.order != "size":
         lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
-    check = f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in" if spec.check else ""
-    lines.append(f"Memory: buffers{check}, without what the communication library takes.")
+    held = "buffers (shared by the calls of a group)" if spec.coalesce > 1 else "buffers"
+    if spec.check and any(row.case.verifiable for row in plan.rows):
+        held += f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in"
+    lines.append(f"Memory: {held}, without what the communication library takes.")
     if case_limit_s(spec) is None:
         counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
         counts += [f"{spec.warmup} warm-up"] if spec.warmup else []

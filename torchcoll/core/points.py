@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Spec
 from torchcoll.core.collectives import COLLECTIVES, OPS, find_collective, find_op
 from torchcoll.core.dtypes import DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.groups import partition, partition_text, partitions
+from torchcoll.core.spec import Spec
 from torchcoll.core.units import parse_size
 
 if TYPE_CHECKING:

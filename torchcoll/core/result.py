@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import Case, Spec
+from torchcoll.core.case import Case
+from torchcoll.core.spec import Spec
 
 # Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
 # only 'ok' may enter a comparison.
@@ -85,6 +86,9 @@ class Given:
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
     nbytes, size_basis: the size as the source prints it, where that is not the size S of the case:
     per rank or per peer.
+
+    A row of one call that is the process' first of its size has ``first_call_ns`` and calls = 1: it
+    is ``one_cold_call``, and no time of calls that have settled.
     """
 
     time_ns: float | None
@@ -101,6 +105,10 @@ class Given:
     derived: bool = False
     nbytes: int | None = None
     size_basis: str = ""
+
+    @property
+    def one_cold_call(self) -> bool:
+        return self.calls == 1 and self.first_call_ns is not None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Given:

@@ -27,6 +27,7 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+COLD_CALL = "one cold call"  # what a figure is of the calls that is of no settled one
 ONE_RANK = "one rank, no communication: times, but no bandwidth"
 FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
 
@@ -109,7 +110,8 @@ class Row:
     95th percentile of the calls of this launch: a spread, not a confidence interval.
 
     statistic: what ``median_ns`` is: the median of our own samples, of an imported file whatever
-    it gives (mean, ...). ranks, count and calls are 0 where an imported file does not tell them.
+    it gives (mean, ...), COLD_CALL for one call that is the first of its size. ranks, count and
+    calls are 0 where an imported file does not tell them.
     """
 
     collective: str
@@ -210,6 +212,7 @@ def summarise(
     if given:
         algbw, busbw = _bandwidths_of(given, result)
         p99, calls = given.p99_ns, given.calls or 0
+    told = COLD_CALL if given and given.one_cold_call else given.statistic if given else None
     channels = {choice.channels for choice in result.choices}
     return Row(
         collective=case.collective,
@@ -237,7 +240,7 @@ def summarise(
         nbytes_out=result.nbytes_out,
         first_call_ns=cold[0] if cold else given.first_call_ns if given else None,
         second_call_ns=cold[1] if len(cold) > 1 else None,
-        statistic="median" if steady else given.statistic if given else None,
+        statistic="median" if steady else told,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
@@ -257,11 +260,14 @@ def summarise(
 def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, float | None]:
     """algbw and busbw of a case without samples: from its time, else as the source gives them.
 
-    The time of a call that has only been issued is no time of a transfer. Without the number of
+    The time of a call that has only been issued is no time of a transfer, nor is that of a first
+    call, which makes what the later ones use: it has none. Without the number of
     ranks there is S / t, and busbw where the factor is 1 whatever the number.
     """
     entry, name = COLLECTIVES[result.case.collective], result.case.collective
     time, nbytes, ranks = given.time_ns, result.nbytes * result.case.coalesce, result.ranks
+    if given.one_cold_call:
+        return None, None
     if not time or given.clock == "issue":
         return given.algbw_gbps, given.busbw_gbps
     if ranks:

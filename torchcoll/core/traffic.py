@@ -30,10 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.case import Spec
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.records import Writer, lines_of, parse_line
 from torchcoll.core.result import check_texts, check_whole
+from torchcoll.core.spec import Spec
 
 SCHEMA = "torchcoll-traffic/1"
 SOURCES = ("capture", "plan", "kineto", "flight recorder", "replay")

@@ -54,6 +54,13 @@ def parse_size(text: str | int, what: str = "size") -> int:
     return int(value)
 
 
+def whole_number(value: object, what: str, least: int) -> int:
+    """The number. Raises UsageError for what is none, or less than ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(what, value, f"a whole number from {least} on")
+    return value
+
+
 def format_size(nbytes: int) -> str:
     """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":
@@ -103,6 +110,24 @@ def format_bandwidth(gbps: float | None) -> str:
     if 0 < gbps < 0.0005:
         return "<0.001"
     return f"{gbps:.3f}"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """Three decimals, and at least three significant digits: 0.00571, 1.040, 123.5, 29000.
+
+    No powers of ten: beyond 1e9 either way it says no more than that. ``-`` for None.
+    """
+    if ratio is None:
+        return "-"
+    if ratio < 1e-9:
+        return "0.000" if ratio <= 0 else "<0.000000001"
+    if ratio > 1e9:
+        return ">1000000000"
+    if ratio >= 100:  # %g would write 29000 as 2.9e+04
+        return f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
+    # As it will be rounded: 0.09996 is 0.100, 0.009996 is 0.0100.
+    power = int(f"{ratio:.2e}".partition("e")[2])
+    return f"{ratio:.{max(3, 2 - power)}f}"
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

@@ -26,6 +26,7 @@ from torchcoll.importers.base import (
     whole,
 )
 from torchcoll.importers.lines import without_log
+from torchcoll.importers.nccl_messages import Messages, begins_launch
 from torchcoll.importers.nccl_tests import (
     INTERLEAVED,
     STEP_1M,
@@ -94,7 +95,7 @@ class _Part:
     failed: bool = False
     events: list[str] = field(default_factory=list)
     zeros: int = 0  # lines of rank 0
-    extra: list[str] = field(default_factory=list)
+    messages: Messages = field(default_factory=Messages)
 
     @property
     def ended(self) -> bool:
@@ -148,8 +149,7 @@ class _Reader:
         self.found = found
         self.parts: list[_Part] = []
         self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
-        self.program: str | None = None
-        self.factor: str | None = None
+        self.early = Messages()  # of the next launch: its other ranks may speak before its heading
 
     @property
     def part(self) -> _Part:
@@ -161,6 +161,7 @@ class _Reader:
         if "NCCL" in text or "|CCL_" in text:
             rest, logged = without_log(text)
             if logged:
+                self.message(text[len(rest) :])
                 if rest.strip():
                     self.broken(line, rest)
                 return
@@ -176,6 +177,10 @@ class _Reader:
             self.row(line, text)
         elif text.strip() and not text.isspace():
             self.other(line, text)
+
+    def message(self, text: str) -> None:
+        next_one = self.part.ended and begins_launch(text)
+        (self.early if next_one else self.part.messages).take(text)
 
     def broken(self, line: int, text: str) -> None:
         """A piece of a row, before a message of a library."""
@@ -265,6 +270,9 @@ class _Reader:
             self.parts.append(_Part(line))
             if not before.rows and not before.settings:  # a version line stands first
                 self.parts[-1].versions = before.versions
+                self.parts[-1].messages = before.messages
+            else:
+                self.parts[-1].messages, self.early = self.early, Messages()
         return self.part
 
     def member(self, part: _Part, match: re.Match[str]) -> None:
@@ -328,12 +336,16 @@ def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:
     if part.settings.get("step_kind") == "bytes" and part.settings.get("step") == "1048576":
         found.warn(STEP_1M)
     _check_average(part, found)
+    part.messages.choose(results)
+    part.versions = part.messages.versions | part.versions
     rccl = "rccl" in part.versions or "rccl-tests" in part.versions
     tool = "rccl-tests" if rccl else "nccl-tests"
     library = part.versions.get("rccl" if rccl else "nccl")
     environment: dict[str, Any] = {}
     if library:
         environment["libraries"] = {"nccl": f"{'RCCL' if rccl else 'NCCL'} {library}"}
+    if variables := part.messages.variables:
+        environment["variables"] = variables
     members = [part.members[r] for r in sorted(part.members)]
     complete = len(members) == launch.ranks
     if not complete:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.units import format_bytes, format_size, format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_bytes, format_ratio, format_size, format_time
 from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import one_line
@@ -64,7 +63,7 @@ def advice_grid(advice: Advice) -> Grid:
             cells.append(format_time(row.exposed_ns))
             low, high = row.exposed_low_ns, row.exposed_high_ns
             cells += [format_time(low), format_time(high)] if spread else []
-            cells.append(ratio_text(row.ratio))
+            cells.append(format_ratio(row.ratio))
             own = row is not advice.best
             cells += [_between(row.ratio_low, row.ratio_high) if own else "-"] if spread else []
             cells += [format_time(row.exposed_16bit_ns)] if halved else []
@@ -79,7 +78,7 @@ _RATIO = "ratio = (backward + exposed) / that of the best"
 
 
 def _between(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{ratio_text(low)} to {ratio_text(high)}"
+    return "-" if low is None or high is None else f"{format_ratio(low)} to {format_ratio(high)}"
 
 
 def _time(ns: float | None) -> str:
@@ -118,7 +117,7 @@ def _below(advice: Advice) -> list[str]:
         lines.append(
             f"16 bits an element (a compression hook) at {best.name}: exposed "
             f"{_time(best.exposed_16bit_ns)} for {_time(best.exposed_ns)}; backward + exposed "
-            f"{ratio_text(ratio)} of it{interval}{noise}"
+            f"{format_ratio(ratio)} of it{interval}{noise}"
         )
     at = best or next((row for row in advice.rows if row.setting == "sent"), advice.rows[0])
     if advice.accumulate > 1:

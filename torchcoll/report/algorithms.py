@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.units import format_size, format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
@@ -25,7 +24,6 @@ SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
 _STYLES = {"near-optimal": "green", "beaten": "red", "unclear": "yellow"}
 _LEGEND = (
-    "times: median over calls, max over ranks, geometric mean over the launches",
     "regret: AUTO's time over that of the best forced cell, which is chosen without the launch "
     "that it is timed by; its 95 % interval is that against the truly best one",
     "(or ...): ties, cells that are not shown to be slower",
@@ -54,7 +52,9 @@ def show_algorithms(
 
 def _grids(found: Algorithms) -> list[Grid]:
     titles = kind_texts([table.common for table in found.tables])
-    grids = [Grid([], [], above=list(_LEGEND))]
+    grids = [
+        Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])
+    ]
     for table, title in zip(found.tables, titles, strict=True):
         grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
     return [*grids, Grid([], [], below=_below(found))]
@@ -73,7 +73,7 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
     for size in table.sizes:
         row = [format_size(size.nbytes), _best_text(size), format_time(_time_of(size.best))]
         if auto:
-            row += [format_time(_time_of(size.auto)), ratio_text(size.regret)]
+            row += [format_time(_time_of(size.auto)), format_ratio(size.regret)]
             row += [_interval(size.low, size.high), _verdict_text(size)]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
@@ -122,7 +122,11 @@ def _verdict_text(size: SizeFound) -> str:
 def _interval(low: float | None, high: float | None) -> str:
     if low is None and high is None:
         return "-"
-    return f"from {ratio_text(low)}" if high is None else f"{ratio_text(low)} to {ratio_text(high)}"
+    return (
+        f"from {format_ratio(low)}"
+        if high is None
+        else f"{format_ratio(low)} to {format_ratio(high)}"
+    )
 
 
 def _time_of(at: CellAt | None) -> float | None:

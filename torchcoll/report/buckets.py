@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from torchcoll.core.buckets import Bucket, BucketPlan
+from torchcoll.core.buckets import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan
 from torchcoll.core.units import format_bytes, format_ranges, format_size
 from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
@@ -61,7 +61,8 @@ def cap_text(plan: BucketPlan) -> str:
     """``25``, ``1,25``, or what DDP does when it is not set."""
     cap = plan.bucket_cap_mb
     if cap is None:
-        return "not set (1 MiB for the first bucket, 25 MiB after it)"
+        first, others = DEFAULT_FIRST_MB, DEFAULT_CAP_MB
+        return f"not set ({first} MiB for the first bucket, {others} MiB after it)"
     return ",".join(f"{one:g}" for one in (cap if isinstance(cap, tuple) else (cap,)))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torchcoll.core.units import format_size, format_time
-from torchcoll.report.comparison import interval_text, ratio_text
+from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.comparison import interval_text
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.kinds import kind_texts
 from torchcoll.report.notes import runs_lines
@@ -37,6 +37,7 @@ _ROWS_OF_CALLS = (
     "t_max, the max over ranks"
 )
 _BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
+_IN_JOB = "in job: launches at that place of their job, where the 2nd is not shown to be the same"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
     "for each other (rendezvous, init, connect) that may be the one that came first"
@@ -115,7 +116,7 @@ def calls_line(rows: Sequence[ColdRow]) -> str:
 
 
 def _ratio(a: float | None, b: float | None) -> str:
-    return ratio_text(over(a, b))
+    return format_ratio(over(a, b))
 
 
 def over(a: float | None, b: float | None) -> float | None:
@@ -147,6 +148,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[Pairs]) -> Grid:
     return filled(
         [
             (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
+            (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
             (Head("hosts"), hosts),
             (Head("launches"), lambda s: str(s.launches)),
             (Head("1st", "call"), lambda s: format_time(s.first_ns)),
@@ -176,13 +178,23 @@ def _again_cells(pairs: Pairs | None) -> tuple[str, str, str]:
     if pairs is None:
         return "-", "-", "-"
     judged = pairs.judged
-    ratio = ratio_text(judged.ratio.ratio if judged.ratio else None)
+    ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
     return ratio, interval_text(judged), f"{judged.verdict} ({one_line(judged.reason)})"
 
 
 def _spans(scales: Sequence[Scale]) -> list[str]:
     """The ratios from the fewest ranks to the most; whether they grow is another question."""
+    places = list(dict.fromkeys(scale.in_job for scale in scales))
+    return [
+        line
+        for place in places
+        for line in _spans_of([s for s in scales if s.in_job == place], place)
+    ]
+
+
+def _spans_of(scales: Sequence[Scale], place: str) -> list[str]:
     lines = []
+    which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
     for text, upper, lower in (
         ("2nd / 1st call", "second_ns", "first_ns"),
         ("2nd / 3rd call", "second_ns", "third_ns"),
@@ -192,11 +204,11 @@ def _spans(scales: Sequence[Scale]) -> list[str]:
         known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
         if len(known) < 2:
             continue
-        ends = [f"{ratio_text(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
-        extremes = [ratio_text(pick(ratio for _, ratio in known)) for pick in (min, max)]
-        beyond = {*extremes} - {ratio_text(known[0][1]), ratio_text(known[-1][1])}
+        ends = [f"{format_ratio(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
+        extremes = [format_ratio(pick(ratio for _, ratio in known)) for pick in (min, max)]
+        beyond = {*extremes} - {format_ratio(known[0][1]), format_ratio(known[-1][1])}
         between = f" (between {' and '.join(extremes)})" if beyond else ""
-        lines.append(f"{text}: {' to '.join(ends)}{between}")
+        lines.append(f"{text}{which}: {' to '.join(ends)}{between}")
     return lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
@@ -37,9 +37,9 @@ _STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparabl
 
 def comparison_grids(found: Comparison) -> list[Grid]:
     """What differs; a table for each collective, dtype, ...; what it amounts to."""
-    from torchcoll.analysis.cases import tables_of
+    from torchcoll.analysis.cases import FIRST_CALLS, tables_of
 
-    tables = tables_of([row for row in found.rows if row.matched])
+    tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(found))
     last = Grid([], [], below=_below(found))
     if found.fitted:
@@ -92,7 +92,7 @@ def _above(found: Comparison) -> list[str]:
             where = one_line(run.path or run.header.get("run_id") or side.name)
             lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
     figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
-    figures = "latency and bandwidth" if found.fitted else figures
+    figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the launches" if many else ""
     ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
@@ -154,19 +154,19 @@ def _figure(value: float | None, metric: str) -> str:
     return format_time(value) if metric == "time" else format_bandwidth(value)
 
 
-def ratio_text(ratio: float | None) -> str:
-    """Three decimals, of large ones four digits."""
-    if ratio is None:
-        return "-"
-    # %g would write 29000 as 2.9e+04.
-    return f"{ratio:.3f}" if ratio < 100 else f"{float(f'{ratio:.4g}'):.{int(ratio < 1000)}f}"
-
-
 def interval_text(judged: Judged) -> str:
     ratio = judged.ratio
     if ratio is None or ratio.low is None:
         return "-"
-    return f"{ratio_text(ratio.low)} to {ratio_text(ratio.high)}"
+    return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
+
+
+def _points_aligned(cells: list[list[str]], column: int) -> None:
+    """Blanks behind numbers of fewer decimals than others of their column have."""
+    behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
+    for cell, own in zip(cells, behind, strict=True):
+        if cell[column] != "-":
+            cell[column] += " " * (max(behind) - own)
 
 
 def _size(row: Compared) -> str:
@@ -177,18 +177,35 @@ def _case_grid(
     found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
 ) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
-    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1]), Head("ratio")]
-    heads += [Head("95 %"), Head("verdict", left=True)]
-    cells = []
-    for row in table:
-        marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
-        figures = [_figure(value, found.metric) for value in (row.base, row.new)]
-        verdict = f"{row.verdict} ({one_line(row.reason)}){marks}"
-        cells.append(
-            [_size(row), *figures, ratio_text(row.ratio), interval_text(row.judged), verdict]
-        )
+    above = [title] if title else []
+    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1])]
+    verdicts = {_verdict_text(row, notes) for row in table}
+    if len(verdicts) == 1 and len(table) > 1 and table[0].verdict == "incomparable":
+        cells = [[_size(row), *_figures(found, row)] for row in table]
+        return Grid(heads, cells, above=[*above, f"all sizes: {verdicts.pop()}"])
+    heads += [Head("ratio"), Head("95 %"), Head("verdict", left=True)]
+    cells = [
+        [
+            _size(row),
+            *_figures(found, row),
+            format_ratio(row.ratio),
+            interval_text(row.judged),
+            _verdict_text(row, notes),
+        ]
+        for row in table
+    ]
+    _points_aligned(cells, 3)
     styles = [_STYLES.get(row.verdict, "") for row in table]
-    return Grid(heads, cells, above=[title] if title else [], styles=styles)
+    return Grid(heads, cells, above=above, styles=styles)
+
+
+def _figures(found: Comparison, row: Compared) -> list[str]:
+    return [_figure(value, found.metric) for value in (row.base, row.new)]
+
+
+def _verdict_text(row: Compared, notes: dict[str, int]) -> str:
+    marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
+    return f"{row.verdict} ({one_line(row.reason)}){marks}"
 
 
 def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
@@ -263,12 +280,13 @@ def _fit_grid(found: Comparison) -> Grid:
             titles[id(one.pair)] or str(one.pair.common.get("collective")),
             one.figure,
             *(_fit_figure(one, value) for value in (one.base, one.new)),
-            ratio_text(one.judged.ratio.ratio if one.judged.ratio else None),
+            format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
             interval_text(one.judged),
             f"{one.judged.verdict} ({one_line(one.judged.reason)})",
         ]
         for one in found.fitted
     ]
+    _points_aligned(rows, 4)
     return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
 
 
@@ -279,6 +297,7 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
 
 
 def _below(found: Comparison) -> list[str]:
+    from torchcoll.analysis.cases import FIRST_CALLS
     from torchcoll.analysis.fit import misfit_note
     from torchcoll.analysis.verdicts import NEEDS, VERDICTS, counted, p_note
 
@@ -287,7 +306,10 @@ def _below(found: Comparison) -> list[str]:
     words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
     alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
     words += f" ({alone} on one side only)" if alone else ""
+    cold = sum(row.reason == FIRST_CALLS for row in found.rows)
     lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
+    if cold:
+        lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
     if found.ranked and not found.fitted:
         worst, best = found.ranked[0], found.ranked[-1]
         lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
@@ -295,7 +317,9 @@ def _below(found: Comparison) -> list[str]:
         lines.append(NEEDS)
     lines += p_note(judged)
     if found.fitted:
-        lines.append("latency and bandwidth (algbw): time = latency + size / bandwidth")
+        metric = found.fitted[0].metric
+        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
+        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(found.fitted)
     return lines + [one_line(note) for note in found.notes]
 
@@ -305,4 +329,4 @@ def _extreme(found: Comparison, row: Compared) -> str:
         row.row.collective
     ]  # fmt: skip
     words += [size] if (size := _size(row)) != "-" else []
-    return " ".join([*words, ratio_text(row.ratio), f"({row.verdict})"])
+    return " ".join([*words, format_ratio(row.ratio), f"({row.verdict})"])

@@ -11,8 +11,8 @@ from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.first import cold_by_rank, connect_ns, first_results
-from torchcoll.core.result import Run
-from torchcoll.core.summary import over_ranks
+from torchcoll.core.result import Given, Run
+from torchcoll.core.summary import COLD_CALL, over_ranks
 from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.columns import values_of
 from torchcoll.report.output import one_line
@@ -77,13 +77,18 @@ def given_text(run: Run) -> str:
     given = [result.given for result in run.results if result.given and not result.time_ns]
     if not given or len(given) < sum(bool(result.time_ns) for result in run.results):
         return ""
-    readings = dict.fromkeys((g.statistic, g.over_ranks, g.derived) for g in given)
     words = []
-    for statistic, over, derived in readings:
-        ranks = "over ranks: unknown" if over == "unknown" else f"{one_line(over)} over ranks"
-        text = f"{one_line(statistic)} over calls, {ranks}"
+    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in given):
         words.append(f"{text}, computed from the bandwidth given" if derived else text)
     return f"time = {' or '.join(words)}: figures of the source, which has no samples"
+
+
+def given_reading(given: Given) -> str:
+    """What a figure without samples is of the calls and of the ranks."""
+    over = given.over_ranks
+    ranks = "over ranks: unknown" if over == "unknown" else f"{one_line(over)} over ranks"
+    calls = COLD_CALL if given.one_cold_call else f"{one_line(given.statistic)} over calls"
+    return f"{calls}, {ranks}"
 
 
 def what_text(items: Sequence[Any]) -> str:

@@ -8,26 +8,26 @@ and what differs between the environments of the files is named below.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.facts import facts_of
-from torchcoll.core.result import Run
-from torchcoll.core.summary import Row, median
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import COLD_CALL, Row, median
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.header import NOT_ALIGNED, header_lines, what_text
-from torchcoll.report.notes import differences, launch_lines, problems_of, row_lines
+from torchcoll.report.header import NOT_ALIGNED, given_reading, header_lines, what_text
+from torchcoll.report.notes import differences, row_lines, runs_lines
 from torchcoll.report.output import one_line
 from torchcoll.report.view import View
 
 KEYS = (*DIMENSIONS, "label", "label=KEY", "file")
 _METRICS = {
-    "time": ("median_ns", "median time"),
+    "time": ("median_ns", "time"),
     "algbw": ("algbw_gbps", "algbw in GB/s"),
     "busbw": ("busbw_gbps", "busbw in GB/s"),
 }
@@ -37,15 +37,16 @@ _METRICS = {
 class _Point:
     column: str
     row: Row
+    result: CaseResult
 
 
 def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[Grid]:
     """One table for each combination of what else varies. Raises UsageError for an unknown key."""
     _check_key(runs, key)
     points = [
-        _Point(_column(run, row, key), row)
+        _Point(_column(run, entry.row, key), entry.row, entry.result)
         for run in runs
-        for row in (entry.row for entry in view.entries(run))
+        for entry in view.entries(run)
     ]
     above = [*_what_ran(runs, points), *_read_as(points, view)]
     points, silent = _with_figures(points, metric)
@@ -55,7 +56,7 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
         within = [p for p in points if all(_same(p.row, n, v) for n, v in group.items())]
         grids.append(_grid(within, key, metric, group))
     below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
-    below += dict.fromkeys(_launch_lines(runs))
+    below += runs_lines(runs)
     differ = differences([facts_of(run) for run in runs])
     below += [f"differs between the files: {differ}"] if differ else []
     return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
@@ -96,14 +97,6 @@ def _what_ran(runs: Sequence[Run], points: Sequence[_Point]) -> list[str]:
         if (values := values_of(rows, name))
     ]
     return [f"{len(runs)} launches: {what_text(rows)}", "; ".join(words)]
-
-
-def _launch_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Lines about the launches; what went wrong in one of several names its file."""
-    for run in runs:
-        problems = problems_of(run)
-        for line in launch_lines(run):
-            yield f"{one_line(run.path)}: {line}" if line in problems and len(runs) > 1 else line
 
 
 def _rows(points: Sequence[_Point]) -> list[Row]:
@@ -174,6 +167,10 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         ]
         for size in sizes
     ]
+    if metric == "time":
+        known = values_of([p.row for p in points], "statistic") or ["median"]
+        if known != [COLD_CALL] and len(known) == 1:  # else the line above says which
+            title = f"{one_line(known[0])} time"
     words = [f"{title} by {key}"]
     for name, value in group.items():
         words.append(_text(name, value) if name == "in_place" else f"{name} {one_line(value)}")
@@ -204,13 +201,21 @@ def _cell(rows: Sequence[Row], field: str) -> str:
 
 
 def _read_as(points: Sequence[_Point], view: View) -> list[str]:
-    cadences = values_of(_rows(points), "cadence")
-    statistics = values_of(_rows(points), "statistic") or ["median"]
-    words = [f"{' or '.join(map(one_line, statistics))} over calls, {view.over_ranks} over ranks"]
-    if set(statistics) - {"median"}:
-        words = [f"{words[0]} (imported figures: as their source has them)"]
-    for name, values in (("clock", values_of(_rows(points), "clock")), ("cadence", cadences)):
+    """What a figure is of the calls and ranks: of samples as the view reads them, of imported
+    figures what each source tells.
+    """
+    sampled = [p.row for p in points if p.result.time_ns]
+    told = [p.result.given for p in points if p.result.given and not p.result.time_ns]
+    read = f"median over calls, {view.over_ranks} over ranks"
+    words = [read] if sampled or not told else []
+    if told:
+        readings = " or ".join(dict.fromkeys(map(given_reading, told)))
+        words.append(f"{readings} (imported figures: as their source has them)")
+    words = [" or ".join(words)]
+    for name in ("clock", "cadence"):
+        values = values_of(_rows(points), name)
         words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
-    if view.over_ranks == "max" and set(cadences) - {"isolated"}:
+    ran = sampled or ([] if told else _rows(points))
+    if view.over_ranks == "max" and set(values_of(ran, "cadence")) - {"isolated"}:
         words.append(NOT_ALIGNED)
     return ["; ".join(words)]

@@ -26,14 +26,19 @@ if TYPE_CHECKING:
 def cold_figure(found: Cold) -> Figure:
     """What starting cost over the number of ranks: first, second, third call and the steady median.
 
-    A panel for each kind of launch. Raises UnavailableError without matplotlib.
+    A panel for each kind of launch, and for each place in its job where these are not shown to be
+    the same. Raises UnavailableError without matplotlib.
     """
     kinds: dict[str, list[Scale]] = {}
     for scale in found.scales:
-        kinds.setdefault(repr(scale.kind), []).append(scale)
+        kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
     figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)))
     places = [axis for row in axes for axis in row]
-    titles = kind_texts([scales[0].kind for scales in kinds.values()])
+    several = any(scale.in_job for scale in found.scales)
+    titles = kind_texts(
+        [{**own.kind, "in job": own.in_job or None} for own, *_ in kinds.values()],
+        always=("collective", "nbytes", "dtype", "op", "backend", *(["in job"] * several)),
+    )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
         axis.set_title(title, loc="left", fontsize="small")
         _draw_scales(axis, scales)

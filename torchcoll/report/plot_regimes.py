@@ -47,14 +47,16 @@ def _draw(left: Axes, right: Axes, curve: Regimes) -> None:
     times = [point.time_ns for point in curve.points]
     dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.0, "color": "0.3"}
     left.plot(sizes, times, label="measured", **dots)
-    right.plot(sizes, [n / t for n, t in zip(sizes, times, strict=True)], **dots)
+    share = curve.share or 1.0  # what algbw counts of a size
+    right.plot(sizes, [share * n / t for n, t in zip(sizes, times, strict=True)], **dots)
     for number, regime in enumerate(curve.curve.regimes):
         low, high = math.log(sizes[regime.first]), math.log(sizes[regime.last])
         steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
         law = [regime.time_ns(n) for n in steps]
         name = f"regime {number + 1}"
         left.plot(steps, law, label=name, **style_of(number))
-        right.plot(steps, [n / t for n, t in zip(steps, law, strict=True)], **style_of(number))
+        algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
+        right.plot(steps, algbw, **style_of(number))
     for axis in (left, right):
         for one in curve.transitions:
             axis.axvspan(one.low_nbytes, one.high_nbytes, color="0.85", linewidth=0)
@@ -64,6 +66,6 @@ def _draw(left: Axes, right: Axes, curve: Regimes) -> None:
             axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
         size_axis(axis, sizes)
     time_axis(left)
-    right.set_ylabel("GB/s algbw")
+    right.set_ylabel("GB/s algbw" if curve.share else "GB/s, size / time")
     right.set_ylim(bottom=0)
     legend(left, len(curve.curve.regimes))

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_bandwidth, format_size
@@ -74,15 +74,24 @@ def _point(record: dict[str, Any]) -> Point:
 def points_of(run: Run) -> list[Point]:
     """The rows of another run as points."""
     name = one_line(run.source.get("file") or run.path or "run")
-    rows = [row for row in summarise_run(run) if row.busbw_gbps and row.status == "ok"]
     return [
-        Point(name, r.collective, r.nbytes, r.ranks, r.busbw_gbps or 0.0, "measured") for r in rows
+        Point(name, row.collective, row.nbytes, row.ranks, row.busbw_gbps or 0.0, *_status(row))
+        for row in _with_figures(run)
     ]
+
+
+def _with_figures(run: Run) -> list[Row]:
+    """The rows with a busbw, those too that cannot be: they are shown as what they are."""
+    return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
+
+
+def _status(row: Row) -> tuple[str, str]:
+    return (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
 
 
 def beside(run: Run, points: Sequence[Point]) -> Grid:
     """Each point of a collective that the run has, and what the run has at that size."""
-    rows = [row for row in summarise_run(run) if row.busbw_gbps and row.status == "ok"]
+    rows = _with_figures(run)
     notes = Notes()
     lines = []
     for point in points:
@@ -90,7 +99,12 @@ def beside(run: Run, points: Sequence[Point]) -> Grid:
         if own is None or own.busbw_gbps is None:
             continue
         share = 100 * own.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
-        marks = notes.mark(f"{point.status}: {point.why}") if point.why else ""
+        status = point.status
+        status += f" {notes.mark(f'{status}: {point.why}')}" if point.why else ""
+        if own.status == IMPLAUSIBLE:
+            status += (
+                f", here implausible {notes.mark(f'here implausible: {one_line(own.reason)}')}"
+            )
         lines.append(
             [
                 point.collective,
@@ -101,7 +115,7 @@ def beside(run: Run, points: Sequence[Point]) -> Grid:
                 format_bandwidth(point.busbw_gbps),
                 "-" if share is None else f"{share:.0f}",
                 one_line(point.name),
-                f"{point.status} {marks}".strip(),
+                status,
             ]
         )
     heads = [
@@ -123,10 +137,13 @@ def beside(run: Run, points: Sequence[Point]) -> Grid:
 
 
 def _own(rows: Sequence[Row], point: Point) -> Row | None:
-    """The run's best row of the point's collective and size; of a peak, its best of all sizes."""
+    """The run's best row of the point's collective and size; of a peak, its best of all sizes. What
+    cannot be is taken only where there is nothing else.
+    """
     same = [r for r in rows if r.collective == point.collective]
     if point.nbytes is not None:
         same = [r for r in same if point.nbytes in (r.nbytes, r.nbytes_requested)]
+    same = [r for r in same if r.status == "ok"] or same
     return max(same, key=lambda r: r.busbw_gbps or 0.0, default=None)
 
 

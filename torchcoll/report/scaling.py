@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, reading
@@ -26,12 +25,14 @@ if TYPE_CHECKING:
 FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-scaling/1"
 _FITS = (
-    "laws: constant, a + b log2 n, a + b n; least squares of the logarithms, launches are the "
-    "replicates"
+    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
+    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
+    "launches are the replicates"
 )
 _VERDICTS = (
-    "log2 n, n: growth is significant (t, Holm over all) and the other law does not fit (F); "
-    "constant: 90 % of the growth within 10 %"
+    "a law is named: growth is significant (t, Holm over all), it fits, and no other does, alone "
+    "or with half of the growth (A + B: two together; F, 5 %); constant: 90 % of the growth within "
+    "10 %"
 )
 
 
@@ -97,7 +98,7 @@ def _known(curve: Curve) -> dict[str, Any]:
 
 def _fit_record(curve: Curve, fit: Fit) -> dict[str, Any]:
     growth = fit.growth
-    laws = [dataclasses.asdict(law) for law in (growth.law, growth.other) if law]
+    laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
     return {
         **_known(curve),
         "figure": fit.figure,
@@ -108,6 +109,7 @@ def _fit_record(curve: Curve, fit: Fit) -> dict[str, Any]:
         "launches": growth.launches,
         "p_value": growth.p_value,
         "constant_criterion": growth.constant,
+        "p_n_and_share_together": growth.p_together,
         "laws": laws,
     }
 
@@ -193,8 +195,8 @@ def _fits(curves: Sequence[Curve], titles: dict[str, str]) -> Grid:
         found = item[1].growth.law
         if found is None:
             return "-"
-        interval = f"{ratio_text(found.ratio_low)} to {ratio_text(found.ratio_high)}"
-        return f"{ratio_text(found.ratio)} ({interval})"
+        interval = f"{format_ratio(found.ratio_low)} to {format_ratio(found.ratio_high)}"
+        return f"{format_ratio(found.ratio)} ({interval})"
 
     def span(item: tuple[Curve, Fit]) -> str:
         numbers = item[1].growth.numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.plausibility import IMPLAUSIBLE
@@ -86,9 +86,9 @@ def records(found: Regimes) -> list[dict[str, Any]]:
             "kind": one.kind,
             "jump": one.jump,
             "before_latency_ns": one.before.latency_ns,
-            "before_algbw_gbps": one.before.bandwidth_gbps,
+            "before_algbw_gbps": found.algbw_gbps(one.before),
             "after_latency_ns": one.after.latency_ns,
-            "after_algbw_gbps": one.after.bandwidth_gbps,
+            "after_algbw_gbps": found.algbw_gbps(one.after),
             "agreement": one.agreement or None,
         }
         for one in found.transitions
@@ -108,12 +108,15 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
                 "low_nbytes": sizes[one.first],
                 "high_nbytes": sizes[one.last],
                 "latency_ns": one.latency_ns,
-                "algbw_gbps": one.bandwidth_gbps,
+                "algbw_gbps": found.algbw_gbps(one),
                 "misfit": one.misfit,
+                "misfit_nbytes": sizes[one.misfit_at],
             }
             for one in found.curve.regimes
         ],
+        "known_scatter": vars(found.known) if found.known else None,
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
+        "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
         "handovers": [vars(one) for one in found.handovers],
         "forced": [vars(one) for one in found.forced],
     }
@@ -128,7 +131,7 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     words += f"{launches} launch{'es' * (launches > 1)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
-    heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)")]
+    heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
     labelled = any(point.algorithm for point in points)
     if labelled:
         heads.append(Head("log", left=True))
@@ -136,7 +139,8 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     for number, one in enumerate(curve.regimes, 1):
         first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
         row = [str(number), f"{first} to {last}", format_time(one.latency_ns)]
-        row += [format_bandwidth(one.bandwidth_gbps), f"{100 * one.misfit:.1f} %"]
+        off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].nbytes)}"
+        row += [format_bandwidth(found.algbw_gbps(one)), off]
         if labelled:
             inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
             row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
@@ -148,10 +152,13 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
     lines = [_transition_line(n, one) for n, one in enumerate(found.transitions, 1)]
     if uneven := _uneven(found.points):
         lines.append(uneven)
+    lines += _apart_lines(found)
     if found.note:
         lines.append(found.note)
     elif not found.transitions:
-        lines.append("one regime: no change of behaviour is shown")
+        which = "the other sizes are one regime" if found.curve.dips else "one regime"
+        apart = " apart from that" if found.falls else ""
+        lines.append(f"{which}: no change of behaviour is shown{apart}")
     lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
     seen = {id(one.handover) for one in found.transitions}
     for one in found.handovers:
@@ -168,13 +175,43 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
             f"between {_zone(one.low_nbytes, one.high_nbytes)}; these times "
             + ("change there too" if meets else "show no change there")
         )
-    for index, ratio in found.curve.dips.items():
-        size = format_size(found.points[index].nbytes)
-        lines.append(f"dip at {size}: {ratio:.2f}x the time of its law; in no fit")
     if refine:
         sizes = ",".join(map(str, found.refining))
         lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
     return lines
+
+
+def _apart_lines(found: Regimes) -> list[str]:
+    """Sizes that contradict the law of the others, and where time falls as the size grows."""
+    points, dips = found.points, found.curve.dips
+    lines = []
+    for index, ratio in dips.items():
+        size, ns = format_size(points[index].nbytes), points[index].time_ns
+        words = f"{'dip' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
+        after = points[index + 1] if index + 1 < len(points) else None
+        if after and after.time_ns < ns:
+            more = format_size(after.nbytes)
+            words += f" ({_time(ns)}; {more} takes less, {_time(after.time_ns)})"
+        lines.append(f"{words}; in no fit{_at_end(index, len(points), dips)}")
+    for one in found.falls:
+        low, high = format_size(one.low_nbytes), format_size(one.high_nbytes)
+        lines.append(
+            f"time falls from {_time(one.low_ns)} at {low} to {_time(one.high_ns)} at {high}"
+        )
+    if lines and not found.note and max(point.launches for point in points) == 1:
+        lines.append("1 launch: only others show whether these times stay")
+    return lines
+
+
+def _at_end(index: int, number: int, dips: Mapping[int, float]) -> str:
+    """At an end a law of its own may begin: up to the end all sizes are apart."""
+    to_start = all(i in dips for i in range(index))
+    to_end = all(i in dips for i in range(index, number))
+    return "; at the end of the sizes another law may begin" if to_start or to_end else ""
+
+
+def _time(ns: float) -> str:
+    return format_time(ns).strip()
 
 
 def _uneven(points: Sequence[Point]) -> str:

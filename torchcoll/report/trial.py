@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.trial import Trial
-from torchcoll.core.units import format_time
-from torchcoll.report.comparison import ratio_text
+from torchcoll.core.units import format_ratio, format_time
 from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import one_line
@@ -49,8 +48,8 @@ def trial_grid(trial: Trial) -> Grid:
                 row.name,
                 str(row.steps),
                 *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
-                ratio_text(ratio),
-                f"{ratio_text(low)} to {ratio_text(high)}" if known else "-",
+                format_ratio(ratio),
+                f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
                 row.verdict,
             ]
         )

@@ -21,12 +21,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcoll.core.buckets import Bucket, BucketPlan
+from torchcoll.core.buckets import DEFAULT_CAP_MB, MIB, Bucket, BucketPlan
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import MAX_BYTES, format_bytes
 
-_MIB = 1 << 20
-_DEFAULT_CAP_MB = 25  # a literal in torch 2.6, distributed._DEFAULT_BUCKET_CAP_MB later
 Cap = float | Sequence[float] | None
 
 
@@ -75,7 +73,7 @@ def gradient_buckets(
 def _limits(cap: Cap) -> list[int]:
     """The limits of the buckets in bytes, one after the other, the last for all further ones."""
     if cap is None:
-        return [dist._DEFAULT_FIRST_BUCKET_BYTES, _DEFAULT_CAP_MB * _MIB]
+        return [dist._DEFAULT_FIRST_BUCKET_BYTES, DEFAULT_CAP_MB * MIB]
     if isinstance(cap, Sequence):
         known = inspect.signature(DistributedDataParallel).parameters
         if isinstance(cap, str) or not cap:
@@ -90,9 +88,9 @@ def _limits(cap: Cap) -> list[int]:
 def _limit(cap: float) -> int:
     if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap):
         raise UsageError("bucket_cap_mb", cap, "a number of MiB, or a list of them")
-    if not 0 <= cap * _MIB <= MAX_BYTES:
-        raise UsageError("bucket_cap_mb", cap, f"0 to {MAX_BYTES // _MIB} MiB")
-    return int(cap * _MIB)
+    if not 0 <= cap * MIB <= MAX_BYTES:
+        raise UsageError("bucket_cap_mb", cap, f"0 to {MAX_BYTES // MIB} MiB")
+    return int(cap * MIB)
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

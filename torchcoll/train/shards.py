@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from torchcoll.core.buckets import planned, whole_number
+from torchcoll.core.buckets import planned
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import whole_number
 from torchcoll.train.buckets import trainable
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from torchcoll.core.buckets import whole_number
+from torchcoll.core.buckets import DEFAULT_CAP_MB, MIB
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
 from torchcoll.core.trial import Trial, Tried
+from torchcoll.core.units import whole_number
 
-_MIB = 1 << 20
 Cap = float | None
 Make = Callable[[Cap], DistributedDataParallel]
 
@@ -98,10 +98,10 @@ def _made(make_ddp: Make, cap: Cap) -> DistributedDataParallel:
     model = make_ddp(cap)
     if not isinstance(model, DistributedDataParallel):
         raise UsageError("make_ddp", type(model).__name__, "DistributedDataParallel")
-    wanted = int((25 if cap is None else cap) * _MIB)
+    wanted = int((DEFAULT_CAP_MB if cap is None else cap) * MIB)
     has = getattr(model, "bucket_bytes_cap", wanted)
     if has != wanted:  # else all caps would be alike, and their noise an answer
-        got, expected = f"one with bucket_cap_mb {has / _MIB:g}", f"{wanted / _MIB:g}"
+        got, expected = f"one with bucket_cap_mb {has / MIB:g}", f"{wanted / MIB:g}"
         raise UsageError("make_ddp", got, expected, "Pass its argument on as bucket_cap_mb.")
     return model
 

@@ -100,13 +100,13 @@ def test_an_answer_that_is_none(tmp_path, text):
 
 def test_the_real_command(tmp_path, monkeypatch):
     """A command that is there, one that fails, one that hangs, and none."""
-    monkeypatch.setattr(intel, "_TIMEOUT_S", 0.2)
     command = tmp_path / "xpu-smi"
-    for script, expected in (
-        ("echo '{\"device_util_by_proc_list\": []}'", []),
-        ("echo '{\"device_util_by_proc_list\": []}'; exit 1", None),
-        ("exec sleep 5", None),
+    for script, timeout_s, expected in (
+        ("echo '{\"device_util_by_proc_list\": []}'", 60, []),
+        ("echo '{\"device_util_by_proc_list\": []}'; exit 1", 60, None),
+        ("exec sleep 60", 0.1, None),
     ):
+        monkeypatch.setattr(intel, "_TIMEOUT_S", timeout_s)
         command.write_text(f"#!/bin/sh\n{script}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -1,0 +1,68 @@
+"""How ranks agree and name each other: threads over a store in memory."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch.distributed as dist
+
+from torchcoll.bench.control import Control
+from torchcoll.core.errors import TorchcollError, UnavailableError
+
+
+def on_ranks(ranks, action):
+    """What ``action(control)`` comes to on each rank: its result, or its error."""
+    store = dist.HashStore()
+
+    def one(rank):
+        control = Control(store, rank, ranks, timeout_s=30)
+        control.members = [{"host": "ab"[rank % 2]} for rank in range(ranks)]
+        try:
+            return action(control)
+        except TorchcollError as error:
+            return error
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(one, range(ranks)))
+
+
+def test_all_ranks_hear_who_failed():
+    none = on_ranks(3, lambda control: control.failed(""))
+    assert none == [None] * 3
+    some = on_ranks(4, lambda control: control.failed(["", "no room", "", "broken"][control.rank]))
+    assert some == [("rank 1 (b), rank 3 (b)", "no room")] * 4
+
+
+def test_the_first_refusal_is_raised_on_all_ranks():
+    """On the others with the name of the rank, and with its exit code."""
+
+    def action(control):
+        refusal = UnavailableError("device", "none", "one") if control.rank else None
+        return control.agree(refusal, control.rank)
+
+    errors = on_ranks(3, action)
+    text = "device: got none, expected one"
+    assert [str(error) for error in errors] == [f"rank 1 (b): {text}", text, text]
+    assert [error.exit_code for error in errors] == [4, 4, 4]
+    assert on_ranks(3, lambda control: control.agree(None, 2 * control.rank)) == [[0, 2, 4]] * 3
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "rank 3 (b)"),
+        ([0, 1], "rank 0 (a), rank 1 (b)"),
+        ([99], "rank 99"),  # one of whom nothing is known yet
+    ],
+)
+def test_names(ranks, text):
+    control = Control(None, 0, 4, 1)
+    control.members = [{"host": host} for host in "abab"]
+    assert control.names(ranks) == text
+
+
+def test_more_ranks_than_a_line_holds():
+    names = Control(None, 0, 512, 1).names(range(0, 512, 2))
+    assert names.startswith("rank 0, rank 2, ") and names.endswith(", rank 30 and 240 more")

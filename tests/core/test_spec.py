@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
+
+K, M = 1024, 1024 * 1024
+
+
+def refusal(**fields):
+    with pytest.raises(UsageError) as caught:
+        Spec(**fields)
+    return str(caught.value)
+
+
+# --- the sizes asked for -------------------------------------------------------------------
+
+
+def test_default_sizes():
+    assert Spec().size_list() == (
+        *(8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288),
+        *(2097152, 8388608, 33554432, 134217728),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        # nccl-tests: for (size = min; size <= max; size = factor > 1 ? size * factor : size + step)
+        (
+            {"min_bytes": "8", "max_bytes": "8K", "factor": 2},
+            (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
+        ),
+        ({"min_bytes": 5, "max_bytes": 1000, "factor": 3.0}, (5, 15, 45, 135, 405)),
+        ({"min_bytes": "1K", "max_bytes": "1M", "factor": 10}, (1024, 10240, 102400, 1024000)),
+        ({"min_bytes": 7, "max_bytes": 7, "factor": 2}, (7,)),
+        ({"min_bytes": 100, "max_bytes": 450, "step_bytes": 100}, (100, 200, 300, 400)),
+        ({"min_bytes": 1, "max_bytes": 7, "step_bytes": 3}, (1, 4, 7)),
+        ({"min_bytes": "1M", "max_bytes": "3M", "step_bytes": "1M"}, (M, 2 * M, 3 * M)),
+        # a step wins over a factor; a list over both, in its own order
+        ({"min_bytes": 1, "max_bytes": 3, "step_bytes": 1, "factor": 2}, (1, 2, 3)),
+        ({"sizes": "25M,1.5G,1000000,7"}, (26214400, 1610612736, 1000000, 7)),
+        ({"sizes": ["1K", 3, "1K"]}, (1024, 3)),
+        ({"sizes": (2048, 1024)}, (2048, 1024)),
+        # 4, 6, 9, 13.5 -> 14 (the even one), 20.25, 30.375: rounded, never compounded
+        ({"min_bytes": 4, "max_bytes": 31, "factor": 1.5}, (4, 6, 9, 14, 20, 30)),
+        # 1, 1.21, 1.46, 1.77, 2.14: what rounds to the same byte is asked once
+        ({"min_bytes": 1, "max_bytes": 2, "factor": 1.21}, (1, 2)),
+        ({"min_bytes": 8, "max_bytes": (1 << 63) - 1, "factor": 1e300}, (8,)),
+        (
+            {"min_bytes": 1 << 60, "max_bytes": (1 << 63) - 1, "factor": 2},
+            (1 << 60, 1 << 61, 1 << 62),
+        ),
+    ],
+)
+def test_sizes(fields, sizes):
+    assert Spec(**fields).size_list() == sizes
+
+
+def test_sizes_by_1_15():
+    sizes = Spec(factor=1.15).size_list()
+    # 8 x 1.15^k from bc -l, rounded; 8 x 1.15^119 = 133700486.97, 8 x 1.15^120 = 153755560.02.
+    assert len(sizes) == 120
+    assert sizes[:12] == (8, 9, 11, 12, 14, 16, 19, 21, 24, 28, 32, 37)
+    assert sizes[-4:] == (87910240, 101096777, 116261293, 133700487)
+
+
+@given(
+    st.integers(1, 10**6),
+    st.integers(0, 10**9),
+    st.decimals("1.01", "9.99", places=2),
+)
+def test_sizes_by_any_factor(least, more, factor):
+    most = least + more
+    sizes = Spec(min_bytes=least, max_bytes=most, factor=float(factor)).size_list()
+    expected, k, p = [], 0, int(factor * 100)
+    # least * (p/100)^k in whole numbers; half goes to the even one.
+    while True:
+        whole, rest = divmod(least * p**k, 100**k)
+        rounded = whole + (2 * rest > 100**k or (2 * rest == 100**k and whole % 2 == 1))
+        if rounded > most:
+            break
+        expected.append(rounded)
+        k += 1
+    assert sizes == tuple(dict.fromkeys(expected))
+
+
+def test_a_small_factor_is_quick():
+    # Exact fractions took minutes here, for their digits grow with every step.
+    assert len(Spec(factor=1.001, min_bytes=M, max_bytes=128 * M).size_list()) == 4855
+    assert 4854 < float(Decimal(128).ln() / Decimal("1.001").ln()) < 4855
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"step_bytes": 1}, {"factor": 1.0000001}, {"factor": 1.0001, "min_bytes": 1, "max_bytes": K}],
+)
+def test_too_many_sizes(fields):
+    if fields.get("factor") == 1.0001:  # ln(1024) / ln(1.0001) = 69318 steps: allowed
+        assert max(Spec(**fields).size_list()) == 1024
+        return
+    with pytest.raises(UsageError) as caught:
+        Spec(**fields).size_list()
+    assert str(caught.value) == (
+        "sizes: got more than 100000 sizes, expected at most 100000. Use a larger factor or step."
+    )
+
+
+# --- the cases of a Spec ---------------------------------------------------------------------
+
+
+def test_default_cases():
+    cases = Spec().cases(2)
+    assert cases[0] == Case(
+        "all_reduce", 8, "float32", "sum", None, True, "isolated", "gloo", "cpu"
+    )
+    assert len(cases) == 13
+
+
+def test_cases_are_the_product_and_nothing_twice():
+    spec = Spec(
+        collectives="all_reduce,AllReduce,broadcast,barrier,all_gather",
+        dtypes="float32,float,int8",
+        ops="sum,max,sum",
+        roots=(0, 1, 0),
+        sizes="1K,2K",
+        in_place="both",
+    )
+    found = [(c.collective, c.dtype, c.op, c.root, c.in_place, c.nbytes) for c in spec.cases(2)]
+    expected = [
+        *(
+            ("all_reduce", d, o, None, True, s)
+            for d in ("float32", "int8")
+            for o in ("sum", "max")
+            for s in (1024, 2048)
+        ),
+        *(
+            ("broadcast", d, None, r, True, s)
+            for d in ("float32", "int8")
+            for r in (0, 1)
+            for s in (1024, 2048)
+        ),
+        ("barrier", None, None, None, False, 0),
+        *(
+            ("all_gather", d, None, None, p, s)
+            for d in ("float32", "int8")
+            for p in (False, True)
+            for s in (1024, 2048)
+        ),
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("in_place", "all_reduce", "all_gather"),
+    [
+        (None, [True], [False]),
+        (True, [True], [True]),
+        (False, [False], [False]),  # all_reduce then becomes an `unsupported` row
+        ("both", [True], [False, True]),
+    ],
+)
+def test_placement(in_place, all_reduce, all_gather):
+    spec = Spec(collectives="all_reduce,all_gather", in_place=in_place, sizes="1K")
+    cases = spec.cases(2)
+    assert [c.in_place for c in cases if c.collective == "all_reduce"] == all_reduce
+    assert [c.in_place for c in cases if c.collective == "all_gather"] == all_gather
+
+
+def test_all_means_all():
+    spec = Spec(collectives="all", dtypes="all", ops="all")
+    assert spec.collectives == tuple(COLLECTIVES)
+    assert spec.dtypes == (
+        *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"),
+    )
+    assert spec.ops == ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+
+
+def test_sizes_that_become_equal_run_once_under_the_first_name():
+    # On 1024 ranks of float32 an all_gather has at least 4 KiB: 8, 32, ..., 2K and 4K are one.
+    cases = Spec(collectives="all_gather", sizes="8,32,4K,5000,8K").cases(1024)
+    assert [c.nbytes for c in cases] == [8, 8192]
+    cases = Spec(sizes="1K,1025,1027,1028").cases(2)
+    assert [c.nbytes for c in cases] == [1024, 1028]
+    # ... but not over dtypes, nor over splits of another shape
+    assert len(Spec(sizes="1K,1025", dtypes="int8,float32").cases(2)) == 3
+
+
+def test_only_all_to_all_v_reads_splits():
+    assert Spec(splits="nonsense", sizes="8").cases(2)[0].splits is None
+    spec = Spec(collectives="all_to_all_v", splits="1,3", sizes="1K")
+    assert spec.cases(2)[0].splits == "1,3"
+    with pytest.raises(UsageError, match=r"^splits: got 1,3, expected 3 weights, one a rank$"):
+        spec.cases(3)
+
+
+@pytest.mark.parametrize(
+    ("device", "cadence", "expected"),
+    [
+        (None, None, "isolated"),
+        ("cpu", None, "isolated"),
+        ("cuda", None, "stream"),
+        ("cuda", "isolated", "isolated"),
+        ("cpu", "stream", "stream"),
+    ],
+)
+def test_cadence_by_device(device, cadence, expected):
+    assert Spec(device=device, cadence=cadence).cases(2)[0].cadence == expected
+
+
+def test_shuffled_is_an_order_of_the_same_cases():
+    plain = Spec(collectives="all_reduce,broadcast").cases(2)
+    shuffled = Spec(collectives="all_reduce,broadcast", order="shuffled", seed=3)
+    assert shuffled.cases(2) == shuffled.cases(2)
+    assert shuffled.cases(2) != plain
+    assert set(shuffled.cases(2)) == set(plain)
+    assert dataclasses.replace(shuffled, seed=4).cases(2) != shuffled.cases(2)
+
+
+def test_sizings_are_the_cases_sized():
+    spec = Spec(collectives="all", sizes="1K,100K")
+    for sizing in spec.sizings(5):
+        alone = size_case(sizing.case, 5)
+        assert (sizing.count, sizing.nbytes) == (alone.count, alone.nbytes)
+        assert sizing.splits == alone.splits
+    assert tuple(s.case for s in spec.sizings(5)) == spec.cases(5)
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "all_reduce"])
+def test_root_out_of_range(collective):
+    with pytest.raises(UsageError) as caught:
+        Spec(collectives=collective, roots=(0, 2)).cases(2)
+    assert str(caught.value) == "root: got 2, expected 0 to 1 (2 ranks)"
+
+
+def test_backends_take_turns_over_all_points_not_only_over_sizes():
+    spec = Spec(sizes="64K", dtypes="float32,float16,int32", backend="gloo,ccl")
+    order = [(case.dtype, case.backend) for case in spec.cases(2)]
+    assert order == [
+        *(("float32", "gloo"), ("float32", "ccl")),
+        *(("float16", "ccl"), ("float16", "gloo")),
+        *(("int32", "gloo"), ("int32", "ccl")),
+    ]
+
+
+# --- bad fields ------------------------------------------------------------------------------
+
+SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 25M or 1.5G"
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"min_bytes": "x"}, f"min-bytes: got x, expected {SIZES}"),
+        ({"max_bytes": ""}, f"max-bytes: got an empty text, expected {SIZES}"),
+        ({"step_bytes": "0x10"}, f"step-bytes: got 0x10, expected {SIZES}"),
+        ({"sizes": ""}, f"sizes: got an empty text, expected {SIZES}"),
+        ({"sizes": "1K,,2K"}, f"sizes: got an empty text, expected {SIZES}"),
+        ({"sizes": "1K,0"}, "sizes: got 0, expected at least 1 byte"),
+        ({"min_bytes": 0}, "min-bytes: got 0, expected at least 1 byte"),
+        (
+            {"min_bytes": "1M", "max_bytes": "1K"},
+            "min-bytes: got 1048576, expected at most max-bytes (1024)",
+        ),
+        ({"step_bytes": 0}, "step-bytes: got 0, expected at least 1 byte"),
+        ({"factor": 1}, "factor: got 1.0, expected a number above 1"),
+        ({"factor": -2}, "factor: got -2.0, expected a number above 1"),
+        ({"factor": float("inf")}, "factor: got inf, expected a number above 1"),
+        ({"factor": float("nan")}, "factor: got nan, expected a number"),
+        ({"factor": "x"}, "factor: got x, expected a number"),
+        ({"factor": None}, "factor: expected a number"),
+        (
+            {"in_place": "maybe"},
+            "in-place: got maybe, expected one of True, False, both",
+        ),
+        ({"cadence": "fast"}, "cadence: got fast, expected one of isolated, stream, graph"),
+        (
+            {"order": "random"},
+            "order: got random, expected one of size, shuffled, interleaved",
+        ),
+        ({"init": "now"}, "init: got now, expected one of lazy, eager"),
+        (
+            {"buffers": "pinned"},
+            "buffers: got pinned, expected one of default, registered, symmetric",
+        ),
+        ({"coalesce": 0}, "coalesce: got 0, expected a whole number from 1 on"),
+        (
+            {"coalesce": 2, "asynchronous": True},
+            "coalesce: got 2 with --async, expected one of them",
+        ),
+        ({"iters": -1}, "iters: got -1, expected a whole number from 0 on"),
+        ({"iters": 2.5}, "iters: got 2.5, expected a whole number from 0 on"),
+        ({"iters": "many"}, "iters: got many, expected a whole number from 0 on"),
+        ({"iters": True}, "iters: got True, expected a whole number from 0 on"),
+        ({"warmup": -1}, "warmup: got -1, expected a whole number from 0 on"),
+        ({"warmup": None}, "warmup: expected a whole number from 0 on"),
+        ({"cold": 0}, "cold: got 0, expected a whole number from 1 on"),
+        ({"seed": -1}, "seed: got -1, expected a whole number from 0 on"),
+        ({"precision": 0}, "precision: got 0.0, expected above 0, at most 1e+07"),
+        ({"precision": float("inf")}, "precision: got inf, expected above 0, at most 1e+07"),
+        ({"max_time_s": -1}, "max-time: got -1.0, expected above 0, at most 1e+07"),
+        ({"max_time_s": "soon"}, "max-time: got soon, expected a number"),
+        ({"timeout_s": 0}, "timeout: got 0.0, expected above 0, at most 1e+07"),
+        ({"roots": -1}, "root: got -1, expected a whole number from 0 on"),
+        ({"roots": "0,x"}, "root: got x, expected a whole number from 0 on"),
+        ({"roots": 0.5}, "root: got 0.5, expected a whole number from 0 on"),
+        ({"roots": None}, "root: expected a whole number from 0 on"),
+        ({"roots": ()}, "roots: got none, expected at least one"),
+        ({"collectives": ()}, "collectives: got none, expected at least one"),
+        ({"dtypes": []}, "dtypes: got none, expected at least one"),
+        ({"ops": ()}, "ops: got none, expected at least one"),
+    ],
+)
+def test_bad_field(fields, line):
+    assert refusal(**fields) == line
+
+
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [
+        ({"collectives": "all_reduce,foo"}, "collective: got foo, expected one of all_reduce, "),
+        ({"collectives": ""}, "collective: got an empty text, expected one of all_reduce, "),
+        ({"dtypes": "float31"}, "dtype: got float31, expected one of float32, "),
+        ({"ops": "mean"}, "op: got mean, expected one of sum, "),
+        ({"sizes": "1KB"}, "sizes: got 1KB, expected a number of bytes"),
+    ],
+)
+def test_bad_name(fields, start):
+    assert refusal(**fields).startswith(start)
+
+
+def test_numbers_may_be_texts():
+    """The fields are the flags; what is kept is a number."""
+    spec = Spec(factor="1.15", iters="20", warmup="2", cold="4", precision="0.1", roots="0,1")
+    assert spec == Spec(factor=1.15, iters=20, warmup=2, cold=4, precision=0.1, roots=(0, 1))
+    assert type(Spec(iters=20.0).iters) is int
+    assert Spec(roots=3).roots == (3,)
+
+
+# --- JSON----------------- -------------------------------------------------------------------
+
+SPECS = [
+    Spec(),
+    Spec(
+        collectives="all",
+        sizes="1K,25M",
+        dtypes="all",
+        ops="sum,max",
+        roots=(0, 1),
+        in_place="both",
+        cadence="stream",
+        backend="gloo",
+        device="cpu",
+        iters=0,
+        warmup=3,
+        cold=7,
+        fresh_group=True,
+        precision=0.01,
+        max_time_s=0.5,
+        check=False,
+        timeout_s=10,
+        order="shuffled",
+        seed=9,
+        splits="seed:3",
+        labels={"fabric": "ib"},
+    ),
+    Spec(step_bytes="1K", max_bytes="5K", in_place=False),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_spec_round_trip(spec):
+    again = Spec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert again == spec
+    assert again.cases(2) == spec.cases(2)
+
+
+def test_unknown_fields_are_ignored():
+    assert Spec.from_json({"added_in_1_1": 3, "seed": 4}) == Spec(seed=4)

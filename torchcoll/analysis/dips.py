@@ -1,0 +1,150 @@
+"""Single sizes that contradict the law of all others, as an outlier test tells them.
+
+The law is fitted without the size, and its distance is measured by the scatter of the others: the
+externally studentized residual, which is Student's t (R. D. Cook and S. Weisberg, Residuals and
+Influence in Regression (1982), section 2.2), with Bonferroni's correction for looking at every
+size. A spread that holds the size itself, or its neighbours on lines through it, is inflated by the
+very thing that is looked for. Pure numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[numpy.float64]
+Places = NDArray[numpy.int64]
+
+LEAST = 0.15  # so much slower (or faster) than the law, or nobody would act on it
+_LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
+_FEWEST = 6  # sizes: the law of five others has three to contradict it
+_LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from their neighbours
+_MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
+# One in so many may be left out: beyond, the others are no law.
+_SHARE = 4
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Laws of points: of each (first, last, latency_ns, ns a byte), by index, inclusive; the sum of
+    squares of the relative deviations.
+    """
+
+    laws: tuple[tuple[int, int, float, float], ...]
+    squares: float
+
+
+def find_dips(
+    size: Floats, time: Floats, fit: Callable[[Floats, Floats], Fit], noise: float
+) -> list[int]:
+    """Indexes of the sizes that contradict, in order; ``noise``: a relative deviation that is none.
+
+    One after the other, the clearest first: of two, each makes the other one less clear. Between
+    others a size is slow; faster than its law is what is left where a law bends more sharply.
+    """
+    kept = numpy.arange(len(size))
+    found: list[int] = []
+    while len(kept) >= _FEWEST and len(found) < max(1, len(size) // _SHARE):
+        clearest, place = 1.0, None
+        for candidate in _candidates(size[kept], time[kept], fit(size[kept], time[kept])):
+            if _beside_a_gap(kept, candidate):
+                continue
+            clear = _clear(size[kept], time[kept], candidate, fit, noise)
+            if clear > clearest:
+                clearest, place = clear, candidate
+        if place is None:
+            break
+        found.append(int(kept[place]))
+        kept = numpy.delete(kept, place)
+    return sorted(found)
+
+
+def _beside_a_gap(kept: Places, place: int) -> bool:
+    """At an end, next to a size that was left out: the law of the others does not reach so far."""
+    inner = 1 if place == 0 else place - 1
+    return place in (0, len(kept) - 1) and abs(int(kept[place] - kept[inner])) > 1
+
+
+def _candidates(size: Floats, time: Floats, fitted: Fit) -> list[int]:
+    """Where to look: a new fit without each of them is what the test costs."""
+    y = numpy.log(time)
+    law = numpy.empty(len(size))
+    for first, last, latency, per_byte in fitted.laws:
+        own = slice(first, last + 1)
+        law[own] = numpy.log(latency + per_byte * size[own])
+    # The law leans toward a point, at the end of few by more than half of its distance.
+    least = math.log1p(LEAST) * (0.8 if len(size) > _MANY else 0.3)
+    x = numpy.log(size)
+    places = numpy.arange(len(size))
+    a, b = numpy.maximum(places - 1, 0), numpy.minimum(places + 1, len(size) - 1)
+    a[0], b[-1] = 2, len(size) - 3
+    between = y[a] + (y[b] - y[a]) * (x - x[a]) / (x[b] - x[a])
+    chosen: list[int] = []
+    for away, limit in ((abs(y - law), least), (abs(y - between), math.log1p(LEAST))):
+        if len(size) > _MANY:  # then what is not beyond the others' scatter is not worth a look
+            limit = max(limit, 5 * float(numpy.median(away)))
+        chosen += [int(i) for i in numpy.argsort(-away)[:_LOOKED_AT] if away[i] > limit]
+    return list(dict.fromkeys(chosen))
+
+
+def _clear(
+    size: Floats,
+    time: Floats,
+    place: int,
+    fit: Callable[[Floats, Floats], Fit],
+    noise: float,
+) -> float:
+    """How many times the t that is asked for; 0 where the law is nearer than anybody would act on.
+
+    Between two laws it may belong to either.
+    """
+    others, ours = numpy.delete(size, place), numpy.delete(time, place)
+    fitted = fit(others, ours)
+    free = len(others) - 2 * len(fitted.laws)
+    if free < 1:
+        return 0.0
+    spread = math.sqrt(max(fitted.squares / free, noise**2))
+    asked = float(stats.t.isf(_LEVEL / 2 / len(size), free))
+    away = [
+        _distance(float(size[place]), float(time[place]), law, others, ours, spread)
+        for law in _around(fitted.laws, place)
+    ]
+    if 0 < place < len(size) - 1 and min(away) < 0:
+        return 0.0
+    return min(map(abs, away)) / asked
+
+
+def _around(
+    laws: Sequence[tuple[int, int, float, float]], place: int
+) -> list[tuple[int, int, float, float]]:
+    """The law of the point before, and that of the point after."""
+    last = laws[-1][1]
+    near = {min(max(place - 1, 0), last), min(place, last)}
+    return [law for law in laws if any(law[0] <= one <= law[1] for one in near)]
+
+
+def _distance(
+    size: float,
+    time: float,
+    law: tuple[int, int, float, float],
+    sizes: Floats,
+    times: Floats,
+    spread: float,
+) -> float:
+    first, last, latency, per_byte = law
+    expected = latency + per_byte * size
+    away = math.log(time / expected)
+    if abs(away) < math.log1p(LEAST):
+        return 0.0
+    unit = float(sizes.max())
+    own = slice(first, last + 1)
+    rows = numpy.column_stack((1 / times[own], sizes[own] / unit / times[own]))
+    point = numpy.array([1.0, size / unit]) / expected
+    # How uncertain the law is there: much, where it is extrapolated.
+    leverage = float(point @ numpy.linalg.pinv(rows.T @ rows) @ point)
+    return away / spread / math.sqrt(1 + leverage)
