@@ -391,12 +391,10 @@ def test_settings_change_at_the_geometric_middle():
 
 
 def test_export_env(folder, capsys):
-    assert main(["algorithms", "dir", "--export-env", "--filter", "size>=1M", "--check"]) == 0
+    assert main(["algorithms", "dir", "--export-env", "--filter", "size>=1M"]) == 0
     text = capsys.readouterr().out
-    assert "\nexport NCCL_ALGO=allreduce:ring\n" in text
+    assert text.endswith("\nexport NCCL_ALGO=allreduce:ring\n")
     assert "# lost by it: the library's own choice" in text
-    assert "# check: torchcoll matrix --env NCCL_ALGO=,allreduce:ring --axis nproc=2 " in text
-    assert text.endswith("-- torchrun --nproc-per-node '{nproc}' -m torchcoll.allreduce\n")
 
 
 def saved(folder, *runs):
@@ -452,7 +450,7 @@ def test_a_size_that_oneccl_does_not_document_is_not_exported(in_tmp_path, capsy
 
 
 def test_export_tuner(folder, capsys):
-    assert main(["algorithms", "dir", "--export-tuner", "t.csv", "--check"]) == 0
+    assert main(["algorithms", "dir", "--export-tuner", "t.csv"]) == 0
     lines = (folder / "t.csv").read_text().splitlines()
     rules = [line for line in lines if not line.startswith("#")]
     # sqrt(1024 * 1048576) = 32768; channels from the log; one host, two ranks
@@ -462,9 +460,8 @@ def test_export_tuner(folder, capsys):
     ]
     assert len(rules) == 7
     captured = capsys.readouterr()
-    assert f"NCCL_TUNER_CONFIG_FILE={folder}/t.csv" in captured.out
-    assert "--env NCCL_TUNER_PLUGIN=,/path/of/" in captured.out
-    assert "torchcoll: wrote" in captured.err
+    assert captured.out == ""
+    assert captured.err == f"torchcoll: wrote {folder}/t.csv\n"
 
 
 def test_a_tuner_file_needs_protocol_and_channels(in_tmp_path, capsys):

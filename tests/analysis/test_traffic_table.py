@@ -31,6 +31,7 @@ ROW = {
     "clock": "host",
     "share": 0.36,
     "exposed_ns": None,
+    "algorithm": None,
 }
 
 

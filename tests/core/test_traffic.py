@@ -145,6 +145,7 @@ BROKEN = [
     CALL.replace("}", ',"splits":5}'),
     CALL.replace("}", ',"asynchronous":1}'),
     CALL.replace("}", ',"clock":null}'),
+    CALL.replace("}", ',"algorithm":7}'),
     '{"record":"group","name":"a","ranks":[0,2]}',
     '{"record":"group","name":"a","ranks":[0,0]}',
     '{"record":"group","name":3,"ranks":[0]}',

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_nccl_tests_text import ROW, SMALL, text
 from test_other_formats import DEEPSPEED, ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
+from torchcoll.analysis.table import table
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.records import load
@@ -225,6 +226,47 @@ def test_what_is_not_told_over_ranks_is_not_the_maximum(tmp_path, capsys):
     assert main(["export", str(tmp_path / "a.jsonl"), "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert (row["over_ranks"], row["busbw_gbps"]) == ("", "100.0")
+
+
+COUNTS = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [([], None), (["--ranks", "8"], 8)])
+def test_what_is_not_told_is_no_count_of_0(tmp_path, capsys, ranks, expected):
+    pandas = pytest.importorskip("pandas")
+    path = tmp_path / "a.csv"
+    path.write_text("Size,Algbw (GB/s)\n1M,100\n")
+    words = ["--collective", "broadcast", "--map", "size=Size,algbw=Algbw (GB/s)"]
+    run = tmp_path / "a.jsonl"
+    assert main(["import", str(path), *words, *ranks, "-o", str(run)]) == 0
+    capsys.readouterr()
+    assert main(["export", str(run), "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["ranks"], row["count"], row["calls"]) == (str(expected or ""), "", "")
+    assert main(["export", str(run), "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["ranks"], row["count"], row["calls"]) == (expected, None, None)
+    (row,) = table(load(run)).to_dict("records")
+    assert row["ranks"] == expected if expected else pandas.isna(row["ranks"])
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "a.parquet"
+    assert main(["export", str(run), "--format", "parquet", "-o", str(out)]) == 0
+    frame = pandas.read_parquet(out)
+    assert {str(frame[name].dtype) for name in COUNTS} == {"Int64"}
+    assert bool(frame["calls"].isna()[0]) and bool(frame["ranks"].isna()[0]) is (not expected)
+
+
+def test_an_export_is_not_read_back(tmp_path, capsys):
+    """export --help says so."""
+    run = tmp_path / "a.log"
+    run.write_text(text())
+    for format in ("csv", "json"):
+        out = tmp_path / f"out.{format}"
+        assert main(["export", str(run), "--format", format, "-o", str(out)]) == 0
+        assert main(["import", str(out)]) == 3
+    assert main(["export", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "csv, json and parquet are for other programs: torchcoll reads none of them" in shown
 
 
 def test_forced_formats_and_wrong_words(imported):

@@ -82,6 +82,34 @@ def test_the_same_traffic_whatever_the_source(tmp_path):
     assert [dataclasses.replace(row, exposed_ns=None) for row in one] == other
 
 
+def test_the_algorithm_that_kernels_are_named_after(tmp_path, capsys):
+    """Names as NCCL 2.27 has them; a send has no algorithm."""
+    names = (
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_AllReduce_Sum_f32_TREE_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
+    )
+    events = [param("allreduce", 1000 * i, i, 12, 12, Seq=i) for i in (1, 2)]
+    events += [param("all_to_all", 3000, 3, 12, 12, Seq=3)]
+    events += [kernel(name, 1000 * i + 100, 200, i) for i, name in enumerate(names, 1)]
+    path = tmp_path / "trace0.json"
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": INFO}))
+    output = tmp_path / "kept.jsonl"
+    assert main(["trace", str(path), "-o", str(output)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "algorithm: a hint (?) by the names of the kernels, some of which run others too" in lines
+    )
+    (reduced,) = (line for line in lines if line.startswith("all_reduce "))
+    (moved,) = (line for line in lines if line.startswith("all_to_all "))
+    assert reduced.endswith("  RING/LL?, TREE/LL?") and moved.endswith("  -")
+    kept = Traffic.load(output)
+    assert [one.algorithm for one in kept.calls[0]] == ["RING/LL", "TREE/LL", ""]
+    assert main(["trace", str(output), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["algorithm"] for row in rows] == ["RING/LL, TREE/LL", None]
+
+
 def test_a_pickle_is_never_read(tmp_path, capsys):
     """It would make a file."""
 

@@ -149,6 +149,7 @@ def test_what_has_no_choice():
         ("ncclSymkDevKernel_AllReduce_AGxLLMC_R_sum_bf16(ncclSymkDevArgs)", "SYMMETRIC/AGxLLMC_R"),
         ("ncclSymDevKernel_AllGather_LL(ncclSymDevArgs)", "SYMMETRIC/LL"),
         ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)", None),
         ("void at::native::vectorized_elementwise_kernel<4>", None),
     ],
 )

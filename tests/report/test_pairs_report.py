@@ -1,4 +1,4 @@
-"""Heat tables of many ranks, and every form of the report."""
+"""Every form of the report, and what it concludes; the matrix: test_pair_matrix.py."""
 
 from __future__ import annotations
 
@@ -30,13 +30,6 @@ def pairs_run(ranks, slow, per_host=1, size=1 << 20):
     return run
 
 
-class Terminal(io.StringIO):
-    encoding = "utf-8"
-
-    def isatty(self):
-        return True
-
-
 def shown(run, format="table", out=None, **options):
     out = out or io.StringIO()
     assert show_pairs(run, format, file=out, **options) is True
@@ -48,60 +41,11 @@ def small():
     return pairs_run(5, slow=3)
 
 
-@pytest.fixture(scope="module")
-def large():
-    return pairs_run(40, slow=7)
-
-
-def test_up_to_twelve_the_cells_are_figures(small):
-    lines = shown(small).splitlines()
-    first = lines.index("rank       0       1       2      3       4")
-    assert lines[first + 1] == "   0          10.486  10.486  5.243  10.486"
-    assert lines[first + 4] == "   3   5.243   5.243   5.243          5.243"
-    assert "   3  n3    5.000 us      5.243      5.243      5.243" in lines
-
-
 def test_the_conclusion(small):
     text = shown(small)
     half = "both ways 50 %, 4 of 4 pairs slow, not checked alone"
     assert f"SUSPECT rank 3 (n3): of the others' speed {half}" in text
     assert "largest group without them: 4 ranks, ranks 0-2,4" in text
-
-
-def test_beyond_they_are_shades(large):
-    text = shown(large)
-    assert text.isascii()
-    rows = [line for line in text.splitlines() if line.endswith("|")]
-    assert len(rows) == 40
-    # Two characters a rank; a pair of rank 7 lies below 60 % of the median, and not below 40 %.
-    assert rows[0].split("|")[1] == "\\\\" + " " * 12 + "xx" + " " * 64
-    assert rows[7].split("|")[1] == "x" * 14 + "\\\\" + "x" * 64
-    assert "x below 60 %" in text
-
-
-@pytest.mark.parametrize(("width", "each"), [(200, 2), (80, 1)])
-def test_a_terminal_has_darker_shades_in_its_width(large, monkeypatch, width, each):
-    monkeypatch.setenv("COLUMNS", str(width))
-    text = shown(large, out=Terminal())
-    rows = [line for line in text.splitlines() if line.rstrip().endswith("|")]
-    assert len(rows) == 40
-    assert "▓" * each in rows[0]
-    assert max(map(len, rows)) <= width
-
-
-def test_of_very_many_the_slowest_rows():
-    run = pairs_run(70, slow=7)
-    text = shown(run)
-    rows = [line for line in text.splitlines() if line.endswith("|")]
-    assert len(rows) == 16
-    assert [row.split()[0] for row in rows][:8] == [str(rank) for rank in range(8)]
-    assert "the slowest 16 of 70 ranks" in text
-
-
-def test_more_ranks_than_columns_are_merged(large, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    text = shown(large, out=Terminal())
-    assert "each character: the slowest of 2 ranks" in text.replace("\n  ", " ")
 
 
 def test_markdown_csv_and_json(small):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from judged import COMPLETE, GIB, MIB, case_of, launch
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load, load_all
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
+from torchcoll.importers.registry import resolve
 from torchcoll.report.text import show
 from torchcoll.verdict.judge import judge
 
@@ -253,6 +256,44 @@ def test_without_a_fabric():
     assert line(host, device="AMD EPYC", hosts=2, **none).startswith(
         "NO REFERENCE for gloo on cpu (torchcoll show has --fabric NAME and --against RUN)"
     )
+
+
+UNKNOWN_RANKS = "NO REFERENCE where the number of ranks is unknown"
+NOT_JUDGED = "whether it is possible was not judged:"
+
+
+def imported(ranks=8, labels=None, **changed):
+    """As read from another tool's output: nothing is known of its ranks but what that tells."""
+    result = replace(case_of(300, verification=None, **changed), ranks=ranks)
+    source = {"source": {"tool": "a published table"}}
+    return judge(Run(header=source | {"spec": {"labels": labels or {}}}, results=[result])).line
+
+
+def test_what_an_import_lacks_to_be_judged():
+    assert imported(ranks=0) == (
+        f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks and GPU unknown "
+        "(torchcoll import FILE --ranks N --label gpu=NAME -o RUN)"
+    )
+    assert imported(ranks=0, labels={"gpu": "H200"}) == (
+        f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks unknown (torchcoll import FILE --ranks N -o RUN)"
+    )
+    assert imported() == (
+        "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
+        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN)"
+    )
+    for labels in ({"gpu": "H200"}, {"link_gbps": "450"}):
+        assert NOT_JUDGED not in imported(labels=labels)
+    assert NOT_JUDGED not in imported(device="cpu", backend="gloo")
+    assert imported(labels={"fabric": "nvswitch-h200"}).startswith("WARN 300 GB/s")
+
+
+def test_the_figures_that_are_a_copy_of_one_device():
+    """The published A100 curve as it is, as a table without ranks, and as it was imported."""
+    folder = Path(__file__).parents[2] / "results" / "a100-8gpu-baseline"
+    (plain,) = load_all(resolve([str(folder / "curve.csv")]))
+    assert judge(plain).line.startswith(f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks and GPU unknown")
+    assert judge(plain, "nvswitch-a100").line.startswith(UNKNOWN_RANKS)
+    assert judge(load(folder / "curve.jsonl")).word == "FAIL"
 
 
 def failed(status):

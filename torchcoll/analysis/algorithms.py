@@ -44,8 +44,9 @@ _USUAL = ("communicator", "clock")  # a case that did not run has none
 @dataclass
 class Algorithms:
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
-    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest.
-    reading: what a time is of the calls and the ranks.
+    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
+    the launches that were added later. reading: what a time is of the calls and the ranks. learned:
+    names of the cells of a matrix that the tables are from.
     """
 
     runs: list[Run]
@@ -56,6 +57,7 @@ class Algorithms:
     missing: dict[str, str]
     matrices: list[dict[str, Any]]
     reading: str
+    learned: list[str]
 
 
 def algorithms(
@@ -100,7 +102,11 @@ def algorithms(
     notes = _notes(files, every, launches, [*apart, *within])
     notes += _untold(files, launches)
     read = files.read_as(reading) or str(reading)
-    return Algorithms(files.runs, tables, threshold, comparisons, notes, missing, matrices, read)
+    names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
+    learned = [name for name in names if name]
+    return Algorithms(
+        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, learned
+    )
 
 
 def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
@@ -223,6 +229,10 @@ def _manifests(
                 specs.append(record["spec"])
             elif record.get("record") == "launch":
                 last[str(record.get("cell")), record.get("launch")] = record
+                if specs:  # launches may have been added
+                    numbers = record.get("launch"), specs[-1].get("launches")
+                    known = [number for number in numbers if isinstance(number, int)]
+                    specs[-1]["launches"] = max(known, default=None)
     usable = {cell for (cell, _), record in last.items() if record.get("file")}
     missing = {
         cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))

@@ -13,7 +13,7 @@ from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
-from torchcoll.core.summary import COLD_CALL, Row, median
+from torchcoll.core.summary import COLD_CALL, Row, median, told
 
 FIRST_CALLS = "first calls of a process: torchcoll cold"
 
@@ -50,7 +50,10 @@ class Compared:
     @property
     def record(self) -> dict[str, Any]:
         """The case as an object of base units: the fields of a Row and what was found."""
-        return dataclasses.asdict(self.row) | record_of(self.judged, self.base, self.new)
+        given = any(m.result.given for m in self.pair.new or self.pair.base)
+        names = (field.name for field in dataclasses.fields(Row))
+        row = {name: told(self.row, name, given) for name in names}
+        return row | record_of(self.judged, self.base, self.new)
 
     @property
     def ratio(self) -> float | None:

@@ -77,10 +77,13 @@ def _place(name: str) -> int:
 
 
 def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
-    """What varies among the launches of one side: their ratio is one over a mixture."""
+    """What varies among the launches of one side: their ratio is one over a mixture.
+
+    Their number in a matrix is not that: launches are the replicates.
+    """
     lines = []
     for one in (base, new):
-        varying = varying_text(values_by_name(one), by)
+        varying = varying_text(values_by_name(one), [*by, "label=launch"])
         if varying:
             lines.append(
                 f"hidden: the launches of {one.name} are not alike in {varying} "

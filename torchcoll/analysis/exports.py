@@ -12,6 +12,7 @@ import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchcoll.analysis.forced import requested
@@ -32,7 +33,17 @@ _WHAT_IS_LOST = (
     "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
     "numbers of ranks) that were not measured"
 )
+TUNER_PLUGIN, _TUNER_FILE = "NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE"
 _NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A setting. rules, text: of the tuner file that its variables name, else none."""
+
+    values: Mapping[str, str]
+    rules: Sequence[Rule] = ()
+    text: str = ""
 
 
 def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
@@ -130,8 +141,8 @@ def export_lines(found: Algorithms, values: Mapping[str, str], by_size: bool) ->
 # -- NCCL's tuner ----------------------------------------------------------------------------
 
 
-def tuner_text(found: Algorithms, channels: int | None = None) -> str:
-    """A tuner file. channels: in place of those of the log.
+def tuner_rules(found: Algorithms, channels: int | None = None) -> list[Rule]:
+    """The lines of a tuner file. channels: in place of those of the log.
 
     Raises UsageError where algorithm, protocol or the number of channels is not known.
     """
@@ -157,6 +168,10 @@ def tuner_text(found: Algorithms, channels: int | None = None) -> str:
             Rule(FUNCTIONS[name], low, high, *setting, *where)
             for (low, high), setting in zip(limits(spans), chosen, strict=True)
         ]
+    return rules
+
+
+def tuner_text(found: Algorithms, rules: Sequence[Rule]) -> str:
     between = "Between two measured sizes the line changes at their geometric middle."
     return tuner_csv(rules, [*_origin(found), between])
 
@@ -198,33 +213,25 @@ def _setting(table: Table, at: CellAt, nbytes: int, channels: int | None) -> tup
 # -- all of them -----------------------------------------------------------------------------
 
 
-def check_command(found: Algorithms, values: Mapping[str, str]) -> str:
-    """``torchcoll matrix`` with AUTO and the exported setting, as it can be typed.
+def check_command(values: Mapping[str, str]) -> str:
+    """``torchcoll matrix`` with AUTO and the setting, for a launch that is not known.
 
-    Values that begin with ``=`` are set in all cells. Two variables also make the cells that have
-    one of them alone.
+    Two variables also make the cells that have one of them alone; the tuner's file is in all of
+    them, for without a plugin nothing reads it.
     """
-    spec = found.matrices[0] if found.matrices else {}
     words = ["torchcoll", "matrix"]
     for name, value in values.items():
-        constant, text = value.startswith("="), value.removeprefix("=").replace(",", "\\,")
-        words += ["--env", f"{name}={text}" if constant else f"{name}=,{text}"]
-    axes: dict[str, dict[str, None]] = {}
-    for cell in spec.get("cells") or ():
-        for name, value in (cell.get("axes") or {}).items():
-            axes.setdefault(name, {})[str(value)] = None
-    for name, several in axes.items():
-        words += ["--axis", f"{name}={','.join(v.replace(',', chr(92) + ',') for v in several)}"]
-    words += ["--launches", str(spec.get("launches") or 6), "-o", "check", "--"]
-    text = shlex.join(words)
-    command = spec.get("command")
-    return f"{text} {shlex.join(map(str, command)) if command else 'LAUNCHER ... -m MODULE ...'}"
+        text = value.replace(",", "\\,")
+        words += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
+    words += ["--launches", "6", "-o", "check", "--"]
+    return f"{shlex.join(words)} LAUNCHER ... -m MODULE ..."
 
 
-def tuner_variables(path: str) -> dict[str, str]:
+def tuner_variables(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The plugin is the user's; a stand-in where none is named."""
     return {
-        "NCCL_TUNER_CONFIG_FILE": "=" + os.path.abspath(path),
-        "NCCL_TUNER_PLUGIN": "/path/of/libnccl-tuner-example.so",
+        _TUNER_FILE: os.path.abspath(path),
+        TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
     }
 
 

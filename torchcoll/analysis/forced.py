@@ -119,13 +119,17 @@ def disobeyed(
     NCCL up to 2.23 runs Ring in silence where a forced algorithm does not exist for the function;
     oneCCL's ``direct`` becomes recursive_doubling over other transports than MPI.
     """
-    algorithm, protocol = requested(settings, collective)
+    logged = [choice for choice in choices if choice.source == "log"]
+    return others_than(*requested(settings, collective), logged)
+
+
+def others_than(
+    algorithm: str | None, protocol: str | None, choices: Iterable[Choice]
+) -> list[Choice]:
+    """Those that are not of this algorithm and protocol; None is any."""
     return [
         one
         for one in choices
-        if one.source == "log"
-        and (
-            (algorithm and one.algorithm.lower() != algorithm.lower())
-            or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
-        )
+        if (algorithm and one.algorithm.lower() != algorithm.lower())
+        or (protocol and one.protocol and one.protocol.lower() != protocol.lower())
     ]

@@ -10,7 +10,7 @@ from torchcoll.analysis.traffic import TrafficRow, summarise_traffic
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run
-from torchcoll.core.summary import Row
+from torchcoll.core.summary import Row, told
 from torchcoll.core.traffic import Traffic
 
 
@@ -28,15 +28,17 @@ def table(
     if not isinstance(run, (Run, Traffic)):
         action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
         raise UsageError("table", type(run).__name__, "a Run or a Traffic", action)
-    rows: list[Row] | list[TrafficRow]
     if isinstance(run, Traffic):
         if over_ranks != "max" or clock is not None:
             raise UsageError("table", f"{clock or over_ranks} of traffic", "no choice with traffic")
-        kind: type[Row] | type[TrafficRow] = TrafficRow
-        rows = summarise_traffic(run).rows
+        names = [field.name for field in dataclasses.fields(TrafficRow)]
+        records = [dataclasses.asdict(row) for row in summarise_traffic(run).rows]
     else:
-        kind, rows = Row, summarise_run(run, over_ranks, clock)
-    names = [field.name for field in dataclasses.fields(kind)]
-    records = [dataclasses.asdict(row) for row in rows]
+        names = [field.name for field in dataclasses.fields(Row)]
+        rows = zip(summarise_run(run, over_ranks, clock), run.results, strict=True)
+        records = [
+            {name: told(row, name, result.given is not None) for name in names}
+            for row, result in rows
+        ]
     frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
     return frame

@@ -30,7 +30,8 @@ class TrafficRow:
     added up, each with the time of its slowest rank; of several groups the slowest; the median over
     the steps (their mean where steps vary). median_ns: of one call. share: time_per_step_ns over
     the duration of a step; calls overlap, so shares may add up to more than 1. exposed_ns: of a
-    step, what nothing else ran under, of the slowest rank: an estimate.
+    step, what nothing else ran under, of the slowest rank: an estimate. algorithm: by the names of
+    the kernels, each once; a hint only.
     """
 
     collective: str
@@ -51,6 +52,7 @@ class TrafficRow:
     clock: str | None
     share: float | None
     exposed_ns: float | None
+    algorithm: str | None
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ class _Reader:
             _joined_texts(call.clock for call in calls if call.time_ns is not None) or None,
             per_step / duration if per_step is not None and duration else None,
             self.steps.reduce(lambda step: self._slowest(at, step, self._exposed)),
+            _joined_texts(call.algorithm for call in calls) or None,
         )
 
     def _slowest(self, at: Places, step: int, time: Callable[[int, int], int | None]) -> int | None:

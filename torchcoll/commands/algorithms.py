@@ -11,6 +11,7 @@ from torchcoll.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from torchcoll.analysis.algorithms import Algorithms
+    from torchcoll.analysis.exports import Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
     add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
     add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
-    add("--check", action="store_true", help="print the matrix that checks an exported setting")
+    add(
+        "--check",
+        action="store_true",
+        help="launch AUTO and the exported setting as DIR was launched, into DIR/check-...; exit 1 "
+        "where the setting is slower, or another algorithm ran",
+    )
 
 
-def run(options: argparse.Namespace) -> ExitCode:
+def run(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.analysis.algorithms import algorithms
     from torchcoll.analysis.gate import parse_share
     from torchcoll.core.records import load_all
@@ -44,7 +50,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise UsageError("check", "no export", "--export-env, --export-oneccl or --export-tuner")
     if options.channels is not None and not options.export_tuner:
         raise UsageError("channels", options.channels, "--export-tuner beside it")
-    choice(options.format, "format", FORMATS)
+    choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     found = algorithms(
         options.files,
@@ -55,31 +61,48 @@ def run(options: argparse.Namespace) -> ExitCode:
     )
     if not chosen:
         show_algorithms([found], options.format)
-    elif options.export_tuner:
-        _export_tuner(found, options)
-    else:
-        _export_variables(found, options)
-    return ExitCode.OK
+        return ExitCode.OK
+    exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
+    if not options.check:
+        return ExitCode.OK
+    from torchcoll.commands.checking import check
+
+    return check(found, exported, options)
 
 
-def _export_variables(found: Algorithms, options: argparse.Namespace) -> None:
-    """The snippet on stdout; what checks it is a comment in it."""
-    from torchcoll.analysis.exports import check_command, export_lines, selections, variables
+def _export_variables(found: Algorithms, options: argparse.Namespace) -> Exported:
+    """The snippet on stdout."""
+    from torchcoll.analysis.exports import Exported, export_lines, selections, variables
 
     values = (variables if options.export_env else selections)(found)
-    lines = export_lines(found, values, by_size=options.export_oneccl)
-    if options.check:
-        lines.append(f"# check: {check_command(found, values)}")
-    print("\n".join(lines))
+    print("\n".join(export_lines(found, values, by_size=options.export_oneccl)), flush=True)
+    return Exported(values)
 
 
-def _export_tuner(found: Algorithms, options: argparse.Namespace) -> None:
-    from torchcoll.analysis.exports import check_command, tuner_text, tuner_variables
+def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
+    from torchcoll.analysis.exports import Exported, tuner_rules, tuner_text, tuner_variables
 
     path, channels = options.export_tuner, options.channels
     if channels is not None and not (channels.isdecimal() and len(channels) < 9):
         raise UsageError("channels", channels, "a whole number")
-    text = tuner_text(found, None if channels is None else int(channels))
+    rules = tuner_rules(found, None if channels is None else int(channels))
+    text = tuner_text(found, rules)
+    if not _holds(path, text):
+        _write_new(path, text)
+        print(f"torchcoll: wrote {os.path.abspath(path)}", file=sys.stderr)
+    return Exported(tuner_variables(path, os.environ), rules, text)
+
+
+def _holds(path: str, text: str) -> bool:
+    """Whether this very file was written before: then a check of it can be started again."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write_new(path: str, text: str) -> None:
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -89,6 +112,3 @@ def _export_tuner(found: Algorithms, options: argparse.Namespace) -> None:
         raise UsageError(
             "export-tuner", path, f"a file that can be written ({error.strerror})"
         ) from None
-    print(f"torchcoll: wrote {os.path.abspath(path)}", file=sys.stderr)
-    if options.check:
-        print(check_command(found, tuner_variables(path)))

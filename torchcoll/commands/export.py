@@ -12,7 +12,12 @@ from torchcoll.core.errors import ExitCode, UsageError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
-    add("--format", required=True, help="nccl-tests, csv, json or parquet")
+    add(
+        "--format",
+        required=True,
+        help="csv, json and parquet are for other programs: torchcoll reads none of them back, the "
+        "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
+    )
     add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
 
 

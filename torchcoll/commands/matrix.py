@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torchcoll.matrix.folder import Folder
     from torchcoll.matrix.plan import Job, Plan
 
@@ -70,11 +72,7 @@ def run(options: argparse.Namespace) -> ExitCode | int:
 
     from torchcoll.bench.environment import variables
     from torchcoll.matrix.check import unverified
-    from torchcoll.matrix.folder import Folder
     from torchcoll.matrix.plan import make_plan
-    from torchcoll.matrix.run import run as run_plan
-    from torchcoll.matrix.run import summary
-    from torchcoll.report.matrix import show_summary
 
     if not options.output:
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
@@ -98,14 +96,28 @@ def run(options: argparse.Namespace) -> ExitCode | int:
     folder_path = Path(options.output)
     if options.dry_run:
         return _dry_run(plan, folder_path)
-    with Folder(folder_path, plan.to_json()) as folder:
-        watcher = _Watcher(plan, folder, options.quiet)
+    return launch(plan, folder_path, options.quiet, timeout_s)
+
+
+def launch(
+    plan: Plan, path: Path, quiet: bool = False, timeout_s: float | None = None, table: bool = True
+) -> ExitCode | int:
+    """What is missing in the folder, with its progress; then the table of cells."""
+    from torchcoll.bench.environment import variables
+    from torchcoll.matrix.folder import Folder
+    from torchcoll.matrix.run import run as run_plan
+    from torchcoll.matrix.run import summary
+    from torchcoll.report.matrix import show_summary
+
+    with Folder(path, plan.to_json()) as folder:
+        watcher = _Watcher(plan, folder, quiet)
         try:
             number = run_plan(plan, folder, variables, watcher, timeout_s)
         finally:
             watcher.close()
         rows = summary(plan, folder)
-        show_summary(rows, _below(plan, folder, number))
+        if table:
+            show_summary(rows, _below(plan, folder, number))
     if number:
         return 128 + number
     bad = any(row["failed"] or row["timeout"] for row in rows)

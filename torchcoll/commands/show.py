@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.records import uncollected
+
+    with uncollected():
+        return _shown(options)
+
+
+def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.core.traffic import is_traffic
     from torchcoll.importers.registry import resolve

@@ -60,8 +60,7 @@ class Case:
 
         Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
         """
-        names = {f.name for f in dataclasses.fields(cls)}
-        case = cls(**{k: v for k, v in data.items() if k in names})
+        case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
         texts = (case.collective, case.cadence, case.backend, case.device, case.buffers)
         optional = (case.dtype, case.op, case.splits, case.group)
         numbers = (case.nbytes, 0 if case.root is None else case.root, case.coalesce)

@@ -12,7 +12,12 @@ from torchcoll.core.summary import over_ranks
 def first_results(results: Sequence[CaseResult]) -> list[CaseResult]:
     """The case that made the first call of a communicator, in all of its sub-groups."""
     ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
-    return [r for r in ran if replace(r.case, group=None) == replace(ran[0].case, group=None)]
+    if not ran:
+        return []
+    first = replace(ran[0].case, group=None)
+    # Of a launch that made a group for every pair of ranks these are most of its cases.
+    alike = (r for r in ran if (r.case.nbytes, r.case.root) == (first.nbytes, first.root))
+    return [r for r in alike if replace(r.case, group=None) == first]
 
 
 def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, list[int]]:

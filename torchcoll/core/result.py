@@ -19,6 +19,7 @@ STATUSES = ("ok", "wrong", "oom", "timeout", "unsupported", "skipped", "failed")
 EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
 Matrix = list[list[int]]  # [rank][call], nanoseconds
+_WHOLE = {int}
 _BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
 
 
@@ -35,13 +36,18 @@ def check_texts(*texts: object) -> None:
         raise TypeError("not a text")
 
 
-def check_lists(*lists: object) -> None:
-    """Raises TypeError unless all are lists of whole numbers of 63 bits."""
+def check_lists(*lists: object, durations: bool = False) -> None:
+    """Raises TypeError unless all are lists of whole numbers of 63 bits; ValueError for durations
+    below 0.
+    """
+    least = 0 if durations else 1 - _BOUND
     for numbers in lists:
-        if not isinstance(numbers, list) or not {int}.issuperset(map(type, numbers)):
+        if not isinstance(numbers, list) or not _WHOLE.issuperset(map(type, numbers)):
             raise TypeError("not a list of whole numbers")
-        if numbers:  # samples are many: the extremes tell, and are found at C speed
+        # Samples are many: the extremes tell, and are found at C speed.
+        if numbers and not (least <= min(numbers) and max(numbers) < _BOUND):
             check_whole(min(numbers), max(numbers))
+            raise ValueError("a duration below 0")
 
 
 def case_from_json(data: Mapping[str, Any]) -> Case:
@@ -221,8 +227,7 @@ class CaseResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CaseResult:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        names = {f.name for f in dataclasses.fields(cls)}
-        values = {k: v for k, v in data.items() if k in names}
+        values = {k: v for k, v in data.items() if k in _RESULT_FIELDS}
         values["case"] = case_from_json(data["case"])
         if values.get("verification") is not None:
             known = {f.name for f in dataclasses.fields(Verification)}
@@ -241,9 +246,7 @@ class CaseResult:
         for matrix in (self.cold_ns, self.warmup_ns, *self.time_ns.values()):
             if not isinstance(matrix, list):
                 raise TypeError("samples are not lists by rank")
-            check_lists(*matrix)
-            if any(min(calls, default=0) < 0 for calls in matrix):
-                raise ValueError("a duration below 0")
+            check_lists(*matrix, durations=True)
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
@@ -255,6 +258,9 @@ class CaseResult:
         if self.verification:
             check = self.verification
             check_whole(check.checked, check.wrong, check.tolerance_ulp, *check.wrong_ranks)
+
+
+_RESULT_FIELDS = {f.name for f in dataclasses.fields(CaseResult)}
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
 from torchcoll.core.collectives import COLLECTIVES
@@ -84,13 +85,12 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
         return []
     if how == "rank0" or len(samples) == 1:
         return list(samples[0])
-    # strict=False: a rank that was lost in mid-batch has fewer calls; whole calls are kept.
-    calls = zip(*samples, strict=False)
+    # A rank that was lost in mid-batch has fewer calls; whole calls are kept.
     if how == "max":
-        return [max(call) for call in calls]
+        return list(map(max, *samples))
     if how == "min":
-        return [min(call) for call in calls]
-    return [sum(call) / len(samples) for call in calls]
+        return list(map(min, *samples))
+    return [sum(call) / len(samples) for call in zip(*samples, strict=False)]
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
@@ -160,6 +160,18 @@ class Row:
         if self.first_call_ns is None or not self.median_ns:
             return False
         return self.first_call_ns > SLOW_FIRST * self.median_ns
+
+
+# 0 in these is what an imported file does not tell.
+_UNTOLD_AT_0 = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
+
+
+def told(row: Row, name: str, given: bool) -> Any:
+    """A field of a row; None where its source does not tell it. given: its figures are a source's,
+    not our own samples.
+    """
+    value = getattr(row, name)
+    return None if given and not value and name in _UNTOLD_AT_0 else value
 
 
 def default_clock(result: CaseResult) -> str | None:

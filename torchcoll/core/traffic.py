@@ -70,7 +70,8 @@ class TrafficCall:
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
-    of an uneven all_to_all_v.
+    of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
+    only; '' where not told.
     """
 
     collective: str
@@ -90,6 +91,7 @@ class TrafficCall:
     tensors: int = 1
     splits: tuple[int, ...] = ()
     exposed_ns: int | None = None
+    algorithm: str = ""
 
     @property
     def point_to_point(self) -> bool:
@@ -114,7 +116,8 @@ class TrafficCall:
         sizes = (call.nbytes_in, call.nbytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
         check_whole(*numbers, call.tensors, call.start_ns or 0)
-        if not all(isinstance(t, str) for t in (call.collective, call.group, call.clock)):
+        texts = (call.collective, call.group, call.clock, call.algorithm)
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
         if call.asynchronous is not None and not isinstance(call.asynchronous, bool):
             raise TypeError("asynchronous is no truth value")

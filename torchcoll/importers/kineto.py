@@ -1,6 +1,7 @@
 """Traces of torch.profiler: the calls of one rank, their times, and how much of them was exposed.
 
-On an accelerator the kernels that carry a call's ``External id`` tell its time. What gloo runs
+On an accelerator the kernels that carry a call's ``External id`` tell its time, and NCCL's by their
+names the algorithm, which is a hint. What gloo runs
 stands on threads of its own as ``gloo:*``, without a link to the call: it is put to the first c10d
 operator before it of the same operation and size, and gives it its end, and the dtype that torch
 hides there. Exposed is what nothing else ran under: other kernels of the device; on the host other
@@ -33,6 +34,7 @@ from torchcoll.importers.kineto_events import (
     steps_of,
 )
 from torchcoll.importers.torch_words import Numbers, collective_of, dtype_of, hidden_op, rank_in
+from torchcoll.libraries.nccl.calls import choice_of_kernel
 
 SOURCE = "kineto"
 
@@ -143,11 +145,13 @@ def _timed(
     """The calls with start, duration and exposed part, as far as the trace has them."""
     spans: dict[int, Span] = {}
     devices: dict[int, str] = {}
+    algorithms: dict[int, str] = {}
     for place, (one, _) in enumerate(pairs):
         own = kernels.get(one.event.id, ())
         if own:
             spans[place] = min(k.start for k in own), max(k.end for k in own)
             devices[place] = device_of(own[0])
+            algorithms[place] = _algorithm(own)
         elif one in works:
             spans[place] = one.event.start, max(work.end for work in works[one])
     open_: dict[int, int] = {}
@@ -162,9 +166,15 @@ def _timed(
             time_ns=spans[place][1] - spans[place][0] if place in spans else None,
             clock="device" if place in devices else "host",
             exposed_ns=open_.get(place),
+            algorithm=algorithms.get(place, ""),
         )
         for place, (one, call) in enumerate(pairs)
     ]
+
+
+def _algorithm(kernels: Sequence[Event]) -> str:
+    choices = (choice_of_kernel(kernel.name) for kernel in kernels)
+    return ", ".join(dict.fromkeys(choice.label for choice in choices if choice))
 
 
 def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[TrafficCall]:

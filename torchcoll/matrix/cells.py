@@ -68,8 +68,8 @@ def variable_dimension(text: str) -> Dimension:
             raise UsageError(
                 f"env {name}", value, "words that NCCL knows", f"It does not know {word!r}."
             )
-        part = value if name in FORCING else _joined(_short(name), value)
-        found.append(Cell(_file_safe(part) if value else "", {}, {name: value or None}))
+        part = value if name in FORCING else joined(_short(name), value)
+        found.append(Cell(file_safe(part) if value else "", {}, {name: value or None}))
     return found
 
 
@@ -86,7 +86,7 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
     parts = _short_paths(values) if name in AXES_OF_LIBRARIES else None
     return [
         Cell(
-            _file_safe(parts[value] if parts else _joined(name, value)),
+            file_safe(parts[value] if parts else joined(name, value)),
             {name: value},
             _variables_of(name, value, environ),
         )
@@ -120,7 +120,7 @@ def _short(variable: str) -> str:
     return variable.removeprefix("NCCL_").removeprefix("CCL_")
 
 
-def _joined(name: str, value: str) -> str:
+def joined(name: str, value: str) -> str:
     """``nproc2``, ``mode_fast``."""
     return f"{name}{value}" if value[:1].isdigit() and name[-1:].isalpha() else f"{name}_{value}"
 
@@ -133,7 +133,7 @@ def _short_paths(values: Sequence[str]) -> dict[str, str]:
     return {value: os.path.relpath(value, shared) for value in values}
 
 
-def _file_safe(part: str) -> str:
+def file_safe(part: str) -> str:
     text = re.sub(r"[^\w.+,-]+", "-", part, flags=re.ASCII).replace(",", "+")
     return text.strip("-.")[:_LONGEST_PART] or "value"
 

@@ -29,7 +29,7 @@ _PASSING = {
     "PALS": "mpiexec needs --genvlist {0}",
     "srun": "srun needs --export=ALL",
 }
-_OF_RANKS = ("nproc", "ranks")
+OF_RANKS = ("nproc", "ranks")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _mismatches(run: Run, job: Job, recorded: Recorded) -> Iterator[str]:
     for name, value in (("cell", job.cell.name), ("launch", str(job.launch))):
         if run.labels.get(name) != value:
             yield f"its file is of {name} {run.labels.get(name)}, not {value}"
-    for name in _OF_RANKS:
+    for name in OF_RANKS:
         asked = job.cell.axes.get(name, "")
         # Of nproc a node there are several times as many. An MPI that is not the launcher's leaves
         # every process alone.

@@ -83,7 +83,7 @@ def _is_launch(line: dict[str, Any]) -> bool:
     )
 
 
-def _is_plan(spec: Any) -> bool:
+def is_plan(spec: Any) -> bool:
     """Whether the command is a list of words, and each cell has a name and its settings."""
     if not isinstance(spec, dict):
         return False
@@ -104,7 +104,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             schema = record.get("schema") if isinstance(record, dict) else None
         except ValueError:
             record = schema = None
-        if number == 0 and not (schema == MATRIX_SCHEMA and _is_plan(record.get("spec"))):
+        if number == 0 and not (schema == MATRIX_SCHEMA and is_plan(record.get("spec"))):
             if not line.endswith(b"\n"):  # killed while the first line was written
                 path.unlink()
                 return

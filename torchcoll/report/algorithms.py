@@ -191,12 +191,12 @@ def _other_lines(table: Table) -> list[str]:
             for one in at.disobeyed:
                 ran.setdefault((at.cell.name, one.label), []).append(size.nbytes)
     return [
-        f"{one_line(name)} ran {one_line(label)}, not what was asked, at {_sizes_text(sizes)}"
+        f"{one_line(name)} ran {one_line(label)}, not what was asked, at {sizes_text(sizes)}"
         for (name, label), sizes in ran.items()
     ]
 
 
-def _sizes_text(sizes: Sequence[int]) -> str:
+def sizes_text(sizes: Sequence[int]) -> str:
     texts = list(map(format_size, sizes))
     return ", ".join(texts if len(texts) < 6 else [*texts[:2], "...", texts[-1]])
 

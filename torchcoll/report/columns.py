@@ -13,7 +13,7 @@ from typing import Any
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult
-from torchcoll.core.summary import Row, over_ranks, quantile
+from torchcoll.core.summary import Row, over_ranks, quantile, told
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.output import one_line
@@ -26,8 +26,6 @@ DIMENSIONS = (
     *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "rehearsal", "splits"),
     *("communicator", "cadence", "clock"),
 )
-# 0 in these is what an imported file does not tell.
-_UNKNOWN_AT_0 = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
 _SPREAD = "low, high = p5, p95 within this launch"
 
 
@@ -39,6 +37,10 @@ class Entry:
     result: CaseResult
     marks: str = ""
     how: str = "max"
+
+    def told(self, name: str) -> Any:
+        """A field of the row; None where it is unknown."""
+        return told(self.row, name, self.result.given is not None)
 
     @property
     def has_data(self) -> bool:
@@ -54,9 +56,8 @@ class Column:
 
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
-        value = getattr(entry.row, key)
-        unknown = value is None or (not value and key in _UNKNOWN_AT_0 and entry.result.given)
-        return "-" if unknown else one_line(value)
+        value = entry.told(key)
+        return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
 
@@ -74,8 +75,8 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
         # A case that did not run may have no actual size: then what was asked for stands there.
-        nbytes = getattr(entry.row, key)
-        if not nbytes and key in _UNKNOWN_AT_0 and entry.result.given:
+        nbytes = entry.told(key)
+        if nbytes is None:
             return "-"
         nbytes = nbytes or entry.row.nbytes_requested
         return format_size(nbytes) if entry.has_data else "-"

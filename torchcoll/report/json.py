@@ -27,7 +27,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     """One dictionary a row."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
     return [
-        {name: getattr(entry.row, name) for name in names}
+        {name: entry.told(name) for name in names}
         | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
         for entry in view.entries(run)
     ]

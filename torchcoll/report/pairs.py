@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError
@@ -14,7 +14,6 @@ from torchcoll.core.pair_times import (
     LATENCY,
     SEND,
     Pairs,
-    Timing,
     is_pair,
     key_of,
     read_pairs,
@@ -22,22 +21,15 @@ from torchcoll.core.pair_times import (
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.suspects import Z_LIMIT, Suspect, suspect_text, suspects, without
-from torchcoll.core.tournament import Pair
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import Output, one_line
+from torchcoll.report.pair_matrix import MOST_ROWS, matrix_grid, slowest_units
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-pairs/1"
-_NUMBERS = 12  # units up to which the cells are figures; beyond, shades
-_WORST = 16  # rows of a table that would be longer than
-_ROWS = 64
-# A shade for each tenth of the median that is missing: fast is blank.
-_SHADES, _ASCII = " ░▒▓█", " .:x#"
-_LIMITS = (0.9, 0.8, 0.6, 0.4)  # below: the next shade
-_NONE, _SELF = "?", "\\"
 
 
 def show_pairs(
@@ -61,9 +53,9 @@ def show_pairs(
     elif format == "csv":
         out.write(_csv(_records(pairs)))
     else:
-        grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
         if not grids:
-            grids = [_matrix(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+            grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
         units = _units(pairs, format)
         first = [*grids, units][0]
         first.above = [*_title(run, pairs), *first.above]
@@ -97,99 +89,6 @@ def _title(run: Run, pairs: Pairs) -> list[str]:
     return lines
 
 
-def _matrix(pairs: Pairs, key: tuple[str, int], out: Output) -> Grid:
-    """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
-    kind, nbytes = key
-    if kind == EXCHANGE:
-        per = "node" if pairs.by == "node" else "rank"
-        above = f"{format_size(nbytes)} both ways at once, GB/s sent by each {per}"
-    else:
-        above = "latency in us"
-    times, count = pairs.times[key], len(pairs.units)
-    if count <= _NUMBERS:
-        heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
-        rows = [
-            [str(a), *(_figure(pairs, key, _at(times, a, b), (a, b)) for b in range(count))]
-            for a in range(count)
-        ]
-        return Grid(heads, rows, [above])
-    relative = _relative(pairs, key)
-    label = max(len(str(count - 1)), len(pairs.by))
-    width = (out.width or 200) - label - 2
-    each = 2 if 2 * count <= width else 1
-    merged = -(-count * each // width)
-    shades = _SHADES if _unicode(out) else _ASCII
-    rows = []
-    for unit in _rows(pairs, key):
-        cells = [_shade(relative, unit, other, shades) for other in range(count)]
-        if merged > 1:
-            order = [_SELF, *shades, _NONE]
-            cells = [
-                max(cells[first : first + merged], key=order.index)
-                for first in range(0, count, merged)
-            ]
-        rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
-    steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
-    lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
-    if merged > 1:
-        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
-    if len(rows) < count:
-        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
-    return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
-
-
-def _unicode(out: Output) -> bool:
-    encoding = getattr(out.file, "encoding", None) or "utf-8"
-    return out.terminal and encoding.lower().startswith("utf")
-
-
-def _at(times: Mapping[Pair, Any], a: int, b: int) -> Any:
-    return times.get((a, b)) or times.get((b, a))
-
-
-def _figure(pairs: Pairs, key: tuple[str, int], timing: Timing | None, pair: Pair) -> str:
-    if timing is None:
-        return "" if pair[0] == pair[1] else _NONE
-    ns = timing.median_ns
-    return f"{ns / 1e3:.1f}" if key[0] == LATENCY else format_bandwidth(pairs.gbps(key, pair, ns))
-
-
-def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
-    """Each pair's speed over the median of its kind: within a node, between nodes."""
-    kinds: dict[bool, list[float]] = {True: [], False: []}
-    within = {pair: pairs.hosts[pair[0]] == pairs.hosts[pair[1]] for pair in pairs.times[key]}
-    for pair, timing in pairs.times[key].items():
-        kinds[within[pair]].append(1 / timing.median_ns)
-    middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
-    return {
-        pair: 1 / timing.median_ns / middles[within[pair]]
-        for pair, timing in pairs.times[key].items()
-    }
-
-
-def _shade(relative: dict[Pair, float], a: int, b: int, shades: str) -> str:
-    if a == b:
-        return _SELF
-    value = _at(relative, a, b)
-    if value is None:
-        return _NONE
-    return shades[sum(value < limit for limit in _LIMITS)]
-
-
-def _rows(pairs: Pairs, key: tuple[str, int]) -> list[int]:
-    """All units, or the slowest where they are many."""
-    count = len(pairs.units)
-    if count <= _ROWS:
-        return list(range(count))
-    relative = _relative(pairs, key)
-    own: dict[int, list[float]] = {unit: [] for unit in range(count)}
-    for pair, value in relative.items():
-        for unit in pair:
-            own[unit].append(value)
-    order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
-    return sorted(order[:_WORST])
-
-
 def _units(pairs: Pairs, format: str) -> Grid:
     """A line a unit: the medians over its pairs."""
     keys = list(pairs.times)
@@ -202,14 +101,17 @@ def _units(pairs: Pairs, format: str) -> Grid:
         words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
         heads += [Head(word, f"{size} (GB/s)") for word in words]
     shown: Sequence[int] = range(len(pairs.units))
-    if format == "table" and len(pairs.units) > _ROWS:
-        shown = _rows(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
-    rows = []
-    for unit in shown:
-        cells = [format_ranges([unit]), one_line(pairs.hosts[unit])]
-        for key in keys:
-            cells += [_middle(pairs, key, unit, places) for places in _places(key)]
-        rows.append(cells)
+    if format == "table" and len(pairs.units) > MOST_ROWS:
+        shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
+    columns = [_middles(pairs, key, places) for key in keys for places in _places(key)]
+    rows = [
+        [
+            format_ranges([unit]),
+            one_line(pairs.hosts[unit]),
+            *(column.get(unit, "-") for column in columns),
+        ]
+        for unit in shown
+    ]
     return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
 
 
@@ -217,17 +119,16 @@ def _places(key: tuple[str, int]) -> tuple[tuple[int, ...], ...]:
     return ((0,), (1,)) if key[0] == SEND else ((0, 1),)
 
 
-def _middle(pairs: Pairs, key: tuple[str, int], unit: int, places: tuple[int, ...]) -> str:
-    own = {
-        p: timing.median_ns
-        for p, timing in pairs.times[key].items()
-        if any(p[i] == unit for i in places)
-    }
-    if not own:
-        return "-"
-    if key[0] == LATENCY:
-        return format_time(median([*own.values()]))
-    return format_bandwidth(median([pairs.gbps(key, p, ns) for p, ns in own.items()]))
+def _middles(pairs: Pairs, key: tuple[str, int], places: tuple[int, ...]) -> dict[int, str]:
+    """The median of each unit over the pairs in which it stands at one of these places."""
+    own: dict[int, list[float]] = {}
+    for pair, timing in pairs.times[key].items():
+        ns = timing.median_ns
+        value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+        for place in places:
+            own.setdefault(pair[place], []).append(value)
+    text = format_time if key[0] == LATENCY else format_bandwidth
+    return {unit: text(median(values)) for unit, values in own.items()}
 
 
 def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:

@@ -23,6 +23,7 @@ _TIME = (
     "time a step: of each call the slowest rank's time, so waiting for the others is in it, added "
     "up over the calls; each row on its own over the steps, so that rows need not add up"
 )
+_ALGORITHM = "algorithm: a hint (?) by the names of the kernels, some of which run others too"
 _EXPOSED = "exposed: of that, what no computation hides, an estimate"
 # In the header where all rows agree, else columns; and how the header says them.
 _DIMENSIONS: dict[str, Callable[[Any], str]] = {
@@ -125,7 +126,7 @@ def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
     if any(row.nbytes_out != row.nbytes_in for row in rows):
         keys.append("nbytes_out")
     keys += [*varying, "calls_per_step", "bytes_per_step"]
-    figures = ("time_per_step_ns", "median_ns", "share", "exposed_ns")
+    figures = ("time_per_step_ns", "median_ns", "share", "exposed_ns", "algorithm")
     return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
 
 
@@ -216,6 +217,11 @@ def _share(row: TrafficRow) -> str:
     return "-" if row.share is None else f"{100 * row.share:.1f} %"
 
 
+def _hint(row: TrafficRow) -> str:
+    """``RING/LL?``, as ``show`` writes what only a kernel's name says."""
+    return "-" if row.algorithm is None else one_line(row.algorithm).replace(", ", "?, ") + "?"
+
+
 # Every field of a TrafficRow, in order: its heading and its cell.
 _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "collective": (Head("collective", left=True, repeat=True), _cell("collective")),
@@ -236,4 +242,5 @@ _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "clock": (Head("clock", left=True), _cell("clock")),
     "share": (Head("share", "of step", drop=1), _share),
     "exposed_ns": (Head("exposed", "a step", legend=_EXPOSED), _duration("exposed_ns")),
+    "algorithm": (Head("algorithm", left=True, drop=3, legend=_ALGORITHM), _hint),
 }

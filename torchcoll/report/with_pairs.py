@@ -22,9 +22,10 @@ def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Out
     for number, run in enumerate(runs):
         out.write("\n" if number else "")
         if has_pairs(run):
-            verdict = judging.verdict(run)  # raises before anything is printed
+            rows = summarise_run(run)
+            verdict = judging.verdict(run, rows)  # raises before anything is printed
             show_pairs(run, format, file=out.file)
-            doubts = [row for row in summarise_run(run) if row.status == IMPLAUSIBLE]
+            doubts = [row for row in rows if row.status == IMPLAUSIBLE]
             grid = Grid([], [], below=[*reason_lines(doubts), verdict.line])
             print_grids([("", [grid])], format, out)
         else:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.first import first_result_ns
-from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.plausibility import IMPLAUSIBLE, stated_link_gbps, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import FAKE, ONE_RANK, Row
 from torchcoll.core.units import format_time, one_line
@@ -80,6 +80,8 @@ def judge(
     unread = () if failures else _unread(run)
     told = [*problems, *unread, *odd_links(run), *_told(run, "machine")]
     warnings = [Phrase(WARN, text) for text in told if text]
+    if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
+        reference += _not_bounded(run, good)
     phrases = [*failures, *reference, *warnings, *_facts(run, rows, failures, reference)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
     return Verdict(tuple(plain), found.name if found else None)
@@ -176,12 +178,28 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
     return None
 
 
+def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
+    """Why nobody asked whether an imported figure is possible, and what would tell."""
+    known = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
+    bounded = known or stated_link_gbps(run) is not None
+    accelerator = any(row.device != "cpu" for row in rows)
+    missing = {
+        "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
+        "GPU": "--label gpu=NAME" if accelerator and not bounded else "",
+    }
+    if run.source and any(missing.values()):
+        names = " and ".join(name for name, way in missing.items() if way)
+        way = " ".join(filter(None, missing.values()))
+        text = f"whether it is possible was not judged: {names} unknown"
+        yield Phrase("", f"{text} (torchcoll import FILE {way} -o RUN)")
+
+
 def _facts(
     run: Run, rows: Sequence[Row], failures: Sequence[Phrase], reference: Sequence[Phrase]
 ) -> Iterable[Phrase]:
     ran = [row for row in rows if row.status == "ok"]
     correct = sum(row.verified == "correct" for row in ran)
-    judged = any(phrase.word != NO_REFERENCE for phrase in reference)  # the times alone
+    judged = any(phrase.word not in (NO_REFERENCE, "") for phrase in reference)  # the times alone
     if ran and not failures and (judged or correct == len(ran)):
         some = f"{cases(correct)} correct" if correct else "no values checked"
         rest = len(ran) - correct

@@ -27,7 +27,11 @@ _ANOTHER = 1.25
 
 
 def by_fabric(rows: Sequence[Row], fabric: Fabric | None, run: Run) -> list[Phrase]:
-    """The headline, and what it does not say. rows: those with a result, of several ranks."""
+    """The headline, and what it does not say. rows: those with a result, of several ranks; an
+    imported file may not tell of how many.
+    """
+    if all(row.ranks < 1 for row in rows):
+        return [Phrase(NO_REFERENCE, "where the number of ranks is unknown")]
     if fabric is None:
         where = " and ".join(dict.fromkeys(f"{row.backend} on {row.device}" for row in rows))
         within = hosts_of(run) == 1 and all(row.device == "cpu" for row in rows)

@@ -110,7 +110,7 @@ def choices_of(result: CaseResult, calls: Iterable[Call]) -> list[Choice]:
 
 
 _KERNEL = re.compile(
-    rf"nccl(?:Dev)?Kernel_\w*?_({'|'.join(sorted(ALGORITHMS, key=len, reverse=True))})"
+    rf"nccl(?:Dev)?Kernel_(?!SendRecv)\w*?_({'|'.join(sorted(ALGORITHMS, key=len, reverse=True))})"
     r"_(LL128|LL|SIMPLE)(?![A-Za-z0-9])"
 )
 _SYMMETRIC_KERNEL = re.compile(r"ncclSymk?(?:Dev)?Kernel_[A-Za-z]+_(\w+?)(?:_[a-z]+_[a-z]+\d+)?\b")
@@ -120,7 +120,8 @@ def choice_of_kernel(name: str) -> Choice | None:
     """What the name of a CUDA kernel says: ``ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)``.
 
     A hint only: NCCL has kernels of its own for common combinations, and lets them run others too
-    (NVIDIA/nccl#1595: RING_LL in the name where Simple was forced). None for other kernels.
+    (NVIDIA/nccl#1595: RING_LL in the name where Simple was forced). None for other kernels, and for
+    sends and receives, which have no algorithm (up to 2.18 their name says RING_SIMPLE).
     """
     if found := _KERNEL.search(name):
         return Choice(found[1], found[2], source="kernel name")

@@ -51,6 +51,11 @@ class Rule:
     nodes: int | None = None
     ranks: int | None = None
 
+    def matches(self, function: str, nbytes: int, ranks: int) -> bool:
+        """Whether the plugin would take it; on the number of nodes that it was made for."""
+        inside = self.low <= nbytes <= (MAX_BYTES if self.high is None else self.high)
+        return self.function == function and inside and self.ranks in (None, ranks)
+
     def line(self) -> str:
         """Raises ValueError for words that the plugin would misread in silence."""
         if (

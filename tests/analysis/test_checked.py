@@ -1,0 +1,77 @@
+"""What ran in the launches of a setting, against what the setting says."""
+
+from __future__ import annotations
+
+import pytest
+from launches import measured, run
+
+from torchcoll.analysis.checked import Ran, what_ran
+from torchcoll.core.result import Choice
+from torchcoll.libraries.nccl.tuner import Rule
+from torchcoll.libraries.oneccl.selection import algorithm_at
+
+RULES = [
+    Rule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 2),
+    Rule("AllReduce", 32769, None, "RING", "SIMPLE", 16, 1, 2),
+    Rule("AllReduce", 0, None, "RING", "SIMPLE", 16),
+]
+
+
+def found(choice, values, rules=(), nbytes=1024, **case):
+    result = measured(100_000, nbytes=nbytes, choices=[choice] if choice else [], **case)
+    return what_ran([run(result)], values, rules)
+
+
+def test_by_variables():
+    values = {"NCCL_ALGO": "allreduce:ring", "NCCL_PROTO": "allreduce:ll"}
+    assert found(Choice("RING", "LL", 4), values) == [Ran("all_reduce", 1024, "RING/LL", ())]
+    (other,) = found(Choice("RING", "LL128", 4), values)
+    assert other.others == ("RING/LL128",)
+    assert found(Choice("TREE", "LL"), values, collective="broadcast", op=None, root=0) == []
+
+
+def test_what_the_log_does_not_tell_is_not_judged():
+    values = {"NCCL_ALGO": "Ring"}
+    assert found(None, values) == []
+    # The name of a kernel is a hint only.
+    assert found(Choice("TREE", "LL", source="kernel name"), values) == []
+    # The log tells, and the setting says nothing: another variable.
+    assert found(Choice("TREE", "LL"), {"NCCL_MIN_CTAS": "8"}) == []
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "ranks", "asked"),
+    [
+        (32768, 2, "TREE/LL"),
+        (32769, 2, "RING/SIMPLE"),
+        (1024, 4, "RING/SIMPLE"),  # the line for whatever else there is
+    ],
+)
+def test_by_the_lines_of_a_tuner_file(nbytes, ranks, asked):
+    result = measured(100_000, nbytes=nbytes, choices=[Choice("TREE", "LL")], ranks=ranks)
+    (one,) = what_ran([run(result)], {"NCCL_TUNER_CONFIG_FILE": "t.csv"}, RULES)
+    assert one.asked == asked
+    assert one.others == (() if asked == "TREE/LL" else ("TREE/LL",))
+
+
+def test_by_a_selection_of_oneccl():
+    values = {"CCL_ALLREDUCE": "recursive_doubling:0-8192;ring:8193-max"}
+    (small,) = found(Choice("recursive_doubling"), values, nbytes=8192)
+    (large,) = found(Choice("recursive_doubling"), values, nbytes=16384)
+    assert (small.asked, small.others) == ("recursive_doubling", ())
+    assert (large.asked, large.others) == ("ring", ("recursive_doubling",))
+
+
+@pytest.mark.parametrize(
+    ("value", "nbytes", "algorithm"),
+    [
+        ("ring", 5, "ring"),
+        ("ring:0-8;2d:9-max", 8, "ring"),
+        ("ring:0-8;2d:9-max", 9, "2d"),
+        ("ring:0-8", 9, None),
+        ("ring:0-8k", 5, None),  # a form that is not documented
+        ("", 5, None),
+    ],
+)
+def test_what_a_selection_says_of_a_size(value, nbytes, algorithm):
+    assert algorithm_at(value, nbytes) == algorithm
