@@ -48,10 +48,10 @@ if [ -n "${NO_INSTALL:-}" ]; then
     find_python
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 elif [ -n "$all" ]; then
-    install_torchcoll "$ROOT/.venv-test" test,dev
+    install_torchcoll "$ROOT/.venv-test" plot,test,dev
     PYTHON=$VENV/bin/python
 else
-    install_torchcoll "$ROOT/.venv" ''
+    install_torchcoll "$ROOT/.venv" plot
     PYTHON=$VENV/bin/python
 fi
 
