@@ -39,7 +39,8 @@ def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
 
 def given(ns: float, ranks: int = 2, statistic: str = "mean", **changed: Any) -> CaseResult:
     """A figure of a source that keeps no samples."""
-    figure = Given(ns, statistic, changed.pop("over_ranks", "mean"), "device")
+    over_ranks, clock = changed.pop("over_ranks", "mean"), changed.pop("clock", "device")
+    figure = Given(ns, statistic, over_ranks, clock)
     return measured(0, ranks, cold_ns=[], time_ns={}, given=figure, verification=None, **changed)
 
 

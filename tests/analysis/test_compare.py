@@ -187,7 +187,7 @@ def test_means_are_compared_like_with_like():
     calls = {"host": [[100, 100, 400], [50, 50, 200]]}
     ours = run(measured(1, time_ns=calls))
     source = {"tool": "nccl-tests", "version": "2.13"}
-    theirs = run(given(300), source=source)
+    theirs = run(given(300, clock="host"), source=source)
     found = compare(ours, theirs)
     (row,) = found.rows
     assert (row.base, row.new) == (pytest.approx(150), pytest.approx(300))

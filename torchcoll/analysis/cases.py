@@ -11,7 +11,7 @@ from torchcoll.analysis.hardware import unlike, unlike_ranks
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, reference_ratio
+from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, ratio_alone
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median, told
 
@@ -90,15 +90,19 @@ def compared_rows(
         if reason:
             cases.append(incomparable(*values, reason))
         else:
-            cases.append(case_of(*values, base, new))
+            cases.append(case_of(pair, *values, base, new))
     judged = judge(cases, threshold, metric != "time")
     return [_compared(pair, case) for pair, case in zip(pairs, judged, strict=True)]
 
 
-def case_of(ours: Sequence[float], theirs: Sequence[float], base: Side, new: Side) -> Judged:
+def case_of(
+    pair: Pair, ours: Sequence[float], theirs: Sequence[float], base: Side, new: Side
+) -> Judged:
     """The ratio of figures, one a launch, of what may be compared."""
     if base.reference != new.reference:
-        return reference_ratio(ours, theirs)
+        return ratio_alone(ours, theirs, "reference, a published figure")
+    if how := _measured_apart(pair, base, new):
+        return ratio_alone(ours, theirs, how)
     if base.keeps_samples and new.keeps_samples:
         return measure(ours, theirs)
     given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
@@ -148,6 +152,20 @@ def other_clock(pair: Pair) -> str:
     if issued[0] == issued[1]:
         return ""
     return f"the issue clock in {'base' if True in issued[0] else 'new'} alone: no operation's time"
+
+
+def _measured_apart(pair: Pair, base: Side, new: Side) -> str:
+    """Why a ratio is one of ways to measure, perhaps: calls back to back against calls behind a
+    barrier, a device's clock against a host's. '' where the sides are named after it.
+    """
+    asked = {side.only[0] for side in (base, new) if side.only}
+    both = [
+        (name, [own[name] for own in pair.own])
+        for name in ("cadence", "clock")
+        if name not in asked and all(own.get(name) for own in pair.own)
+    ]
+    texts = [f"{name} {a} / {b}" for name, (a, b) in both if a != b]
+    return f"measured in different ways: {', '.join(texts)}" if texts else ""
 
 
 def _compared(pair: Pair, judged: Judged) -> Compared:

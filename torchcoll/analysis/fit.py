@@ -19,7 +19,7 @@ from torchcoll.analysis.hardware import unlike, unlike_ranks
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import Judged, incomparable, judge
+from torchcoll.analysis.verdicts import Judged, beyond, incomparable, judge, ratio_alone
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_size
 
@@ -104,7 +104,10 @@ def fit_pairs(
                 off = f"off by {_off(worst.misfit)} at {format_size(worst.misfit_nbytes)}"
                 case = Judged(tuple(base), tuple(new), "unclear", f"no line: {off}")
             else:
-                case = case_of(base, new, base_side, new_side)
+                case = case_of(table[0], base, new, base_side, new_side)
+                if worst and _within_misfit(case, worst.misfit, threshold):
+                    text = f"the line is off by {_off(worst.misfit)}, more than this ratio"
+                    case = ratio_alone(base, new, text)
             misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [one.figure == "bandwidth" for one in found]
@@ -115,6 +118,13 @@ def fit_pairs(
         replace(one, judged=a if is_more else b)
         for one, is_more, a, b in zip(found, more, up, down, strict=True)
     ]
+
+
+def _within_misfit(case: Judged, misfit: float, threshold: float) -> bool:
+    """Where the points leave the line by more than the two lines differ, the difference may be that
+    of what the line does not follow.
+    """
+    return misfit > threshold and case.ratio is not None and not beyond(case.ratio, misfit)
 
 
 def counted_share(collective: str, ranks: int, metric: str) -> float | None:

@@ -53,10 +53,10 @@ def measure(base: Sequence[float], new: Sequence[float], single: str = "") -> Ju
     return found
 
 
-def reference_ratio(base: Sequence[float], new: Sequence[float]) -> Judged:
-    """Published figures against a run: a ratio, and never evidence, however many they are."""
+def ratio_alone(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
+    """A ratio that is never evidence, however many launches there are."""
     ratio = Ratio(welch_ratio(base, new).ratio)
-    return Judged(tuple(base), tuple(new), "unclear", "reference, a published figure", ratio)
+    return Judged(tuple(base), tuple(new), "unclear", reason, ratio)
 
 
 def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
