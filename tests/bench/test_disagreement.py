@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import socket
 
-from torchcoll.bench.control import Control
-from torchcoll.bench.disagreement import odd_ranks, of_arguments
+import pytest
+import torch.distributed as dist
+
+import torchcoll
+from torchcoll.bench.disagreement import odd_ranks
+
+HOST = socket.gethostname()
 
 
 @pytest.mark.parametrize(
@@ -16,11 +21,28 @@ def test_the_odd_ranks(words, odd):
     assert odd_ranks(words) == odd
 
 
-def test_ranks_of_a_program_that_sent_different_calls():
-    control = Control(None, 0, 3, 1)
-    control.members = [{"host": "n", "asked": asked, "argv": ""} for asked in "abb"]
-    assert str(of_arguments(control, points=True)) == (
-        "arguments of rank 0 (n): got another Spec, expected as on rank 1 (n): no arguments. "
-        "The ranks sent different calls: save the traffic of each, and measure all of it with "
-        "torchcoll.suite --traffic FOLDER."
-    )
+@pytest.mark.parametrize(
+    ("sizes", "got", "expected"),
+    [
+        (["1K", "2K", "2K"], "sizes [1024]", "sizes [2048]"),
+        (
+            [",".join(map(str, range(8, 400, 8))), "8", "8"],
+            "sizes [8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 12...",
+            "sizes [8]",
+        ),
+    ],
+)
+def test_a_program_whose_specs_differ_is_told_in_what(tmp_path, jobs, sizes, got, expected):
+    def target() -> None:
+        dist.init_process_group("gloo")
+        try:
+            torchcoll.run(torchcoll.Spec(sizes=sizes[dist.get_rank()], timeout_s=60))
+        finally:
+            dist.destroy_process_group()
+
+    job = jobs(tmp_path, target, 3)
+    assert job.codes() == [1, 1, 1]
+    for rank in range(3):
+        last = job.text(rank).splitlines()[-1]
+        assert f"arguments of rank 0 ({HOST}): got {got}, expected as on rank 1 (" in last
+        assert last.endswith(f": {expected}. Start all ranks with the same arguments.")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
 from torchcoll.bench.control import Control
+from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import Spec
 
+_LONG = 60  # characters of a value
 # Each rank may have made its Spec of what it sent itself.
 _SAME_TRAFFIC = (
     "The ranks sent different calls: save the traffic of each, and measure all of it with "
@@ -21,17 +25,43 @@ def odd_ranks(words: Sequence[str]) -> list[int]:
     return [rank for rank, word in enumerate(words) if word != usual]
 
 
-def of_arguments(control: Control, points: bool) -> UsageError:
-    """By the ``asked`` and ``argv`` of the hello. points: the Spec has exact calls."""
+def of_arguments(control: Control, spec: Spec) -> UsageError:
+    """By the ``asked`` and ``argv`` of the hello. Every rank calls it, for Specs that programs made
+    are told here alone.
+    """
     members = control.members
     odd = odd_ranks([member["asked"] for member in members])
     like = next(rank for rank in range(len(members)) if rank not in odd)
+    got, expected = members[odd[0]]["argv"], members[like]["argv"]
+    if not got and not expected:
+        got, expected = _fields(control.all_gather(_told(spec)), odd[0], like)
     return UsageError(
         f"arguments of {control.names(odd)}",
-        members[odd[0]]["argv"] or "another Spec",
-        f"as on {control.name(like)}: {members[like]['argv'] or 'no arguments'}",
-        _SAME_TRAFFIC if points else "Start all ranks with the same arguments.",
+        got or "no arguments",
+        f"as on {control.name(like)}: {expected or 'no arguments'}",
+        _SAME_TRAFFIC if spec.points else "Start all ranks with the same arguments.",
     )
+
+
+def _told(spec: Spec) -> dict[str, list[str]]:
+    """Each field: what tells whether it is the same, and its text."""
+    fields = spec.to_json()
+    texts = {name: json.dumps(value) for name, value in fields.items()}
+    texts["points"] = f"{len(spec.points)} calls"
+    return {
+        name: [fingerprint(value), f"{texts[name][:_LONG]}{'...' * (len(texts[name]) > _LONG)}"]
+        for name, value in fields.items()
+    }
+
+
+def _fields(told: Sequence[dict[str, list[str]]], odd: int, like: int) -> tuple[str, str]:
+    """``sizes [1024]`` of both ranks, for the fields that differ."""
+    names = [name for name in told[like] if told[odd].get(name) != told[like][name]]
+    got, expected = (
+        ", ".join(f"{name} {told[rank].get(name, ['', 'unknown'])[1]}" for name in names)
+        for rank in (odd, like)
+    )
+    return got or "another Spec", expected or "another Spec"
 
 
 def of_case(control: Control, hashes: Sequence[str], described: str) -> list[str]:

@@ -236,7 +236,7 @@ class Session:
         if len({member["asked"] for member in self.control.members}) > 1:
             from torchcoll.bench.disagreement import of_arguments
 
-            raise of_arguments(self.control, bool(self.spec.points))
+            raise of_arguments(self.control, self.spec)
 
     def _open_device(self) -> None:
         """Backends and this rank's device; what any rank lacks, every rank raises."""
