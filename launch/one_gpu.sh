@@ -124,6 +124,26 @@ shown() {
     }
 }
 
+# NCCL's own files of this machine, and how torchcoll reads them.
+dumped() {
+    printf '\n== topology and graphs as NCCL dumps them\n'
+    start 2 allreduce --sizes 8 -n 1 --no-output 2>/dev/null
+    (
+        export NCCL_TOPO_DUMP_FILE=$scratch/topo.xml NCCL_GRAPH_DUMP_FILE=$scratch/graph.xml
+        cd "$scratch" && timeout 240 "${run[@]}" >"$scratch/stderr" 2>&1
+    ) || {
+        status=1
+        printf 'FAILED\n'
+        tail -n 20 "$scratch/stderr"
+    }
+    for file in topo graph; do
+        printf '\n%s.xml\n' "$file"
+        cat "$scratch/$file.xml" || status=1
+        # Without defusedxml it says so.
+        "$PYTHON" -m torchcoll log "$scratch/$file.xml" || true
+    done
+}
+
 everything() {
     printf 'one GPU, shared: bandwidth of several ranks says nothing about any machine\n'
     date -u '+%Y-%m-%d %H:%M:%S UTC'
@@ -148,6 +168,7 @@ everything() {
     done
     shown 'rehearsal with 3 ranks: pairs' 3 pairs --sizes 64K -n 5
     shown 'one rank: registered buffers' 1 allreduce --buffers registered --op avg --sizes 64M -n 50
+    dumped
     printf '\n'
     if [ "$status" -ne 0 ]; then
         printf 'something FAILED, see above\n'

@@ -219,3 +219,16 @@ def test_show_imports_nothing_heavy(path, view):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.stderr == "[][]\n"
+
+
+def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
+    (tmp_path / "graph.xml").write_text('<graphs version="1"></graphs>')
+    monkeypatch.setitem(sys.modules, "defusedxml.common", None)
+    assert main(["log", str(tmp_path / "graph.xml")]) == 4
+    assert capsys.readouterr().err == (
+        "torchcoll: error: defusedxml: got none, expected it installed. "
+        "python -m pip install defusedxml.\n"
+    )
+    monkeypatch.setitem(sys.modules, "torchcoll.report.log", None)  # ours: a defect, not an image
+    with pytest.raises(ModuleNotFoundError):
+        main(["log", str(tmp_path / "graph.xml")])

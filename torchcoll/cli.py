@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError
 
 _ON_RANKS = "replay"  # the command that a launcher starts on every rank: rank 0 alone speaks
+# An image that brings its own torch may lack some (NO_INSTALL=1).
+_LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
@@ -111,6 +113,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(error.line(), file=sys.stderr)
         return int(error.exit_code)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _LIBRARIES:
+            raise
+        refusal = UnavailableError(
+            missing, "none", "it installed", f"python -m pip install {missing}."
+        )
+        print(refusal.line(), file=sys.stderr)
+        return int(refusal.exit_code)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
