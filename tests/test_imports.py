@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN section 2), what importing costs, and the public names."""
+"""Who may import whom, what importing costs, and the public names."""
 
 from __future__ import annotations
 

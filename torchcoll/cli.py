@@ -1,6 +1,6 @@
 """The console command ``torchcoll``. Each sub-command is a module of torchcoll/commands.
 
-Errors are one line on stderr and the exit code of the exception (DESIGN section 8). What a
+Errors are one line on stderr and the exit code of the exception. What a
 sub-command needs is imported inside it: ``--help`` and errors cost nothing.
 """
 

@@ -136,7 +136,7 @@ POINT_TO_POINT = ("sendrecv", "hypercube")
 
 
 def gloo_takes(name: str, dtype: str, op: str | None) -> bool:
-    """What gloo of torch 2.13 supports: measured, reference/oneccl.md 1.4."""
+    """What gloo of torch 2.13 supports, measured."""
     if dtype in BY_NAME:
         return name in POINT_TO_POINT
     if op == "avg":

@@ -1,4 +1,4 @@
-"""Rank and number of ranks from what launchers set (reference/oneccl.md 1.5)."""
+"""Rank and number of ranks from what launchers set."""
 
 from __future__ import annotations
 

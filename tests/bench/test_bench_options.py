@@ -10,7 +10,7 @@ from torchcoll.bench.options import parse
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 
-# DESIGN section 8, as far as it exists.
+# nccl-tests' letters, and what torchcoll adds.
 OPTIONS = (
     *("-b", "--min-bytes", "-e", "--max-bytes", "-f", "--factor", "-i", "--step-bytes", "--sizes"),
     *("-n", "--iters", "-w", "--warmup", "-d", "--dtype", "-o", "--op", "-r", "--root"),

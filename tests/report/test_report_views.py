@@ -10,7 +10,7 @@ from handmade import case, not_run, result, run
 
 from torchcoll.core.records import save
 
-# The names of DESIGN section 8, in its order.
+# The names of Row's fields as users of JSON know them, in order.
 VALUES = {
     "collective": "all_reduce",
     "backend": "gloo",
@@ -55,7 +55,7 @@ VALUES = {
 NAMES = list(VALUES)
 
 
-def test_json_has_the_names_of_the_design_and_base_units(shown):
+def test_json_has_stable_names_and_base_units(shown):
     document = json.loads(shown(run(result(stop="time")), format="json"))
     assert list(document) == ["schema", "run", "verdict", "rows"]
     assert document["verdict"]["word"] == "NO REFERENCE"

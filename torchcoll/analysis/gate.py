@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 
 from torchcoll.analysis.compare import Comparison
-from torchcoll.analysis.verdicts import Judged, counted
+from torchcoll.analysis.verdicts import Judged
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted
 
 _FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
 _GATES = ("slower", "unclear", "incomparable")

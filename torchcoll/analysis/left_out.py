@@ -6,9 +6,9 @@ from collections import Counter
 
 from torchcoll.analysis.cold import Cold, cold
 from torchcoll.analysis.sides import Measured, Reading, Side
-from torchcoll.analysis.verdicts import counted
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import LIKELY
+from torchcoll.core.units import counted
 
 
 def unusable(files: Side) -> tuple[str, str]:

@@ -19,11 +19,10 @@ from torchcoll.analysis.left_out import cold_of, later_launches, unusable, why_o
 from torchcoll.analysis.matching import kind_of
 from torchcoll.analysis.sides import Measured, Reader, Reading, Side, Source, known_of, side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import counted
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
-from torchcoll.core.units import format_size
+from torchcoll.core.units import counted, format_size
 
 _ONE, _SEVERAL = "one host", "several hosts"
 

@@ -15,6 +15,7 @@ from torchcoll.analysis.stats import (
     mann_whitney,
     welch_ratio,
 )
+from torchcoll.core.units import counted
 
 VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
@@ -123,11 +124,6 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
         return []
     what = f"Holm over {tested} cases" if tested > 1 else "one case"
     return [f"p: Welch's t on the logarithms of the launches' figures, {what}; below 0.05 counts"]
-
-
-def counted(number: int, word: str) -> str:
-    """``1 case``, ``2 cases``."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def p_text(p: float) -> str:

@@ -18,7 +18,7 @@ Call = Callable[[], object]
 Clocks = dict[str, list[int]]
 
 # One event costs about 0.1 ms on XPU (0.006 on CUDA), so there an event stands only at both ends of
-# so many calls, and a sample is their mean. Source: torch-xpu-ops#3227, reference/oneccl.md 1.3.
+# so many calls, and a sample is their mean. Source: torch-xpu-ops#3227.
 XPU_CALLS_PER_SAMPLE = 10
 
 COST_CALLS = 200  # of the no-op and the barrier whose median is the cost of measuring

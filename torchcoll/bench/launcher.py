@@ -25,8 +25,8 @@ class Launch:
 BY_HAND = "RANK and WORLD_SIZE"  # the launcher's name where torchrun's variables are not torchrun's
 
 # Launcher: variables of rank, number of ranks, local rank, local number of ranks. Several names:
-# the first that is set. Sources: torch.distributed.run; srun(1); PALS' are read
-# (reference/oneccl.md 1.5); the rest as printed by Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19.
+# the first that is set. Sources: torch.distributed.run; srun(1); PALS' as users' scripts read them
+# (not run); the rest as printed by Open MPI 4.1, MPICH 4.0 and Intel MPI 2021.19.
 # Hydra sets PMI_* under MPICH and Intel MPI, srun under --mpi=pmi2.
 _LAUNCHERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchrun": (("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),

@@ -1,6 +1,6 @@
 """Buffers that NCCL has registered: user-buffer registration and symmetric memory.
 
-Source: reference/nccl.md 6.9. The allocator wraps ncclMemAlloc; registering the pool lets NCCL use
+The allocator wraps ncclMemAlloc; registering the pool lets NCCL use
 zero-copy and, with ``symm``, its symmetric kernels (NCCL 2.27 and newer).
 """
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Each rank looks like a host of its own, so that NCCL accepts several on one GPU. P2P and shared
 # memory would be chosen on one host; few channels, because all ranks share the GPU's processors.
-# Source: reference/nccl.md section 5 (hostHash in NCCL's init.cc; recipes in public use).
+# Source: hostHash in NCCL's init.cc, and recipes in public use.
 VARIABLES = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",

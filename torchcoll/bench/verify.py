@@ -3,7 +3,7 @@
 Patterns are held exactly by every type; what differs is counted, not only noticed.
 
 Every input repeats a short table, so every expected output is a short row too, whatever the size.
-DESIGN section 4.4 gave tables of period 3 for sums and 2**k for moves. Those cannot fail where the
+Rejected: tables of period 3 for sums and 2**k for moves. Those cannot fail where the
 ranks are a multiple of 3 (all sums are 0) or where a block lands a multiple of the period away, the
 likeliest fault of all. The periods here are primes, and no sum over all ranks vanishes everywhere.
 """

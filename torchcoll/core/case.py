@@ -147,8 +147,9 @@ class Sizing:
 def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
     """The counts of ``case`` on ``ranks`` ranks.
 
-    count = max(1, S // (itemsize x parts)): DESIGN section 5. all_to_all_v: the largest sum sent or
-    received by a rank is S (nccl-tests' size of alltoallv), divided by ``weights``.
+    count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
+    all_to_all_v: the largest sum sent or received by a rank is S (nccl-tests' size of alltoallv),
+    divided by ``weights``.
     """
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:

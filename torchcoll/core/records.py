@@ -1,4 +1,4 @@
-"""The result file: JSON Lines, one object a line, first key ``record`` (DESIGN section 7).
+"""The result file: JSON Lines, one object a line, first key ``record``.
 
 Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
 durable; the reader reports what it cannot use as ``problems`` and never throws on a broken line.

@@ -104,7 +104,7 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; the names are the JSON names of DESIGN section 8.
+    """One line of a table; the names are those of JSON.
 
     Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
     95th percentile of the calls of this launch: a spread, not a confidence interval.

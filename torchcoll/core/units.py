@@ -144,3 +144,8 @@ def format_ranges(numbers: Iterable[int]) -> str:
 def one_line(text: object) -> str:
     """Text from a file or a library on one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))
+
+
+def counted(number: int, word: str) -> str:
+    """``1 case``, ``2 cases``."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -299,7 +299,8 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
 def _below(found: Comparison) -> list[str]:
     from torchcoll.analysis.cases import FIRST_CALLS
     from torchcoll.analysis.fit import misfit_note
-    from torchcoll.analysis.verdicts import NEEDS, VERDICTS, counted, p_note
+    from torchcoll.analysis.verdicts import NEEDS, VERDICTS, p_note
+    from torchcoll.core.units import counted
 
     judged = [one.judged for one in (found.fitted or found.rows)]
     counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}

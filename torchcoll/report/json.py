@@ -1,4 +1,4 @@
-"""The rows as JSON: the names of DESIGN section 8, base units, unknown is null."""
+"""The rows as JSON: the names of Row's fields, base units, unknown is null."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def notes_of(found: Sequence[Transitions]) -> list[str]:
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
-    """One object a transition: low_nbytes, high_nbytes, before and after (DESIGN section 8)."""
+    """One object a transition: low_nbytes, high_nbytes, before and after."""
     return [
         {
             **{k: v for k, v in found.common.items() if v is not None},

