@@ -219,8 +219,9 @@ def test_resume_of_a_suite_needs_no_options(launch):
     """The collectives are in the file, too."""
     options = "--collectives broadcast,barrier --sizes 8 -n 2"
     path = launch(None, options, 2).ended(0).path
-    launch(None, f"--resume {path}", 2, output=False).ended(0)
-    launch(None, f"{options} --resume {path}", 2, output=False).ended(0)
+    for words in ("", options):
+        again = launch(None, f"{words} --resume {path}", 2, output=False).ended(0)
+        assert "2 of 2 cases are done" in again.stderr(0)
 
 
 @pytest.mark.parametrize("asked", ["--sizes 16", "-n 3", "--dtype int32", "-c 0"])

@@ -253,7 +253,6 @@ def test_every_command_of_the_readme_works(command, capsys):
     names = {
         "G": generic,
         "N": nvidia,
-        "RUN": generic,
         "generic=G": f"generic={generic}",
         "nvidia=N": f"nvidia={nvidia}",
         "results/points.json": str(RESULTS / "points.json"),
