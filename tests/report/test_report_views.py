@@ -448,3 +448,39 @@ def test_a_part_that_is_named_too_is_not_counted_twice(shown, tmp_path):
 def test_markdown_of_foreign_text_is_no_markup(shown):
     text = shown(run(not_run("failed", "[x](http://y) `a` <b>")), format="markdown")
     assert "- [1] [x]\\(http://y) \\`a\\` \\<b>\n" in text
+
+
+def test_a_subgroup_is_never_mixed_with_all_ranks(shown):
+    """group None is all ranks, a value of its own; both have the same number of ranks."""
+    halves = [result(2, case=case(group=f"mod:2/{k}")) for k in (0, 1)]
+    world = result(2, time_ns={"host": [[4_000_000] * 3] * 2})
+    text = shown(run(*halves, ranks=4), run(world, ranks=2), pivot="ranks", metric="time")
+    tables = [line for line in text.splitlines() if line.startswith("median time by ranks")]
+    assert tables == [
+        "median time by ranks, group mod:2/0",
+        "median time by ranks, group mod:2/1",
+        "median time by ranks, all ranks",
+    ]
+    assert [line.split() for line in text.splitlines() if line.startswith(" 64M")] == [
+        ["64M", "1.000", "ms"],
+        ["64M", "1.000", "ms"],
+        ["64M", "4.000", "ms"],
+    ]
+
+
+def test_what_fits_no_other_table_has_its_own(shown):
+    """all_gather has no op and stands in both tables; broadcast alone has roots."""
+    results = [result(case=case(op=op)) for op in ("sum", "max")]
+    results.append(result(case=case(collective="all_gather", op=None)))
+    results += [result(case=case(collective="broadcast", op=None, root=root)) for root in (0, 1)]
+    text = shown(run(*results), pivot="collective", metric="time")
+    tables = text.split("median time by collective, ")[1:]
+    assert [table.splitlines()[0] for table in tables] == [
+        "op sum, root 0",
+        "op max, root 0",
+        "op sum, root 1",
+    ]
+    # Each has all three; no cell is the median of two.
+    for table in tables:
+        assert table.splitlines()[2].split() == ["size", "all_reduce", "all_gather", "broadcast"]
+        assert "-" not in table.splitlines()[3]

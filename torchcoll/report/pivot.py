@@ -7,8 +7,7 @@ and what differs between the environments of the files is named below.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +52,7 @@ def pivot_grids(runs: Sequence[Run], view: View, key: str, metric: str) -> list[
     hidden = [name for name in DIMENSIONS if name != key and _varies(points, name)]
     grids = []
     for group in _groups(points, hidden):
-        within = [p for p in points if all(_same(p.row, n, v) for n, v in group.items())]
+        within = [p for p in points if _belongs(p.row, group)]
         grids.append(_grid(within, key, metric, group))
     below = [*silent, *_between(points, key, hidden), *row_lines(_rows(points), False)]
     below += runs_lines(runs)
@@ -129,26 +128,42 @@ def _column(run: Run, row: Row, key: str) -> str:
 
 def _varies(points: Sequence[_Point], name: str) -> bool:
     """True if a column would mix several values; that two columns differ is no mixture."""
-    columns = dict.fromkeys(point.column for point in points)
-    return any(
-        len(values_of([p.row for p in points if p.column == column], name)) > 1
-        for column in columns
-    )
+    told: dict[str, set[Any]] = {}
+    for point in points:
+        if _has(point.row, name):
+            told.setdefault(point.column, set()).add(getattr(point.row, name))
+    return any(len(values) > 1 for values in told.values())
 
 
 def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, Any]]:
-    found = [values_of(_rows(points), name) for name in hidden]
-    combinations = [dict(zip(hidden, c, strict=True)) for c in itertools.product(*found)]
-    return [
-        group
-        for group in combinations
-        if any(all(getattr(p.row, n) == v for n, v in group.items()) for p in points)
-    ]
+    """Combinations of values, so that each point is in some table and none mixes two values. What
+    has a dimension less is in every table that it fits; where there is none, in one of its own,
+    with the first values that others have there.
+    """
+    own = [{n: getattr(p.row, n) for n in hidden if _has(p.row, n)} for p in points]
+    first = {name: value for group in reversed(own) for name, value in group.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for point, group in sorted(zip(points, own, strict=True), key=lambda item: -len(item[1])):
+        if len(group) == len(hidden) or not any(_belongs(point.row, x) for x in found.values()):
+            whole = {name: group.get(name, first.get(name)) for name in hidden}
+            found[repr(whole)] = whole
+    return list(found.values())
 
 
-def _same(row: Row, name: str, value: Any) -> bool:
-    # A collective without that dimension (all_gather has no op) belongs into every table.
-    return getattr(row, name) in (None, value)
+def _has(row: Row, name: str) -> bool:
+    """False where its collective has no such dimension (all_gather no op): then it belongs into
+    every table. Elsewhere None is a value: no sub-group is all ranks, or a source does not tell.
+    """
+    if getattr(row, name) is not None:
+        return True
+    entry = COLLECTIVES[row.collective]
+    own = {"op": entry.has_op, "root": entry.has_root, "splits": entry.name == "all_to_all_v"}
+    own |= {"group": True, "communicator": False, "clock": False}  # what failed has neither
+    return own.get(name, entry.has_data)
+
+
+def _belongs(row: Row, group: Mapping[str, Any]) -> bool:
+    return all(not _has(row, n) or getattr(row, n) == value for n, value in group.items())
 
 
 def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]) -> Grid:
@@ -172,8 +187,7 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         if known != [COLD_CALL] and len(known) == 1:  # else the line above says which
             title = f"{one_line(known[0])} time"
     words = [f"{title} by {key}"]
-    for name, value in group.items():
-        words.append(_text(name, value) if name == "in_place" else f"{name} {one_line(value)}")
+    words += [_group_text(name, value) for name, value in group.items()]
     launches = {len(found) for found in cells.values()}
     if launches != {1}:
         words.append(f"median of {_span(launches)} results")
@@ -183,6 +197,12 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         below.append("size is what was asked for; some actual sizes differ")
     heads = [Head("size", repeat=True), *(Head(column) for column in columns)]
     return Grid(heads, rows, above=[", ".join(words)], below=below)
+
+
+def _group_text(name: str, value: Any) -> str:
+    if value is None:
+        return "all ranks" if name == "group" else f"{name} unknown"
+    return _text(name, value) if name == "in_place" else f"{name} {one_line(value)}"
 
 
 def _span(numbers: set[int]) -> str:
