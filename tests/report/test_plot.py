@@ -53,7 +53,7 @@ def test_time_and_busbw_of_every_size():
     assert [tick.get_text() for tick in left.get_xticklabels()] == [
         *("1M", "2M", "4M", "8M", "16M", "32M", "64M")
     ]
-    assert left.get_title("left") == "all_reduce: time of a call"
+    assert left.get_title("left") == "all_reduce: time"
     assert right.get_ylabel() == "GB/s busbw" and right.get_ylim()[0] == 0
     # One line needs no name.
     assert legend(left) == []
@@ -62,6 +62,25 @@ def test_time_and_busbw_of_every_size():
         "completion = max over ranks; line: median over calls; band: p5 to p95 of the calls of a "
         "launch"
     )
+
+
+def test_the_spread_of_times_is_that_of_the_bandwidth_upside_down():
+    left, right = figure_of(sweep()).axes
+    (times,), (widths,) = left.collections, right.collections
+    (low, high) = times.get_paths()[0].get_extents().intervaly
+    # The 5th and 95th percentile of the calls: see handmade.steady.
+    assert (low, high) == pytest.approx((910_000, 1_090_000))
+    # 64 MiB in 0.91 and (1 MiB) in 1.09 ms, times 1.75.
+    (low, high) = widths.get_paths()[0].get_extents().intervaly
+    assert high == pytest.approx(67.108864 * 1.75 / 0.91)
+    assert low == pytest.approx(1.048576 * 1.75 / 1.09)
+
+
+def test_one_size_has_bars_for_a_band():
+    left, right = figure_of(run(result(case=case(nbytes=MIB)))).axes
+    for axis, ends in ((left, (910_000, 1_090_000)), (right, (1.835008 / 1.09, 1.835008 / 0.91))):
+        (bar,) = axis.collections[1].get_segments()
+        assert sorted(bar[:, 1]) == pytest.approx(ends)
 
 
 def test_lines_are_named_by_what_they_differ_in():
@@ -86,7 +105,7 @@ def test_many_names_stand_beside_the_picture():
 def test_a_row_for_each_collective():
     results = [result(case=case(collective=name)) for name in ("all_reduce", "broadcast", "reduce")]
     titles = [axis.get_title("left") for axis in figure_of(run(*results)).axes]
-    assert titles[::2] == [f"{n}: time of a call" for n in ("all_reduce", "broadcast", "reduce")]
+    assert titles[::2] == [f"{n}: time" for n in ("all_reduce", "broadcast", "reduce")]
 
 
 def test_what_is_wrong_is_a_cross_beside_the_line():
@@ -127,9 +146,9 @@ def test_the_first_calls_over_ranks():
     (axis,) = figure.axes
     calls = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
     assert calls == {
-        "first": [2_000_000, 8_000_000],
-        "second": [2_000_000] * 2,
-        "third": [500_000] * 2,
+        "1st": [2_000_000, 8_000_000],
+        "2nd": [2_000_000] * 2,
+        "3rd": [500_000] * 2,
         "steady": [1_000_000] * 2,
     }
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2", "8"]

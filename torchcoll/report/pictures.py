@@ -56,9 +56,13 @@ def style_of(number: int) -> dict[str, Any]:
 
 
 def draw_band(axis: Axes, told: Sequence[tuple[int, float, float]], colour: str) -> None:
-    if told:
-        places, low, high = zip(*told, strict=True)
-        axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
+    if not told:
+        return
+    places, low, high = zip(*told, strict=True)
+    axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    if len(told) == 1:
+        axis.vlines(places, low, high, color=colour, linewidth=1)
 
 
 def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
@@ -83,6 +87,7 @@ def time_axis(axis: Axes) -> None:
     axis.yaxis.set_major_locator(LogLocator(subs=steps))
     axis.yaxis.set_major_formatter(FuncFormatter(lambda ns, _: format_time(ns, 1)))
     axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("time of a call")
 
 
 def legend(axis: Axes, lines: int) -> None:

@@ -57,8 +57,9 @@ def cold_figure(found: Cold) -> Figure:
 
 def _draw_scales(axis: Axes, scales: Sequence[Scale]) -> None:
     scales = sorted(scales, key=lambda scale: scale.ranks)
-    for number, word in enumerate(("first", "second", "third", "steady")):
-        known = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{word}_ns"))]
+    words = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
+    for number, (name, word) in enumerate(words.items()):
+        known = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
         if known:
             axis.plot(
                 *zip(*known, strict=True), marker="o", markersize=4, label=word, **style_of(number)

@@ -48,7 +48,7 @@ def lines_figure(
         for axis in (left, right):
             size_axis(axis, sizes)
         time_axis(left)
-        left.set_title(f"{collective}: time of a call", loc="left")
+        left.set_title(f"{collective}: time", loc="left")
         right.set_title(f"{collective}: bus bandwidth", loc="left")
         _bandwidth_axis(right, lines)
         legend(left if len(lines) <= BESIDE else right, len(lines))
@@ -75,6 +75,13 @@ def _draw(left: Axes, right: Axes, line: Line, name: str, style: dict[str, Any])
         wide = [(p.nbytes, p.busbw_gbps) for p in points if p.busbw_gbps]
         if wide:
             right.plot(*zip(*wide, strict=True), label=name, **many, **style)
+        # busbw is size / time x a factor: the longest time is the lowest.
+        spread = [
+            (p.nbytes, p.busbw_gbps * p.time_ns / p.high_ns, p.busbw_gbps * p.time_ns / p.low_ns)
+            for p in points
+            if p.busbw_gbps and p.low_ns and p.high_ns
+        ]
+        draw_band(right, spread, style["color"])
     for axis, field in ((left, "time_ns"), (right, "busbw_gbps")):
         doubted = [(p.nbytes, value) for p in line.doubted if (value := getattr(p, field))]
         if doubted:
