@@ -45,7 +45,9 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({format_time(before).strip()} to {format_time(row.median_ns).strip()})"
     )
-    return Phrase(WARN if word == PASS and worst < POOR else word, text)
+    if word == PASS and worst < POOR:
+        return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
+    return Phrase(word, text)
 
 
 Share = tuple[float, Row]
