@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy
 import pytest
 from launches import given, launches, measured, run
 
@@ -396,3 +399,23 @@ def test_a_fit_shows_no_smaller_difference_than_it_is_off_by():
         assert one.judged.reason.endswith("more than this ratio") and one.judged.ratio
     for one in compare(base, launches(times(0.5)), fit=True, threshold=0.02).fitted:
         assert one.judged.verdict in ("faster", "slower")
+
+
+def test_a_fit_is_not_off_by_what_noise_is():
+    # 5 us + n / 2 GB/s, 12 launches with 2 % noise, one time of 108 three times as long: the line
+    # is right, and 10 % are shown.
+    random = numpy.random.default_rng(0)
+
+    def times(share):
+        sizes = [1024 << k for k in range(9)]
+        return [
+            {n: round(share * (5000 + n / 2) * math.exp(0.02 * random.standard_normal()) * 100)
+             for n in sizes}
+            for _ in range(12)
+        ]  # fmt: skip
+
+    base, new = times(1), times(1.1)
+    base[3][16384] *= 3
+    for one in compare(launches(base), launches(new), fit=True).fitted:
+        assert one.misfit < 0.02
+        assert one.judged.verdict == "slower"

@@ -92,6 +92,16 @@ def test_lines_are_named_by_what_they_differ_in():
     assert legend(left) == ["before, float32", "after, bfloat16"]
 
 
+def test_names_are_no_formulas_and_none_is_hidden(tmp_path):
+    figure = figure_of(**{"a$x^$b": sweep(), "_hidden": sweep(dtype="bfloat16"), r"$\q$": sweep()})
+    assert [name.strip() for name in legend(figure.axes[0])] == [
+        r"a\$x^\$b, float32",
+        "_hidden, bfloat16",
+        r"\$\q\$, float32",
+    ]
+    figure.savefig(tmp_path / "a.png")  # where matplotlib reads them
+
+
 def test_many_names_stand_beside_the_picture():
     ops = ("sum", "max", "min", "prod", "avg")
     results = [

@@ -7,6 +7,7 @@ is told how badly it fits: a library that changes its algorithm at some size fol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, beyond, incomparable, judge, ratio_alone
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.summary import median
 from torchcoll.core.units import format_size
 
 FEWEST_SIZES = 3
@@ -29,14 +31,18 @@ POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the
 
 @dataclass(frozen=True)
 class Line:
-    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0; by how much
-    a time differs from the line at most, as a share of the line, and where.
-    """
+    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0."""
 
     latency: float | None
     bandwidth: float | None
-    misfit: float
-    misfit_nbytes: int
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """By how much the sizes of a side differ from a line at most, as a share of it, and where."""
+
+    share: float
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Fitted:
     figure: str
     judged: Judged
     metric: str
-    misfit: float | None  # the largest of the lines of both sides
+    misfit: float | None  # the larger of both sides
     misfit_nbytes: int | None
 
     @property
@@ -88,7 +94,8 @@ def fit_pairs(
     for table in tables.values():
         ours = _lines([pair.base for pair in table], metric)
         theirs = _lines([pair.new for pair in table], metric)
-        worst = max([*ours, *theirs], key=lambda line: line.misfit, default=None)
+        both = [misfit_of([getattr(pair, name) for pair in table]) for name in ("base", "new")]
+        worst = max(filter(None, both), key=lambda one: one.share, default=None)
         for figure in ("latency", "bandwidth"):
             base, new = (
                 [value for line in lines if (value := getattr(line, figure))]
@@ -100,15 +107,15 @@ def fit_pairs(
             reason = reason or _unresolved(figure, (len(base), len(ours)), (len(new), len(theirs)))
             if reason:
                 case = incomparable(base, new, reason)
-            elif worst and worst.misfit > POOR:
-                off = f"off by {_off(worst.misfit)} at {format_size(worst.misfit_nbytes)}"
+            elif worst and worst.share > POOR:
+                off = f"off by {_off(worst.share)} at {format_size(worst.nbytes)}"
                 case = Judged(tuple(base), tuple(new), "unclear", f"no line: {off}")
             else:
                 case = case_of(table[0], base, new, base_side, new_side)
-                if worst and _within_misfit(case, worst.misfit, threshold):
-                    text = f"the line is off by {_off(worst.misfit)}, more than this ratio"
+                if worst and _within_misfit(case, worst.share, threshold):
+                    text = f"the line is off by {_off(worst.share)}, more than this ratio"
                     case = ratio_alone(base, new, text)
-            misfit = (worst.misfit, worst.misfit_nbytes) if worst else (None, None)
+            misfit = (worst.share, worst.nbytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [one.figure == "bandwidth" for one in found]
     # Holm counts all; which direction is the faster one differs.
@@ -194,10 +201,31 @@ def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
     largest = float(sizes.max())
     matrix = numpy.column_stack((1 / times, sizes / largest / times))
     (latency, slope), _ = optimize.nnls(matrix, numpy.ones(len(times)))
-    errors = abs(times / (latency + slope * sizes / largest) - 1)
-    worst = int(errors.argmax())
-    bandwidth = largest / float(slope) if slope > 0 else None
-    return Line(float(latency) or None, bandwidth, float(errors[worst]), int(sizes[worst]))
+    return Line(float(latency) or None, largest / float(slope) if slope > 0 else None)
+
+
+def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
+    """How far the medians over the launches are from a line, beyond twice their standard error (of
+    a median: 1.25 times that of a mean); None for too few sizes.
+
+    The furthest single time would be the furthest noise: the more launches, the further.
+    """
+    times: dict[int, list[float]] = {}
+    for items in sizes:
+        for m in items:
+            if is_right(m) and m.row.median_ns and m.row.nbytes:
+                times.setdefault(m.row.nbytes, []).append(m.row.median_ns)
+    line = fit_line([(nbytes, median(own)) for nbytes, own in times.items()])
+    if line is None:
+        return None
+    off = {}
+    for nbytes, own in times.items():
+        law = (line.latency or 0.0) + (nbytes / line.bandwidth if line.bandwidth else 0.0)
+        known = len(own) > 1
+        error = 1.25 * float(numpy.std(own, ddof=1)) / math.sqrt(len(own)) if known else 0.0
+        off[nbytes] = max(0.0, abs(median(own) - law) - 2 * error) / law
+    worst = max(off, key=lambda nbytes: off[nbytes])
+    return Misfit(off[worst], worst)
 
 
 def misfit_note(fitted: Sequence[Fitted]) -> list[str]:

@@ -39,6 +39,14 @@ def check_path(path: str | os.PathLike[str]) -> Path:
     return file
 
 
+def literal(text: object) -> str:
+    """The text as it is: matplotlib reads what stands between two $ as a formula, and leaves labels
+    that begin with _ out of the legend.
+    """
+    plain = one_line(text).replace("$", r"\$")
+    return f" {plain}" if plain.startswith("_") else plain
+
+
 def new_figure(rows: int, columns: int) -> tuple[Figure, Any]:
     try:
         from matplotlib.figure import Figure
@@ -100,7 +108,7 @@ def legend(axis: Axes, lines: int) -> None:
 
 
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
-    lines = [part for text in caption for part in textwrap.wrap(one_line(text), _CAPTION)]
+    lines = [part for text in caption for part in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 
 

@@ -10,6 +10,7 @@ from torchcoll.report.kinds import kind_texts
 from torchcoll.report.pictures import (
     draw_band,
     legend,
+    literal,
     new_figure,
     style_of,
     time_axis,
@@ -40,7 +41,7 @@ def cold_figure(found: Cold) -> Figure:
         always=("collective", "nbytes", "dtype", "op", "backend", *(["in job"] * several)),
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
-        axis.set_title(title, loc="left", fontsize="small")
+        axis.set_title(literal(title), loc="left", fontsize="small")
         _draw_scales(axis, scales)
     for axis in places[len(kinds) :]:
         axis.set_visible(False)

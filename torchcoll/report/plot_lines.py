@@ -12,6 +12,7 @@ from torchcoll.report.pictures import (
     BESIDE,
     draw_band,
     legend,
+    literal,
     new_figure,
     size_axis,
     style_of,
@@ -61,7 +62,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
     sides = len({line.side for line in lines}) > 1
     texts = kind_texts([line.values for line in lines], always=())
     words = [[line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)]
-    return [", ".join(filter(None, own)) for own in words]
+    return [literal(", ".join(filter(None, own))) for own in words]
 
 
 def _draw(left: Axes, right: Axes, line: Line, name: str, style: dict[str, Any]) -> None:
@@ -104,7 +105,7 @@ def _doubt(row: Any) -> str:
 def _draw_limit(axis: Axes, fabric: str, limit: Limit) -> None:
     axis.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     axis.annotate(
-        f"{limit.algorithm} limit of {fabric}, {limit.busbw_gbps:.4g}",
+        literal(f"{limit.algorithm} limit of {fabric}, {limit.busbw_gbps:.4g}"),
         (0.01, limit.busbw_gbps),
         xycoords=("axes fraction", "data"),
         xytext=(0, 2),

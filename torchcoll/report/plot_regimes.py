@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.report.kinds import kind_texts
 from torchcoll.report.pictures import (
     legend,
+    literal,
     new_figure,
     size_axis,
     style_of,
@@ -35,7 +36,7 @@ def regimes_figure(found: Transitions) -> Figure:
     caption = [LEGEND]
     for curve, title, (left, right) in zip(found.curves, titles, axes, strict=True):
         _draw(left, right, curve)
-        left.set_title(title, loc="left", fontsize="small")
+        left.set_title(literal(title), loc="left", fontsize="small")
         which = f"{title}: " if len(found.curves) > 1 else ""
         caption += [f"{which}{line}" for line in lines_below(curve)]
     write_caption(figure, [*caption, *notes_of([found])])
