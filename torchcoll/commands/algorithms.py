@@ -39,7 +39,8 @@ def run(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.core.records import load_all
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.importers.registry import resolve
-    from torchcoll.report.algorithms import FORMATS, show_algorithms
+    from torchcoll.report.algorithms import show_algorithms
+    from torchcoll.report.found import FORMATS, tell_beside
     from torchcoll.report.view import choice
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> ExitCode | int:
     )
     if not chosen:
         show_algorithms([found], options.format)
+        tell_beside(found, options.format)
         return ExitCode.OK
     exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
     if not options.check:

@@ -64,9 +64,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(found, options.format)
-    if options.format in ("csv", "json"):  # the tables hold them
-        for text in told_beside(found, options.format):
-            print(f"torchcoll: {text}", file=sys.stderr)
+    for text in told_beside(found, options.format):
+        print(f"torchcoll: {text}", file=sys.stderr)
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
         if text := untested(gate, found):

@@ -20,7 +20,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.core.units import parse_size
     from torchcoll.importers.registry import resolve
-    from torchcoll.report.scaling import FORMATS, show_scaling
+    from torchcoll.report.found import FORMATS, tell_beside
+    from torchcoll.report.scaling import show_scaling
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
@@ -33,6 +34,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         reader=lambda files: load_all(resolve(str(file) for file in files)),
     )
     show_scaling([found], options.format)
+    tell_beside(found, options.format)
     return ExitCode.OK
 
 

@@ -55,7 +55,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.core.traffic import is_traffic
     from torchcoll.importers.registry import resolve
-    from torchcoll.report.output import one_line
+    from torchcoll.report.notes import lines_beside
     from torchcoll.report.text import SHOWN, Judging, has_verdict, show
 
     if any(map(is_traffic, options.files)):
@@ -73,10 +73,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if _asks(options) and not has_verdict(options.format, _has_view(options)):
         choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
     show(*runs, **choices)
-    for run in runs if options.format in ("csv", "json") else ():  # others show them below
-        for problem in run.problems:
-            where = "" if str(run.path) in problem else f"{run.path}: "
-            print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
+    for text in lines_beside(options.format, runs):
+        print(f"torchcoll: {text}", file=sys.stderr)
     return _judged(runs, options)
 
 

@@ -22,9 +22,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.importers.registry import resolve
+    from torchcoll.report.found import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.report.plot import plot
-    from torchcoll.report.transitions import FORMATS, show_transitions
+    from torchcoll.report.transitions import show_transitions
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
@@ -37,6 +38,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         reader=lambda files: load_all(resolve(str(file) for file in files)),
     )
     show_transitions([found], options.format, refine=options.refine)
+    tell_beside(found, options.format)
     if options.plot:
         plot(found, options.plot)
         print(f"torchcoll: picture: {options.plot}", file=sys.stderr)

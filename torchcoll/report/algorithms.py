@@ -10,7 +10,7 @@ from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
+from torchcoll.report.notes import found_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -205,7 +205,7 @@ def _below(found: Algorithms) -> list[str]:
     lines = [
         f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in found.missing.items()
     ]
-    lines += map(one_line, [*runs_lines(found.runs), *found.notes])
+    lines += found_lines(found.notes, found.runs)
     if found.comparisons:
         word = "comparison" if found.comparisons == 1 else "comparisons"
         lines.append(
@@ -224,7 +224,7 @@ def algorithms_object(found: Algorithms) -> dict[str, Any]:
         "threshold": found.threshold,
         "comparisons": found.comparisons,
         "missing": found.missing,
-        "notes": found.notes,
+        "notes": found_lines(found.notes, found.runs),
         "tables": [
             {
                 "case": {k: v for k, v in table.common.items() if v is not None},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.cold_tables import cold_grids, over
 from torchcoll.report.csv import records_csv
-from torchcoll.report.notes import runs_lines
+from torchcoll.report.notes import found_lines
 from torchcoll.report.output import Output
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -49,7 +49,7 @@ def cold_object(found: Cold) -> dict[str, Any]:
             {**dataclasses.asdict(one), "kind": _known(one.kind), "extra_ns": one.extra_ns}
             for one in found.late
         ],
-        "notes": [*found.notes, *runs_lines(found.runs)],
+        "notes": found_lines(found.notes, found.runs),
     }
 
 

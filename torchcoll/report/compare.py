@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.comparison import comparison_grids
-from torchcoll.report.notes import problems_of
+from torchcoll.report.notes import lines_beside
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -46,14 +46,12 @@ def show_comparisons(
 
 
 def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
-    """What the tables say and this format has no place for."""
+    """As ``lines_beside`` of all sides."""
     lines = []
     for one in found:
-        for side in (one.base, one.new):
-            lines += [f"warning: {text}" for run in side.runs for text in problems_of(run)]
-        if format == "csv":
-            lines += [f"differs: {one_line(str(each))}" for each in one.differences]
-            lines += [f"note: {one_line(text)}" for text in one.notes]
+        notes = [*(f"differs: {each}" for each in one.differences)]
+        notes += [f"note: {text}" for text in one.notes]
+        lines += lines_beside(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
 
 

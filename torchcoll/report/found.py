@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from torchcoll.report.grid import Grid
+from torchcoll.report.notes import lines_beside
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -38,6 +40,12 @@ def show_found(found: Sequence[Found], format: str, file: TextIO | None) -> None
     else:
         print_grids([("", [grid for one in found for grid in one.grids])], format, out)
     out.flush()
+
+
+def tell_beside(found: Any, format: str) -> None:
+    """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
+    for text in lines_beside(format, found.runs, [f"note: {text}" for text in found.notes]):
+        print(f"torchcoll: {text}", file=sys.stderr)
 
 
 def _csv_text(records: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, reading
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
+from torchcoll.report.notes import found_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -63,7 +63,7 @@ def scaling_object(found: Scaling) -> dict[str, Any]:
         "link_gbps": found.link_gbps,
         "rows": [record for curve in curves for record in _rows(curve)],
         "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
-        "notes": [*found.notes, *runs_lines(found.runs)],
+        "notes": found_lines(found.notes, found.runs),
     }
 
 
@@ -140,7 +140,7 @@ def _grids(found: Scaling) -> list[Grid]:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
     hidden = dict.fromkeys(curve.hidden for curve in every if curve.hidden)
     below += [f"hidden: the launches of a curve differ in {one_line(text)} too" for text in hidden]
-    below += [*found.notes, *runs_lines(found.runs)]
+    below += found_lines(found.notes, found.runs)
     grids.append(Grid([], [], below=below))
     return grids
 

@@ -12,7 +12,7 @@ from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
+from torchcoll.report.notes import found_lines
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
@@ -72,8 +72,8 @@ def show_transitions(
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:
-    lines = [line for one in found for line in (*one.notes, *runs_lines(one.runs))]
-    return list(dict.fromkeys(map(one_line, lines)))
+    lines = [line for one in found for line in found_lines(one.notes, one.runs)]
+    return list(dict.fromkeys(lines))
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
