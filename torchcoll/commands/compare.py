@@ -40,7 +40,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.sides import side, sides_of
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
-    from torchcoll.report.compare import FORMATS, show_comparisons, told_beside
+    from torchcoll.report.compare import show_comparisons, told_beside
+    from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.report.csv import records_csv
 from torchcoll.report.dump import dump_grids
+from torchcoll.report.found import FORMATS
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.text import print_grids
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torchcoll.analysis.dump import Dump
     from torchcoll.analysis.log import JobLog
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-log/1"
 _MOST_RANKS = 64  # of a ring are shown; json has all
 _MOST_WARNINGS = 20
@@ -106,19 +105,8 @@ def _csv(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> str:
         for name, own in job.tables.items()
         for row in own
     ]
-    out = io.StringIO()
     heads = dict.fromkeys(("job", "table", *(name for row in rows for name in row)))
-    writer = csv.DictWriter(out, list(heads), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: _plain(v) for k, v in row.items()})
-    return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return one_line(value) if isinstance(value, str) else value
+    return records_csv(rows, list(heads))
 
 
 # -- tables for people -----------------------------------------------------------------------
