@@ -91,7 +91,7 @@ def _show_traffic(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    for name in ("reference", "gate", "junit", "health", *_OF_VERDICT):
+    for name in ("reference", "gate", "junit", "health"):
         if value := getattr(options, name):
             raise UsageError(name, value, "result files beside it, not traffic")
     found = [Traffic.load(path) for path in options.files]

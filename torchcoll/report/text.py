@@ -144,6 +144,9 @@ def show(
         given: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
         given |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
         given |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        given |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
+        run = getattr(against, "path", against) or "a run"
+        given |= {"against": None if against is None else run}
         _show_others(others, len(sources), format, columns, file, given)
         return
     choice(format, "format", FORMATS)
