@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.algorithms import algorithms
-from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.fit import counted_share
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.misfit import Fall, falls_of, note_of
@@ -196,11 +196,8 @@ def _notes(files: Side, apart: Sequence[str]) -> list[str]:
     alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
     for part in files.parts:
         alike.setdefault(part.ranks, []).append(known_of(part))
-    texts = dict.fromkeys(hidden_among(facts, apart) for facts in alike.values())
-    notes = [f"hidden: the launches are not alike in {text}" for text in texts if text]
-    if files.rehearsals:
-        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    return notes
+    texts = dict.fromkeys(hidden_note(hidden_among(facts, apart)) for facts in alike.values())
+    return list(filter(None, (*texts, files.rehearsal_note)))
 
 
 def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:

@@ -13,7 +13,6 @@ from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, reading
 from torchcoll.report.kinds import kind_texts
 from torchcoll.report.notes import found_lines
-from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
     from torchcoll.analysis.growth import Law
@@ -125,8 +124,6 @@ def _grids(found: Scaling) -> list[Grid]:
     below = []
     if found.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
-    hidden = dict.fromkeys(curve.hidden for curve in every if curve.hidden)
-    below += [f"hidden: the launches of a curve differ in {one_line(text)} too" for text in hidden]
     below += found_lines(found.notes, found.runs)
     grids.append(Grid([], [], below=below))
     return grids
