@@ -71,6 +71,7 @@ def algorithms(
     """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
 
     threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
     Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
     """
     files = side("files", sources, reader)

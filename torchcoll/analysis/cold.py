@@ -116,7 +116,8 @@ class Cold:
 def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Cold:
     """What starting cost in these Runs, files, folders or globs, launch by launch.
 
-    Raises UsageError where no launch tells its first calls, UnreadableError for a file.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no launch tells its first calls, UnreadableError for a file.
     """
     files = side("files", sources, reader)
     launches = [part for run in files.runs for part in run.launches()]

@@ -118,7 +118,9 @@ def scaling(
     as they were asked for) or at the smallest, the middle and the largest that most numbers of
     ranks have. ``show`` prints it.
 
-    link_gbps: the limit of busbw in GB/s. Raises UsageError for a size that no case has, and where
+    link_gbps: the limit of busbw in GB/s.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError for a size that no case has, and where
     no case tells its ranks and a time; UnreadableError for a file.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):

@@ -164,7 +164,8 @@ def transitions(
     """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
     size; launches are pooled. ``show`` prints it.
 
-    Raises UsageError where no case has a time and a size, UnreadableError for a file.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no case has a time and a size, UnreadableError for a file.
     """
     files = side("files", sources, reader)
     apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)

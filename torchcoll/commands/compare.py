@@ -38,8 +38,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
     from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
     from torchcoll.report.compare import show_comparisons, told_beside
     from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
@@ -47,10 +46,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    base, *others = [
-        side(name, paths, lambda files: load_all(resolve(str(file) for file in files)))
-        for name, paths in sides_of(options.sides)
-    ]
+    base, *others = [side(name, paths, read_all) for name, paths in sides_of(options.sides)]
     found = [
         compare(
             base,
