@@ -29,15 +29,32 @@ class Found:
 
 def show_found(found: Sequence[Found], format: str, file: TextIO | None) -> None:
     """Print them, one below the other. Raises UsageError for an unknown format."""
+    grids = [grid for one in found for grid in one.grids]
+    records = [record for one in found for record in one.records]
+    things = [one.thing for one in found]
+    thing = things[0] if len(things) == 1 else things
+    print_forms([("", grids)], records, thing, format, file)
+
+
+def print_forms(
+    titled: Sequence[tuple[str, list[Grid]]],
+    records: Sequence[dict[str, Any]],
+    thing: Any,
+    format: str,
+    file: TextIO | None,
+    names: Sequence[str] = (),
+) -> None:
+    """Print one of these: tables below their titles, the rows of csv (columns ``names``, or those
+    that any row has), the object of json. Raises UsageError for an unknown format.
+    """
     choice(format, "format", FORMATS)
     out = Output(file)
     if format == "json":
-        things = [one.thing for one in found]
-        out.write(json.dumps(things[0] if len(things) == 1 else things, indent=1) + "\n")
+        out.write(json.dumps(thing, indent=1) + "\n")
     elif format == "csv":
-        out.write(records_csv([record for one in found for record in one.records]))
+        out.write(records_csv(records, names))
     else:
-        print_grids([("", [grid for one in found for grid in one.grids])], format, out)
+        print_grids(titled, format, out)
     out.flush()
 
 
