@@ -159,7 +159,7 @@ def test_csv_and_json_say_the_rest_on_stderr(in_tmp_path, capsys):
     out, err = capsys.readouterr()
     (row,) = csv.DictReader(io.StringIO(out))
     assert row["notes"] == "new: hm"
-    warning = "torchcoll: warning: failed: x"
+    warning = "torchcoll: warning: b.jsonl: failed: x"
     assert err.splitlines()[:2] == [warning, "torchcoll: differs: kernel: 6.1 -> 6.2"]
     assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
     assert capsys.readouterr().err.splitlines() == [warning]

@@ -47,7 +47,7 @@ def test_what_was_varied_on_purpose_makes_lines_and_the_rest_is_told():
     ]
     found = picture_of([side("a", varied)])
     assert [line.values["NCCL_ALGO"] for line in found.panels["all_reduce"]] == ["Ring", "Tree"]
-    assert found.notes == ["a: hidden: its launches are not alike in kernel (6.1, 6.8)"]
+    assert found.notes == ["hidden: the launches of a are not alike in kernel (6.1, 6.8)"]
 
 
 def test_sides_are_never_pooled():
@@ -78,7 +78,7 @@ def test_one_rank_has_a_time_and_no_bandwidth():
 
 def test_a_rehearsal_says_so():
     found = picture_of([side("a", [run(measured(100), rehearse=True)])])
-    assert found.notes == ["REHEARSAL: ranks shared one GPU, and no time means anything"]
+    assert found.notes == ["rehearsals: ranks shared a GPU, and no time means anything"]
 
 
 def test_the_filter():

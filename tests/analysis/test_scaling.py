@@ -103,6 +103,8 @@ def test_what_differs_beside_the_ranks_is_told():
         for n, kernel in ((2, "6.1"), (4, "6.8"))
     ]
     assert found(runs).curves[0].hidden == "kernel (6.1, 6.8)"
+    note = "hidden: the launches of a curve are not alike in kernel (6.1, 6.8)"
+    assert note in found(runs).notes
     assert found(grown(lambda n: 1000)).curves[0].hidden == ""
 
 

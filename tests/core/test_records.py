@@ -385,7 +385,10 @@ FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/1
 def test_foreign(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
-    assert refusal(path) == f"result file: got {path}, expected {FOREIGN}"
+    way = f". Where it is output of another tool: torchcoll import {path} -o RUN.jsonl"
+    assert refusal(path) == f"result file: got {path}, expected {FOREIGN}" + (
+        "" if b'"record"' in content else way
+    )
 
 
 def test_empty(tmp_path):

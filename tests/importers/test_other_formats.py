@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+from pathlib import Path
 
 import pytest
 
+import torchcoll
 from torchcoll.bench import environment
 from torchcoll.cli import main
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.summary import summarise
 from torchcoll.importers import variables
 from torchcoll.importers.base import collective_in
 from torchcoll.importers.nccl_tests import version_text
+from torchcoll.importers.registry import read_all
 
 
 def rows_of(found):
@@ -65,6 +69,17 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, nbytes, count):
     given = found.runs[0].results[-1].given
     printed = {"allgather": "per rank", "allgatherv": "per rank", "alltoall": "per peer"}.get(name)
     assert (given.nbytes, given.size_basis) == ((4096, printed) if printed else (None, ""))
+
+
+def test_oneccl_output_from_python(in_tmp_path):
+    (in_tmp_path / "a b.txt").write_text(ONECCL.format(names="allreduce"))
+    with pytest.raises(UnreadableError, match=r"torchcoll import 'a b.txt' -o RUN\.jsonl$"):
+        torchcoll.show("a b.txt")
+    (run,) = read_all([Path("a b.txt")])
+    assert read_all([run]) == [run]  # what was read stays as it is
+    out = io.StringIO()
+    torchcoll.show(run, file=out)
+    assert "imported from oneCCL benchmark" in out.getvalue()
 
 
 def test_oneccl_times_an_empty_reduce_scatter(imported):

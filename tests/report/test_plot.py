@@ -258,10 +258,19 @@ def test_a_picture_that_cannot_be_written(tmp_path):
         torchcoll.plot(sweep(), tmp_path / "a.png")
 
 
-def test_what_cold_found_has_no_fabric(tmp_path):
-    found = cold([run(result(2), ranks=2)])
-    with pytest.raises(UsageError, match="fabric: got ib-ndr:8, expected runs or files beside"):
-        torchcoll.plot(found, tmp_path / "a.png", fabric="ib-ndr:8")
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ({"fabric": "ib-ndr:8"}, "fabric: got ib-ndr:8, expected runs or files beside"),
+        ({"over_ranks": "mean"}, "over-ranks: got mean, expected runs or files beside"),
+        ({"over_ranks": "sum"}, "over-ranks: got sum, expected one of max, mean, min, rank0"),
+    ],
+)
+def test_what_was_found_is_drawn_as_it_was_read(tmp_path, choices, text):
+    first = run(result(2), ranks=2)
+    for found in (cold([first]), transitions([first])):
+        with pytest.raises(UsageError, match=f"^{text}"):
+            torchcoll.plot(found, tmp_path / "a.png", **choices)
 
 
 def test_without_matplotlib(monkeypatch, tmp_path):

@@ -281,7 +281,7 @@ def test_json_and_csv(capsys):
         *[("graph.xml", "graphs")] * 2,
         *[("graph.xml", "channels")] * 2,
     ]
-    assert rows[0]["links_gbps"] == "240.0" and rows[-1]["gpus"] == "1 0"
+    assert rows[0]["links_gbps"] == "240.0" and rows[-1]["gpus"] == "1,0"
 
 
 def test_markdown(capsys):

@@ -12,7 +12,7 @@ from torchcoll.analysis.cases import launches_of
 from torchcoll.analysis.compare import THRESHOLD
 from torchcoll.analysis.conditions import conditions
 from torchcoll.analysis.contest import CellAt, SizeFound, Table, judge
-from torchcoll.analysis.environments import kept_apart, varying_text
+from torchcoll.analysis.environments import hidden_note, kept_apart, varying_text
 from torchcoll.analysis.forced import (
     Forced,
     disobeyed,
@@ -71,6 +71,7 @@ def algorithms(
     """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
 
     threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
     Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
     """
     files = side("files", sources, reader)
@@ -284,8 +285,4 @@ def _notes(
         )
     values = values_of_facts([dict(facts) for _, facts in launches])
     hidden = varying_text(values, [*known, "label=cell", "label=launch"])
-    if hidden:
-        notes.append(f"hidden: the launches are not alike in {hidden}")
-    if files.rehearsals:
-        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    return notes
+    return [*notes, *filter(None, (hidden_note(hidden), files.rehearsal_note))]

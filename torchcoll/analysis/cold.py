@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.late import Late, late_cases
 from torchcoll.analysis.matching import kind_of
 from torchcoll.analysis.repeats import Pairs, Placed, in_job, pairs_of, places_of
@@ -116,7 +116,8 @@ class Cold:
 def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Cold:
     """What starting cost in these Runs, files, folders or globs, launch by launch.
 
-    Raises UsageError where no launch tells its first calls, UnreadableError for a file.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no launch tells its first calls, UnreadableError for a file.
     """
     files = side("files", sources, reader)
     launches = [part for run in files.runs for part in run.launches()]
@@ -297,12 +298,10 @@ def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[s
     if bad:
         words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
         notes.append(f"in no mean, as their first case did not end well: {words}")
-    if files.rehearsals:
-        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    for kind in _kinds(rows):
-        if text := hidden_among([row.facts for row in kind], apart):
-            notes.append(f"hidden: the launches are not alike in {text}")
-    return list(dict.fromkeys(notes))
+    notes.append(files.rehearsal_note)
+    varying = (hidden_among([row.facts for row in kind], apart) for kind in _kinds(rows))
+    notes += map(hidden_note, varying)
+    return list(dict.fromkeys(filter(None, notes)))
 
 
 def _kinds(rows: Sequence[ColdRow]) -> list[list[ColdRow]]:

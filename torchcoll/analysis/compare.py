@@ -103,7 +103,9 @@ def compare(
     threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
     max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
     ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
-    each collective in place of the cases. Raises UsageError for choices that do not exist, for
+    each collective in place of the cases.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError for choices that do not exist, for
     sides without a common case, and for rehearsals among real launches; UnreadableError for a file.
     """
     choose(metric, "metric", METRICS)

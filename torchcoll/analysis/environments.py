@@ -84,12 +84,14 @@ def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
     lines = []
     for one in (base, new):
         varying = varying_text(values_by_name(one), [*by, "label=launch"])
-        if varying:
-            lines.append(
-                f"hidden: the launches of {one.name} are not alike in {varying} "
-                "(--by NAME keeps them apart)"
-            )
+        if text := hidden_note(varying, f"the launches of {one.name}"):
+            lines.append(f"{text} (--by NAME keeps them apart)")
     return lines
+
+
+def hidden_note(varying: str, which: str = "the launches") -> str:
+    """What is said of launches that are shown as one although they differ; '' if they do not."""
+    return f"hidden: {which} are not alike in {varying}" if varying else ""
 
 
 def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:

@@ -93,6 +93,7 @@ def advise(
     plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
     the traffic tells. accumulate: backward passes an optimiser step; None: one, but what makes the
     same calls several times in a step is refused where it does not tell how many passes they are.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
 
     The model is told in analysis/overlap.py. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,

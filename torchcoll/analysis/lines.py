@@ -9,7 +9,7 @@ from typing import Any
 
 from torchcoll.analysis.cases import is_right
 from torchcoll.analysis.conditions import conditions
-from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.sides import Measured, Reading, Side, known_of, value_of_fact
 from torchcoll.analysis.stats import geometric
@@ -67,8 +67,8 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
         which = f"{side.name}: " if side.name else ""
         facts = [(part.ranks, known_of(part)) for part in side.parts]
         apart = kept_apart(facts)
-        if text := hidden_among([own for _, own in facts], apart):
-            notes.append(f"{which}hidden: its launches are not alike in {text}")
+        launches = f"the launches of {side.name}" if side.name else "the launches"
+        notes.append(hidden_note(hidden_among([own for _, own in facts], apart), launches))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         missing: Counter[str] = Counter()
         for item in side.measured("time", Reading(over_ranks)):
@@ -92,9 +92,9 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     between = [known_of(part) for side in sides for part in side.parts[:1]]
     if len(sides) > 1 and (text := hidden_among(between, ())):
         notes.append(f"the sides are not alike in {text}")
-    if any(side.rehearsals for side in sides):
-        notes.append("REHEARSAL: ranks shared one GPU, and no time means anything")
-    return Picture({name: list(lines.values()) for name, lines in panels.items()}, notes)
+    notes += dict.fromkeys(side.rehearsal_note for side in sides)
+    lines = {name: list(own.values()) for name, own in panels.items()}
+    return Picture(lines, [note for note in notes if note])
 
 
 def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> Line:

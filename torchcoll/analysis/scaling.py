@@ -13,7 +13,7 @@ from typing import Any
 
 from torchcoll.analysis.cases import is_right, launches_of
 from torchcoll.analysis.cold import Cold, ColdRow
-from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.growth import Growth, growths
 from torchcoll.analysis.left_out import cold_of, later_launches, unusable, why_out
 from torchcoll.analysis.matching import kind_of
@@ -118,7 +118,9 @@ def scaling(
     as they were asked for) or at the smallest, the middle and the largest that most numbers of
     ranks have. ``show`` prints it.
 
-    link_gbps: the limit of busbw in GB/s. Raises UsageError for a size that no case has, and where
+    link_gbps: the limit of busbw in GB/s.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError for a size that no case has, and where
     no case tells its ranks and a time; UnreadableError for a file.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
@@ -306,6 +308,5 @@ def _notes(files: Side, curves: Sequence[Curve]) -> list[str]:
         notes.append("one host and several hosts use other links: each part is fitted by itself")
     if any(one.given and one.given.first_call_ns for one in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")
-    if files.rehearsals:
-        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    return notes
+    hidden = dict.fromkeys(hidden_note(one.hidden, "the launches of a curve") for one in curves)
+    return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -24,6 +24,7 @@ METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTOLD = "not told"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
+_REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
 
 
@@ -90,6 +91,11 @@ class Side:
             or any(event.get("kind") == "rehearsal" for event in run.events)
             for run in self.parts
         )
+
+    @property
+    def rehearsal_note(self) -> str:
+        """What is said of those, '' where there are none."""
+        return _REHEARSALS if self.rehearsals else ""
 
     def read_as(self, reading: Reading) -> str:
         """What a figure is of the calls and ranks: of samples ``reading``, else what the sources

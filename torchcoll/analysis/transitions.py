@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.algorithms import algorithms
-from torchcoll.analysis.environments import hidden_among, kept_apart
+from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.fit import counted_share
 from torchcoll.analysis.matching import NAMES, value_of
 from torchcoll.analysis.misfit import Fall, falls_of, note_of
@@ -164,7 +164,8 @@ def transitions(
     """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
     size; launches are pooled. ``show`` prints it.
 
-    Raises UsageError where no case has a time and a size, UnreadableError for a file.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no case has a time and a size, UnreadableError for a file.
     """
     files = side("files", sources, reader)
     apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
@@ -196,11 +197,8 @@ def _notes(files: Side, apart: Sequence[str]) -> list[str]:
     alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
     for part in files.parts:
         alike.setdefault(part.ranks, []).append(known_of(part))
-    texts = dict.fromkeys(hidden_among(facts, apart) for facts in alike.values())
-    notes = [f"hidden: the launches are not alike in {text}" for text in texts if text]
-    if files.rehearsals:
-        notes.append("rehearsals: ranks shared a GPU, and no time means anything")
-    return notes
+    texts = dict.fromkeys(hidden_note(hidden_among(facts, apart)) for facts in alike.values())
+    return list(filter(None, (*texts, files.rehearsal_note)))
 
 
 def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:

@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.analysis.algorithms import algorithms
     from torchcoll.analysis.gate import parse_share
-    from torchcoll.core.records import load_all
     from torchcoll.core.summary import OVER_RANKS
-    from torchcoll.importers.registry import resolve
-    from torchcoll.report.algorithms import FORMATS, show_algorithms
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.algorithms import show_algorithms
+    from torchcoll.report.found import FORMATS, tell_beside
     from torchcoll.report.view import choice
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -57,10 +57,11 @@ def run(options: argparse.Namespace) -> ExitCode | int:
         threshold=parse_share(options.threshold, "threshold"),
         filter=options.filter,
         over_ranks=options.over_ranks,
-        reader=lambda files: load_all(resolve(str(file) for file in files)),
+        reader=read_all,
     )
     if not chosen:
         show_algorithms([found], options.format)
+        tell_beside(found, options.format)
         return ExitCode.OK
     exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
     if not options.check:

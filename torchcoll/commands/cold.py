@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.cold import cold
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
-    from torchcoll.report.cold import FORMATS, show_cold
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.cold import show_cold
+    from torchcoll.report.found import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.report.plot import plot
     from torchcoll.report.view import choice
@@ -27,8 +27,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot)
-    found = cold(options.files, reader=lambda files: load_all(resolve(str(f) for f in files)))
+    found = cold(options.files, reader=read_all)
     show_cold([found], options.format)
+    tell_beside(found, options.format)
     if options.plot:
         plot(found, options.plot)
         print(f"torchcoll: picture: {options.plot}", file=sys.stderr)

@@ -38,18 +38,15 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
     from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
-    from torchcoll.report.compare import FORMATS, show_comparisons, told_beside
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.compare import show_comparisons, told_beside
+    from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    base, *others = [
-        side(name, paths, lambda files: load_all(resolve(str(file) for file in files)))
-        for name, paths in sides_of(options.sides)
-    ]
+    base, *others = [side(name, paths, read_all) for name, paths in sides_of(options.sides)]
     found = [
         compare(
             base,
@@ -64,9 +61,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(found, options.format)
-    if options.format in ("csv", "json"):  # the tables hold them
-        for text in told_beside(found, options.format):
-            print(f"torchcoll: {text}", file=sys.stderr)
+    for text in told_beside(found, options.format):
+        print(f"torchcoll: {text}", file=sys.stderr)
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
         if text := untested(gate, found):

@@ -22,8 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
     from torchcoll.report.text import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
@@ -32,7 +31,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.output and os.path.lexists(options.output):
         action = "Name another file or remove it."
         raise UsageError("output", options.output, "a file that does not exist", action)
-    runs = load_all(resolve(options.files))
+    runs = read_all(options.files)
     if options.format == "parquet":
         from torchcoll.analysis.parquet import write_parquet
 

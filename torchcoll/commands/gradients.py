@@ -95,9 +95,8 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.gradients import CAPS_MB, advise
-    from torchcoll.core.records import load_all
     from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
     from torchcoll.report.text import show
 
     if options.fsdp is not None:
@@ -122,7 +121,7 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         backward_ms=None if backward is None else _number(backward, "backward-ms"),
         dtype=options.dtype,
         accumulate=options.accumulate,
-        reader=lambda files: load_all(resolve(str(file) for file in files)),
+        reader=read_all,
     )
     show(found, format=options.format)
     return ExitCode.OK

@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.log import file_rows, job_log
     from torchcoll.libraries.logs import files_of, jobs_of, read_log
     from torchcoll.libraries.nccl.dump import is_dump
-    from torchcoll.report.log import FORMATS, show_logs
+    from torchcoll.report.found import FORMATS
+    from torchcoll.report.log import show_logs
     from torchcoll.report.output import one_line
     from torchcoll.report.view import choice
 

@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.files import expanded
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
     from torchcoll.report.plot import plot
 
     named: dict[str, list[str]] = {}
@@ -38,7 +37,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             label, path = _name(argument, named), argument
         named.setdefault(label, []).append(path)
     sides = {
-        name: load_all(resolve(str(file) for path in paths for file in expanded(path)))
+        name: read_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
     }
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}

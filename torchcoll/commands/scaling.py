@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.scaling import scaling
-    from torchcoll.core.records import load_all
     from torchcoll.core.units import parse_size
-    from torchcoll.importers.registry import resolve
-    from torchcoll.report.scaling import FORMATS, show_scaling
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.found import FORMATS, tell_beside
+    from torchcoll.report.scaling import show_scaling
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
@@ -30,9 +30,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         options.files,
         sizes=sizes,
         link_gbps=link,
-        reader=lambda files: load_all(resolve(str(file) for file in files)),
+        reader=read_all,
     )
     show_scaling([found], options.format)
+    tell_beside(found, options.format)
     return ExitCode.OK
 
 

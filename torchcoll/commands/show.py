@@ -52,15 +52,14 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.records import load_all
     from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import resolve
-    from torchcoll.report.output import one_line
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.notes import lines_beside
     from torchcoll.report.text import SHOWN, Judging, has_verdict, show
 
     if any(map(is_traffic, options.files)):
         return _show_traffic(options)
-    runs = load_all(resolve(options.files))
+    runs = read_all(options.files)
     if options.against:
         options.against = _baseline(options.against)
     if options.reference and runs:
@@ -73,10 +72,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if _asks(options) and not has_verdict(options.format, _has_view(options)):
         choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
     show(*runs, **choices)
-    for run in runs if options.format in ("csv", "json") else ():  # others show them below
-        for problem in run.problems:
-            where = "" if str(run.path) in problem else f"{run.path}: "
-            print(f"torchcoll: warning: {one_line(where + problem)}", file=sys.stderr)
+    for text in lines_beside(options.format, runs):
+        print(f"torchcoll: {text}", file=sys.stderr)
     return _judged(runs, options)
 
 
@@ -93,7 +90,7 @@ def _show_traffic(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
-    for name in ("reference", "gate", "junit", "health", *_OF_VERDICT):
+    for name in ("reference", "gate", "junit", "health"):
         if value := getattr(options, name):
             raise UsageError(name, value, "result files beside it, not traffic")
     found = [Traffic.load(path) for path in options.files]
@@ -113,10 +110,9 @@ def _has_view(options: argparse.Namespace) -> bool:
 
 
 def _baseline(path: str) -> Run:
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
 
-    runs = load_all(resolve([path]))
+    runs = read_all([path])
     if len(runs) != 1:
         raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
     return runs[0]
@@ -153,8 +149,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
 
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    from torchcoll.core.records import load_all
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
     from torchcoll.report.reference import is_points, load_points, points_of, show_beside
 
     if options.format not in ("table", "markdown"):
@@ -164,5 +159,5 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     if is_points(path):
         points = load_points(path)
     else:
-        points = [p for run in load_all(resolve([path])) for p in points_of(run)]
+        points = [p for run in read_all([path]) for p in points_of(run)]
     show_beside(runs, points, options.format)

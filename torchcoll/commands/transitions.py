@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.transitions import transitions
-    from torchcoll.core.records import load_all
     from torchcoll.core.summary import OVER_RANKS
-    from torchcoll.importers.registry import resolve
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.found import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.report.plot import plot
-    from torchcoll.report.transitions import FORMATS, show_transitions
+    from torchcoll.report.transitions import show_transitions
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
@@ -34,9 +34,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     found = transitions(
         options.files,
         over_ranks=options.over_ranks,
-        reader=lambda files: load_all(resolve(str(file) for file in files)),
+        reader=read_all,
     )
     show_transitions([found], options.format, refine=options.refine)
+    tell_beside(found, options.format)
     if options.plot:
         plot(found, options.plot)
         print(f"torchcoll: picture: {options.plot}", file=sys.stderr)

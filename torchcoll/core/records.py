@@ -13,6 +13,7 @@ import gzip
 import json
 import math
 import os
+import shlex
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -323,10 +324,13 @@ def _header(line: bytes, path: Path, problems: list[str]) -> dict[str, Any]:
         if not 0 <= (header.get("ranks") or 0) <= _MOST_RANKS:
             raise ValueError
     except _UNUSABLE:
+        way = f"torchcoll import {shlex.quote(str(path))} -o RUN.jsonl"
+        action = f"Where it is output of another tool: {way}"
         raise UnreadableError(
             "result file",
             path,
             'a torchcoll result file, whose first line holds "schema":"torchcoll/1"',
+            "" if b'"record"' in line else action,
         ) from None
     if schema.split("/")[1].split(".")[0] != SCHEMA.split("/")[1]:
         raise UnreadableError(

@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, Options
 from torchcoll.importers.lines import Source
@@ -147,13 +148,28 @@ def is_ours(path: str) -> bool:
         source.close()
 
 
-def resolve(paths: Iterable[str], options: Options | None = None) -> list[Run | str]:
-    """For every command that reads result files: our own stay paths, foreign ones become Runs.
+def read_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
+    """The runs of result files and of output of other tools; a Run is what it is.
+
+    For every command that reads files, and as ``reader`` of ``compare`` and others. Raises
+    UnreadableError for a file that cannot be read, and for one of which nothing could be.
+    """
+    return load_all(resolve(sources))
+
+
+def resolve(
+    sources: Iterable[Run | str | os.PathLike[str]], options: Options | None = None
+) -> list[Run | str]:
+    """Our own files stay paths, foreign ones become Runs.
 
     Raises UnreadableError for a foreign file of which nothing could be read.
     """
     found: list[Run | str] = []
-    for path in paths:
+    for source in sources:
+        if isinstance(source, Run):
+            found.append(source)
+            continue
+        path = str(source)
         if is_ours(path):
             found.append(path)
             continue

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_ratio, format_size, format_time
-from torchcoll.report.csv import records_csv
+from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
-from torchcoll.report.output import Output, one_line
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.notes import found_lines
+from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
     from torchcoll.analysis.algorithms import Algorithms
     from torchcoll.analysis.contest import CellAt, SizeFound, Table
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-algorithms/1"
 _MOST_TIED = 2  # further names are counted
 _STYLES = {"near-optimal": "green", "beaten": "red", "unclear": "yellow"}
@@ -34,17 +30,9 @@ def show_algorithms(
     found: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
-    choice(format, "format", FORMATS)
-    out = Output(file)
-    if format == "json":
-        objects = [algorithms_object(one) for one in found]
-        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
-    elif format == "csv":
-        tables = [table for one in found for table in one.tables]
-        out.write(records_csv([_size_record(t, s) for t in tables for s in t.sizes]))
-    else:
-        print_grids([("", [grid for one in found for grid in _grids(one)])], format, out)
-    out.flush()
+    show_found(
+        [Found(_grids(one), _records(one), algorithms_object(one)) for one in found], format, file
+    )
 
 
 # -- text ------------------------------------------------------------------------------------
@@ -205,7 +193,7 @@ def _below(found: Algorithms) -> list[str]:
     lines = [
         f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in found.missing.items()
     ]
-    lines += map(one_line, [*runs_lines(found.runs), *found.notes])
+    lines += found_lines(found.notes, found.runs)
     if found.comparisons:
         word = "comparison" if found.comparisons == 1 else "comparisons"
         lines.append(
@@ -224,7 +212,7 @@ def algorithms_object(found: Algorithms) -> dict[str, Any]:
         "threshold": found.threshold,
         "comparisons": found.comparisons,
         "missing": found.missing,
-        "notes": found.notes,
+        "notes": found_lines(found.notes, found.runs),
         "tables": [
             {
                 "case": {k: v for k, v in table.common.items() if v is not None},
@@ -256,8 +244,13 @@ def algorithms_object(found: Algorithms) -> dict[str, Any]:
     }
 
 
-def _size_record(table: Table, size: SizeFound) -> dict[str, Any]:
-    return {**{k: v for k, v in table.common.items() if v is not None}, **_found_record(size)}
+def _records(found: Algorithms) -> list[dict[str, Any]]:
+    """One object a size of each table."""
+    return [
+        {**{k: v for k, v in table.common.items() if v is not None}, **_found_record(size)}
+        for table in found.tables
+        for size in table.sizes
+    ]
 
 
 def _found_record(size: SizeFound) -> dict[str, Any]:

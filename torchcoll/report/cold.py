@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.cold_tables import cold_grids, over
-from torchcoll.report.csv import records_csv
-from torchcoll.report.notes import runs_lines
-from torchcoll.report.output import Output
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.found import Found, show_found
+from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
     from torchcoll.analysis.cold import Cold, ColdRow, Scale
     from torchcoll.analysis.repeats import Pairs
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-cold/1"
 
 
 def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``cold`` found. Raises UsageError for an unknown format."""
-    choice(format, "format", FORMATS)
-    out = Output(file)
-    if format == "json":
-        objects = [cold_object(one) for one in found]
-        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
-    elif format == "csv":
-        out.write(records_csv([row_record(row) for one in found for row in one.rows]))
-    else:
-        print_grids([("", [grid for one in found for grid in cold_grids(one)])], format, out)
-    out.flush()
+    show_found(
+        [
+            Found(cold_grids(one), list(map(row_record, one.rows)), cold_object(one))
+            for one in found
+        ],
+        format,
+        file,
+    )
 
 
 # -- objects ---------------------------------------------------------------------------------
@@ -49,7 +42,7 @@ def cold_object(found: Cold) -> dict[str, Any]:
             {**dataclasses.asdict(one), "kind": _known(one.kind), "extra_ns": one.extra_ns}
             for one in found.late
         ],
-        "notes": [*found.notes, *runs_lines(found.runs)],
+        "notes": found_lines(found.notes, found.runs),
     }
 
 

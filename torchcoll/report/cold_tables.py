@@ -10,7 +10,7 @@ from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.comparison import interval_text
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
+from torchcoll.report.notes import found_lines
 from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def cold_grids(found: Cold) -> list[Grid]:
     each = {id(row.launch): row for row in found.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(found.late))
-    grids.append(Grid([], [], below=[*map(one_line, found.notes), *runs_lines(found.runs)]))
+    grids.append(Grid([], [], below=found_lines(found.notes, found.runs)))
     return grids
 
 

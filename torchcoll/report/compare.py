@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.report.columns import ROW_FIELDS
 from torchcoll.report.comparison import comparison_grids
-from torchcoll.report.notes import problems_of
-from torchcoll.report.output import Output, one_line
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.found import Found, show_found
+from torchcoll.report.notes import lines_beside
 
 if TYPE_CHECKING:
     from torchcoll.analysis.compare import Comparison
     from torchcoll.analysis.sides import Side
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
     *("verdict", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
@@ -33,27 +27,20 @@ def show_comparisons(
     found: Sequence[Comparison], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print comparisons with one base. Raises UsageError for an unknown format."""
-    choice(format, "format", FORMATS)
-    out = Output(file)
-    if format == "json":
-        objects = [comparison_object(one) for one in found]
-        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
-    elif format == "csv":
-        out.write(csv_text(found))
-    else:
-        print_grids([("", [g for one in found for g in comparison_grids(one)])], format, out)
-    out.flush()
+    show_found(
+        [Found(comparison_grids(one), _records(one), comparison_object(one)) for one in found],
+        format,
+        file,
+    )
 
 
 def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
-    """What the tables say and this format has no place for."""
+    """As ``lines_beside`` of all sides."""
     lines = []
     for one in found:
-        for side in (one.base, one.new):
-            lines += [f"warning: {text}" for run in side.runs for text in problems_of(run)]
-        if format == "csv":
-            lines += [f"differs: {one_line(str(each))}" for each in one.differences]
-            lines += [f"note: {one_line(text)}" for text in one.notes]
+        notes = [*(f"differs: {each}" for each in one.differences)]
+        notes += [f"note: {text}" for text in one.notes]
+        lines += lines_beside(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
 
 
@@ -87,21 +74,12 @@ def _side_object(side: Side) -> dict[str, Any]:
     return {"name": side.name, "launches": len(side.runs), "paths": paths}
 
 
-def csv_text(found: Sequence[Comparison]) -> str:
-    """One heading for all; the first columns name the sides."""
-    records: list[dict[str, Any]] = []
-    for one in found:
-        names = {"base_name": one.base.name, "new_name": one.new.name}
-        records += [{**names, **item.record} for item in one.fitted]
-        if not one.fitted:
-            records += [{**names, **r.record, "notes": "; ".join(r.notes)} for r in one.rows]
-    heads: Iterable[str] = ("base_name", "new_name", *CASE_NAMES, "notes")
-    if any(one.fitted for one in found):
-        heads = dict.fromkeys(name for record in records for name in record)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(heads), lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    for record in records:
-        texts = {k: one_line(v) if isinstance(v, str) else v for k, v in record.items()}
-        writer.writerow(texts)
-    return out.getvalue()
+def _records(found: Comparison) -> list[dict[str, Any]]:
+    """One object a case or fit, of csv; the first columns name the sides."""
+    names = {"base_name": found.base.name, "new_name": found.new.name}
+    if found.fitted:
+        return [{**names, **one.record} for one in found.fitted]
+    return [
+        {**names, **{name: row.record[name] for name in CASE_NAMES}, "notes": "; ".join(row.notes)}
+        for row in found.rows
+    ]

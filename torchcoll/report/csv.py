@@ -1,10 +1,14 @@
-"""The rows as CSV: every field of a Row in base units, unknown as an empty field."""
+"""The rows as CSV: every field of a Row in base units, unknown as an empty field.
+
+A list is its items with commas between them, as the options of the command line take lists; an
+empty one is an empty field.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.result import Run
@@ -25,9 +29,11 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
         # The long tables keep ranks apart: they have no reading over ranks.
         names += ["over_ranks"] if records is ROWS else []
         names += ["run_id", "start_utc", *labels]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
+    return records_csv(_flat(runs, view, records), names)
+
+
+def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
+    """Each row with what is common to its launch."""
     for run in runs:
         common = {"file": str(run.path or run.header.get("run_id") or "")}
         common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
@@ -40,16 +46,16 @@ def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
                     {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
                     for result, values in zip(results, rows, strict=True)
                 ]
-            for values in rows:
-                writer.writerow({k: _cell(v) for k, v in (common | own | values).items()})
-    return out.getvalue()
+            yield from (common | own | values for values in rows)
 
 
-def records_csv(records: Sequence[Mapping[str, Any]]) -> str:
-    """Objects of base units as CSV: a column for each name that any of them has."""
+def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
+    """Objects of base units as CSV: the columns ``names``, or one for each name in any of them."""
+    if not names:
+        records = list(records)
+        names = list(dict.fromkeys(name for record in records for name in record))
     out = io.StringIO()
-    names = dict.fromkeys(name for record in records for name in record)
-    writer = csv.DictWriter(out, list(names), lineterminator="\n")
+    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for record in records:
         writer.writerow({k: _cell(v) for k, v in record.items()})
@@ -57,4 +63,6 @@ def records_csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return ",".join(one_line(item) for item in value)
     return one_line(value) if isinstance(value, str) else value

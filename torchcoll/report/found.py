@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid
-from torchcoll.report.output import Output, one_line
+from torchcoll.report.notes import lines_beside
+from torchcoll.report.output import Output
 from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
@@ -28,29 +29,36 @@ class Found:
 
 def show_found(found: Sequence[Found], format: str, file: TextIO | None) -> None:
     """Print them, one below the other. Raises UsageError for an unknown format."""
+    grids = [grid for one in found for grid in one.grids]
+    records = [record for one in found for record in one.records]
+    things = [one.thing for one in found]
+    thing = things[0] if len(things) == 1 else things
+    print_forms([("", grids)], records, thing, format, file)
+
+
+def print_forms(
+    titled: Sequence[tuple[str, list[Grid]]],
+    records: Sequence[dict[str, Any]],
+    thing: Any,
+    format: str,
+    file: TextIO | None,
+    names: Sequence[str] = (),
+) -> None:
+    """Print one of these: tables below their titles, the rows of csv (columns ``names``, or those
+    that any row has), the object of json. Raises UsageError for an unknown format.
+    """
     choice(format, "format", FORMATS)
     out = Output(file)
     if format == "json":
-        things = [one.thing for one in found]
-        out.write(json.dumps(things[0] if len(things) == 1 else things, indent=1) + "\n")
+        out.write(json.dumps(thing, indent=1) + "\n")
     elif format == "csv":
-        out.write(_csv_text([record for one in found for record in one.records]))
+        out.write(records_csv(records, names))
     else:
-        print_grids([("", [grid for one in found for grid in one.grids])], format, out)
+        print_grids(titled, format, out)
     out.flush()
 
 
-def _csv_text(records: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    names = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    for record in records:
-        writer.writerow({name: _cell(value) for name, value in record.items()})
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return one_line(value) if isinstance(value, str) else value
+def tell_beside(found: Any, format: str) -> None:
+    """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
+    for text in lines_beside(format, found.runs, [f"note: {text}" for text in found.notes]):
+        print(f"torchcoll: {text}", file=sys.stderr)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.dump import dump_grids
+from torchcoll.report.found import print_forms
 from torchcoll.report.grid import Grid, Head
-from torchcoll.report.output import Output, one_line
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
     from torchcoll.analysis.dump import Dump
     from torchcoll.analysis.log import JobLog
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-log/1"
 _MOST_RANKS = 64  # of a ring are shown; json has all
 _MOST_WARNINGS = 20
@@ -52,24 +47,18 @@ def show_logs(
 
     Raises UsageError for an unknown format.
     """
-    choice(format, "format", FORMATS)
-    out = Output(file)
-    if format == "json":
-        out.write(json.dumps(_document(jobs, files, dumps), indent=1) + "\n")
-    elif format == "csv":
-        out.write(_csv(jobs, dumps))
+    shown = len(jobs) + len(dumps)
+    titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
+    titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
+    lines = [text for row in files for text in _file_lines(row)]
+    rest = Grid([], [], below=lines)
+    if titled:
+        titled[-1][1].append(rest)
     else:
-        shown = len(jobs) + len(dumps)
-        titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
-        titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
-        lines = [text for row in files for text in _file_lines(row)]
-        rest = Grid([], [], below=lines)
-        if titled:
-            titled[-1][1].append(rest)
-        else:
-            titled = [("", [rest])]
-        print_grids(titled, format, out)
-    out.flush()
+        titled = [("", [rest])]
+    rows = _rows(jobs, dumps)
+    names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
+    print_forms(titled, rows, _document(jobs, files, dumps), format, file, names)
 
 
 def _document(
@@ -92,8 +81,8 @@ def _document(
     }
 
 
-def _csv(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> str:
-    """All tables below one heading; ``table`` names the one that a row is of."""
+def _rows(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> list[Row]:
+    """All tables, for csv; ``table`` names the one that a row is of."""
     rows: list[Row] = [
         {"file": dump.file, "table": name, **row}
         for dump in dumps
@@ -106,19 +95,7 @@ def _csv(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> str:
         for name, own in job.tables.items()
         for row in own
     ]
-    out = io.StringIO()
-    heads = dict.fromkeys(("job", "table", *(name for row in rows for name in row)))
-    writer = csv.DictWriter(out, list(heads), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: _plain(v) for k, v in row.items()})
-    return out.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        value = " ".join(map(str, value))
-    return one_line(value) if isinstance(value, str) else value
+    return rows
 
 
 # -- tables for people -----------------------------------------------------------------------

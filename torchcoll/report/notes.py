@@ -98,11 +98,33 @@ def runs_lines(runs: Sequence[Run]) -> list[str]:
             found.setdefault(line, []).append(run)
     lines = []
     for line, own in found.items():
-        known = (own[0].path, own[0].source.get("file"), own[0].header.get("run_id"), "a run")
-        name = one_line(next(filter(None, known)))
+        name = _name_of(own[0])
         where = name if len(own) == 1 else f"{len(own)} of {len(runs)} launches"
         lines.append(line if len(runs) == 1 or name in line else f"{where}: {line}")
     return lines
+
+
+def found_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """What stands below the tables of what was found in runs: of it, and of the runs."""
+    return list(dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)])))
+
+
+def lines_beside(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
+    """What a table says and csv and json have no place for: the problems of the files, each with
+    its file, and of csv ``notes``.
+    """
+    lines = []
+    if format in ("csv", "json"):
+        problems = ((_name_of(run), text) for run in runs for text in problems_of(run))
+        lines = [f"warning: {text if n in text else f'{n}: {text}'}" for n, text in problems]
+    if format == "csv":
+        lines += map(one_line, notes)
+    return list(dict.fromkeys(lines))
+
+
+def _name_of(run: Run) -> str:
+    known = (run.path, run.source.get("file"), run.header.get("run_id"), "a run")
+    return one_line(next(filter(None, known)))
 
 
 def _event_text(event: dict[str, Any]) -> str:

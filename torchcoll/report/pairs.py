@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -22,13 +19,11 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
 from torchcoll.core.suspects import Z_LIMIT, Suspect, suspect_text, suspects, without
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
+from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.output import Output, one_line
 from torchcoll.report.pair_matrix import MOST_ROWS, matrix_grid, slowest_units
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-pairs/1"
 
 
@@ -39,7 +34,6 @@ def show_pairs(
 
     Raises UsageError for an unknown format and a run without pairs.
     """
-    choice(format, "format", FORMATS)
     pairs = read_pairs(run)
     if pairs is None:
         what = run.path or "this run"
@@ -48,20 +42,15 @@ def show_pairs(
     threshold = threshold or pairs.threshold
     found = suspects(pairs, threshold)
     out = Output(file)
-    if format == "json":
-        out.write(json.dumps(_object(run, pairs, found, threshold), indent=1) + "\n")
-    elif format == "csv":
-        out.write(_csv(_records(pairs)))
-    else:
-        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
-        if not grids:
-            grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
-        units = _units(pairs, format)
-        first = [*grids, units][0]
-        first.above = [*_title(run, pairs), *first.above]
-        units.below += _below(run, pairs, found, threshold)
-        print_grids([("", [*grids, units])], format, out)
-    out.flush()
+    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+    if not grids:
+        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+    units = _units(pairs, format)
+    first = [*grids, units][0]
+    first.above = [*_title(run, pairs), *first.above]
+    units.below += _below(run, pairs, found, threshold)
+    thing = _object(run, pairs, found, threshold)
+    show_found([Found([*grids, units], thing["rows"], thing)], format, file)
     return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
 
 
@@ -246,15 +235,6 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
                     }
                 )
     return rows
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else ["kind"], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({k: one_line(v) if isinstance(v, str) else v for k, v in row.items()})
-    return out.getvalue()
 
 
 def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:

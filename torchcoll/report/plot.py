@@ -52,14 +52,16 @@ def plot(
     from torchcoll.report.plot_regimes import regimes_figure
 
     check_path(path)
+    choice(over_ranks, "over-ranks", OVER_RANKS)
     if isinstance(what, Cold | Transitions):
-        for name, value in {"filter": filter, "fabric": fabric, "rules": rules}.items():
+        how = "" if over_ranks == "max" else over_ranks
+        given = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
+        for name, value in given.items():
             if value:
                 raise UsageError(name, value, "runs or files beside it, not what was found in them")
         figure = cold_figure(what) if isinstance(what, Cold) else regimes_figure(what)
         write_figure(figure, path)
         return
-    choice(over_ranks, "over-ranks", OVER_RANKS)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
-from torchcoll.report.csv import records_csv
+from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, reading
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
-from torchcoll.report.output import Output, one_line
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
     from torchcoll.analysis.growth import Law
     from torchcoll.analysis.scaling import Curve, Fit, Point, Scaling
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-scaling/1"
 _FITS = (
     "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
@@ -40,17 +35,8 @@ def show_scaling(
     found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    choice(format, "format", FORMATS)
-    out = Output(file)
-    if format == "json":
-        objects = [scaling_object(one) for one in found]
-        out.write(json.dumps(objects[0] if len(objects) == 1 else objects, indent=1) + "\n")
-    elif format == "csv":
-        curves = [curve for one in found for curve in (*one.curves, *one.starts)]
-        out.write(records_csv([record for curve in curves for record in _rows(curve)]))
-    else:
-        print_grids([("", [grid for one in found for grid in _grids(one)])], format, out)
-    out.flush()
+    things = [(one, scaling_object(one)) for one in found]
+    show_found([Found(_grids(one), thing["rows"], thing) for one, thing in things], format, file)
 
 
 # -- objects ---------------------------------------------------------------------------------
@@ -63,7 +49,7 @@ def scaling_object(found: Scaling) -> dict[str, Any]:
         "link_gbps": found.link_gbps,
         "rows": [record for curve in curves for record in _rows(curve)],
         "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
-        "notes": [*found.notes, *runs_lines(found.runs)],
+        "notes": found_lines(found.notes, found.runs),
     }
 
 
@@ -138,9 +124,7 @@ def _grids(found: Scaling) -> list[Grid]:
     below = []
     if found.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
-    hidden = dict.fromkeys(curve.hidden for curve in every if curve.hidden)
-    below += [f"hidden: the launches of a curve differ in {one_line(text)} too" for text in hidden]
-    below += [*found.notes, *runs_lines(found.runs)]
+    below += found_lines(found.notes, found.runs)
     grids.append(Grid([], [], below=below))
     return grids
 

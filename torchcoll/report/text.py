@@ -135,8 +135,9 @@ def show(
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
     tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
     package or of rule files, or a run). Of traffic: format, and columns, which are names of
-    TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
-    UnreadableError for a file.
+    TrafficRow fields. Output of other tools: show ``torchcoll.importers.registry.read_all(paths)``.
+    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
+    file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
@@ -144,6 +145,9 @@ def show(
         given: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
         given |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
         given |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        given |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
+        run = getattr(against, "path", against) or "a run"
+        given |= {"against": None if against is None else run}
         _show_others(others, len(sources), format, columns, file, given)
         return
     choice(format, "format", FORMATS)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.report.csv import records_csv
+from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.kinds import kind_texts
-from torchcoll.report.notes import runs_lines
-from torchcoll.report.output import Output, one_line
-from torchcoll.report.text import print_grids
-from torchcoll.report.view import choice
+from torchcoll.report.notes import found_lines
+from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
     from torchcoll.analysis.regimes import Regime
     from torchcoll.analysis.transitions import Point, Regimes, Transition, Transitions
 
-FORMATS = ("table", "markdown", "csv", "json")
 SCHEMA = "torchcoll-transitions/1"
 _WORDS = {
     "cliff": "time jumps up by {0:.2f}x at once",
@@ -45,35 +41,24 @@ def show_transitions(
     """Print what ``transitions`` found; refine: also the sizes that would narrow each zone. Raises
     UsageError for an unknown format.
     """
-    choice(format, "format", FORMATS)
-    out = Output(file)
     curves = [curve for one in found for curve in one.curves]
-    if format == "json":
-        rows = [record for one in curves for record in records(one)]
-        objects = [_curve_object(one) for one in curves]
-        out.write(
-            json.dumps(
-                {"schema": SCHEMA, "rows": rows, "curves": objects, "notes": notes_of(found)},
-                indent=1,
-            )
-            + "\n"
-        )
-    elif format == "csv":
-        out.write(records_csv([record for one in curves for record in records(one)]))
-    else:
-        titles = kind_texts([one.common for one in curves])
-        grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
-        print_grids(
-            [("", [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes_of(found))])],
-            format,
-            out,
-        )
-    out.flush()
+    notes = notes_of(found)
+    rows = [record for one in curves for record in records(one)]
+    titles = kind_texts([one.common for one in curves])
+    grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
+    thing = {
+        "schema": SCHEMA,
+        "rows": rows,
+        "curves": list(map(_curve_object, curves)),
+        "notes": notes,
+    }
+    grids = [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes)]
+    show_found([Found(grids, rows, thing)], format, file)
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:
-    lines = [line for one in found for line in (*one.notes, *runs_lines(one.runs))]
-    return list(dict.fromkeys(map(one_line, lines)))
+    lines = [line for one in found for line in found_lines(one.notes, one.runs)]
+    return list(dict.fromkeys(lines))
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
