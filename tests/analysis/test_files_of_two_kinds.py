@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,14 @@ def test_other_commands_leave_traffic_out(runs, command, how, capsys):
     save(run(measured(100_000)), "before.jsonl")
     assert main([*command.split(), *given]) == 0
     assert capsys.readouterr().err == LEFT_OUT
+
+
+def test_compare_takes_the_first_with_results_as_its_base(runs, capsys):
+    assert main(["compare", *runs[::-1], "--format", "json"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith(LEFT_OUT)
+    ratios = [row["ratio"] for row in json.loads(told.out)["rows"]]
+    assert ratios == [pytest.approx(0.5)] * 6  # runs/1 takes half as long as runs/2
 
 
 def test_export_leaves_traffic_out(runs, capsys):

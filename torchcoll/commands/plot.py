@@ -27,18 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.files import expanded
-    from torchcoll.core.records import is_manifest, load_all
-    from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import leave_out, resolve
+    from torchcoll.core.records import load_all
+    from torchcoll.importers.registry import resolve, with_results
     from torchcoll.report.plot import plot
 
     named: dict[str, list[str]] = {}
-    # Each argument is a side: `DIR/*.jsonl` has files without results too.
-    traffic = [path for path in options.sides if os.path.isfile(path) and is_traffic(path)]
-    drawn = [path for path in options.sides if not (path in traffic or is_manifest(path))]
-    if drawn:
-        leave_out(traffic)
-    for argument in drawn or options.sides:
+    for argument in with_results(options.sides):
         label, found, path = argument.partition("=")
         if os.path.exists(argument) or not (found and label and path):
             label, path = _name(argument, named), argument

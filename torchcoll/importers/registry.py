@@ -175,6 +175,18 @@ def resolve(paths: Iterable[str], options: Options | None = None) -> list[Run | 
     return found
 
 
+def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
+    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
+    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
+    """
+    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
+    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
+    if len(found) < least:
+        return list(arguments)
+    leave_out(traffic)
+    return found
+
+
 def leave_out(traffic: Sequence[str]) -> None:
     """One line on stderr that names these traffic files; none where there are none."""
     if traffic:
