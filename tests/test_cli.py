@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_version_and_help(capsys):
         ("show FILE --metric gbps", 2, "metric: got gbps, expected one of time, algbw, busbw"),
         ("show /no/such", 3, "result file: got /no/such, expected a file that exists"),
         ("show FILE /no/such", 3, "result file: got /no/such, expected a file that exists"),
-        ("show /", 3, "result file: got /, expected a file, not a folder"),
+        ("show DIR", 3, "folder: got DIR, expected a folder with result files"),
         (
             f"show {__file__}",
             3,
@@ -147,7 +148,8 @@ def test_version_and_help(capsys):
         ),
     ],
 )
-def test_errors_are_one_line(arguments, code, line, path, capsys):
+def test_errors_are_one_line(arguments, code, line, path, in_tmp_path, capsys):
+    os.mkdir("DIR")
     assert main([str(path) if a == "FILE" else a for a in arguments.split()]) == code
     out, err = capsys.readouterr()
     assert out == ""

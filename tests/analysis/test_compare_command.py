@@ -77,6 +77,60 @@ def test_sides(folder, sides, capsys):
     assert (row["base_launches"], row["new_launches"], row["verdict"]) == (6, 6, "slower")
 
 
+ALGO = "NCCL_ALGO"
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "text"),
+    [
+        # The files of many/*0* many/*1*, which the shell found.
+        ({"labels": {"cell": "0"}}, [{"labels": {"cell": c}} for c in "0011"], "2 like BASE in "
+         "label=cell and 2 not"),
+        ({"labels": {}}, [{"labels": {}}, {"labels": {"tuned": "yes"}}], "1 like BASE in "
+         "label=tuned and 1 not"),
+        ({"variables": {}}, [{"variables": {}}, {"variables": {ALGO: "RING"}}], "1 like BASE in "
+         "NCCL_ALGO and 1 not"),
+        ({"ranks": 2}, [{"ranks": 4}, {"ranks": 2}, {"ranks": 4}], "1 like BASE in ranks and 2 "
+         "not"),
+        ({}, [{"environment": {"torch": "2.13.0"}}, {"environment": {"torch": "2.14.0"}}],
+         "1 like BASE in torch and 1 not"),
+    ],
+)  # fmt: skip
+def test_unnamed_files_of_two_sides_are_not_one(in_tmp_path, base, new, text, capsys):
+    for number, changed in enumerate([base, *new]):
+        save(run(measured(100_000 + number), **changed), f"{number}.jsonl")
+    files = [f"{number}.jsonl" for number in range(len(new) + 1)]
+    assert main(["compare", *files]) == 2
+    error = (
+        f"torchcoll: error: new: got {len(new)} launches, {text}, expected those of one side. Name "
+        "both sides, quoted: a='...*' b='...*'.\n"
+    )
+    assert capsys.readouterr() == ("", error)
+    # What is named is meant.
+    assert main(["compare", f"a={files[0]}", *(f"b={name}" for name in files[1:])]) == 0
+    assert main(["compare", *files, "--by", "kernel"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        ({"labels": {"cell": "0", "launch": "1"}}, {"labels": {"cell": "1", "launch": "1"}}),
+        ({"environment": {"torch": "2.13.0"}}, {"environment": {"torch": "2.14.0"}}),
+        ({"variables": {}}, {"variables": {ALGO: "RING"}}),
+        ({}, {}),
+    ],
+)
+def test_unnamed_files_behind_the_first_are_launches_of_one_side(in_tmp_path, base, new, capsys):
+    save(run(measured(100_000), **base), "0.jsonl")
+    save(run(measured(90_000), **new), "1.jsonl")
+    if "labels" in new:
+        new = {"labels": {**new["labels"], "launch": "2"}}
+    # Another host and kernel are a scheduler's choice.
+    save(run(measured(91_000), **{"hosts": ["other"], **new}), "2.jsonl")
+    assert main(["compare", "0.jsonl", "1.jsonl", "2.jsonl", "--format", "json"]) == 0
+    assert rows(capsys)[0]["new_launches"] == 2
+
+
 def test_two_backends_of_the_same_launches(folder, capsys):
     for number, noise in enumerate((0, 100, -100, 50)):
         both = [measured(100_000 + noise), measured(120_000 - noise, backend="ccl")]

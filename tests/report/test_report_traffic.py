@@ -235,7 +235,7 @@ def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     assert main(["show", str(path), "--rules", "mine.toml"]) == 2
     assert "rules: got mine.toml, expected none with Traffic" in capsys.readouterr().err
     assert main(["show", str(path), str(tmp_path / "other.jsonl")]) == 3
-    assert "traffic file: got" in capsys.readouterr().err
+    assert "result file: got" in capsys.readouterr().err
 
 
 def test_a_cut_file_is_shown_and_said_to_be(tmp_path, capsys):

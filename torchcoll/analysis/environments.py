@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.matching import Pair
-from torchcoll.analysis.sides import UNTOLD, Side, value_of_fact, values_by_name, values_of_facts
+from torchcoll.analysis.sides import (
+    UNTOLD,
+    Side,
+    known_of,
+    value_of_fact,
+    values_by_name,
+    values_of_facts,
+)
+from torchcoll.core.errors import UsageError
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
@@ -16,6 +24,8 @@ _FIRST: tuple[str, ...] = (
 )
 # Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
 _COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")
+# What may differ from launch to launch of one side: a scheduler chooses the place.
+_OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores", "threads")
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,38 @@ def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
         for name in names:
             values.setdefault((ranks, name), set()).add(value_of_fact(own, name))
     return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+
+
+def check_unmixed(base: Side, new: Side) -> None:
+    """Raises UsageError where some launches of ``new`` are like ``base`` and others are not.
+
+    For files that nobody named: ``compare many/*a* many/*b*`` is many files to the shell, of which
+    BASE is the first alone. Told by any fact but those of the place, which a scheduler chooses.
+    """
+    ours, theirs = (
+        [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
+    )
+    names = {name for own in (*ours, *theirs) for name in own}.difference(_OF_THE_PLACE)
+    # Labels say best what was meant, then variables.
+    for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
+        known = {_told(own, name) for own in ours} - {UNTOLD}
+        values = [value for own in theirs if (value := _told(own, name)) != UNTOLD]
+        alike = sum(value in known for value in values)
+        if not 0 < alike < len(values):
+            continue
+        counts = f"{alike} like BASE in {name} and {len(values) - alike} not"
+        raise UsageError(
+            "new",
+            f"{len(theirs)} launches, {counts}",
+            "those of one side",
+            "Name both sides, quoted: a='...*' b='...*'.",
+        )
+
+
+def _told(facts: Mapping[str, str], name: str) -> str:
+    if name.startswith("label="):
+        return facts.get(name, "none")
+    return value_of_fact(facts, name) if name.isupper() else facts.get(name, UNTOLD)
 
 
 def hidden_among(launches: Sequence[Mapping[str, str]], apart: Sequence[str]) -> str:

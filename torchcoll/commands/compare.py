@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from torchcoll.core.errors import ExitCode
@@ -15,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="SIDE",
         help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
-        "side (one label; without labels all behind the first) are its launches; "
+        "side (one label; without labels all behind the first, refused where only some of them "
+        "are like it) are its launches; "
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
         "against the other side are told",
     )
@@ -36,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
+    from torchcoll.analysis.environments import check_unmixed
     from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
-    from torchcoll.importers.registry import read_all
+    from torchcoll.importers.registry import read_all, with_results
     from torchcoll.report.compare import show_comparisons, told_beside
     from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
@@ -46,7 +49,11 @@ def run(options: argparse.Namespace) -> ExitCode:
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
-    base, *others = [side(name, paths, read_all) for name, paths in sides_of(options.sides)]
+    arguments = with_results(options.sides, least=2)
+    base, *others = [side(name, paths, read_all) for name, paths in sides_of(arguments)]
+    unnamed = list(map(os.path.isfile, arguments))
+    if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
+        check_unmixed(base, next(one for one in others if one.name == "new"))
     found = [
         compare(
             base,

@@ -27,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.files import expanded
-    from torchcoll.importers.registry import read_all
+    from torchcoll.importers.registry import read_all, with_results
     from torchcoll.report.plot import plot
 
     named: dict[str, list[str]] = {}
-    for argument in options.sides:
+    for argument in with_results(options.sides):
         label, found, path = argument.partition("=")
         if os.path.exists(argument) or not (found and label and path):
             label, path = _name(argument, named), argument

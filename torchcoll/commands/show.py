@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
-        "files", nargs="*", metavar="FILE", help="result or traffic files, or output of other tools"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="result or traffic files, folders, quoted globs, or output of other tools",
     )
     add(
         "--reference",
@@ -52,14 +56,17 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import read_all
+    from torchcoll.importers.registry import leave_out, read_all
     from torchcoll.report.notes import lines_beside
     from torchcoll.report.text import SHOWN, Judging, has_verdict, show
 
-    if any(map(is_traffic, options.files)):
-        return _show_traffic(options)
-    runs = read_all(options.files)
+    files, traffic = _by_kind(options.files)
+    if traffic and not files:
+        return _show_traffic(options, traffic)
+    if traffic and not _fits_both(options):
+        leave_out(traffic)
+        traffic = []
+    runs = read_all(files)
     if options.against:
         options.against = _baseline(options.against)
     if options.reference and runs:
@@ -74,7 +81,32 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     show(*runs, **choices)
     for text in lines_beside(options.format, runs):
         print(f"torchcoll: {text}", file=sys.stderr)
+    if traffic:
+        print()
+        _show_traffic(options, traffic)
     return _judged(runs, options)
+
+
+def _by_kind(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
+    from torchcoll.analysis.files import expanded
+    from torchcoll.core.traffic import RANK_FILE, is_traffic
+
+    results: list[str] = []
+    traffic: list[str] = []
+    for path in given:
+        inside = [str(file) for file in expanded(path)]
+        sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
+        results += [file for file in inside if file not in sent]
+        traffic += [path] if sent == inside and os.path.isdir(path) else sent
+    return results, traffic
+
+
+def _fits_both(options: argparse.Namespace) -> bool:
+    """Whether tables of traffic can stand below those of results, under the same options."""
+    own = {**_choices(options), "over_ranks": options.over_ranks != "max", "format": None}
+    asked = [*own.values(), options.reference, _asks(options)]
+    return options.format in ("table", "markdown") and not any(asked)
 
 
 _OF_VERDICT = ("fabric", "rules", "against")
@@ -85,7 +117,7 @@ def _choices(options: argparse.Namespace) -> dict[str, Any]:
     return {k: v for k, v in vars(options).items() if k not in own}
 
 
-def _show_traffic(options: argparse.Namespace) -> ExitCode:
+def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
     from torchcoll.core.traffic import Traffic
     from torchcoll.report.output import one_line
     from torchcoll.report.text import show
@@ -93,7 +125,7 @@ def _show_traffic(options: argparse.Namespace) -> ExitCode:
     for name in ("reference", "gate", "junit", "health"):
         if value := getattr(options, name):
             raise UsageError(name, value, "result files beside it, not traffic")
-    found = [Traffic.load(path) for path in options.files]
+    found = [Traffic.load(path) for path in paths]
     show(*found, **_choices(options))
     for traffic in found if options.format in ("csv", "json") else ():
         for problem in traffic.problems:

@@ -13,14 +13,16 @@ import gc
 import importlib
 import os
 import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import load_all
+from torchcoll.core.records import is_manifest, load_all
 from torchcoll.core.result import Run
+from torchcoll.core.traffic import is_traffic
 from torchcoll.importers.base import Imported, Importer, Options
 from torchcoll.importers.lines import Source
 from torchcoll.importers.nccl_tests import repeats
@@ -162,22 +164,54 @@ def resolve(
 ) -> list[Run | str]:
     """Our own files stay paths, foreign ones become Runs.
 
-    Raises UnreadableError for a foreign file of which nothing could be read.
+    Traffic files, which a replay puts beside the results, are left out and named on stderr. Raises
+    UnreadableError where nothing else is there, and for a foreign file of which nothing could be
+    read.
     """
     found: list[Run | str] = []
+    traffic: list[str] = []
     for source in sources:
         if isinstance(source, Run):
             found.append(source)
             continue
         path = str(source)
         if is_ours(path):
-            found.append(path)
+            (traffic if is_traffic(path) else found).append(path)
             continue
         imported = import_file(path, options)
         if not imported.runs:
             raise nothing_read(path, imported)
         found += imported.runs
+    if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
+        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
+        got = f"traffic alone: {traffic[0]}{more}"
+        raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
+    leave_out(traffic)
     return found
+
+
+def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
+    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
+    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
+    """
+    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
+    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
+    if len(found) < least:
+        return list(arguments)
+    leave_out(traffic)
+    return found
+
+
+def leave_out(traffic: Sequence[str]) -> None:
+    """One line on stderr that names these traffic files; none where there are none."""
+    if traffic:
+        text = f"{_few(traffic)}; torchcoll show FILE shows what it holds"
+        print(f"torchcoll: note: traffic is no result, left out: {text}", file=sys.stderr)
+
+
+def _few(paths: Sequence[str]) -> str:
+    several = [*paths[:3], f"... ({len(paths)} files)"] if len(paths) > 4 else paths
+    return " ".join(", ".join(several).split())
 
 
 def nothing_read(path: str, imported: Imported) -> UnreadableError:

@@ -1,0 +1,117 @@
+"""A folder of results has traffic too, after ``torchcoll replay``, and a matrix its manifest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launches import measured, run
+from sent import call, traffic
+
+from torchcoll.cli import main
+from torchcoll.core.records import save
+
+MANIFEST = '{"record":"matrix","schema":"torchcoll-matrix/1","spec":{}}\n'
+LEFT_OUT = (
+    "torchcoll: note: traffic is no result, left out: runs/3-replay.jsonl; torchcoll show FILE "
+    "shows what it holds\n"
+)
+ALONE = (
+    "torchcoll: error: result files: got traffic alone: runs/3-replay.jsonl, expected results. "
+    "torchcoll show FILE shows traffic.\n"
+)
+
+
+@pytest.fixture
+def runs(in_tmp_path):
+    """Two launches, a replay's traffic and a manifest."""
+    for number in (1, 2):
+        cases = [measured(number * 100_000, nbytes=1 << n) for n in range(10, 16)]
+        save(run(*cases), f"runs/{number}-all_reduce.jsonl")
+    traffic(lambda rank: [call(time_ns=1_000_000)]).save("runs/3-replay.jsonl")
+    Path("runs/manifest.jsonl").write_text(MANIFEST)
+    return sorted(map(str, Path("runs").iterdir()))
+
+
+@pytest.mark.parametrize("how", ["list", "folder", "pattern"])
+def test_show_has_the_results_and_then_the_traffic(runs, how, capsys):
+    given = {"list": runs[::-1], "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
+    assert main(["show", *given]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("completion = max over ranks") == 2
+    above, below = out.split("\n\nruns/3-replay.jsonl: capture, 2 ranks")
+    assert "100.0 us" in above and "200.0 us" in above and "verified" in above
+    assert "1.000 ms" in below and "completion" not in below
+
+
+@pytest.mark.parametrize("asked", ["--per-rank", "--format csv", "--over-ranks mean", "--gate"])
+def test_show_leaves_traffic_out_of_what_does_not_fit_it(runs, asked, capsys):
+    assert main(["show", *runs, *asked.split()]) == 0
+    told = capsys.readouterr()
+    assert LEFT_OUT in told.err and "traffic" not in told.out
+
+
+def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
+    assert main(["show", "runs/3-replay.jsonl"]) == 0
+    assert capsys.readouterr().out.startswith("runs/3-replay.jsonl: capture, 2 ranks")
+    assert main(["show", "runs/3-replay.jsonl", "--per-rank"]) == 2
+    assert "per-rank: got True, expected none with Traffic" in capsys.readouterr().err
+
+
+def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):
+    for rank in (0, 1):
+        save_as = f"seen/traffic-rank{rank}.jsonl"
+        traffic(lambda rank: [call(time_ns=1_000_000)], recorded=[rank]).save(save_as)
+    assert main(["show", "seen"]) == 0
+    assert capsys.readouterr().out.count("seen: capture, 2 ranks") == 1
+    Path("seen/traffic-rank1.jsonl").write_text("")
+    assert main(["show", "seen"]) == 3
+    assert "traffic file: got seen/traffic-rank1.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["cold", "scaling", "transitions", "compare before.jsonl"])
+@pytest.mark.parametrize("how", ["list", "folder", "pattern"])
+def test_other_commands_leave_traffic_out(runs, command, how, capsys):
+    given = {"list": runs, "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
+    save(run(measured(100_000)), "before.jsonl")
+    assert main([*command.split(), *given]) == 0
+    assert capsys.readouterr().err == LEFT_OUT
+
+
+def test_compare_takes_the_first_with_results_as_its_base(runs, capsys):
+    assert main(["compare", *runs[::-1], "--format", "json"]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith(LEFT_OUT)
+    ratios = [row["ratio"] for row in json.loads(told.out)["rows"]]
+    assert ratios == [pytest.approx(0.5)] * 6  # runs/1 takes half as long as runs/2
+
+
+def test_export_leaves_traffic_out(runs, capsys):
+    assert main(["export", "--format", "json", *runs]) == 0
+    told = capsys.readouterr()
+    assert (told.out.count('"median_ns"'), told.err) == (12, LEFT_OUT)
+
+
+@pytest.mark.parametrize(
+    "given", ["runs/3-replay.jsonl", "runs/3-replay.jsonl runs/manifest.jsonl"]
+)
+@pytest.mark.parametrize(
+    "command", ["cold", "transitions", "plot", "compare runs/1-all_reduce.jsonl"]
+)
+def test_traffic_alone_is_one_line(runs, command, given, capsys):
+    assert main([*command.split(), *given.split()]) == 3
+    assert capsys.readouterr() == ("", ALONE)
+
+
+def test_plot_draws_a_side_for_each_file_of_results(runs, capsys, monkeypatch):
+    from torchcoll.report import plot
+
+    drawn = []
+    monkeypatch.setattr(plot, "plot", lambda sides, *_, **__: drawn.extend(sides))
+    assert main(["plot", *runs]) == 0
+    assert drawn == ["1-all_reduce", "2-all_reduce"]
+    assert capsys.readouterr().err == LEFT_OUT
+    assert main(["plot", "runs"]) == 0
+    assert drawn[2:] == ["runs"]
