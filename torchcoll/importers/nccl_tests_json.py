@@ -15,6 +15,7 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Matrix
+from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
     TRUNCATED,
     Imported,
@@ -36,7 +37,6 @@ from torchcoll.importers.nccl_tests import (
     results_of,
     version_text,
 )
-from torchcoll.importers.variables import allowed
 
 NAME = "nccl-tests-json"
 
@@ -152,8 +152,12 @@ def _read(
     dump = data.get("env")
     version = version_text(data.get("nccl_version") or "unknown")
     environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
-    dump = dump if isinstance(dump, list) else []
-    if variables := allowed(e.replace("\\/", "/") for e in dump if isinstance(e, str)):
+    texts = [
+        e.replace("\\/", "/")
+        for e in (dump if isinstance(dump, list) else [])
+        if isinstance(e, str) and "=" in e
+    ]
+    if variables := kept_variables(dict(e.split("=", 1) for e in texts)):
         environment["variables"] = variables
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
