@@ -265,6 +265,7 @@ def test_a_backend_that_sends_nothing():
     ("arguments", "text"),
     [
         ("--cadence stream", "cadence: got stream, expected none: torchcoll.pairs has no such"),
+        ("--seed 1", "seed: got 1, expected none: torchcoll.pairs has no such choice"),
         ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
         ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
         ("--sizes 8", "sizes: got 8, expected more than 8 bytes. The latency is measured in any"),

@@ -13,17 +13,10 @@ from torchcoll.core.tournament import BY, ITERS, LATENCY_NBYTES, SIZES, THRESHOL
 from torchcoll.core.units import whole_number
 
 # Fields of Spec that mean something here; the others are refused.
-_OWN: tuple[str, ...] = (
-    "collectives",
-    "sizes",
-    "dtypes",
-    "backend",
-    "device",
-    "iters",
-    "check",
-    "timeout_s",
+_OWN = (
+    *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
+    *("labels", "rehearse"),
 )
-_OWN += ("labels", "rehearse", "seed")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
         "round run at the same time, every pair meets once; the slow ones run again alone, then "
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
         epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
-        "--backend --device --rehearse --rendezvous-file -J --no-output --label --format "
-        "--quiet --dry-run --ranks --require-idle.",
+        "--backend --device --rehearse --rendezvous-file -J --no-output --label "
+        "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
         allow_abbrev=False,
     )
     p.add_argument(
