@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from torchcoll.core.errors import ExitCode
+from torchcoll.core.units import parse_share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
-    from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
+    from torchcoll.analysis.gate import parse_gate, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
     from torchcoll.core.records import load_all
     from torchcoll.importers.registry import resolve
