@@ -56,7 +56,6 @@ class Launch:
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
-    agg_iters: int = 1
 
 
 def judge(row: Row, launch: Launch) -> str:

@@ -25,6 +25,7 @@ from torchcoll.importers.base import (
     collective_named,
     dtype_named,
     make_run,
+    ns_of_us,
     number,
     whole,
 )
@@ -42,7 +43,6 @@ NAME = "nccl-tests-json"
 
 # C's printf of an infinite double, which is no JSON; NaN is printed as a string.
 _BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
-_MOST_TEXT = 1 << 28
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -229,8 +229,8 @@ def _count(value: object) -> int | None:
 def _per_iteration(block: Block, data: object) -> None:
     if not isinstance(data, Mapping):
         return
-    block.min_ns, block.max_ns = _ns(data.get("min_us")), _ns(data.get("max_us"))
-    block.p99_ns = _ns(data.get("p99_us"))
+    block.min_ns, block.max_ns = ns_of_us(data.get("min_us")), ns_of_us(data.get("max_us"))
+    block.p99_ns = ns_of_us(data.get("p99_us"))
     each = data.get("per_process_max_times_us")
     rows = each if isinstance(each, list) and each else [data.get("times_us")]
     samples: Matrix = []
@@ -254,11 +254,6 @@ def _width(rows: Sequence[Row], ranks: int, found: Imported) -> None:
             for block in row.blocks:
                 if len(block.samples) != ranks and block.samples:
                     block.samples = [[max(call) for call in zip(*block.samples, strict=False)]]
-
-
-def _ns(value: object) -> float | None:
-    us = number(value)
-    return None if us is None else us * 1e3
 
 
 def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ A third party adds a format by a module as importers/base.py describes and an en
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import shlex
@@ -19,6 +18,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.records import uncollected
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, Options
 from torchcoll.importers.lines import Source
@@ -101,13 +101,8 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
-    collecting = gc.isenabled()
-    gc.disable()  # rows are many and hold no cycles: walking all of them again and again doubles it
-    try:
+    with uncollected():  # rows are many, and hold no cycles
         found = importer.read(source.lines(), options)
-    finally:
-        if collecting:
-            gc.enable()
     found.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
         found.warn(f"--statistic {options.statistic} is for plain tables: not used")
@@ -147,7 +142,7 @@ def is_ours(path: str) -> bool:
         source.close()
 
 
-def resolve(paths: Iterable[str], options: Options | None = None) -> list[Run | str]:
+def resolve(paths: Iterable[str]) -> list[Run | str]:
     """For every command that reads result files: our own stay paths, foreign ones become Runs.
 
     Raises UnreadableError for a foreign file of which nothing could be read.
@@ -157,7 +152,7 @@ def resolve(paths: Iterable[str], options: Options | None = None) -> list[Run | 
         if is_ours(path):
             found.append(path)
             continue
-        imported = import_file(path, options)
+        imported = import_file(path)
         if not imported.runs:
             raise nothing_read(path, imported)
         found += imported.runs
