@@ -143,7 +143,7 @@ def test_every_rank_alone(launch):
         ),
         (
             *("broadcast", "--groups 0,1;2 -r 1"),
-            "root: got 1, expected 0 to 0 (1 ranks)",
+            "root: got 1, expected 0 to 0 (1 rank)",
         ),
     ],
 )

@@ -159,6 +159,17 @@ def test_sub_groups_ask_their_own_rank_0(launch):
     assert labels == {"mod:2/0": ["RING/LL"], "mod:2/1": ["TREE/LL"]}
 
 
+def test_pairs_have_a_log_too(launch):
+    setup = as_library("nccl", log_as_nccl)
+    arguments = "--sizes 256 -n 1 -c 0 --threshold 0.9999 --library-log"
+    measured = launch("pairs", arguments, 2, setup=setup).ended(0)
+    assert measured.run.header["library_log"] == f"{measured.path.name}.logs"
+    # Sends and receives name no algorithm; what all ranks do together has one.
+    labels = [(r.case.collective, [c.label for c in r.choices]) for r in measured.run.results]
+    assert labels[-1] == ("all_reduce", ["RING/SIMPLE"])
+    assert {label for name, found in labels[:-1] for label in found} == set()
+
+
 def test_gloo_writes_no_such_log(launch):
     measured = launch("all_reduce", "--sizes 8 --library-log").ended(4)
     assert measured.errors() == [

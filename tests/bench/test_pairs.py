@@ -73,7 +73,7 @@ def test_what_is_printed(measured):
 
 
 def test_torchcoll_pairs_reads_the_file(measured, capsys):
-    assert torchcoll(["pairs", str(measured.path), "--threshold", "0.9999"]) == 0
+    assert torchcoll(["pairs", str(measured.path), "--threshold", "99.99%"]) == 0
     assert capsys.readouterr().out == measured.stdout()
     assert (
         torchcoll(["pairs", str(measured.path), "--threshold", "0.9999", "--format", "json"]) == 0
@@ -88,7 +88,7 @@ def test_torchcoll_pairs_reads_the_file(measured, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--threshold", "2"], 2, "threshold: got 2, expected a share between 0 and 1. 20 % is"),
+        (["--threshold", "2"], 2, "threshold: got 2, expected a share above 0 and below 1, such"),
         (["--format", "html"], 2, "format: got html, expected one of table, markdown, csv, json"),
     ],
 )
@@ -245,7 +245,7 @@ def test_wrong_data_is_a_failure(launch):
     [
         ("", "pairs: got 1 rank, expected 2 ranks or more. torchrun --nproc-per-node N."),
         ("--by rack", "by: got rack, expected one of rank, node"),
-        ("--threshold x", "threshold: got x, expected a share between 0 and 1. 20 % is 0.2."),
+        ("--threshold x", "threshold: got x, expected a share above 0 and below 1, such as 2%"),
         ("--dry-run", "pairs: got 1 rank, expected 2 ranks or more."),
     ],
 )
@@ -265,6 +265,7 @@ def test_a_backend_that_sends_nothing():
     ("arguments", "text"),
     [
         ("--cadence stream", "cadence: got stream, expected none: torchcoll.pairs has no such"),
+        ("--seed 1", "seed: got 1, expected none: torchcoll.pairs has no such choice"),
         ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
         ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
         ("--sizes 8", "sizes: got 8, expected more than 8 bytes. The latency is measured in any"),
@@ -286,6 +287,11 @@ def test_defaults():
     assert isinstance(options, Options)
     assert (options.spec.sizes, options.spec.iters) == ((8 << 20,), 10)
     assert (options.pairs.by, options.pairs.threshold, options.pairs.bisect) == ("rank", 0.2, False)
+
+
+@pytest.mark.parametrize(("text", "share"), [("20%", 0.2), ("0.2", 0.2), ("5 %", 0.05)])
+def test_threshold_is_a_share_as_in_compare(text, share):
+    assert parse_pairs(["--threshold", text]).pairs.threshold == share
 
 
 def test_dry_run(launch):

@@ -317,7 +317,7 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         (
             traffic([message("send", 1)], [reduced()]),
             *("", 2),
-            "traffic: got rank 0 sends 1 messages to rank 1, rank 1 receives 0 from it, expected "
+            "traffic: got rank 0 sends 1 message to rank 1, rank 1 receives 0 from it, expected "
             "parts that fit together. Replay the files of one capture, of all its ranks.",
         ),
         (

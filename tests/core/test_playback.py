@@ -218,7 +218,7 @@ def test_parts_that_fit_together():
         ),
         (
             ([reduced()], [reduced()] * 2, [reduced()] * 2),
-            "rank 0 makes 1 calls in the group of ranks 0,1,2, others 2",
+            "rank 0 makes 1 call in the group of ranks 0,1,2, others 2",
         ),
         (
             ([reduced()], [reduced(16)], [reduced()]),

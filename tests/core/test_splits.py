@@ -87,7 +87,7 @@ def test_a_long_list_is_no_file_name():
     ("text", "line"),
     [
         ("1 2\n3 x\n", "splits file: got {}, expected a matrix of numbers (could not convert"),
-        ("1 2\n", "splits file {}: got 1 rows of [2] numbers, expected 2 rows of 2 numbers, one"),
+        ("1 2\n", "splits file {}: got 1 row of [2] numbers, expected 2 rows of 2 numbers, one"),
         ("1 2\n3\n", "splits file {}: got 2 rows of [1, 2] numbers, expected 2 rows of 2 numbers"),
         ("", "splits file {}: got 0 rows of [] numbers, expected 2 rows of 2 numbers, one a rank"),
         ("0 0\n0 0\n", "splits: got {}, expected weights from 0 on, at least one above 0"),

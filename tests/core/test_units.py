@@ -12,6 +12,7 @@ from torchcoll.core.units import (
     format_ratio,
     format_size,
     format_time,
+    parse_share,
     parse_size,
     whole_number,
 )
@@ -240,3 +241,19 @@ def test_a_whole_number():
 )
 def test_ratios_keep_three_digits_and_have_no_powers_of_ten(ratio, text):
     assert format_ratio(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("2%", 0.02), (" 2.5 % ", 0.025), ("0.02", 0.02), ("99.9%", 0.999)]
+)
+def test_a_share(text, share):
+    assert parse_share(text, "threshold") == pytest.approx(share, rel=1e-15)
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "0%", "1", "20", "100%", "-2%", "nan", "1e-2"])
+def test_what_is_no_share(text):
+    with pytest.raises(UsageError) as caught:
+        parse_share(text, "threshold")
+    expected = "a share above 0 and below 1, such as 2% or 0.02"
+    assert str(caught.value).startswith(f"threshold: got {text}".rstrip())
+    assert expected in str(caught.value)

@@ -118,7 +118,7 @@ def test_the_ranks_are_joined_by_their_numbers(read):
     """Rank 1's buffer lost its first call."""
     found = read([entry("all_reduce", i) for i in (1, 2)], [entry("all_reduce", 2)])
     assert {r: [c.sequence for c in own] for r, own in found.calls.items()} == {0: [0, 1], 1: [1]}
-    assert "the buffer kept the last 1 calls: 1 before them are lost" in found.notes
+    assert "the buffer kept the last 1 call, and lost 1 before" in found.notes
 
 
 def test_coalesced_calls_share_a_number_and_their_end_is_no_call(read):
@@ -141,7 +141,7 @@ def test_what_the_dump_does_not_tell_is_said(read):
         del one["duration_ms"]
     assert read([first, hung]).notes == [
         "the dump has no durations: TORCH_NCCL_ENABLE_TIMING=1 records them",
-        "1 calls had not completed when the dump was written",
+        "1 call had not completed when the dump was written",
         HIDDEN_OP,
     ]
 

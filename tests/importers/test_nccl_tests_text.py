@@ -255,7 +255,7 @@ def test_repeated_sizes_are_all_kept(imported):
     found = imported(text(ROW + ROW, foot=""))
     assert len(cases(found)) == 4
     assert found.warnings == [
-        "2 cases come up to 2 times (1M to 1M): all are kept, none is averaged"
+        "2 cases measured up to 2 times (1M to 1M): all are kept, none is averaged"
     ]
 
 

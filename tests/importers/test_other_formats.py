@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 import torchcoll
-from torchcoll.bench import environment
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.summary import summarise
-from torchcoll.importers import variables
 from torchcoll.importers.base import collective_in
 from torchcoll.importers.nccl_tests import version_text
 from torchcoll.importers.registry import read_all
@@ -565,11 +563,6 @@ def test_nccl_json_keeps_no_environment_but_the_allowed(imported, tmp_path):
     assert environment["variables"] == {"NCCL_ALGO": "Ring", "SLURM_JWT": "***"}
     assert "AWS" not in str(found.runs[0].header)
     assert found.warnings[0].startswith("-f 1.5: sizes rise by 1 MiB")
-
-
-def test_the_allow_list_is_that_of_our_own_runs():
-    assert variables.PREFIXES == environment._PREFIXES
-    assert variables.SECRET == environment._SECRET
 
 
 def test_nccl_json_with_bare_inf_and_cut_off(imported):

@@ -89,14 +89,16 @@ def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
     # 2^20 bytes in 100 us are 10.486 GB/s, of 4 ranks 15.729 GB/s of busbw.
     found, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
     assert row.busbw_gbps == pytest.approx(15.72864)
-    told = "1 of 1 rows: bandwidths do not follow from size, time and ranks: the first in line 2"
+    told = "1 of 1 row: bandwidths do not follow from size, time and ranks: the first in line 2"
     assert (told in found.warnings) is odd
 
 
 def test_rows_that_come_twice_are_told(imported):
     found = imported("size,time (us)\n1M,5\n1M,6\n", "all_reduce.csv")
     assert found.rows == 2
-    assert "1 cases come up to 2 times (1M to 1M): all are kept, none is averaged" in found.warnings
+    assert (
+        "1 case measured up to 2 times (1M to 1M): all are kept, none is averaged" in found.warnings
+    )
 
 
 def test_what_the_user_says_against_the_file_is_told(imported):

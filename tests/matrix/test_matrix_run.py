@@ -209,7 +209,7 @@ def test_ranks_that_do_not_find_each_other():
     assert matrix("--axis", "nproc=1,2", words=words) == 1
     assert {r["cell"]: r["reason"] for r in launches()} == {
         "nproc1": "",
-        "nproc2": "nproc is 2, and 1 ranks found each other",
+        "nproc2": "nproc is 2, and 1 rank found each other",
     }
 
 
@@ -218,7 +218,7 @@ def test_wrong_cases_are_kept_and_said(capsys):
     assert matrix(words=["wrong"]) == 1
     record = only()
     assert (record["status"], record["file"]) == ("failed", "auto-1.jsonl")
-    text = "1 wrong of 1 cases: all_reduce 8 float32 sum on gloo: 3 elements differ"
+    text = "1 wrong of 1 case: all_reduce 8 float32 sum on gloo: 3 elements differ"
     assert record["reason"] == text
     assert matrix(words=["wrong"]) == 1  # done, and not right
     assert len(launches()) == 1

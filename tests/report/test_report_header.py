@@ -178,7 +178,7 @@ def test_the_first_call_is_read_as_the_table_is():
     launch = run(result(2, cold_ns=[[4_000_000], [8_000_000]], settled=None), ranks=2)
     assert first_lines(launch)[0].startswith("first call 8.00 ms, ")
     line = first_lines(launch, "mean")[0]
-    assert line == "first call 6.00 ms, not settled after 1 calls, time to first result 6.00 ms"
+    assert line == "first call 6.00 ms, not settled after 1 call, time to first result 6.00 ms"
     assert first_lines(launch, "rank0")[0].startswith("first call 4.00 ms, ")
 
 

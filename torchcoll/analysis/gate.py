@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 
 from torchcoll.analysis.compare import Comparison
 from torchcoll.analysis.verdicts import Judged
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, parse_share
 
-_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
 _GATES = ("slower", "unclear", "incomparable")
-
-
-def parse_share(text: str, what: str) -> float:
-    """0.02 of ``2%`` and of ``0.02``. Raises UsageError for anything else and from 100 % on."""
-    match = _FORM.fullmatch(text.strip())
-    share = float(match[1]) / (100 if match[2] else 1) if match else math.nan
-    if not 0 < share < 1:
-        raise UsageError(what, text, "a share above 0 and below 1, such as 2% or 0.02")
-    return share
 
 
 def parse_gate(text: str) -> dict[str, float]:

@@ -14,17 +14,8 @@ from torchcoll.bench.backends import BackendEntry, library_version
 from torchcoll.bench.device import Device
 from torchcoll.bench.launcher import Launch
 from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import kept_variables
 
-# Variables that change how a collective runs. Everything else stays private.
-_PREFIXES = (
-    *("NCCL_", "RCCL_", "CCL_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "UCX_", "GLOO_", "TP_"),
-    *("ZE_", "NEO_", "SYCL_", "ONEAPI_", "HSA_", "HIP_", "ROCR_", "TORCH_", "TORCHELASTIC_"),
-    *("OMP_", "KMP_", "MKL_", "GOMP_", "PBS_", "PALS_", "PMI_", "PMIX_", "SLURM_", "OMPI_"),
-    *("CUDA_CACHE_", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
-    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "LD_PRELOAD"),
-    *("MASTER_ADDR", "MASTER_PORT", "LSB_", "HYDRA_", "HYDI_"),
-)
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "JWT", "COOKIE", "CRED", "AUTH")
 # Of this launch: no information.
 _OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
 # Launchers number ranks in these: that they differ from rank to rank says nothing.
@@ -32,13 +23,9 @@ _LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS
 
 
 def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables of the allow-list; values of names that look secret are masked."""
-    env = os.environ if environ is None else environ
-    return {
-        name: "***" if any(word in name.upper() for word in _SECRET) else value
-        for name, value in sorted(env.items())
-        if name.startswith(_PREFIXES) and name not in _OF_LAUNCH
-    }
+    """What a result file keeps (core/variables.py) of ``environ``, else of this process."""
+    kept = kept_variables(os.environ if environ is None else environ)
+    return {name: value for name, value in kept.items() if name not in _OF_LAUNCH}
 
 
 def utc_now() -> str:

@@ -21,6 +21,7 @@ from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.bench.runner import Session
@@ -178,7 +179,7 @@ class Output:
         counts = Counter(result.status for result in bad)
         words = ", ".join(f"{count} {status}" for status, count in counts.items())
         first = f"{bad[0].case.describe()}: {bad[0].reason}"
-        return f"{words} of {len(session.run.results)} cases. First: {first}"
+        return f"{words} of {counted(len(session.run.results), 'case')}. First: {first}"
 
     def _gate(self, run: Run) -> str | None:
         """With --gate the text of a verdict that is FAIL."""

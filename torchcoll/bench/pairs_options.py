@@ -10,20 +10,13 @@ from torchcoll.bench.options import Options, Parser, number, parse
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.core.tournament import BY, ITERS, LATENCY_NBYTES, SIZES, THRESHOLD, PairOptions
-from torchcoll.core.units import whole_number
+from torchcoll.core.units import parse_share, whole_number
 
 # Fields of Spec that mean something here; the others are refused.
-_OWN: tuple[str, ...] = (
-    "collectives",
-    "sizes",
-    "dtypes",
-    "backend",
-    "device",
-    "iters",
-    "check",
-    "timeout_s",
+_OWN = (
+    *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
+    *("labels", "rehearse"),
 )
-_OWN += ("labels", "rehearse", "seed")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
         "round run at the same time, every pair meets once; the slow ones run again alone, then "
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
         epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
-        "--backend --device --rehearse --rendezvous-file -J --no-output --label --format "
-        "--quiet --dry-run --ranks --require-idle.",
+        "--backend --device --rehearse --rendezvous-file -J --no-output --label "
+        "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
         allow_abbrev=False,
     )
     p.add_argument(
@@ -45,8 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--threshold",
-        default=THRESHOLD,
-        help="slower than the others by this share, and an outlier, is suspect (0.2)",
+        metavar="SHARE",
+        default=str(THRESHOLD),
+        help=f"slower than the others by this share, and an outlier, is suspect "
+        f"({100 * THRESHOLD:g}%%)",
     )
     p.add_argument(
         "--bisect",
@@ -83,9 +78,7 @@ def parse_pairs(argv: Sequence[str]) -> Options:
         raise UsageError("dtype", ",".join(spec.dtypes), "one type")
     iters = ITERS if spec.iters is None else spec.iters
     whole_number(iters, "iters", 1)
-    threshold = number(own.threshold, float)
-    if not isinstance(threshold, float):
-        raise UsageError("threshold", threshold, "a share between 0 and 1", "20 % is 0.2.")
+    threshold = parse_share(own.threshold, "threshold")
     per_node = own.ranks_per_node
     if per_node is not None:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
     from torchcoll.analysis.algorithms import Algorithms
@@ -35,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.analysis.algorithms import algorithms
-    from torchcoll.analysis.gate import parse_share
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.importers.registry import read_all
     from torchcoll.report.algorithms import show_algorithms

@@ -7,6 +7,7 @@ import os
 import sys
 
 from torchcoll.core.errors import ExitCode
+from torchcoll.core.units import parse_share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.compare import compare
     from torchcoll.analysis.environments import check_unmixed
-    from torchcoll.analysis.gate import parse_gate, parse_share, tripped, untested
+    from torchcoll.analysis.gate import parse_gate, tripped, untested
     from torchcoll.analysis.sides import side, sides_of
     from torchcoll.importers.registry import read_all, with_results
     from torchcoll.report.compare import show_comparisons, told_beside

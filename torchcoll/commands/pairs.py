@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.errors import ExitCode
+from torchcoll.core.units import parse_share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="result file of torchrun ... -m torchcoll.pairs")
     add(
         "--threshold",
+        metavar="SHARE",
         help="slower than the others by this share, and an outlier, is suspect (that of the run)",
     )
     add("--format", default="table", help="table, markdown, csv or json")
@@ -24,13 +26,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     threshold = None
     if options.threshold is not None:
-        try:
-            threshold = float(options.threshold)
-        except ValueError:
-            threshold = -1.0
-    if threshold is not None and not 0 < threshold < 1:
-        expected = "a share between 0 and 1"
-        raise UsageError("threshold", options.threshold, expected, "20 % is 0.2.")
+        threshold = parse_share(options.threshold, "threshold")
     with uncollected():
         run = load(options.file)
         suspect = show_pairs(run, options.format, threshold)

@@ -48,17 +48,15 @@ def connect_ns(launch: Run, firsts: Sequence[CaseResult], how: str = "max") -> f
     return next((ns for ns in known if ns), 0)
 
 
-def first_result_ns(
-    launch: Run, firsts: Sequence[CaseResult] | None = None, how: str = "max"
-) -> float | None:
+def first_result_ns(launch: Run, firsts: Sequence[CaseResult] | None = None) -> float | None:
     """Time to first result: connecting and the first call of a launch.
 
     The slowest rank's connect and the slowest rank's first call: the ranks meet between the two, so
-    the maxima follow each other. Other readings over ranks are added up alike. None where the
-    launch did not make its own communicator, or no rank told.
+    the maxima follow each other. None where the launch did not make its own communicator, or no
+    rank told.
     """
     firsts = first_results(launch.results) if firsts is None else firsts
     if not firsts or launch.header.get("connects") == "before":
         return None
-    first = over_ranks(list(cold_by_rank(firsts).values()), how)[0]
-    return first + connect_ns(launch, firsts, how)
+    first = over_ranks(list(cold_by_rank(firsts).values()), "max")[0]
+    return first + connect_ns(launch, firsts)

@@ -16,6 +16,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.groups import mesh_of
 from torchcoll.core.points import Point, point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.units import counted
 
 Step = int | None  # its number; None where no step was marked: all calls are one
 
@@ -212,7 +213,7 @@ def _messages(key: tuple[Any, ...], said: Mapping[int, tuple[int, str]]) -> str:
         return ""
     if sends[0] != receives[0]:
         received = f"rank {target} receives {receives[0]} from it"
-        return f"rank {source} sends {sends[0]} messages to rank {target}, {received}"
+        return f"rank {source} sends {counted(sends[0], 'message')} to rank {target}, {received}"
     return f"rank {source} sends rank {target} other sizes than it receives"
 
 
@@ -226,5 +227,5 @@ def _group(key: tuple[Any, ...], said: Mapping[int, tuple[int, str]]) -> str:
     if odd is None:
         return ""
     if said[odd][0] != usual[0]:
-        return f"rank {odd} makes {said[odd][0]} calls in the {where}, others {usual[0]}"
+        return f"rank {odd} makes {counted(said[odd][0], 'call')} in the {where}, others {usual[0]}"
     return f"rank {odd} makes other calls in the {where} than the others"

@@ -15,7 +15,7 @@ from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import COLLECTIVES, OPS, find_collective, find_op
 from torchcoll.core.dtypes import COMMON_DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.units import parse_size
+from torchcoll.core.units import counted, parse_size
 
 if TYPE_CHECKING:  # loaded where they are needed alone: ranks pay for every module
     from torchcoll.core.points import Point
@@ -212,7 +212,7 @@ class Spec:
         """The cases with their counts; the weights of all_to_all_v are read once for all."""
         for root in self.roots:
             if not 0 <= root < ranks:
-                raise UsageError("root", root, f"0 to {ranks - 1} ({ranks} ranks)")
+                raise UsageError("root", root, f"0 to {ranks - 1} ({counted(ranks, 'rank')})")
         weights = None
         if "all_to_all_v" in self.collectives:
             from torchcoll.core.splits import split_weights

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.units import counted
 
 _EXPECTED = "seed:N, one weight a rank such as 1,2,4,1, or the path of a matrix file"
 _SEED = re.compile(r"seed:([0-9]{1,18})")
@@ -144,7 +145,7 @@ def _matrix(path: Path, ranks: int) -> Weights:
     except (OSError, ValueError) as error:
         raise UsageError("splits file", path, f"a matrix of numbers ({error})") from None
     if len(rows) != ranks or any(len(row) != ranks for row in rows):
-        shape = f"{len(rows)} rows of {sorted({len(row) for row in rows})} numbers"
+        shape = f"{counted(len(rows), 'row')} of {sorted({len(row) for row in rows})} numbers"
         raise UsageError(
             f"splits file {path}", shape, f"{ranks} rows of {ranks} numbers, one a rank"
         )

@@ -46,9 +46,6 @@ class PairOptions:
     def __post_init__(self) -> None:
         if self.by not in BY:
             raise UsageError("by", self.by, f"one of {', '.join(BY)}")
-        if not 0 < self.threshold < 1:
-            expected = "a share between 0 and 1"
-            raise UsageError("threshold", self.threshold, expected, "20 % is 0.2.")
 
 
 def rounds(units: int) -> list[list[Pair]]:

@@ -16,6 +16,7 @@ from torchcoll.core.errors import UsageError
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
 _SIZE = re.compile(_NUMBER + r"([kKmMgGtT]?)")
+_SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
 _AMBIGUOUS = re.compile(_NUMBER + r"\s*([kKmMgGtT])(i?)[bB]")
 MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
 
@@ -59,6 +60,15 @@ def whole_number(value: object, what: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(what, value, f"a whole number from {least} on")
     return value
+
+
+def parse_share(text: str, what: str) -> float:
+    """0.02 of ``2%`` and of ``0.02``. Raises UsageError for anything else and from 100 % on."""
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+    if not 0 < share < 1:
+        raise UsageError(what, text, "a share above 0 and below 1, such as 2% or 0.02")
+    return share
 
 
 def format_size(nbytes: int) -> str:

@@ -112,6 +112,12 @@ def number(text: object) -> float | None:
     return value if math.isfinite(value) and 0 <= value < 1e18 else None
 
 
+def ns_of_us(text: object) -> float | None:
+    """Nanoseconds of a time in microseconds, else None."""
+    value = number(text)
+    return None if value is None else value * 1e3
+
+
 def whole(text: object) -> int | None:
     """A whole number from 0 on of 62 bits, else None."""
     if isinstance(text, bool) or (isinstance(text, float) and not text.is_integer()):

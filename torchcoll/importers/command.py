@@ -9,6 +9,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
 from torchcoll.core.result import Run
+from torchcoll.core.units import counted
 from torchcoll.importers.base import Imported
 
 
@@ -37,7 +38,8 @@ def report_lines(path: str, found: Imported) -> Iterator[str]:
     present = found.rows + len(found.refused)
     cases = sum(len(run.results) for run in found.runs)
     runs = f" in {len(found.runs)} runs" if len(found.runs) > 1 else ""
-    yield f"{path}: {found.importer}: {found.rows} of {present} rows read, {cases} cases{runs}"
+    read = f"{found.rows} of {counted(present, 'row')} read, {counted(cases, 'case')}"
+    yield f"{path}: {found.importer}: {read}{runs}"
     for lines, why in found.refusals():
         yield f"{path}{f':{lines}' if lines else ''}: refused: {why}"
     for text in found.warnings:

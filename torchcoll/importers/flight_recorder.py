@@ -19,6 +19,7 @@ from typing import Any
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import counted
 from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_words import (
     Numbers,
@@ -164,7 +165,8 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
     notes = []
     lost = whole(entries[0].get("record_id")) or 0
     if lost:
-        notes.append(f"the buffer kept the last {len(entries)} calls: {lost} before them are lost")
+        kept = counted(len(entries), "call")
+        notes.append(f"the buffer kept the last {kept}, and lost {lost} before")
     backends = {_backend(entry) for entry in entries}
     if all(call.time_ns is None for call in calls):
         action = "" if backends == {"gloo"} else ": TORCH_NCCL_ENABLE_TIMING=1 records them"
@@ -176,7 +178,8 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         )
     unfinished = [e for e in entries if e.get("state") != "completed" and _backend(e) != "gloo"]
     if unfinished:
-        notes.append(f"{len(unfinished)} calls had not completed when the dump was written")
+        count = counted(len(unfinished), "call")
+        notes.append(f"{count} had not completed when the dump was written")
     if any(collective_of(str(e.get("profiling_name"))) == "coalesced" for e in entries):
         notes.append("the time of coalesced calls is known of each group of them as a whole only")
     return notes

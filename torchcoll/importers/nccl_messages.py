@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchcoll.core.result import CaseResult
-from torchcoll.importers.variables import allowed
+from torchcoll.core.variables import kept_variables
 from torchcoll.libraries.nccl.calls import choices_of
 from torchcoll.libraries.nccl.log import Reader
 
@@ -43,7 +43,7 @@ class Messages:
         for process in self._reader.processes:
             for name, value in process.variables.items():
                 values.setdefault(name, {})[value] = None
-        return allowed(f"{name}={' | '.join(found)}" for name, found in values.items())
+        return kept_variables({name: " | ".join(found) for name, found in values.items()})
 
     @property
     def versions(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult, Given, Matrix
-from torchcoll.core.units import format_size
+from torchcoll.core.units import counted, format_size
 from torchcoll.importers.base import Imported, itemsize, make_result
 
 # The largest number of ranks that is looked for in busbw / algbw.
@@ -56,7 +56,6 @@ class Launch:
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
-    agg_iters: int = 1
 
 
 def judge(row: Row, launch: Launch) -> str:
@@ -211,7 +210,7 @@ def repeats(results: Sequence[CaseResult]) -> str:
         return ""
     sizes = [case.nbytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
     return (
-        f"{sum(n > 1 for n in counts.values())} cases come up to {most} times "
+        f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
     )
 

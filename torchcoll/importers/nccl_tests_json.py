@@ -15,6 +15,7 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Matrix
+from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
     TRUNCATED,
     Imported,
@@ -24,6 +25,7 @@ from torchcoll.importers.base import (
     collective_named,
     dtype_named,
     make_run,
+    ns_of_us,
     number,
     whole,
 )
@@ -36,13 +38,11 @@ from torchcoll.importers.nccl_tests import (
     results_of,
     version_text,
 )
-from torchcoll.importers.variables import allowed
 
 NAME = "nccl-tests-json"
 
 # C's printf of an infinite double, which is no JSON; NaN is printed as a string.
 _BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
-_MOST_TEXT = 1 << 28
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -152,8 +152,12 @@ def _read(
     dump = data.get("env")
     version = version_text(data.get("nccl_version") or "unknown")
     environment: dict[str, Any] = {"libraries": {"nccl": f"NCCL {version}"}}
-    dump = dump if isinstance(dump, list) else []
-    if variables := allowed(e.replace("\\/", "/") for e in dump if isinstance(e, str)):
+    texts = [
+        e.replace("\\/", "/")
+        for e in (dump if isinstance(dump, list) else [])
+        if isinstance(e, str) and "=" in e
+    ]
+    if variables := kept_variables(dict(e.split("=", 1) for e in texts)):
         environment["variables"] = variables
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
@@ -225,8 +229,8 @@ def _count(value: object) -> int | None:
 def _per_iteration(block: Block, data: object) -> None:
     if not isinstance(data, Mapping):
         return
-    block.min_ns, block.max_ns = _ns(data.get("min_us")), _ns(data.get("max_us"))
-    block.p99_ns = _ns(data.get("p99_us"))
+    block.min_ns, block.max_ns = ns_of_us(data.get("min_us")), ns_of_us(data.get("max_us"))
+    block.p99_ns = ns_of_us(data.get("p99_us"))
     each = data.get("per_process_max_times_us")
     rows = each if isinstance(each, list) and each else [data.get("times_us")]
     samples: Matrix = []
@@ -250,11 +254,6 @@ def _width(rows: Sequence[Row], ranks: int, found: Imported) -> None:
             for block in row.blocks:
                 if len(block.samples) != ranks and block.samples:
                     block.samples = [[max(call) for call in zip(*block.samples, strict=False)]]
-
-
-def _ns(value: object) -> float | None:
-    us = number(value)
-    return None if us is None else us * 1e3
 
 
 def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchcoll.importers.base import dtype_named, number, rounding, whole
+from torchcoll.importers.base import dtype_named, ns_of_us, number, rounding, whole
 from torchcoll.importers.nccl_tests import Block, Row
 
 _CHOICE = re.compile(r"[A-Za-z][\w*/]*\s+[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
@@ -103,12 +103,7 @@ def _block(
         bw_step=rounding(values.get("busbw") or "0"),
         wrong=wrong,
         error=error,
-        min_ns=_ns(values.get("i_min")),
-        max_ns=_ns(values.get("i_max")),
-        p99_ns=_ns(values.get("i_p99")),
+        min_ns=ns_of_us(values.get("i_min")),
+        max_ns=ns_of_us(values.get("i_max")),
+        p99_ns=ns_of_us(values.get("i_p99")),
     )
-
-
-def _ns(text: str | None) -> float | None:
-    value = number(text)
-    return None if value is None else value * 1e3

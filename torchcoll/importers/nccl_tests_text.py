@@ -86,7 +86,6 @@ class _Part:
     placements: tuple[str, ...] = ()  # of the line above the heading
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
-    rank_lines: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     average: float | None = None

@@ -29,6 +29,7 @@ from torchcoll.importers.base import (
     itemsize,
     make_result,
     make_run,
+    ns_of_us,
     number,
     ranks_told,
     whole,
@@ -237,9 +238,9 @@ class _Reader:
             over_ranks="mean",
             clock="host",
             calls=whole(record.get("repetitions")),
-            first_call_ns=_ns(record.get("t_max[usec]")) if self.first_calls else None,
-            min_ns=_ns(record.get("t_min[usec]")),
-            max_ns=_ns(record.get("t_max[usec]")),
+            first_call_ns=ns_of_us(record.get("t_max[usec]")) if self.first_calls else None,
+            min_ns=ns_of_us(record.get("t_min[usec]")),
+            max_ns=ns_of_us(record.get("t_max[usec]")),
             nbytes=printed,
             size_basis=basis(name) if printed else "",
         )
@@ -296,8 +297,3 @@ class _Reader:
 def _same_timing(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
     keys = ("#elements/buffer", "message_size", "t_min[usec]", "t_max[usec]", "t_avg[usec]")
     return all(a.get(key) == b.get(key) for key in keys)
-
-
-def _ns(text: str | None) -> float | None:
-    value = number(text)
-    return None if value is None else value * 1e3

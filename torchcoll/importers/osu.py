@@ -20,6 +20,7 @@ from torchcoll.importers.base import (
     dtype_named,
     make_result,
     make_run,
+    ns_of_us,
     number,
     whole,
 )
@@ -114,9 +115,9 @@ class _Reader:
             over_ranks="mean",
             clock="host",
             calls=whole(record.get("Iterations")),
-            min_ns=_ns(record.get("Min Latency(us)")),
-            max_ns=_ns(record.get("Max Latency(us)")),
-            p99_ns=_ns(record.get("P99 Tail Lat(us)")),
+            min_ns=ns_of_us(record.get("Min Latency(us)")),
+            max_ns=ns_of_us(record.get("Max Latency(us)")),
+            p99_ns=ns_of_us(record.get("P99 Tail Lat(us)")),
             nbytes=held if nbytes != held else None,
             size_basis=basis(name) if nbytes != held else "",
         )
@@ -141,8 +142,3 @@ class _Reader:
             self.found.runs.append(make_run(self.results, self.options, source, ranks=ranks))
             if not ranks:
                 self.found.warn("the file does not tell the ranks: give --ranks for bus bandwidth")
-
-
-def _ns(text: str | None) -> float | None:
-    value = number(text)
-    return None if value is None else value * 1e3

@@ -18,6 +18,7 @@ from torchcoll.importers.base import (
     dtype_named,
     make_result,
     make_run,
+    ns_of_us,
     number,
     ranks_told,
     whole,
@@ -97,7 +98,7 @@ def _result(
         return f"half a row: {len(fields)} figures of {_FIGURES}"
     figures = [number(field) for field in fields]
     nbytes, count = whole(fields[0]), whole(fields[1])
-    time, fastest, slowest = figures[2], figures[5], figures[6]
+    time = figures[2]
     if nbytes is None or not time:
         return "no size or no time"
     if not nbytes:
@@ -107,8 +108,8 @@ def _result(
         statistic="mean",
         over_ranks="median",
         clock="host",
-        min_ns=None if fastest is None else fastest * 1e3,
-        max_ns=None if slowest is None else slowest * 1e3,
+        min_ns=ns_of_us(fields[5]),
+        max_ns=ns_of_us(fields[6]),
         algbw_gbps=figures[7],
         busbw_gbps=figures[8],
     )

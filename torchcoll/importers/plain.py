@@ -16,6 +16,7 @@ from torchcoll.core.bandwidth import algbw_gbps
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.units import counted
 from torchcoll.importers.base import (
     Imported,
     Line,
@@ -79,7 +80,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
             else "no table with one column each of size and time or bandwidth: name them by --map",
         )
     if reader.odd:
-        count = f"{len(reader.odd)} of {found.rows} rows: {ODD}"
+        count = f"{len(reader.odd)} of {counted(found.rows, 'row')}: {ODD}"
         found.warn(f"{count}: the first in line {reader.odd[0]}")
     for ranks, results in reader.results.items():
         source = {"tool": "a published table", "format": f"({reader.form})"}

@@ -9,7 +9,6 @@ A third party adds a format by a module as importers/base.py describes and an en
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import shlex
@@ -20,7 +19,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import is_manifest, load_all
+from torchcoll.core.records import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import is_traffic
 from torchcoll.importers.base import Imported, Importer, Options
@@ -104,13 +103,8 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
-    collecting = gc.isenabled()
-    gc.disable()  # rows are many and hold no cycles: walking all of them again and again doubles it
-    try:
+    with uncollected():  # rows are many, and hold no cycles
         found = importer.read(source.lines(), options)
-    finally:
-        if collecting:
-            gc.enable()
     found.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
         found.warn(f"--statistic {options.statistic} is for plain tables: not used")
@@ -150,8 +144,7 @@ def is_ours(path: str) -> bool:
         source.close()
 
 
-def read_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
-    """The runs of result files and of output of other tools; a Run is what it is.
+from torchcoll.core.records import is_manifest, load_all, uncollected
 
     For every command that reads files, and as ``reader`` of ``compare`` and others. Raises
     UnreadableError for a file that cannot be read, and for one of which nothing could be.
@@ -178,7 +171,7 @@ def resolve(
         if is_ours(path):
             (traffic if is_traffic(path) else found).append(path)
             continue
-        imported = import_file(path, options)
+        imported = import_file(path)
         if not imported.runs:
             raise nothing_read(path, imported)
         found += imported.runs

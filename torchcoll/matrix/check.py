@@ -14,6 +14,7 @@ from typing import Any
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.records import load
 from torchcoll.core.result import Run
+from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.matrix.cells import AXES_OF_LIBRARIES, Cell
 from torchcoll.matrix.plan import Job
@@ -69,7 +70,8 @@ def check(path: Path, job: Job, recorded: Recorded) -> Checked:
     if bad:
         words = ", ".join(f"{count} {status}" for status, count in bad.items())
         first = next(result for result in run.results if not result.expected)
-        words = f"{words} of {len(run.results)} cases: {first.case.describe()}: {first.reason}"
+        words += f" of {counted(len(run.results), 'case')}"
+        words = f"{words}: {first.case.describe()}: {first.reason}"
         return Checked(True, words, library)
     return Checked(True, "", library)
 
@@ -83,7 +85,7 @@ def _mismatches(run: Run, job: Job, recorded: Recorded) -> Iterator[str]:
         # Of nproc a node there are several times as many. An MPI that is not the launcher's leaves
         # every process alone.
         if asked.isdigit() and int(asked) and (run.ranks < 1 or run.ranks % int(asked)):
-            yield f"{name} is {asked}, and {run.ranks} ranks found each other"
+            yield f"{name} is {asked}, and {counted(run.ranks, 'rank')} found each other"
     yield from _lost(run, job.cell, recorded)
     version = _nccl_version(run)
     misread = nccl.misread(job.cell.variables, version)

@@ -13,7 +13,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.first import cold_by_rank, connect_ns, first_results
 from torchcoll.core.result import Given, Run
 from torchcoll.core.summary import COLD_CALL, over_ranks
-from torchcoll.core.units import format_ranges, format_time
+from torchcoll.core.units import counted, format_ranges, format_time
 from torchcoll.report.columns import values_of
 from torchcoll.report.output import one_line
 
@@ -260,9 +260,9 @@ def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
         calls = max(len(row) for result in firsts for row in result.cold_ns)
         settled = [result.settled for result in firsts if result.settled is not None]
         if len(settled) == len(firsts):
-            words.append(f"settled after {max(settled)} calls")
+            words.append(f"settled after {counted(max(settled), 'call')}")
         elif any(result.status in ("ok", "wrong") for result in firsts):
-            words.append(f"not settled after {calls} calls")
+            words.append(f"not settled after {counted(calls, 'call')}")
         if total:
             words.append(f"time to first result {_brief(first + connect)}")
         lines.append(", ".join(words))

@@ -10,8 +10,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import SWEEP, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, median
-from torchcoll.core.units import format_time
-from torchcoll.verdict.words import PASS, POOR, WARN, Phrase, case_text, cases, word_of
+from torchcoll.core.units import counted, format_time
+from torchcoll.verdict.words import PASS, POOR, WARN, Phrase, case_text, word_of
 
 
 def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
@@ -40,8 +40,9 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     before = known[_key(row)].median_ns
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
-        f"{100 * middle:.1f} % of the speed of {name}, the median of {cases(len(shares))} in "
-        f"common, one launch each; {100 * large:.1f} % in {case_text(largest)}{several}; at worst "
+        f"{100 * middle:.1f} % of the speed of {name}, the median of "
+        f"{counted(len(shares), 'case')} in common, one launch each; "
+        f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({format_time(before).strip()} to {format_time(row.median_ns).strip()})"
     )

@@ -16,11 +16,11 @@ from torchcoll.core.first import first_result_ns
 from torchcoll.core.plausibility import IMPLAUSIBLE, stated_link_gbps, summarise_run
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import FAKE, ONE_RANK, Row
-from torchcoll.core.units import format_time, one_line
+from torchcoll.core.units import counted, format_time, one_line
 from torchcoll.verdict.fabric import fabric_of, label_problem, odd_links
 from torchcoll.verdict.limits import by_fabric
 from torchcoll.verdict.rules import Fabric, read_rules
-from torchcoll.verdict.words import FAIL, NO_REFERENCE, PASS, WARN, Phrase, case_text, cases
+from torchcoll.verdict.words import FAIL, NO_REFERENCE, PASS, WARN, Phrase, case_text
 
 _MOST_TOLD = 3  # events of a kind; the others stand above the verdict
 
@@ -123,7 +123,7 @@ def _failures(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
                 first += "see the footnotes"
             elif len(items) > 1:
                 first = f"the first {first}"
-            yield Phrase(FAIL, f"{len(items)} of {cases(len(rows))} {word}: {first}")
+            yield Phrase(FAIL, f"{len(items)} of {counted(len(rows), 'case')} {word}: {first}")
     for text in _suspected(run):
         yield Phrase(FAIL, text)
 
@@ -201,7 +201,7 @@ def _facts(
     correct = sum(row.verified == "correct" for row in ran)
     judged = any(phrase.word not in (NO_REFERENCE, "") for phrase in reference)  # the times alone
     if ran and not failures and (judged or correct == len(ran)):
-        some = f"{cases(correct)} correct" if correct else "no values checked"
+        some = f"{counted(correct, 'case')} correct" if correct else "no values checked"
         rest = len(ran) - correct
         yield Phrase("", f"{some}, {rest} unchecked" if correct and rest else some)
     if (first := first_result_ns(run)) is not None:

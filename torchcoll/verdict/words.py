@@ -29,10 +29,6 @@ def word_of(share: float) -> str:
     return PASS if share >= GOOD else WARN if share >= POOR else FAIL
 
 
-def cases(number: int) -> str:
-    return f"{number} case{'s' if number != 1 else ''}"
-
-
 def case_text(row: Row) -> str:
     size = format_size(row.nbytes or row.nbytes_requested)
     return f"{row.collective} {size}" if row.collective != "barrier" else row.collective
