@@ -144,7 +144,8 @@ def is_ours(path: str) -> bool:
         source.close()
 
 
-from torchcoll.core.records import is_manifest, load_all, uncollected
+def read_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
+    """The runs of result files and of output of other tools; a Run is what it is.
 
     For every command that reads files, and as ``reader`` of ``compare`` and others. Raises
     UnreadableError for a file that cannot be read, and for one of which nothing could be.
@@ -152,9 +153,7 @@ from torchcoll.core.records import is_manifest, load_all, uncollected
     return load_all(resolve(sources))
 
 
-def resolve(
-    sources: Iterable[Run | str | os.PathLike[str]], options: Options | None = None
-) -> list[Run | str]:
+def resolve(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run | str]:
     """Our own files stay paths, foreign ones become Runs.
 
     Traffic files, which a replay puts beside the results, are left out and named on stderr. Raises
