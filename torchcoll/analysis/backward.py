@@ -273,7 +273,8 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
         )
     found.notes.append(
         "traffic does not tell the parameters: a larger cap is taken to put whole sent buckets "
-        "together. Plans of gradient_buckets (`torchcoll gradients MODULE:FACTORY`) tell exactly"
+        "together, where DDP may close within one and make one more. Plans of gradient_buckets "
+        "(`torchcoll gradients MODULE:FACTORY`) tell exactly"
     )
     if traffic.source == "capture" and found.dtype in ("float16", "bfloat16"):
         found.notes.append(
