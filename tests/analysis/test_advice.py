@@ -24,8 +24,9 @@ def by_name(advice):
 
 
 def exposed(advice):
-    """ms of each row."""
-    return {row.name: pytest.approx(row.exposed_ns / MS) for row in advice.rows}
+    """ms of each row that has a number."""
+    rows = [row for row in advice.rows if row.exposed_ns is not None]
+    return {row.name: pytest.approx(row.exposed_ns / MS) for row in rows}
 
 
 def verdicts(advice):
@@ -253,17 +254,88 @@ def test_traffic_tells_when_gradients_are_ready():
     assert any("1 all_reduce 8M float32 in place of" in note for note in found.notes)
 
 
-def test_even_buckets_become_ready_as_captured():
-    # 4 MiB are ready at 14 / 3 ms, not at the half, 16 / 3: with two buckets of 4 the first ends at
-    # 29 / 3, the second is ready at 32 / 3 and takes 5.
-    found = torchcoll.advise(traffic([FIRST, STEADY]), curve(), caps_mb=[4])
-    assert exposed(found)["4"] == 5
-    # In proportion the first would end at 31 / 3: the same. 3 buckets of 8 / 3 tell them apart:
-    # ready at 14 / 3 x ... 8 / 3 is a third: between 1/4 (at 8 / 3) and 1/2 (at 14 / 3).
-    slow = curve(line(10))
-    found = torchcoll.advise(traffic([FIRST, STEADY]), slow, caps_mb=[3])
-    ready = 8 / 3 + 2 * (8 / 3 - 2) / 2
-    assert exposed(found)["3"] == ready + 3 * (10 + 8 / 3) - 32 / 3
+def test_sent_buckets_put_together_become_ready_as_captured():
+    # 2 + 2 MiB are ready at 14 / 3 ms, not at the half, 16 / 3. Each takes 14: both end 28 later,
+    # and the pass at 32 / 3.
+    found = torchcoll.advise(traffic([FIRST, STEADY]), curve(line(10)), caps_mb=[4])
+    assert exposed(found)["4"] == 14 / 3 + 28 - 32 / 3
+
+
+# -- caps beside captured traffic: nobody knows the parameters ------------------------------------
+
+
+def of_sent(*sizes, caps_mb, dtypes=("float32",)):
+    """name: (buckets, KiB of the largest, verdict) where buckets of so many KiB were sent."""
+    found = traffic([[(kib / 1024, at) for at, kib in enumerate(sizes)]] * 2)
+    for calls in found.calls.values():
+        calls[:] = [dataclasses.replace(call, dtype=dtypes[i % len(sizes) % len(dtypes)])
+                    for i, call in enumerate(calls)]  # fmt: skip
+    advice = torchcoll.advise(found, curve(), caps_mb=caps_mb, backward_ms=0, accumulate=1)
+    return advice, {
+        row.name: (row.buckets, row.largest_nbytes and row.largest_nbytes / 1024, row.verdict)
+        for row in advice.rows
+    }
+
+
+def test_the_cap_that_was_used_is_not_judged_as_another():
+    # examples/ddp_profile.py, bucket_cap_mb=1: the smallest that DDP closed has 1032.5 KiB. The
+    # first two together reach 2 MiB, no three 4. The default begins with 1 MiB, at which the first
+    # bucket may be parted. Without a backward pass each bucket less is 1 ms less.
+    advice, rows = of_sent(1161, 1032.5, 1033.5, 144, caps_mb=[0.25, 1, 1.1, 2, 4])
+    assert rows == {
+        "default": (None, None, "unknown"),
+        "0.25": (4, None, "could be as sent"),
+        "1": (4, None, "could be as sent"),
+        "1.1": (None, None, "unknown"),
+        "2": (2, 2193.5, "worse"),
+        "4": (1, 3371, "best"),
+        "as sent": (4, 1161, "worse"),
+    }
+    assert {row.exposed_ns for row in advice.rows if row.ratio is None} == {None}
+    assert (advice.low_cap_mb, advice.high_cap_mb) == (4, 4)
+
+
+def test_a_large_parameter_makes_its_bucket_with_any_cap():
+    # bucket_cap_mb=0.5: 1046 KiB, of which 1 MiB is one parameter; what is left is below any cap.
+    # The default closes the first at 1 MiB too.
+    _, rows = of_sent(1046, 514, caps_mb=[0.5, 1, 2])
+    assert rows == {
+        "default": (2, None, "could be as sent"),
+        "0.5": (2, None, "could be as sent"),
+        "1": (2, None, "could be as sent"),
+        "2": (1, 1560, "best"),
+        "as sent": (2, 1046, "worse"),
+    }
+
+
+def test_each_type_has_its_own_buckets():
+    # float32 2000 and 300 KiB, bfloat16 500 and 100: closed are 2000 and 500, 409.6 may be the cap.
+    # 1 MiB may part 2000. 2 MiB are reached by 2300 alone.
+    _, rows = of_sent(2000, 500, 300, 100, caps_mb=[0.4, 1, 2], dtypes=("float32", "bfloat16"))
+    assert rows == {
+        "default": (None, None, "unknown"),
+        "0.4": (4, None, "could be as sent"),
+        "1": (None, None, "unknown"),
+        "2": (2, 2300, "best"),
+        "as sent": (4, 2000, "worse"),
+    }
+
+
+def test_one_bucket_stays_one_with_larger_caps():
+    _, rows = of_sent(500, caps_mb=[0.25, 1])
+    one = (1, 500, "as sent")
+    assert rows == {
+        "default": one,
+        "0.25": (1, None, "could be as sent"),
+        "1": one,
+        "as sent": (1, 500, "best"),
+    }
+
+
+def test_buckets_of_the_default_are_not_judged_again():
+    # 25 MiB hold what is left after 1 MiB: with a plan of the same buckets it is no noise.
+    found = torchcoll.advise([plan(None, 1, 7), plan(8, 1, 7), plan(1, 8)], curve(), backward_ms=0)
+    assert verdicts(found) == {"default": "worse", "8": "as the default", "1": "best"}
 
 
 def test_traffic_of_a_device_tells_only_the_step():

@@ -147,11 +147,14 @@ def test_measured_stands_beside_the_model(second_ms, apart, capsys):
 
 
 def test_measured_where_the_model_has_no_number(capsys):
-    # 8 MiB in one bucket were sent: beyond a curve to 4 MiB.
+    # 8 MiB in one bucket were sent: beyond a curve to 4 MiB. Of a cap of 4 nobody knows.
     found = sent((8, 10, 2), steps=1, spans=[(0, 12)])
     torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]))
     out = capsys.readouterr().out
-    assert ", now (measured 2.000 ms, with waits)\n" in out
+    assert (
+        "\nno proposal: there are no two settings whose buckets are known, of measured sizes, and "
+        "differ; exposed now (measured 2.000 ms, with waits)\n"
+    ) in out
     assert "2x apart" not in out
     torchcoll.show(torchcoll.advise(found, curve(sizes=SIZES[:3]), caps_mb=[4]), format="json")
     assert json.loads(capsys.readouterr().out)["measured_ns"] == 2 * MS

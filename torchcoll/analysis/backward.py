@@ -36,6 +36,11 @@ _MARK = {
 }
 
 
+AS_SENT, COULD_BE_SENT = "as sent", "could be as sent"
+AS_DEFAULT = "as the default"
+UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True)
 class Message:
     """One all_reduce. ready: the share of all gradients that is ready when it can start."""
@@ -49,34 +54,39 @@ class Setting:
     """What DDP sends with one bucket_cap_mb.
 
     kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
-    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two.
+    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two. verdict: known
+    before any time is: AS_SENT, COULD_BE_SENT, AS_DEFAULT, or UNKNOWN, which has no messages; such
+    a setting is not chosen.
     """
 
     kind: str
     caps_mb: tuple[float, ...]
     messages: tuple[Message, ...]
+    verdict: str = ""
 
     @property
     def largest(self) -> float:
-        return max(message.nbytes for message in self.messages)
+        return max((message.nbytes for message in self.messages), default=0)
 
 
 @dataclass
 class Gradients:
     """What is known of one backward pass.
 
-    nbytes: of all gradients. known: settings whose buckets are known; those of other caps are taken
-    for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown; backward_source:
-    where that comes from. points: (share of the gradients, share of the pass at which it is ready),
-    ascending; () unknown, then they become ready in proportion to their bytes. measured_ns: what
-    was exposed in the traffic, and measured_as what that is. what: a line that says what was given.
-    dtype: that of most bytes; mixed: all of them, where there are several.
+    nbytes: of all gradients. known: settings whose buckets are known. sent: (bytes, dtype) of each
+    bucket of the traffic, from which those of other caps follow; () there is none, then they are
+    taken for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown;
+    backward_source: where that comes from. points: (share of the gradients, share of the pass at
+    which it is ready), ascending; () unknown, then they become ready in proportion to their bytes.
+    measured_ns: what was exposed in the traffic, and measured_as what that is. what: a line that
+    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
     """
 
     nbytes: int
     dtype: str | None
     what: str
     known: tuple[Setting, ...] = ()
+    sent: tuple[tuple[int, str | None], ...] = ()
     ranks: int = 0
     backward_ns: float | None = None
     backward_source: str = ""
@@ -86,7 +96,49 @@ class Gradients:
     measured_ns: float | None = None
     measured_as: str = ""
 
-    def even(self, cap_mb: float | None) -> Setting:
+    def setting(self, cap_mb: float | None) -> Setting:
+        """What a cap sends, as far as it can be told; None: DDP's default."""
+        return self._regrouped(cap_mb) if self.sent else self._even(cap_mb)
+
+    def _regrouped(self, cap_mb: float | None) -> Setting:
+        """From the buckets that were sent, whose parameters nobody knows.
+
+        DDP closes a bucket with the parameter that takes it to the cap (torch's
+        compute_bucket_assignment_by_size, for each dtype by itself). So a cap can have made what
+        was sent where it is no larger than any bucket that is not the last of its dtype. One that
+        is larger than that, but smaller than another bucket, may split it or not. One above all
+        of them puts them together; where it closes within a bucket, the whole of it is taken.
+        """
+        limits = [cap_mb * MIB] if cap_mb else [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+        last = {dtype: place for place, (_, dtype) in enumerate(self.sent)}
+        messages: list[Message] = []
+        filling: dict[str | None, Message] = {}
+        closed, before = Counter[str | None](), Counter[str | None]()
+        could, larger, done = True, False, 0
+        for place, (nbytes, dtype) in enumerate(self.sent):
+            done += nbytes
+            own = limits[min(before[dtype], len(limits) - 1)]
+            could &= nbytes >= own or place == last[dtype]
+            before[dtype] += 1
+            limit = limits[min(closed[dtype], len(limits) - 1)]
+            larger |= nbytes > limit
+            so_far = filling.pop(dtype).nbytes if dtype in filling else 0
+            message = Message(so_far + nbytes, done / self.nbytes)
+            if message.nbytes >= limit:
+                messages.append(message)
+                closed[dtype] += 1
+            else:
+                filling[dtype] = message
+        messages += filling.values()
+        kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
+        if could:
+            sent = in_order([nbytes for nbytes, _ in self.sent])
+            return Setting(kind, caps, sent, COULD_BE_SENT if larger else AS_SENT)
+        if larger:
+            return Setting(kind, caps, (), UNKNOWN)
+        return Setting(kind, caps, tuple(messages))
+
+    def _even(self, cap_mb: float | None) -> Setting:
         """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
         sizes: list[float] = []
         left, first = self.nbytes, DEFAULT_FIRST_MB * MIB
@@ -196,6 +248,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
         dtypes.most_common(1)[0][0],
         f"{len(sizes)} all_reduce {whose} ({traffic.source})",
         known=(sent,),
+        sent=tuple((call.nbytes_in, call.dtype) for call in alike[0]),
         ranks=len(known.ranks) or traffic.ranks,
         notes=[*traffic.problems, *steps.notes],
         mixed=_several(dtypes),
@@ -219,8 +272,9 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
             "--accumulate 1 (accumulate of torchcoll.advise)"
         )
     found.notes.append(
-        "buckets of other caps are taken for even: traffic does not tell the parameters, plans of "
-        "gradient_buckets do"
+        "traffic does not tell the parameters: a larger cap is taken to put whole sent buckets "
+        "together, where DDP may close within one and make one more. Plans of gradient_buckets "
+        "(`torchcoll gradients MODULE:FACTORY`) tell exactly"
     )
     if traffic.source == "capture" and found.dtype in ("float16", "bfloat16"):
         found.notes.append(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.analysis.backward import (
+    AS_DEFAULT,
+    COULD_BE_SENT,
+    UNKNOWN,
     Gradients,
     Setting,
     of_parameters,
@@ -42,10 +45,12 @@ class Advice:
     measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
     optimiser step. measured_ns: what the traffic had exposed after a backward pass, with waits for
     other ranks, median over passes and ranks; None unknown; measured_as: what that is.
-    best: the row with the least exposed time; None where it cannot be told. low_cap_mb,
-    high_cap_mb: the smallest and the largest cap that is not worse. compression: (ratio, low, high)
-    of backward + exposed with 16 bits an element to that without, at the best. assumed: where no
-    backward time is known, (a backward time in ns, the name of the best row with it).
+    best: the row with the least exposed time, without a backward time the one that is best with all
+    of ``assumed``; None where it cannot be told. low_cap_mb, high_cap_mb: the smallest and the
+    largest cap that is judged and not worse. compression: (ratio, low, high) of backward + exposed
+    with 16 bits an element to that without, at the best. assumed: where no backward time is known,
+    (a backward time in ns, the name of the best row with it): 1/4, 1 and 4 times the communication
+    of ``present``.
     """
 
     what: str
@@ -73,6 +78,12 @@ class Advice:
         rows = {row.setting: row for row in self.rows}
         return rows.get("sent") or rows.get("default")
 
+    @property
+    def judged(self) -> list[Proposal]:
+        """The rows to choose from: those whose buckets are known, measured, and no other's."""
+        told = ("", "best", "within noise", "within 2 %", "worse")
+        return [row for row in self.rows if row.verdict in told]
+
 
 def advise(
     gradients: Any,
@@ -87,12 +98,13 @@ def advise(
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
 
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
-    its file or folder; or a number of parameters, of ``dtype`` (float32): there buckets are taken
-    for even. curve: Runs, files, folders or globs with all_reduce over sizes on as many ranks;
-    several are launches, and give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without
-    plans; None: 1 to 800. backward_ms: what a backward pass takes without communication; None: as
-    the traffic tells. accumulate: backward passes an optimiser step; None: one, but what makes the
-    same calls several times in a step is refused where it does not tell how many passes they are.
+    its file or folder, where some caps get no verdict, since it does not tell the parameters; or a
+    number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
+    files, folders or globs with all_reduce over sizes on as many ranks; several are launches, and
+    give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
+    backward_ms: what a backward pass takes without communication; None: as the traffic tells.
+    accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
+    times in a step is refused where it does not tell how many passes they are.
     reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
 
     The model is told in analysis/overlap.py. Caps that differ from bucket to bucket
@@ -128,7 +140,10 @@ def advise(
         found.measured_ns, found.measured_as,
     )  # fmt: skip
     if found.backward_ns is None:
-        advice.assumed = _assumed(advice.rows, settings, curves, found)
+        advice.assumed = _assumed(advice, settings, curves, found)
+        names = {name for _, name in advice.assumed}
+        if len(names) == 1:
+            advice.best = next(row for row in advice.judged if row.name in names)
     else:
         _settle(advice, settings, curves, halves, found, found.backward_ns)
     smallest = min(message.nbytes for one in settings for message in one.messages)
@@ -182,16 +197,21 @@ def _settings(
                 got = f"{caps[0]:g} for {found.nbytes} bytes" if caps else "none"
                 raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
         able = [cap for cap in caps if found.nbytes / cap / MIB <= _MOST_BUCKETS]
-        settings = [found.even(None), *map(found.even, able), *found.known]
+        settings = [found.setting(None), *map(found.setting, able), *found.known]
     order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
     settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
     kept: list[Setting] = []
     same: dict[float, list[str]] = {}
     for one in settings:
-        if kept and one.kind == kept[-1].kind == "cap" and one.messages == kept[-1].messages:
+        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.verdict
+        if caps_alike and one.messages == kept[-1].messages:
             same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
         else:
             kept.append(one)
+    default = next((one.messages for one in kept if one.kind == "default"), ())
+    for i, one in enumerate(kept):
+        if one.kind in ("cap", "caps") and not one.verdict and one.messages == default:
+            kept[i] = replace(one, verdict=AS_DEFAULT)
     words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
     return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
 
@@ -224,21 +244,22 @@ def _settle(
             if halves:
                 advice.compression = compression(setting, curves, halves, found, backward_ns)
     fine = [
-        row.caps_mb[0]
-        for row in advice.rows
-        if row.setting == "cap" and row.verdict not in ("worse", BEYOND)
+        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.verdict != "worse"
     ]
     if advice.best and fine:
         advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
 
 
 def _assumed(
-    rows: Sequence[Proposal], settings: Sequence[Setting], curves: Curves, found: Gradients
+    advice: Advice, settings: Sequence[Setting], curves: Curves, found: Gradients
 ) -> list[tuple[float, str]]:
-    """The best where the backward pass took so many times the communication of the first row."""
-    told = []
+    """The best where the backward pass took so many times the communication of what there is."""
+    told: list[tuple[float, str]] = []
+    if len(advice.judged) < 2:
+        return told
+    base = advice.present or advice.rows[0]
     for times in _ASSUMED:
-        backward_ns = times * rows[0].communication_ns
+        backward_ns = times * (base.communication_ns or 0)
         judged = proposals(settings, curves, None, found, backward_ns)
         told += [(backward_ns, row.name) for row in judged if row.verdict == "best"]
     return told
@@ -246,9 +267,20 @@ def _assumed(
 
 def _notes(advice: Advice, curves: Curves, halved: str, smallest: float) -> Iterable[str]:
     row, (least, most) = curves.row, advice.sizes
+    verdicts = {one.verdict for one in advice.rows}
+    if COULD_BE_SENT in verdicts:
+        yield (
+            f"{COULD_BE_SENT}: this may be the cap that was set, or a smaller one, which makes "
+            "more buckets wherever those sent are not of one parameter"
+        )
+    if UNKNOWN in verdicts:
+        yield (
+            f"{UNKNOWN}: sent buckets are larger than that cap (the default's first is 1 MiB), and "
+            "may be parameters as large as that, or be parted"
+        )
     beyond = [one for one in advice.rows if one.verdict == BEYOND]
     if beyond:
-        largest = max(one.largest_nbytes for one in beyond)
+        largest = max(one.largest_nbytes or 0 for one in beyond)
         yield (
             f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
             "go on as its last piece does, without low, high and range, and they are not chosen "

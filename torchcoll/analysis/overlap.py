@@ -18,7 +18,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.analysis.backward import Gradients, Message, Setting
+from torchcoll.analysis.backward import (
+    COULD_BE_SENT,
+    UNKNOWN,
+    Gradients,
+    Message,
+    Setting,
+)
 from torchcoll.analysis.curve import Curve, Curves
 from torchcoll.core.summary import paired_ratio
 
@@ -37,17 +43,18 @@ class Proposal:
     see above; None without a backward time. low, high: least and most over the launches of the
     curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
     to that of the best; its interval is 95 % over the launches, of one launch the range over its
-    median and these two. verdict: best, ``within noise`` of it, ``within 2 %``, worse, or BEYOND,
-    where a bucket is larger than what was measured: there low, high and interval are None, since
-    each curve would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an
-    element.
+    median and these two. verdict: best, ``within noise`` of it, ``within 2 %``, worse, that of the
+    Setting where it has one (``unknown``: its buckets and all times are None; ``could be as sent``:
+    buckets is the least and the rest is None), or BEYOND, where a
+    bucket is larger than what was measured: there low, high and interval are None, since each curve
+    would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an element.
     """
 
     setting: str
     caps_mb: tuple[float, ...]
-    buckets: int
-    largest_nbytes: int
-    communication_ns: float
+    buckets: int | None = None
+    largest_nbytes: int | None = None
+    communication_ns: float | None = None
     communication_low_ns: float | None = None
     communication_high_ns: float | None = None
     exposed_ns: float | None = None
@@ -106,11 +113,17 @@ def proposals(
     rows: list[Proposal] = []
     ends: list[list[float]] = []
     for one in settings:
+        if one.verdict in (COULD_BE_SENT, UNKNOWN):
+            count = len(one.messages) or None
+            rows.append(Proposal(one.kind, one.caps_mb, count, verdict=one.verdict))
+            ends.append([])
+            continue
         sums = [sum(c.time_ns(m.nbytes) for m in one.messages) for c in curves.every]
         row = Proposal(one.kind, one.caps_mb, len(one.messages), round(one.largest), sums[0])
+        row = replace(row, verdict=one.verdict)
         beyond = curves.centre.beyond(one.largest)
         if beyond:
-            row = replace(row, verdict=BEYOND)
+            row = replace(row, verdict=one.verdict or BEYOND)
         elif curves.others:
             low, high = min(sums[1:]), max(sums[1:])
             row = replace(row, communication_low_ns=low, communication_high_ns=high)
@@ -125,7 +138,7 @@ def proposals(
                 row = replace(row, exposed_16bit_ns=less)
             ends.append([backward_ns + value for value in each])
         rows.append(row)
-    return _judged(rows, ends, curves.launches) if ends else rows
+    return rows if backward_ns is None else _judged(rows, ends, curves.launches)
 
 
 def compression(
@@ -163,9 +176,12 @@ def _judged(
     best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
     judged = []
     for i, row in enumerate(rows):
+        if not ends[i]:
+            judged.append(row)
+            continue
         ratios = [own / base for own, base in zip(ends[i], ends[best], strict=True)]
         ratio, low, high = _interval(ratios, launches)
-        if row.verdict == BEYOND:
+        if row.exposed_low_ns is None:
             ratio, low, high = ratios[0], None, None
         verdict = "best" if i == best else row.verdict or _verdict(ratio, low)
         judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, verdict=verdict))

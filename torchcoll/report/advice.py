@@ -42,22 +42,26 @@ def show_advice(found: Sequence[Advice], format: str = "table", file: TextIO | N
 def advice_grid(advice: Advice) -> Grid:
     """What was given and the model above, a row for each setting, the proposal below."""
     spread = any(row.communication_low_ns is not None for row in advice.rows)
-    heads = [Head("bucket_cap_mb", repeat=True), Head("buckets", drop=2), Head("largest", drop=3)]
-    heads.append(Head("all_reduce", "together"))
+    heads = [Head("bucket_cap_mb", repeat=True), Head("buckets", drop=2), Head("largest", drop=4)]
     known = advice.backward_ns is not None
+    heads.append(Head("all_reduce", "together", drop=1 if known else 0))
     if known:
-        heads += [Head("exposed"), *([Head("low"), Head("high")] if spread else [])]
+        # The interval of the ratio is what the verdict stands on: it stays as long as that does.
+        heads += [Head("exposed"), *([Head("low", drop=3), Head("high", drop=3)] if spread else [])]
         heads += [Head("ratio", legend=_RATIO)]
-        heads += [Head("95 %" if advice.launches > 1 else "range", drop=1)] if spread else []
+        if spread:
+            heads.append(Head("95 %") if advice.launches > 1 else Head("range", legend=_RANGE))
         halved = any(row.exposed_16bit_ns is not None for row in advice.rows)
-        heads += [Head("exposed", "16 bits", drop=4)] if halved else []
+        heads += [Head("exposed", "16 bits", drop=5)] if halved else []
     elif spread:
         heads += [Head("low"), Head("high")]
     marked = any(row.verdict for row in advice.rows)
     heads += [Head("verdict", left=True)] if marked else []
     rows = []
     for row in advice.rows:
-        cells = [row.name, str(row.buckets), format_bytes(row.largest_nbytes)]
+        largest = "-" if row.largest_nbytes is None else format_bytes(row.largest_nbytes)
+        buckets = "-" if row.buckets is None else str(row.buckets)
+        cells = [row.name, ">= " * (row.verdict == "could be as sent") + buckets, largest]
         cells.append(format_time(row.communication_ns))
         if known:
             cells.append(format_time(row.exposed_ns))
@@ -75,6 +79,10 @@ def advice_grid(advice: Advice) -> Grid:
 
 
 _RATIO = "ratio = (backward + exposed) / that of the best"
+_RANGE = (
+    "range = least and most ratio with the median, the 5th and the 95th percentile of the curve's "
+    "calls; within noise = it reaches down to 1"
+)
 
 
 def _between(low: float | None, high: float | None) -> str:
@@ -121,7 +129,7 @@ def _below(advice: Advice) -> list[str]:
         )
     at = best or next((row for row in advice.rows if row.setting == "sent"), advice.rows[0])
     if advice.accumulate > 1:
-        each = at.communication_ns if at.exposed_ns is None else at.exposed_ns
+        each = (at.communication_ns if at.exposed_ns is None else at.exposed_ns) or 0.0
         what = "all_reduce" if at.exposed_ns is None else "exposed"
         all_of_them = _time(advice.accumulate * each)
         lines.append(
@@ -133,44 +141,85 @@ def _below(advice: Advice) -> list[str]:
 
 def _proposal(advice: Advice) -> list[str]:
     best, present = advice.best, advice.present
-    if advice.backward_ns is None:
-        told = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
-        lines = [
-            "no proposal: which is best depends on how long the backward pass takes: give it with "
-            "--backward-ms (backward_ms of torchcoll.advise)"
-        ]
-        return [*lines, f"the model's best: {told}"] if told else lines
-    if best is None:
-        return ["no proposal: every setting needs sizes that were not measured"]
-    if len(advice.rows) == 1:
-        return ["no proposal: one setting alone, nothing to choose from"]
+    if len(advice.judged) < 2:
+        why = "there are no two settings whose buckets are known, of measured sizes, and differ"
+        if advice.measured_ns is not None:
+            why += f"; exposed now (measured {_time(advice.measured_ns)}, with waits)"
+        return [f"no proposal: {why}", *_measured(advice)]
+    if advice.backward_ns is None or best is None:
+        return _assumed(advice)
     line = f"proposal: {_named(best)}"
+    told = {row.verdict for row in advice.rows}
+    known = " of those whose buckets are known" * bool(told & {"unknown", "could be as sent"})
     if present and present.verdict in ("best", "within noise", "within 2 %"):
-        what = "what was sent" if present.setting == "sent" else "the default"
-        of = "" if present is best else f" of {_named(best)}"
-        line = f"proposal: leave bucket_cap_mb as it is: {what} is {present.verdict}{of}"
-    if best.setting == "cap" and advice.low_cap_mb != advice.high_cap_mb:
-        line += f"; {advice.low_cap_mb:g} to {advice.high_cap_mb:g} are not shown over 2 % worse"
+        of = known if present is best else f" of {_named(best)}"
+        line = f"proposal: {_left(present)} is {present.verdict}{of}"
+    fine = [row for row in advice.judged if row.verdict in ("within noise", "within 2 %")]
+    others = ", ".join(row.name for row in fine if row.setting == "cap")
+    if best.setting == "cap" and others:
+        line += f"; as good within noise or 2 %: {others}"
     line += f"; exposed {_time(best.exposed_ns)}"
-    beyond = present and present.verdict == "beyond the curve"
-    if present and present is not best and not beyond:
+    if present and present is not best and present.verdict != "beyond the curve":
         line += f", now {_time(present.exposed_ns)}"
-    lines = [line, "a proposal of a model: torchcoll.try_buckets measures real steps"]
-    measured = advice.measured_ns
+        line += " (now = the default cap, assumed)" * (present.setting == "default")
+    if advice.measured_ns is not None:
+        line += f" (measured {_time(advice.measured_ns)}, with waits)"
+    return [
+        line,
+        "a proposal of a model: torchcoll.try_buckets measures real steps",
+        *_measured(advice),
+    ]
+
+
+def _measured(advice: Advice) -> list[str]:
+    """What it is that the traffic had exposed, and whether the model of it is far from that."""
+    present, measured = advice.present, advice.measured_ns
     if present is None or measured is None:
-        return lines
-    lines[0] += f"{', now' * bool(beyond)} (measured {_time(measured)}, with waits)"
-    lines.append(
+        return []
+    lines = [
         f"measured: {one_line(advice.measured_as)}; median over passes and ranks, with the waits "
         "for other ranks"
-    )
-    modelled = present.exposed_ns or 0.0
-    if not beyond and not modelled <= _FAR * measured <= _FAR**2 * modelled:
+    ]
+    modelled = present.exposed_ns
+    if modelled is None or present.verdict == "beyond the curve":
+        return lines
+    if not modelled <= _FAR * measured <= _FAR**2 * modelled:
         lines.append(
             f"model and measurement of what was sent are more than {_FAR}x apart: {_time(modelled)}"
             f" and {_time(measured)}. What the model leaves out counts here: let try_buckets decide"
         )
     return lines
+
+
+def _assumed(advice: Advice) -> list[str]:
+    """Without a backward time: what is best whatever it is, or for which."""
+    best, present = advice.best, advice.present
+    times = [_time(ns) for ns, _ in advice.assumed]
+    if best is None:
+        told = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
+        lines = [
+            "no proposal: which is best depends on how long the backward pass takes: give it with "
+            "--backward-ms (backward_ms of torchcoll.advise)",
+            f"the model's best: {told}",
+        ]
+    else:
+        what = f"{_left(best)} leaves" if best is present else f"{_named(best)} leaves"
+        lines = [
+            f"proposal: {what} least exposed whether the backward pass takes "
+            f"{', '.join(times[:-1])} or {times[-1]}; with --backward-ms (backward_ms of "
+            "torchcoll.advise) by how much, and whether it is more than noise",
+            "a proposal of a model: torchcoll.try_buckets measures real steps",
+        ]
+    base = present or advice.rows[0]
+    of = f"all_reduce together of {base.name} ({_time(base.communication_ns)})"
+    return [*lines, f"these times are assumed: 1/4, 1 and 4 times {of}"]
+
+
+def _left(row: Proposal) -> str:
+    """The words for what is there already. Nothing tells that a model's DDP has the default."""
+    if row.setting == "sent":
+        return "leave bucket_cap_mb as it is: what was sent"
+    return "leave bucket_cap_mb unset: the default"
 
 
 def _named(row: Proposal) -> str:
