@@ -212,8 +212,11 @@ def test_command(tmp_path, capsys, format):
         assert [(r["low_nbytes"], r["high_nbytes"]) for r in data["rows"]] == [(262144, 524288)]
         assert data["curves"][0]["regimes"][0]["latency_ns"] == pytest.approx(20_000, rel=1e-3)
     elif format == "csv":
-        head, row = text.splitlines()
-        assert dict(zip(head.split(","), row.split(","), strict=True))["low_nbytes"] == "262144"
+        head, *lines = text.splitlines()
+        rows = [dict(zip(head.split(","), line.split(","), strict=True)) for line in lines]
+        assert [row["row"] for row in rows] == ["regime", "regime", "transition"]
+        assert [row["low_nbytes"] for row in rows] == ["1024", "524288", "262144"]
+        assert float(rows[0]["latency_ns"]) == pytest.approx(20_000, rel=1e-3)
     else:
         assert "between 256K and 512K" in text
         assert "to narrow" in text

@@ -53,7 +53,8 @@ def show_transitions(
         "notes": notes,
     }
     grids = [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes)]
-    show_found([Found(grids, rows, thing)], format, file)
+    flat = [record for one in curves for record in _flat(one)]
+    show_found([Found(grids, flat, thing)], format, file)
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:
@@ -82,6 +83,28 @@ def records(found: Regimes) -> list[dict[str, Any]]:
     ]
 
 
+def _flat(found: Regimes) -> list[dict[str, Any]]:
+    """The rows of csv: of each curve its regimes, then what is between them."""
+    common = {k: v for k, v in found.common.items() if v is not None}
+    regimes = [{"row": "regime", **common, **one} for one in _regime_objects(found)]
+    return regimes + [{"row": "transition", **one} for one in records(found)]
+
+
+def _regime_objects(found: Regimes) -> list[dict[str, Any]]:
+    sizes = [point.nbytes for point in found.points]
+    return [
+        {
+            "low_nbytes": sizes[one.first],
+            "high_nbytes": sizes[one.last],
+            "latency_ns": one.latency_ns,
+            "algbw_gbps": found.algbw_gbps(one),
+            "misfit": one.misfit,
+            "misfit_nbytes": sizes[one.misfit_at],
+        }
+        for one in found.curve.regimes
+    ]
+
+
 def _curve_object(found: Regimes) -> dict[str, Any]:
     sizes = [point.nbytes for point in found.points]
     return {
@@ -90,17 +113,7 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
         "noise": found.curve.noise,
         "note": found.note or None,
         "doubt": found.doubt or None,
-        "regimes": [
-            {
-                "low_nbytes": sizes[one.first],
-                "high_nbytes": sizes[one.last],
-                "latency_ns": one.latency_ns,
-                "algbw_gbps": found.algbw_gbps(one),
-                "misfit": one.misfit,
-                "misfit_nbytes": sizes[one.misfit_at],
-            }
-            for one in found.curve.regimes
-        ],
+        "regimes": _regime_objects(found),
         "known_scatter": vars(found.known) if found.known else None,
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
         "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
