@@ -55,7 +55,7 @@ _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.traffic_file import is_traffic
     from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
 
@@ -96,7 +96,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.gradients import CAPS_MB, advise
     from torchcoll.core.records import load_all
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.traffic_file import is_traffic
     from torchcoll.importers.registry import resolve
     from torchcoll.report.text import show
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _shown(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.records import load_all
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.traffic_file import is_traffic
     from torchcoll.importers.registry import resolve
     from torchcoll.report.output import one_line
     from torchcoll.report.text import SHOWN, Judging, has_verdict, show
