@@ -113,6 +113,9 @@ class Traffic:
     source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
     ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
     of issue; not all ranks need be there, and one that made no call has an empty list.
+    groups: by their names, which the calls have; one that is missing was not told.
+    environment: versions, host and variables as the source tells them, {} where it does not.
+    path: the file, or the folder of several; None without one.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
     calls are one step. notes: what could not be seen, a sentence each. problems: what was wrong in
     the file.
