@@ -395,7 +395,8 @@ def test_empty(tmp_path):
     path = tmp_path / "file"
     path.touch()
     assert refusal(path) == (
-        f"result file: got {path}, expected a torchcoll result file; this one is empty"
+        f"result file: got {path}, expected a torchcoll result file, whose "
+        'first line holds "schema":"torchcoll/1"; this one is empty'
     )
 
 
@@ -544,7 +545,8 @@ def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
     assert run.results == first.results
     assert run.complete
     assert run.problems == [
-        f"result file: got {path}.2, expected a torchcoll result file; this one is empty"
+        f"result file: got {path}.2, expected a torchcoll result file, whose "
+        'first line holds "schema":"torchcoll/1"; this one is empty'
     ]
 
 

@@ -12,15 +12,8 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.pair_times import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.suspects import (
-    again_alone,
-    events,
-    modified_z,
-    robust,
-    suspect_text,
-    suspects,
-    without,
-)
+from torchcoll.core.suspect_texts import events, suspect_text
+from torchcoll.core.suspects import again_alone, modified_z, robust, suspects, without
 
 BW, LAT, ONE_WAY = (EXCHANGE, 1 << 20), (LATENCY, 8), (SEND, 1 << 20)
 

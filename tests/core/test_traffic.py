@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.traffic import (
-    Group,
-    Traffic,
-    TrafficCall,
-    is_traffic,
-    join,
-)
+from torchcoll.core.traffic import Group, Traffic, TrafficCall, join
+from torchcoll.core.traffic_file import is_traffic
 
 FULL = TrafficCall(
     "all_to_all_v",
@@ -215,7 +210,7 @@ def test_what_is_no_traffic_file(tmp_path, text):
         Traffic.load(path)
     empty = "; this one is empty" if not text else ""
     assert str(caught.value) == (
-        f"traffic file: got {path}, expected a traffic file, whose first line holds "
+        f"traffic file: got {path}, expected a torchcoll traffic file, whose first line holds "
         f'"schema":"torchcoll-traffic/1"{empty}'
     )
 
@@ -358,7 +353,9 @@ def test_a_folder_where_the_file_of_a_rank_is_empty(tmp_path):
     empty = file(tmp_path, name="traffic-rank0.jsonl")
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(tmp_path)
-    assert str(caught.value).startswith(f"traffic file: got {empty}, expected a traffic file")
+    assert str(caught.value).startswith(
+        f"traffic file: got {empty}, expected a torchcoll traffic file"
+    )
 
 
 def test_a_folder_with_traffic_is_traffic(tmp_path):

@@ -34,7 +34,8 @@ from torchcoll.analysis.sides import (
     values_of_facts,
 )
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import MANIFEST, is_manifest, lines_of, load_all, parse_line
+from torchcoll.core.lines import lines_of, parse_line
+from torchcoll.core.records import MANIFEST, is_manifest, load_all
 from torchcoll.core.result import Run
 from torchcoll.libraries.forcing import FORCING
 

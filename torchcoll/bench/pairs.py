@@ -249,7 +249,8 @@ class PairsRun:
 
     def _events(self) -> None:
         from torchcoll.core.pair_times import read_pairs
-        from torchcoll.core.suspects import events, suspects
+        from torchcoll.core.suspect_texts import events
+        from torchcoll.core.suspects import suspects
 
         found = read_pairs(self._recorder.run)
         if found:

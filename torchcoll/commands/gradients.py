@@ -55,7 +55,7 @@ _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.traffic_file import is_traffic
     from torchcoll.report.found import FORMATS
     from torchcoll.report.view import choice
 
@@ -95,7 +95,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.analysis.gradients import CAPS_MB, advise
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.traffic_file import is_traffic
     from torchcoll.importers.registry import read_all
     from torchcoll.report.text import show
 

@@ -90,7 +90,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 def _by_kind(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
     from torchcoll.analysis.files import expanded
-    from torchcoll.core.traffic import RANK_FILE, is_traffic
+    from torchcoll.core.traffic_file import RANK_FILE, is_traffic
 
     results: list[str] = []
     traffic: list[str] = []

@@ -30,6 +30,12 @@ class Case:
     are None where the collective has none, or an imported file does not tell them (nor in_place).
     ``splits`` names the split rule of all_to_all_v.
 
+    cadence: how the steady calls follow each other: ``isolated`` (a barrier before each),
+    ``stream`` (back to back), ``graph`` (captured and replayed) or ``unknown``. backend: torch's
+    name of it, in imported files what stands for it (``mpi``). device: ``cpu``, ``cuda``, ``xpu``
+    or ``unknown``. buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
+    rehearsal: several ranks shared one GPU: no bandwidth.
+
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
     (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
     calls in one group, timed together (nccl-tests' -m); nbytes is the size of one of them.
@@ -49,7 +55,7 @@ class Case:
     buffers: str = "default"
     asynchronous: bool = False
     coalesce: int = 1
-    rehearsal: bool = False  # several ranks share one GPU: no bandwidth
+    rehearsal: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

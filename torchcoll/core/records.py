@@ -9,17 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import gzip
 import json
-import math
 import os
-import shlex
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.lines import MOST_RANKS, TRUNCATED, read_records
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -32,8 +29,6 @@ from torchcoll.core.result import (
 SCHEMA = "torchcoll/1"
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
-_GZIP = b"\x1f\x8b"
-_MOST_RANKS = 1 << 20
 _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
@@ -211,38 +206,16 @@ def _merge(run: Run, further: Run) -> None:
 def _judge(run: Run) -> None:
     if run.end is None:
         flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
-        run.problems.append(f"truncated: the file has no end record{flight}")
+        run.problems.append(f"{TRUNCATED}{flight}")
     elif run.ending:
         run.problems.append(run.ending)
-
-
-def lines_of(path: Path, problems: list[str], what: str = "result file") -> Iterator[bytes]:
-    """The lines of a file, packed or not; a .gz that was copied in part gives those up to the cut.
-
-    Raises UnreadableError when the file cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            packed = file.peek(2).startswith(_GZIP)
-            yield from gzip.GzipFile(fileobj=file) if packed else file
-    except (EOFError, zlib.error) as error:
-        problems.append(f"{path}: cut off or damaged: {_brief(error)}")
-    except FileNotFoundError:
-        raise UnreadableError(what, path, "a file that exists") from None
-    except IsADirectoryError:
-        raise UnreadableError(what, path, "a file, not a folder") from None
-    except OSError as error:
-        why = error.strerror or error  # gzip's own errors have no strerror
-        raise UnreadableError(what, path, f"a readable file ({why})") from None
 
 
 def _read_file(path: Path) -> Run:
     """Raises UnreadableError when the first line is no torchcoll header."""
     run = Run(path=path)
     with uncollected():
-        _read_lines(path, run)
-    if not run.header:
-        raise UnreadableError("result file", path, "a torchcoll result file; this one is empty")
+        _read_records(path, run)
     return run
 
 
@@ -260,45 +233,15 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _read_lines(path: Path, run: Run) -> None:
-    for number, line in enumerate(lines_of(path, run.problems), 1):
-        if number == 1:
-            run.header = _header(line, path, run.problems)
-            continue
-        if not line.strip():
-            continue
-        try:
-            data = parse_line(line)
-            handler = _HANDLERS.get(data.pop("record"))
-            if handler:
-                handler(run, data)
-        except _UNUSABLE as error:
-            cut = "" if line.endswith(b"\n") else " (cut off)"
-            run.problems.append(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
+def _read_records(path: Path, run: Run) -> None:
+    def header(data: dict[str, Any]) -> None:
+        run.header = _header(data, path, run.problems)
 
+    def take(record: str, data: dict[str, Any]) -> None:
+        if handler := _HANDLERS.get(record):
+            handler(run, data)
 
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:120]
-
-
-_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-
-
-def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
-
-
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
-
-
-def parse_line(line: bytes) -> Any:
-    """The JSON value of a line. Raises ValueError, also for NaN and Infinity."""
-    return _DECODER.decode(line.decode("utf-8", "surrogatepass"))
+    read_records(path, run.problems, "result file", SCHEMA, header, take)
 
 
 # What reports read of a header, beside texts: field of the spec -> its types.
@@ -312,30 +255,13 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _header(line: bytes, path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        header = parse_line(line)
-        schema = header["schema"] if header["record"] == "header" else None
-        if not isinstance(schema, str) or not schema.startswith("torchcoll/"):
-            raise KeyError
-        if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
-            raise TypeError
-        check_whole(header.get("ranks") or 0)
-        if not 0 <= (header.get("ranks") or 0) <= _MOST_RANKS:
-            raise ValueError
-    except _UNUSABLE:
-        way = f"torchcoll import {shlex.quote(str(path))} -o RUN.jsonl"
-        action = f"Where it is output of another tool: {way}"
-        raise UnreadableError(
-            "result file",
-            path,
-            'a torchcoll result file, whose first line holds "schema":"torchcoll/1"',
-            "" if b'"record"' in line else action,
-        ) from None
-    if schema.split("/")[1].split(".")[0] != SCHEMA.split("/")[1]:
-        raise UnreadableError(
-            f"schema of {path}", schema, SCHEMA, "Install the torchcoll version that wrote it."
-        )
+def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str, Any]:
+    """The usable part of a header; of UNUSABLE it raises what refuses the file."""
+    if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
+        raise TypeError
+    check_whole(header.get("ranks") or 0)
+    if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
+        raise ValueError
     header.pop("record")
     for name in _unusable_fields(header):
         problems.append(f"{path}:1: unusable field {name}")

@@ -81,7 +81,8 @@ class Given:
     """What a source that keeps no samples tells of a case; None is what it does not tell.
 
     time_ns: one duration of a call. statistic: what it is of the calls (mean, median, ...).
-    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown). clock: as in Case.
+    over_ranks: what it is of the ranks (max, mean, median, rank0, unknown). clock: ``host`` (until
+    the call is complete), ``device``, ``issue`` (until the call returned) or ``unknown``.
     algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
     nbytes, size_basis: the size as the source prints it, where that is not the size S of the case:

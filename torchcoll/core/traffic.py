@@ -1,23 +1,6 @@
-"""What a training step sends: the calls of every process group, rank by rank, and their file.
+"""What a training step sends: the calls of every process group, rank by rank.
 
-The file is JSON Lines (UTF-8, .gz too), one object a line, whose key ``record`` says what it is:
-
-========== =====================================================================================
-header     the first line. ``schema``: ``torchcoll-traffic/1``; ``source``: where the calls were
-           seen, of SOURCES; ``ranks``: size of the world; ``environment``: versions and variables
-group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
-           ``backend``, ``description``
-step       one for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its marked
-           steps on its own clock
-call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
-           TrafficCall, of which those that have their default are left out
-note       ``text``: what could not be seen, a sentence
-end        the last line; without it the file was cut off
-========== =====================================================================================
-
-A file may hold all ranks or some: those of one capture are joined by ``join``. Times are whole
-nanoseconds, sizes bytes. Readers ignore fields and records that they do not know; what they cannot
-read without is a new schema, ``torchcoll-traffic/2``, which this version refuses.
+Times are whole nanoseconds, sizes bytes. The file: core/traffic_file.py.
 """
 
 from __future__ import annotations
@@ -25,22 +8,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import Writer, lines_of, parse_line
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import Writer
 from torchcoll.core.result import check_texts, check_whole
 from torchcoll.core.spec import Spec
 
-SCHEMA = "torchcoll-traffic/1"
-SOURCES = ("capture", "plan", "kineto", "flight recorder", "replay")
-_EXPECTED = f'a traffic file, whose first line holds "schema":"{SCHEMA}"'
-_MOST_RANKS = 1 << 20
-RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
-_UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
 POINT_TO_POINT = ("send", "recv")
 
@@ -136,6 +113,9 @@ class Traffic:
     source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
     ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
     of issue; not all ranks need be there, and one that made no call has an empty list.
+    groups: by their names, which the calls have; one that is missing was not told.
+    environment: versions, host and variables as the source tells them, {} where it does not.
+    path: the file, or the folder of several; None without one.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
     calls are one step. notes: what could not be seen, a sentence each. problems: what was wrong in
     the file.
@@ -188,25 +168,13 @@ class Traffic:
 
     def write(self, writer: Writer) -> None:
         """``save`` to a file that is open, and close it."""
+        from torchcoll.core.traffic_file import records_of
+
         try:
-            for record, data in self._records():
+            for record, data in records_of(self):
                 writer.write(record, data)
         finally:
             writer.close()
-
-    def _records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        header = {"source": self.source, "ranks": self.ranks, "environment": self.environment}
-        yield "header", {"schema": SCHEMA, **header}
-        for group in self.groups.values():
-            yield "group", dataclasses.asdict(group)
-        for rank in sorted({*self.calls, *self.steps}):
-            yield "step", {"rank": rank, "spans_ns": self.steps.get(rank, [])}
-        for rank, calls in self.calls.items():
-            for call in calls:
-                yield "call", {"rank": rank, **call.to_json()}
-        for note in self.notes:
-            yield "note", {"text": note}
-        yield "end", {"status": "complete"}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Traffic:
@@ -215,106 +183,9 @@ class Traffic:
         Broken lines are ``problems``. Raises UnreadableError when it is missing, no traffic file,
         or of another major schema, and for a folder without one; UsageError as ``join`` does.
         """
-        path = Path(path)
-        if path.is_dir():
-            return dataclasses.replace(join(map(cls.load, _in_folder(path))), path=path)
-        traffic = cls(path=path)
-        ended, number = False, 0
-        for number, line in enumerate(lines_of(path, traffic.problems, "traffic file"), 1):
-            if number == 1:
-                traffic._read_header(line, path)
-                continue
-            if not line.strip():
-                continue
-            try:
-                data = parse_line(line)
-                record = data.pop("record")
-                ended = ended or record == "end"
-                traffic._read(record, data)
-            except _UNUSABLE as error:
-                why = f"{type(error).__name__}: {error}"[:120]
-                cut = "" if line.endswith(b"\n") else " (cut off)"
-                traffic.problems.append(f"{path}:{number}: unusable record{cut}: {why}")
-        if not number:
-            raise UnreadableError("traffic file", path, f"{_EXPECTED}; this one is empty")
-        if not ended:
-            traffic.problems.append(f"{path}: truncated: the file has no end record")
-        return traffic
+        from torchcoll.core.traffic_file import load
 
-    def _read_header(self, line: bytes, path: Path) -> None:
-        try:
-            header = parse_line(line)
-            schema = header["schema"]
-            if not schema.startswith("torchcoll-traffic/"):
-                raise ValueError
-            if schema.split("/")[1].split(".")[0] != SCHEMA.split("/")[1]:
-                action = "Install the torchcoll version that wrote it."
-                raise UnreadableError(f"schema of {path}", schema, SCHEMA, action)
-            self.ranks, self.source = header["ranks"], header["source"]
-            self.environment = dict(header.get("environment") or {})
-            check_whole(self.ranks)
-            if not (0 < self.ranks <= _MOST_RANKS and isinstance(self.source, str)):
-                raise ValueError
-        except _UNUSABLE:
-            raise UnreadableError("traffic file", path, _EXPECTED) from None
-
-    def _read(self, record: str, data: dict[str, Any]) -> None:
-        if record == "call":
-            call, rank = TrafficCall.from_json(data), self._known(data["rank"])
-            self._known(call.root, call.peer)
-            self.calls.setdefault(rank, []).append(call)
-        elif record == "group":
-            check_texts(data["name"], data.get("backend"), data.get("description"))
-            self._known(*data["ranks"])
-            if len(set(data["ranks"])) < len(data["ranks"]):
-                raise ValueError("a rank twice in a group")
-            self.groups[data["name"]] = Group(
-                data["name"],
-                tuple(data["ranks"]),
-                data.get("backend") or "",
-                data.get("description") or "",
-            )
-        elif record == "step":
-            spans = [(start, end) for start, end in data["spans_ns"]]
-            check_whole(*(stamp for span in spans for stamp in span))
-            rank = self._known(data["rank"])
-            self.calls.setdefault(rank, [])
-            if spans:
-                self.steps[rank] = spans
-        elif record == "note":
-            self.notes.append(str(data["text"]))
-
-    def _known(self, *ranks: int | None) -> int:
-        """The first, where all are ranks of the world or None."""
-        numbers = [0 if rank is None else rank for rank in ranks]
-        check_whole(*numbers)
-        if not all(0 <= number < self.ranks for number in numbers):
-            raise ValueError(f"a rank that is not among 0 to {self.ranks - 1}")
-        return next(iter(numbers), 0)
-
-
-def is_traffic(path: str | os.PathLike[str]) -> bool:
-    """True for a traffic file of any version, and for a folder that holds one."""
-    try:
-        path = Path(path)
-        if path.is_dir():
-            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
-        line = next(iter(lines_of(path, [])), b"")
-        return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
-    except (UnreadableError, OSError, *_UNUSABLE):
-        return False
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    """The traffic files, and those that by their names should be. Raises UnreadableError."""
-    files = [
-        file
-        for file in sorted(folder.iterdir())
-        if file.is_file() and (is_traffic(file) or file.name.startswith(RANK_FILE))
-    ]
-    if not files:
-        raise UnreadableError("traffic folder", folder, "a folder of traffic files; it has none")
-    return files
+        return load(Path(path))
 
 
 def join(parts: Iterable[Traffic]) -> Traffic:

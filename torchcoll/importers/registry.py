@@ -21,7 +21,7 @@ from typing import cast
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.records import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import is_traffic
+from torchcoll.core.traffic_file import is_traffic
 from torchcoll.importers.base import Imported, Importer, Options
 from torchcoll.importers.lines import Source
 from torchcoll.importers.nccl_tests import repeats

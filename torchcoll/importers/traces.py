@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import lines_of
-from torchcoll.core.traffic import Group, Traffic, is_traffic, join
+from torchcoll.core.lines import lines_of
+from torchcoll.core.traffic import Group, Traffic, join
+from torchcoll.core.traffic_file import is_traffic
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import is_trace, read_trace

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.records import lines_of
+from torchcoll.core.lines import lines_of
 from torchcoll.libraries.nccl import jobs as nccl_jobs
 from torchcoll.libraries.nccl import log as nccl
 from torchcoll.libraries.oneccl import log as oneccl

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.records import MANIFEST, MATRIX_SCHEMA, lines_of, parse_line
+from torchcoll.core.lines import lines_of, parse_line
+from torchcoll.core.records import MANIFEST, MATRIX_SCHEMA
 
 # Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
 # unavailable: the library says that this machine lacks what was forced. interrupted: by Ctrl-C or a

@@ -17,7 +17,8 @@ from torchcoll.core.pair_times import (
 )
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
-from torchcoll.core.suspects import Z_LIMIT, Suspect, suspect_text, suspects, without
+from torchcoll.core.suspect_texts import suspect_text
+from torchcoll.core.suspects import Z_LIMIT, Suspect, suspects, without
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head

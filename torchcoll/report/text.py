@@ -227,7 +227,8 @@ def _show_others(
 def _loaded(source: Any) -> Any:
     """The Traffic in a file of traffic; anything else as it is."""
     if isinstance(source, (str, os.PathLike)):
-        from torchcoll.core.traffic import Traffic, is_traffic
+        from torchcoll.core.traffic import Traffic
+        from torchcoll.core.traffic_file import is_traffic
 
         return Traffic.load(source) if is_traffic(source) else source
     return source

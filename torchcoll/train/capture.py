@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
-from torchcoll.core.traffic import RANK_FILE, Traffic
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.traffic_file import RANK_FILE
 from torchcoll.train.decode import OPERATORS, Schema, decode, tensors
 from torchcoll.train.device_times import DeviceTimes
 from torchcoll.train.groups import unboxed

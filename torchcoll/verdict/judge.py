@@ -133,7 +133,8 @@ def _suspected(run: Run) -> list[str]:
     was cut told nothing.
     """
     from torchcoll.core.pair_times import read_pairs
-    from torchcoll.core.suspects import suspect_text, suspects
+    from torchcoll.core.suspect_texts import suspect_text
+    from torchcoll.core.suspects import suspects
 
     told = _messages(run, "suspect")
     if not told and (pairs := read_pairs(run)):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.records import lines_of
+from torchcoll.core.lines import lines_of
 
 ROOTS = ("system", "graphs")
 _WHAT = "XML"

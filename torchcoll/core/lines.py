@@ -1,0 +1,113 @@
+"""JSON Lines as torchcoll writes them: a header with a schema, then one record a line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shlex
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError
+
+_RESULTS = "result file"
+_IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
+_GZIP = b"\x1f\x8b"
+MOST_RANKS = 1 << 20  # that a file may claim
+TRUNCATED = "truncated: the file has no end record"
+# What a line that holds anything may raise.
+UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def lines_of(path: Path, problems: list[str], what: str = _RESULTS) -> Iterator[bytes]:
+    """The lines of a file, packed or not; a .gz that was copied in part gives those up to the cut.
+
+    Raises UnreadableError when the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            packed = file.peek(2).startswith(_GZIP)
+            yield from gzip.GzipFile(fileobj=file) if packed else file
+    except (EOFError, zlib.error) as error:
+        problems.append(f"{path}: cut off or damaged: {_brief(error)}")
+    except FileNotFoundError:
+        raise UnreadableError(what, path, "a file that exists") from None
+    except IsADirectoryError:
+        raise UnreadableError(what, path, "a file, not a folder") from None
+    except OSError as error:
+        why = error.strerror or error  # gzip's own errors have no strerror
+        raise UnreadableError(what, path, f"a readable file ({why})") from None
+
+
+def read_records(
+    path: Path,
+    problems: list[str],
+    what: str,
+    schema: str,
+    header: Callable[[dict[str, Any]], None],
+    take: Callable[[str, dict[str, Any]], None],
+) -> None:
+    """``header`` gets the first line, ``take`` each other: the name of the record and its fields.
+
+    What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
+    the kind of file, in messages. schema: that of this version, such as ``torchcoll/1``. Raises
+    UnreadableError for a file that is missing, empty, of another kind or another major schema.
+    """
+    expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'
+    number = 0
+    for number, line in enumerate(lines_of(path, problems, what), 1):
+        if number == 1:
+            try:
+                data = parse_line(line)
+                _check_schema(data, schema, path)
+                header(data)
+            except UNUSABLE:
+                foreign = what == _RESULTS and b'"record"' not in line
+                action = _IMPORT.format(shlex.quote(str(path))) if foreign else ""
+                raise UnreadableError(what, path, expected, action) from None
+            continue
+        if not line.strip():
+            continue
+        try:
+            data = parse_line(line)
+            take(data.pop("record"), data)
+        except UNUSABLE as error:
+            cut = "" if line.endswith(b"\n") else " (cut off)"
+            problems.append(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
+    if not number:
+        raise UnreadableError(what, path, f"{expected}; this one is empty")
+
+
+def _check_schema(header: dict[str, Any], own: str, path: Path) -> None:
+    """``torchcoll/1.4`` is read, ``torchcoll/2`` is not."""
+    family, _, version = own.partition("/")
+    told = header["schema"]
+    if header["record"] != "header" or not told.startswith(f"{family}/"):
+        raise ValueError
+    if told.split("/")[1].split(".")[0] != version:
+        action = "Install the torchcoll version that wrote it."
+        raise UnreadableError(f"schema of {path}", told, own, action)
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:120]
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
+
+
+def parse_line(line: bytes) -> Any:
+    """The JSON value of a line. Raises ValueError, also for NaN and Infinity."""
+    return _DECODER.decode(line.decode("utf-8", "surrogatepass"))
