@@ -338,6 +338,20 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
     assert [row.isolated_ns for row in torchcoll.cost(hsdp(), measured(ALONE)).rows] == [2 * MS] * 2
 
 
+@pytest.mark.parametrize("order", [(1, 2, 4), (4, 2, 1), (2, 4, 1)])
+def test_replicate_launches_count_all(order):
+    row = only(late(5), [measured(ALONE, ns=ms * MS) for ms in order])
+    assert row.isolated_ns == pytest.approx(2 * MS)
+    assert row.contention_ns == pytest.approx(MS)
+    assert row.isolated_as == "isolated, host clock, gloo, sum, geometric mean of 3 launches"
+
+
+def test_other_ways_to_measure_are_no_replicates():
+    other = measured(changed(cadence="pipelined"), ns=9 * MS)
+    row = only(late(5), [other, measured(ALONE, ns=MS), measured(ALONE, ns=4 * MS)])
+    assert row.isolated_ns == pytest.approx(2 * MS)
+
+
 def delayed(delay_s: float) -> None:
     """Rank 1 comes later to each of five calls; each rank writes what it saw."""
     dist.init_process_group("gloo")

@@ -95,8 +95,9 @@ def cost(
     traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
     alone nothing tells wait from transfer. run: the same calls measured alone,
     ``torchcoll.run(traffic.spec())``, or its file; several where the calls are on several ways to
-    divide the ranks, each measured by itself: a call is set against the run on its own group. The
-    steady steps of the table count. What could not be told is None, with the reason.
+    divide the ranks, each measured by itself: a call is set against the run on its own group, and
+    against the geometric mean where several runs measured the same. The steady steps of the table
+    count. What could not be told is None, with the reason.
 
     Raises UsageError for what is neither, and UnreadableError for a file.
     """
