@@ -238,6 +238,27 @@ def test_later_launches_of_a_job_are_not_told_apart():
     ]
 
 
+@pytest.mark.parametrize(
+    ("third", "places"),
+    [
+        (1.0, [("", 12)]),
+        (0.3, [("1 to 2", 8), ("3", 4)]),
+        (1.09, [("1 to 2", 8), ("3", 4)]),  # 7 to 11 %: not shown to be the same
+    ],
+)
+def test_a_third_launch_that_differs_is_not_averaged_with_the_first_two(third, places):
+    runs = [
+        start([100 * factor, 1, 1], job=str(job), utc=f"{job}{place}")
+        for job, noise in enumerate((0.98, 1.02, 0.99, 1.01))
+        for place, factor in enumerate((1.0, noise, third * noise))
+    ]
+    found = cold(runs)
+    assert [(one.in_job, one.launches) for one in found.scales] == places
+    # Logarithms of the first two: half of them 0, the others' sum that of the noise, 0.
+    assert found.scales[0].first_ns == pytest.approx(100 * MS, rel=0.001)
+    assert found.scales[0].again.judged.verdict == "same"
+
+
 def test_jobs_of_several_numbers_of_ranks_are_judged_together_too():
     found = cold([*jobs([1.01], 2, name="a"), *jobs([0.99], 4, 30.0, name="b")])
     assert [scale.again.judged.reason for scale in found.scales] == ["1 job", "1 job"]

@@ -98,8 +98,43 @@ def test_an_end_after_the_mark_of_its_step_is_cut_there():
         start = (100 - 6 * rank) * MS - (1 - rank) * 7 * MS
         yield call(step=0, start_ns=start, time_ns=(7 + rank) * MS)
 
-    row = only(traffic(own, steps=1), measured(ALONE))
+    found = torchcoll.cost(traffic(own, steps=1), measured(ALONE))
+    (row,) = found.rows
     assert (row.in_place_ns, row.wait_ns, row.transfer_ns) == (7 * MS, MS, 6 * MS)
+    assert any(note.startswith("1 of 2 calls were heard of up to 5 ms") for note in found.notes)
+
+
+def over_marks(took_ms: int, until_mark_ms: int, more: int = 0) -> Traffic:
+    """Four steps with a call that ends after the mark, and one of ``more`` ms that does not."""
+
+    def own(rank):
+        for step in range(4):
+            start_ns = (step * 100 + 100 - until_mark_ms) * MS
+            yield call(step=step, start_ns=start_ns, time_ns=took_ms * MS, sequence=2 * step)
+            if more:
+                start_ns = (step * 100 + 10) * MS
+                yield call(step=step, start_ns=start_ns, time_ns=more * MS, sequence=2 * step + 1)
+
+    return traffic(own, steps=4)
+
+
+def test_a_call_in_flight_over_the_mark_of_its_step_is_not_cut():
+    # 4 ms alone and in place: its step ends 2 ms after its issue, and it goes on.
+    found = torchcoll.cost(over_marks(4, 2), measured(ALONE, ns=4 * MS))
+    (row,) = found.rows
+    assert (row.in_place_ns, row.transfer_ns, row.contention_ns) == (4 * MS, 4 * MS, 0)
+    assert not any("cut" in note for note in found.notes)
+    # The same where only others of its kind tell how long it takes.
+    row = only(over_marks(4, 2, more=3), measured(changed(nbytes=8)))
+    assert row.in_place_ns == 3.5 * MS
+
+
+def test_no_contention_below_0_from_a_cut_call():
+    # One that took 1 ms in the training lets the others be cut to 2 ms, less than the 3 alone.
+    found = torchcoll.cost(over_marks(4, 2, more=1), measured(ALONE, ns=3 * MS))
+    (row,) = found.rows
+    assert (row.transfer_ns, row.contention_ns) == (1.5 * MS, None)
+    assert row.reason == "shorter than alone, with calls cut at the mark of their step"
 
 
 def test_the_steady_steps_of_ddp():
@@ -336,6 +371,20 @@ def test_several_runs_are_matched_by_their_groups(tmp_path):
     assert shard.isolated_ns == 2 * MS
     # A launch of 2 ranks may have run on any of them.
     assert [row.isolated_ns for row in torchcoll.cost(hsdp(), measured(ALONE)).rows] == [2 * MS] * 2
+
+
+@pytest.mark.parametrize("order", [(1, 2, 4), (4, 2, 1), (2, 4, 1)])
+def test_replicate_launches_count_all(order):
+    row = only(late(5), [measured(ALONE, ns=ms * MS) for ms in order])
+    assert row.isolated_ns == pytest.approx(2 * MS)
+    assert row.contention_ns == pytest.approx(MS)
+    assert row.isolated_as == "isolated, host clock, gloo, sum, geometric mean of 3 launches"
+
+
+def test_other_ways_to_measure_are_no_replicates():
+    other = measured(changed(cadence="pipelined"), ns=9 * MS)
+    row = only(late(5), [other, measured(ALONE, ns=MS), measured(ALONE, ns=4 * MS)])
+    assert row.isolated_ns == pytest.approx(2 * MS)
 
 
 def delayed(delay_s: float) -> None:

@@ -109,12 +109,42 @@ def test_half_n_and_half_its_share_look_like_a_logarithm():
 
     assert [both(n) for n in (2, 4, 8)] == pytest.approx([1000, 1500, 2000])  # a line in log2 n
     found = one(both, (2, 4, 8), NOISE)
-    assert (found.verdict, found.p_together) == ("grows", None)
+    assert (found.verdict, found.mixtures[0].p_lacking) == ("grows", None)
     assert found.reason == "these fit: log2 n, n + (n-1)/n"
     # On five numbers of ranks they are told from it.
     found = one(both, (2, 4, 8, 16, 32), NOISE)
     assert found.verdict == "grows"
     assert found.reason == "by none of these alone; n + (n-1)/n fits"
+
+
+@pytest.mark.parametrize("noise", [(), NOISE])
+def test_a_mixture_that_is_far_off_does_not_fit(noise):
+    # n squared takes n and less than nothing of (n-1)/n.
+    found = one(lambda n: 10_000 + 100 * n * n, (2, 4, 8, 16, 32, 64), noise)
+    assert found.verdict == "grows"
+    assert found.reason.startswith("by none of these laws; n is off by ")
+    assert not any(mixture.fits for mixture in found.mixtures)
+
+
+@pytest.mark.parametrize("noise", [(), NOISE])
+def test_a_trees_latency_and_bandwidth(noise):
+    def tree(n):
+        return 8000 * math.log2(n) + 100_000 * (n - 1) / n
+
+    found = one(tree, (2, 4, 8, 16, 32, 64), noise)
+    assert found.verdict == "grows"
+    assert "log2 n + (n-1)/n" in found.reason
+
+
+def test_growth_of_no_known_law_is_growth():
+    # Five durations in their order: 2 of 5! orders, p 1/60; a law that is off by 84 % has no noise.
+    found = one(lambda n: 10_000 + 100 * n**3, (2, 4, 8, 16, 32))
+    assert found.p_value == pytest.approx(1 / 60)
+    assert found.verdict == "grows"
+    # Four: 1/12.
+    found = one(lambda n: 10_000 + 100 * n**3, (2, 4, 8, 16))
+    assert found.verdict == "unclear"
+    assert found.reason == "no law fits; p 0.083 by order: more launches tell"
 
 
 def test_a_law_that_the_launches_reject_is_not_named():

@@ -245,6 +245,43 @@ def test_without_links_the_pci_link_of_a_gpu(tmp_path):
     assert found.source.startswith("the PCI link of one GPU, NCCL topo.cc; ")
 
 
+def test_a_narrow_link_between_a_gpu_and_the_cpu_is_the_ceiling(tmp_path):
+    # Four lanes of 8 GT/s, 6000 Mbit/s each: 3 GB/s.
+    def bridge(*inside):
+        return pci("0000:70:00.0", *inside, link="8.0 GT/s", width=4)
+
+    found = ceiling(tmp_path, cpu(0, bridge(gpu(0)), gpu(1)))
+    assert found.gbps == 3
+    assert found.source.startswith("the PCI link between GPU 0 and its CPU, NCCL topo.cc; ")
+    # A ring within a switch does not pass its link to the CPU; one over two switches does.
+    assert ceiling(tmp_path, cpu(0, bridge(gpu(0), gpu(1)))).gbps == 24
+    assert ceiling(tmp_path, cpu(0, bridge(gpu(0), gpu(1)), gpu(2))).gbps == 3
+
+
+@pytest.mark.parametrize(
+    ("link", "width", "speeds_mbps", "gbps"),
+    [
+        ("32.0 GT/s", 16, (400_000,), 50.0),  # the wire carries 63, and NCCL takes it for 48
+        ("16.0 GT/s", 16, (400_000,), 24.0),  # 31.5
+        ("16.0 GT/s", 16, (200_000,), 25.0),
+        ("16.0 GT/s", 16, (200_000, 200_000), 24.0),  # two ports of one device
+        ("", 0, (400_000,), 50.0),
+    ],
+)
+def test_an_interface_carries_no_more_than_its_pci_link(tmp_path, link, width, speeds_mbps, gbps):
+    nets = "".join(nic(f"mlx5_{n}", n, speed) for n, speed in enumerate(speeds_mbps))
+    told = read(tmp_path, system(cpu(0, pci("0000:60:00.0", nets, link=link, width=width))))
+    assert speeds.network_gbps(told.nics, told) == gbps
+
+
+def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
+    beside = pci("0000:60:00.0", nic("mlx5_0", 0))
+    for inside, gbps in (((beside, gpu(0)), 25.0), ((beside,), 12.0)):
+        switch = pci("0000:50:00.0", *inside, link="8.0 GT/s")
+        told = read(tmp_path, system(cpu(0, switch)))
+        assert speeds.network_gbps(told.nics, told) == gbps
+
+
 @pytest.mark.parametrize(
     ("cpus", "why"),
     [

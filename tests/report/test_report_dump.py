@@ -82,8 +82,8 @@ def test_a_topology(capsys):
         "NCCL topology: 2 GPUs, 1 NUMA node (AuthenticAMD x86_64), 1 network interface",
         "ring: at most 240.000 GB/s of busbw: 12 links x 20 GB/s, NCCL topo.h (the wire signals "
         "300)",
-        "network: 25.000 GB/s, all interfaces of this host together, one direction: a ring over "
-        "hosts has no more",
+        "network: 25.000 GB/s, all interfaces of this host together, as far as their PCI links go, "
+        "one direction: a ring over hosts has no more",
         "its links are those of --fabric nvswitch-a100",
         "",
         "GPU  rank  generation  gdr  NUMA  PCI               PCI  to CPU  links                 "

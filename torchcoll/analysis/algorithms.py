@@ -94,7 +94,7 @@ def algorithms(
         )  # fmt: skip
     inside = {name for own in forcing for name in own}
     apart = _apart(launches, inside)
-    every = _tables(files, items, forcing, apart)
+    every, left_out = _tables(files, items, forcing, apart)
     tables = [table for table in every if table.cells]
     comparisons = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
@@ -102,7 +102,7 @@ def algorithms(
     matrices, missing = _manifests(sources)
     within = [*inside, *(f"label={name}" for name in inside)]
     notes = _notes(files, every, launches, [*apart, *within])
-    notes += _untold(files, launches)
+    notes += _untold(files, launches, left_out)
     read = files.read_as(reading) or str(reading)
     names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
     learned = [name for name in names if name]
@@ -129,7 +129,8 @@ def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) 
 
 def _tables(
     files: Side, items: Sequence[Measured], forcing: Sequence[dict[str, str]], apart: Sequence[str]
-) -> list[Table]:
+) -> tuple[list[Table], set[str]]:
+    """And the names of the files that are in none, as ``_known_auto`` says."""
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
     groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
     for item, settings in zip(items, forcing, strict=True):
@@ -137,7 +138,23 @@ def _tables(
         kind |= {name: kind[name] or value for name, value in usual.items()}
         kind |= {name: value_of_fact(item.facts, name) for name in apart}
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
-    return [_table(files, kind, own) for kind, own in groups.values()]
+    known = [_known_auto(own) for _, own in groups.values()]
+    tables = [
+        _table(files, kind, own) for (kind, _), own in zip(groups.values(), known, strict=True)
+    ]
+    used = {m.launch for own in known for m, _ in own}
+    return tables, {_file(files.runs[m.launch]) for m in items if m.launch not in used}
+
+
+def _known_auto(
+    items: Sequence[tuple[Measured, dict[str, str]]],
+) -> list[tuple[Measured, dict[str, str]]]:
+    """Without the launches of which nothing tells whether they forced anything, where others are
+    known to be AUTO: one of them that was forced would change its time.
+    """
+    untold = {m.launch for m, settings in items if not settings and _tells_nothing(m.facts)}
+    known = any(not settings and m.launch not in untold for m, settings in items)
+    return [one for one in items if not known or one[0].launch not in untold]
 
 
 def _table(
@@ -244,20 +261,36 @@ def _manifests(
     return specs, missing
 
 
-def _untold(files: Side, launches: Sequence[tuple[int, Mapping[str, str]]]) -> list[str]:
-    """Files that count as AUTO because nothing is known of their variables."""
+def _tells_nothing(facts: Mapping[str, str]) -> bool:
+    """Neither variables of a library nor labels that stand for them."""
+    return not tells_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
+
+
+def _file(run: Run) -> str:
+    return run.path.name if run.path else str(run.source.get("file") or "a run")
+
+
+def _untold(
+    files: Side, launches: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
+) -> list[str]:
+    """Files that may be AUTO, as nothing is known of their variables."""
     names = [
-        part.path.name if part.path else str(part.source.get("file") or "a run")
+        _file(part)
         for part, (_, facts) in zip(files.parts, launches, strict=True)
-        if not tells_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
+        if _tells_nothing(facts)
     ]
-    if not names:
-        return []
-    several = names if len(names) < 4 else [*names[:2], "...", names[-1]]
-    return [
-        f"taken for AUTO, though no variable of the library is told: {', '.join(several)} "
-        "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
-    ]
+    texts = (
+        ("taken for AUTO, though no variable of the library is told", False),
+        ("left out: no variable of the library is told, and other launches tell of AUTO", True),
+    )
+    notes = []
+    for text, out in texts:
+        own = [name for name in names if (name in left_out) == out]
+        if own:
+            several = own if len(own) < 4 else [*own[:2], "...", own[-1]]
+            advice = "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
+            notes.append(f"{text}: {', '.join(several)} {advice}")
+    return notes
 
 
 def _notes(

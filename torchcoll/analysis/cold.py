@@ -13,7 +13,15 @@ from typing import Any
 from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.late import Late, late_cases
 from torchcoll.analysis.matching import kind_of
-from torchcoll.analysis.repeats import Pairs, Placed, in_job, pairs_of, places_of
+from torchcoll.analysis.repeats import (
+    FIRST_TWO,
+    Pairs,
+    Placed,
+    in_job,
+    later_of,
+    pairs_of,
+    places_of,
+)
 from torchcoll.analysis.sides import (
     Measured,
     Reader,
@@ -240,11 +248,14 @@ def _told_apart(
     groups: dict[tuple[str, int], list[ColdRow]] = {}
     for row in _usable(rows):
         groups.setdefault((repr(row.kind), row.ranks), []).append(row)
+    later, later_pooled = later_of(_like(rows))
     places: dict[int, str] = {}
     for key, own in groups.items():
-        again = [pairs[key]] if key in pairs else []
-        again += [one for one in pooled if one.kind == key[0]]
-        texts = in_job([row.placed for row in own], again)
+        again, after = (
+            [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
+            for each, whole in ((pairs, pooled), (later, later_pooled))
+        )
+        texts = in_job([row.placed for row in own], again, after)
         places |= {id(row): text for row, text in zip(own, texts, strict=True)}
     return [replace(row, in_job=places.get(id(row), "")) for row in rows]
 
@@ -257,7 +268,8 @@ def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], Pairs]) -> 
     order = sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:]))
     # Beside the second of a job, where it stands on a line of its own.
     return [
-        _scale(groups[key], pairs.get(key[:2]) if key[2] in ("", "2") else None) for key in order
+        _scale(groups[key], pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None)
+        for key in order
     ]
 
 

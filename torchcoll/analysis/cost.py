@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from torchcoll.analysis.isolated import Isolated, isolated, rows_on
+from torchcoll.analysis.isolated import Candidate, Isolated, isolated, rows_on
 from torchcoll.analysis.joined import Joined, join_ranks
 from torchcoll.analysis.last import LateRank, error_ns, late_ranks
 from torchcoll.analysis.lateness import LATE, cut_at_marks, heard_late
@@ -95,8 +95,9 @@ def cost(
     traffic: of all ranks of the groups, such as the folder that ``capture`` wrote; of one rank
     alone nothing tells wait from transfer. run: the same calls measured alone,
     ``torchcoll.run(traffic.spec())``, or its file; several where the calls are on several ways to
-    divide the ranks, each measured by itself: a call is set against the run on its own group. The
-    steady steps of the table count. What could not be told is None, with the reason.
+    divide the ranks, each measured by itself: a call is set against the run on its own group, and
+    against the geometric mean where several runs measured the same. The steady steps of the table
+    count. What could not be told is None, with the reason.
 
     Raises UsageError for what is neither, and UnreadableError for a file.
     """
@@ -105,7 +106,15 @@ def cost(
     if not isinstance(traffic, Traffic):
         raise UsageError("traffic", type(traffic).__name__, "a Traffic, its file or its folder")
     runs = _runs(run)
-    traffic = cut_at_marks(traffic)
+    alone = _Alone(traffic, runs)
+    whole = traffic
+    traffic = cut_at_marks(traffic, alone.host_ns)
+    cut = {
+        id(now)
+        for rank, calls in traffic.calls.items()
+        for now, before in zip(calls, whole.calls[rank], strict=True)
+        if now is not before
+    }
     joined, apart = join_ranks(traffic)
     steps = steps_of(traffic)
     found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
@@ -120,10 +129,11 @@ def cost(
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             found[key].append(one)
     queued = _queued(traffic)
-    rows = [_row(own, traffic, runs, queued) for own in found.values()]
+    rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
     split = [one for one in every.values() if not _not_split(one)]
     late, ties = late_ranks(split, traffic.source)
-    notes = [*traffic.problems, *steps.notes, *apart, *_notes(rows, every.values(), traffic.source)]
+    notes = [*traffic.problems, *steps.notes, *apart]
+    notes += _notes(rows, every.values(), traffic.source, cut)
     if every and not split and len(traffic.calls) < traffic.ranks:
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
@@ -177,8 +187,9 @@ def _not_split(one: Joined) -> str:
 def _row(
     joined: Sequence[Joined],
     traffic: Traffic,
-    runs: Sequence[Run],
+    isolated_calls: _Alone,
     queued: Mapping[int, bool | None],
+    cut: Set[int],
 ) -> CostRow:
     calls = [call for one in joined for call in one.calls.values()]
     first = calls[0]
@@ -193,7 +204,7 @@ def _row(
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None
-    alone = _alone(first, traffic, backend, clock, runs)
+    alone = isolated_calls.of(first, backend, clock)
     reasons[alone.reason] = None
     contention = None
     if transfer is not None and alone.time_ns is not None:
@@ -201,6 +212,9 @@ def _row(
             contention = transfer - alone.time_ns
         else:
             reasons[f"{clock} clock in the training, {alone.clock} clock in the run"] = None
+    if contention is not None and contention < 0 and any(id(call) in cut for call in calls):
+        contention = None
+        reasons["shorter than alone, with calls cut at the mark of their step"] = None
     known = [time for one in joined if (time := one.completion_ns) is not None]
     states = [queued[id(call)] for call in calls]
     return CostRow(
@@ -225,17 +239,37 @@ def _row(
     )
 
 
-def _alone(
-    call: TrafficCall, traffic: Traffic, backend: str, clock: str | None, runs: Sequence[Run]
-) -> Isolated:
-    members = traffic.members(call)
-    if call.collective == "all_to_all_v":
-        return Isolated(None, reason="all_to_all_v: what each rank sends varies")
-    point, remark = point_of(call, len(members))
-    if point is None:
-        return Isolated(None, reason=remark)
-    candidates = rows_on(runs, clock, traffic.ranks)
-    return isolated(point, members, backend, call.op, candidates)
+class _Alone:
+    """What each kind of call of a traffic took alone in the runs."""
+
+    def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
+        self._traffic, self._runs = traffic, runs
+        self._rows: dict[str | None, list[Candidate]] = {}
+        self._known: dict[tuple[object, ...], Isolated] = {}
+
+    def of(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+        kind = call.collective, call.dtype, call.op, call.asynchronous, call.group
+        key = (*kind, call.nbytes_in, call.nbytes_out, backend, clock)
+        if key not in self._known:
+            self._known[key] = self._read(call, backend, clock)
+        return self._known[key]
+
+    def host_ns(self, call: TrafficCall) -> float | None:
+        """On the clock of the host; None where that is not known."""
+        group = self._traffic.groups.get(call.group)
+        found = self.of(call, group.backend if group else "", "host")
+        return found.time_ns if found.clock == "host" else None
+
+    def _read(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
+        members = self._traffic.members(call)
+        if call.collective == "all_to_all_v":
+            return Isolated(None, reason="all_to_all_v: what each rank sends varies")
+        point, remark = point_of(call, len(members))
+        if point is None:
+            return Isolated(None, reason=remark)
+        if clock not in self._rows:
+            self._rows[clock] = rows_on(self._runs, clock, self._traffic.ranks)
+        return isolated(point, members, backend, call.op, self._rows[clock])
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:
@@ -256,7 +290,9 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
     return found
 
 
-def _notes(rows: Sequence[CostRow], every: Iterable[Joined], source: str) -> list[str]:
+def _notes(
+    rows: Sequence[CostRow], every: Iterable[Joined], source: str, cut: Set[int]
+) -> list[str]:
     notes = []
     calls = [call for one in every for call in one.calls.values()]
     late = sum(heard_late(call, source) for call in calls)
@@ -265,6 +301,13 @@ def _notes(rows: Sequence[CostRow], every: Iterable[Joined], source: str) -> lis
             f"{late} of {len(calls)} calls {LATE}: in place and transfer may be so much too long, "
             "wait as much off; a contention of no more than that is a bound (<=), and a rank came "
             "last only where the others waited longer"
+        )
+    at_marks = sum(id(call) in cut for call in calls)
+    if at_marks:
+        notes.append(
+            f"{at_marks} of {len(calls)} calls were heard of up to 5 ms after the mark of their "
+            "step and are cut there: right where the program waits for them within the step, as "
+            "DDP does; else they took so much longer"
         )
     queued = [row for row in rows if row.queued]
     if queued:

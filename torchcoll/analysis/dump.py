@@ -55,7 +55,7 @@ def _topology(root: Node, path: str) -> Dump:
         "cpu_count": len(told.cpus),
         "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in told.cpus)),
         "nic_count": len(_once(told.nics)),
-        "nics_gbps": None if told.cut else _nics_gbps(told.nics),
+        "nics_gbps": None if told.cut else _nics_gbps(told),
         "ring_ceiling_gbps": ceiling.gbps,
         "ring_ceiling_source": ceiling.source,
         "ring_wire_gbps": ceiling.wire_gbps,
@@ -196,13 +196,10 @@ def _once(nics: list[Nic]) -> list[Nic]:
     return list({(host, n.name or n.busid, n.dev, n.port): n for host, n in hosts}.values())
 
 
-def _nics_gbps(nics: list[Nic]) -> float | None:
+def _nics_gbps(told: Topology) -> float | None:
     """All interfaces of one host together, one direction."""
-    speeds_mbps = [nic.speed_mbps for nic in _once(nics)]
-    hosts = {nic.cpu.host for nic in nics if nic.cpu}
-    if not speeds_mbps or None in speeds_mbps or len(hosts) != 1:
-        return None
-    return sum(speed for speed in speeds_mbps if speed) / 8000
+    hosts = {nic.cpu.host for nic in told.nics if nic.cpu}
+    return speeds.network_gbps(_once(told.nics), told) if len(hosts) == 1 else None
 
 
 def _graphs(root: Node, path: str) -> Dump:

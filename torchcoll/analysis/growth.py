@@ -9,7 +9,8 @@ A law is named only where the data do not reject it, and reject every other one,
 half of the growth: choosing the best one and rejecting the next called a ring's
 10 us + 3 us (n-1) + 1.45 ms (n-1)/n a log2 n in 2400 of 2400 simulations. What n and (n-1)/n make
 together (a ring's latency and bandwidth) may look like log2 n, on three numbers of ranks exactly:
-log2 n is named only where the data reject that as well. Pure numbers.
+log2 n is named only where the data reject that as well. Where they reject every law alone, these
+two together and log2 n and (n-1)/n (a tree's) are tried. Pure numbers.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ LAWS: dict[str, Callable[[Floats], Floats]] = {
     "n": lambda n: n,
     "(n-1)/n": lambda n: (n - 1) / n,
 }
-_BOTH = "n + (n-1)/n"
+MIXTURES = (("n", "(n-1)/n"), ("log2 n", "(n-1)/n"))  # latency and bandwidth of a ring, of a tree
 # Relative deviation from a law that is none: clocks and rounding reach it (as in regimes.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
 _POOR = 0.25  # a law that is off by more at some number of ranks is not named
+_POOR_ALONE = 0.1  # two together, where no replicates tell the noise: three figures bend to much
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,37 @@ class Law:
         """The data contradict it, by more than nothing."""
         return self.p_lacking is not None and self.p_lacking < LEVEL and self.misfit > _FLOOR
 
+    @property
+    def fits(self) -> bool:
+        return not self.rejected and self.misfit <= _POOR
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Two laws together, both in the direction of the growth: a + b f(n) + c g(n).
+
+    p_lacking: as that of a Law; None where there are too few points. misfit: as that of a Law,
+    infinite where it takes one of the two in the other direction, or none of it.
+    """
+
+    name: str
+    p_lacking: float | None
+    misfit: float
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        return self.misfit <= self.limit and (self.p_lacking is None or self.p_lacking >= LEVEL)
+
 
 @dataclass(frozen=True)
 class Growth:
     """verdict: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
     ``too few points``; reason: why. law: the best of the laws of growth; None where there are too
-    few points; others: the others, the better ones first. p_together: of n and (n-1)/n together,
-    None where that fits whatever is measured. constant: the criterion of no growth. p_value: of no
-    growth, Holm's where several are judged together.
+    few points; others: the others, the better ones first. mixtures: those of MIXTURES. constant:
+    the criterion of no growth. p_value: of no growth, Holm's where several are judged together; by
+    the order of the durations alone (Kendall's tau) where the best law does not fit, for what it is
+    off by is no noise.
     """
 
     launches: int
@@ -89,7 +114,7 @@ class Growth:
     reason: str
     law: Law | None = None
     others: tuple[Law, ...] = ()
-    p_together: float | None = None
+    mixtures: tuple[Mixture, ...] = ()
     constant: float | None = None
     p_value: float | None = None
     points: tuple[tuple[int, float], ...] = field(default=(), repr=False)
@@ -116,6 +141,8 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
     laws.sort(key=lambda law: law.criterion)
     # The best of several laws is chosen by the same data: all have had their chance to find growth.
     p = min(1.0, len(LAWS) * min(law.p_value for law in laws))
+    if not laws[0].fits:
+        p = float(stats.kendalltau(ranks, logs).pvalue)
     return Growth(
         len(points),
         numbers,
@@ -123,7 +150,7 @@ def _fitted(points: Sequence[tuple[int, float]]) -> Growth:
         "",
         laws[0],
         tuple(laws[1:]),
-        _p_together(ranks, logs),
+        tuple(_mixture(pair, ranks, logs, laws[0].ratio > 1) for pair in MIXTURES),
         _criterion(float(((logs - logs.mean()) ** 2).sum()), len(logs), 1),
         p,
         tuple(points),
@@ -194,17 +221,28 @@ def _p_lacking(name: str, scale: Floats, ranks: Floats, logs: Floats, law: Float
     return min(1.0, len(others) * min(_p_gained(squares - r, 1, r, degrees) for r in rests))
 
 
-def _p_together(ranks: Floats, logs: Floats) -> float | None:
-    """p of a + b n + c (n-1)/n, as ``_p_lacking``; None on three numbers of ranks: it fits all."""
-    numbers, alone = numpy.unique(ranks), numpy.array([logs[ranks == n].mean() for n in ranks])
-    terms = [numpy.ones(len(ranks)), LAWS["n"](ranks), LAWS["(n-1)/n"](ranks)]
-    if len(numbers) < 4 or len(logs) < 5:
-        return None
-    squares = _squares(terms, logs, alone)
-    if _repeated(ranks):
-        return _p_scatter(ranks, numpy.exp(logs - alone), squares, 3)
-    rest = _squares([*terms, LAWS["log2 n"](ranks)], logs, alone)
-    return _p_gained(squares - rest, 1, rest, len(logs) - 4)
+def _mixture(pair: tuple[str, str], ranks: Floats, logs: Floats, grows: bool) -> Mixture:
+    numbers, near = numpy.unique(ranks), numpy.array([logs[ranks == n].mean() for n in ranks])
+    ones, both = numpy.ones(len(ranks)), [LAWS[name](ranks) for name in pair]
+    columns = numpy.column_stack([ones, -ones, *(one if grows else -one for one in both)])
+    columns /= numpy.exp(near)[:, None]
+    columns /= abs(columns).max(axis=0)
+    times = numpy.exp(logs - near)
+    figures, _ = optimize.nnls(columns, times)
+    fitted = columns @ figures
+    squares = float(((times - fitted) ** 2).sum())
+    misfit = math.inf
+    if figures[2:].min() > 0 and fitted.min() > 0:
+        misfit, _ = _misfit(ranks, numpy.log(fitted / times))
+    repeated, p = _repeated(ranks), None
+    if len(numbers) > 3 and len(logs) > 4:
+        if repeated:
+            p = _p_scatter(ranks, times, squares, 3)
+        else:
+            (other,) = (LAWS[name](ranks) for name in LAWS if name not in pair)
+            rest = _squares([ones, *both, other], logs, near)
+            p = _p_gained(squares - rest, 1, rest, len(logs) - 4)
+    return Mixture(" + ".join(pair), p, misfit, _POOR if repeated else _POOR_ALONE)
 
 
 def _repeated(ranks: Floats) -> bool:
@@ -266,22 +304,25 @@ def _judged(growth: Growth) -> Growth:
         return _named(growth, law, p)
     if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
         return replace(growth, verdict="constant", reason=f"90 % within {percent(FLAT)}")
+    if not law.fits:
+        return replace(growth, reason=f"no law fits; {p_text(p)} by order: more launches tell")
     return replace(growth, reason=p_text(p))
 
 
 def _named(growth: Growth, law: Law, p: float) -> Growth:
     which = "grows" if law.ratio > 1 else "falls"
     fitting = [one.name for one in (law, *growth.others) if not one.rejected]
-    together = growth.p_together is None or growth.p_together >= LEVEL
-    if law.rejected or law.misfit > _POOR:
+    if not law.fits:
         reason = (
             f"by none of these laws; {law.name} is off by {_off(law.misfit)} on {law.misfit_at}"
         )
-        if together and growth.p_together is not None:
-            reason = f"by none of these alone; {_BOTH} fits"
+        # On three numbers of ranks two together fit whatever is measured.
+        both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
+        if both:
+            reason = f"by none of these alone; {' and '.join(both)} fit{'s' * (len(both) < 2)}"
         return replace(growth, verdict=which, reason=reason)
-    if fitting == ["log2 n"] and together:
-        fitting.append(_BOTH)
+    if fitting == ["log2 n"] and growth.mixtures[0].fits:
+        fitting.append(growth.mixtures[0].name)
     elif fitting == [law.name]:
         fitting += _shared(law.name, growth.points)
     if len(fitting) > 1:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchcoll.analysis.stats import geometric
 from torchcoll.core.points import Point
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row, summarise
@@ -14,7 +15,9 @@ from torchcoll.core.units import format_ranges, format_size
 
 @dataclass(frozen=True)
 class Isolated:
-    """time_ns: the median completion, None with the ``reason``; text: how it was measured."""
+    """time_ns: the median completion, of several launches their geometric mean; None with the
+    ``reason``. text: how it was measured.
+    """
 
     time_ns: float | None
     text: str = ""
@@ -26,9 +29,11 @@ class Candidate(NamedTuple):
     """A row, and the ranks of the training's world that it was measured on.
 
     members: () where that cannot be told: a launch of another size, or on all of its ranks.
+    run: which of the runs it is of.
     """
 
     row: Row
+    run: int
     members: tuple[int, ...]
 
 
@@ -40,9 +45,10 @@ def rows_on(runs: Iterable[Run], clock: str | None, ranks: int) -> list[Candidat
     return [
         Candidate(
             summarise(result, "max", clock if clock in result.time_ns else None),
+            number,
             tuple(sorted(result.members)) if run.ranks == ranks else (),
         )
-        for run in runs
+        for number, run in enumerate(runs)
         for result in run.results
     ]
 
@@ -58,20 +64,27 @@ def isolated(
 
     members: ranks of the world in its group. What was measured on other ranks of a world as large
     does not count: as many ranks elsewhere have other wires between them. ``backend`` '' and ``op``
-    None are unknown, then any does. Of several rows that fit the first counts that was called as in
-    the training, async or not.
+    None are unknown, then any does. Of several ways to measure that fit, those count that were
+    called as in the training, async or not, and of these the one of most runs, else the first; its
+    runs are replicates, each of which counts.
     """
     for holds, reason in _conditions(point, members, backend, op):
         fitting = [one for one in candidates if holds(one)]
         if not fitting:
             return Isolated(None, reason=reason(candidates))
         candidates = fitting
-    rows = [one.row for one in candidates]
-    row = next((r for r in rows if r.asynchronous == point.asynchronous), rows[0])
+    alike = [one for one in candidates if one.row.asynchronous == point.asynchronous]
+    ways: dict[tuple[object, ...], dict[int, Row]] = {}
+    for number, row in ((one.run, one.row) for one in alike or candidates):
+        way = (row.asynchronous, row.cadence, row.clock, row.backend, row.op, row.in_place)
+        ways.setdefault(way, {}).setdefault(number, row)
+    rows = list(max(ways.values(), key=len).values())
+    row = rows[0]
     words = [row.cadence, f"{row.clock} clock", row.backend]
     words += ["async"] if row.asynchronous else []
     words += [row.op] if op is None and row.op else []  # the training does not tell its own
-    return Isolated(row.median_ns, ", ".join(words), row.clock)
+    words += [f"geometric mean of {len(rows)} launches"] if len(rows) > 1 else []
+    return Isolated(geometric(one.median_ns for one in rows), ", ".join(words), row.clock)
 
 
 Condition = tuple[Callable[[Candidate], bool], Callable[[Sequence[Candidate]], str]]

@@ -6,7 +6,7 @@ Their times are too long, never too short: by up to 5 ms where another thread ke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchcoll.core.traffic import Traffic, TrafficCall
 
@@ -20,26 +20,47 @@ def heard_late(call: TrafficCall, source: str) -> bool:
     return source == "capture" and known and call.asynchronous is not False
 
 
-def cut_at_marks(traffic: Traffic) -> Traffic:
+def cut_at_marks(
+    traffic: Traffic, alone: Callable[[TrafficCall], float | None] = lambda call: None
+) -> Traffic:
     """The traffic with ends that were heard of after the mark of their step put at the mark.
 
     DDP waits for its calls within the step, so an end just after its mark is lateness. One that is
     further after it than that is none: the call is in flight in the next step too, and stays so.
+    So does one that would end sooner than any other of its kind took: a program's own calls may
+    overlap steps. alone: what such a call took by itself, in ns, where that is known.
     """
     if traffic.source != "capture":
         return traffic
-    cut = dataclasses.replace(traffic, calls={**traffic.calls})
+    left = {
+        rank: [_left(call, traffic.steps.get(rank, ())) for call in calls]
+        for rank, calls in traffic.calls.items()
+    }
+    shortest: dict[tuple[object, ...], int] = {}
     for rank, calls in traffic.calls.items():
-        spans = traffic.steps.get(rank, ())
-        cut.calls[rank] = [_cut(call, spans) for call in calls]
-    return cut
+        for call, until in zip(calls, left[rank], strict=True):
+            if until is None and call.time_ns is not None and call.clock == "host":
+                kind = _kind(call)
+                shortest[kind] = min(call.time_ns, shortest.get(kind, call.time_ns))
+
+    def cut(call: TrafficCall, until: int | None) -> TrafficCall:
+        if until is None:
+            return call
+        known = [ns for ns in (shortest.get(_kind(call)), alone(call)) if ns is not None]
+        return call if known and until < min(known) else dataclasses.replace(call, time_ns=until)
+
+    ended = {rank: list(map(cut, own, left[rank])) for rank, own in traffic.calls.items()}
+    return dataclasses.replace(traffic, calls=ended)
 
 
-def _cut(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> TrafficCall:
+def _kind(call: TrafficCall) -> tuple[object, ...]:
+    return (call.collective, call.nbytes_in, call.nbytes_out, call.dtype, call.op, call.group)
+
+
+def _left(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:
+    """What is left of the step of a call that may have been heard of late after it; else None."""
     late = heard_late(call, "capture") and call.step is not None and call.step < len(spans)
     if not late or call.start_ns is None:
-        return call
+        return None
     left = spans[call.step or 0][1] - call.start_ns
-    if 0 <= left < (call.time_ns or 0) <= left + LATENESS_NS:
-        return dataclasses.replace(call, time_ns=left)
-    return call
+    return left if 0 <= left < (call.time_ns or 0) <= left + LATENESS_NS else None

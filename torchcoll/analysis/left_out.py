@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torchcoll.analysis.cold import Cold, cold
+from torchcoll.analysis.repeats import FIRST_TWO
 from torchcoll.analysis.sides import Measured, Reading, Side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import LIKELY
@@ -41,4 +42,4 @@ def cold_of(files: Side) -> Cold | None:
 def later_launches(started: Cold | None) -> set[int]:
     """ids of the launches that were not the first of their kind in their job, where it matters."""
     rows = started.rows if started else []
-    return {id(row.launch) for row in rows if row.in_job not in ("", "-", "1")}
+    return {id(row.launch) for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)}

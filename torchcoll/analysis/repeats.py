@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.analysis.stats import paired_ratio
+from torchcoll.analysis.stats import geometric, paired_ratio
 from torchcoll.analysis.verdicts import Judged, judge
 from torchcoll.core.result import Run
 
 # A difference of two starts below it is none that anyone would act on.
 THRESHOLD = 0.1
+FIRST_TWO = "1 to 2"  # places in a job that are shown to be the same
 
 
 @dataclass(frozen=True)
@@ -89,22 +90,24 @@ def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str
     return f"launch {number}", None
 
 
-def in_job(launches: Sequence[Placed], again: Sequence[Pairs]) -> list[str]:
+def in_job(
+    launches: Sequence[Placed], again: Sequence[Pairs], later: Sequence[Pairs] = ()
+) -> list[str]:
     """Where each of the launches of one kind and number of ranks stands among those of its job:
     ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
-    places is no launch's figure: '' for all where no job has several, and where ``again``, of
-    these launches or of their kind on all numbers of ranks, shows the second to be as the first.
+    places is no launch's figure: they are ``1 to 2`` where ``again``, of these launches or of their
+    kind on all numbers of ranks, shows the second to be as the first; and '' for all where
+    ``later`` shows that of the third and those after it too, or no job has several.
     """
-    verdicts = {one.judged.verdict for one in again}
-    same = "same" in verdicts and not verdicts & {"faster", "slower"}
     numbers: dict[tuple[str, int], list[int]] = {}
     for placed in launches:
         if placed.job is not None:
             numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
     most = max(map(len, numbers.values()), default=0)
-    if most < 2 or same:
+    same = _same(again)
+    if most < 2 or (same and (most == 2 or _same(later))):
         return ["" for _ in launches]
-    later = "3" if most == 3 else f"3 to {most}"
+    rest = "3" if most == 3 else f"3 to {most}"
     found = []
     for placed in launches:
         if placed.job is None:
@@ -112,30 +115,61 @@ def in_job(launches: Sequence[Placed], again: Sequence[Pairs]) -> list[str]:
             continue
         places = sorted(numbers[placed.job, placed.order - placed.place])
         number = places.index(placed.place) + 1
-        found.append(str(number) if number < 3 else later)
+        found.append(rest if number > 2 else FIRST_TWO if same else str(number))
     return found
 
 
-def pairs_of(
-    launches: Sequence[tuple[str, int, Placed, float, str]],
-) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:
+def _same(pairs: Sequence[Pairs]) -> bool:
+    verdicts = {one.judged.verdict for one in pairs}
+    return "same" in verdicts and not verdicts & {"faster", "slower"}
+
+
+Likes = Sequence[tuple[str, int, Placed, float, str]]
+_Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
+
+
+def pairs_of(launches: Likes) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:
     """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
     those of each kind over all its numbers of ranks.
 
     Of several launches of one kind in one job the first two are a pair. Holm is over all.
     """
+    found: _Found = {}
+    for key, own in _jobs(launches):
+        if len(own) > 1 and own[0][2] == own[1][2]:
+            pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
+            found.setdefault(key, []).append(pair)
+    return _pairs(found)
+
+
+def later_of(launches: Likes) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:
+    """As ``pairs_of``: the third launch of each job and those after it against the first two, each
+    by their geometric mean.
+    """
+    found: _Found = {}
+    for key, own in _jobs(launches):
+        if len(own) > 2 and len({name for *_, name in own}) == 1:
+            first, rest = (geometric(ns for _, ns, _ in part) for part in (own[:2], own[2:]))
+            if first and rest:
+                found.setdefault(key, []).append((first, rest, own[0][2], own[0][0].place > 1))
+    return _pairs(found)
+
+
+def _jobs(launches: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
+    """The launches of each kind, number of ranks and job, in their order."""
     jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
     for kind, ranks, placed, ns, name in launches:
         if placed.job is not None:
             # Two jobs of one name stand at different places.
             key = f"{placed.job} {placed.order - placed.place}"
             jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
-    found: dict[tuple[str, int], list[tuple[float, float, str, bool]]] = {}
-    for (kind, ranks, _), own in jobs.items():
-        own.sort(key=lambda one: one[0].place)
-        if len(own) > 1 and own[0][2] == own[1][2]:
-            pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
-            found.setdefault((kind, ranks), []).append(pair)
+    return [
+        ((kind, ranks), sorted(own, key=lambda one: one[0].place))
+        for (kind, ranks, _), own in jobs.items()
+    ]
+
+
+def _pairs(found: _Found) -> tuple[dict[tuple[str, int], Pairs], list[Pairs]]:
     groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
         (kind, (ranks,), own) for (kind, ranks), own in found.items()
     ]

@@ -37,7 +37,7 @@ _ROWS_OF_CALLS = (
     "t_max, the max over ranks"
 )
 _BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
-_IN_JOB = "in job: launches at that place of their job, where the 2nd is not shown to be the same"
+_IN_JOB = "in job: launches at that place of their job, where others are not shown to be the same"
 _LONGEST = (
     "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
     "for each other (rendezvous, init, connect) that may be the one that came first"

@@ -72,7 +72,7 @@ def _about(dump: Dump) -> list[str]:
     if facts["nics_gbps"]:
         lines.append(
             f"network: {format_bandwidth(facts['nics_gbps'])} GB/s, all interfaces of this host "
-            "together, one direction: a ring over hosts has no more"
+            "together, as far as their PCI links go, one direction: a ring over hosts has no more"
         )
     lines += [
         f"GPU {row['gpu']} has {_plural(row['links'], 'link')}, most have {row['usual']}: a link "

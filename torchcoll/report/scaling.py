@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,9 +26,9 @@ _FITS = (
     "launches are the replicates"
 )
 _VERDICTS = (
-    "a law is named: growth is significant (t, Holm over all), it fits, and no other does, alone "
-    "or with half of the growth (A + B: two together; F, 5 %); constant: 90 % of the growth within "
-    "10 %"
+    "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
+    "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
+    "constant: 90 % of the growth within 10 %"
 )
 
 
@@ -95,7 +96,15 @@ def _fit_record(curve: Curve, fit: Fit) -> dict[str, Any]:
         "launches": growth.launches,
         "p_value": growth.p_value,
         "constant_criterion": growth.constant,
-        "p_n_and_share_together": growth.p_together,
+        "mixtures": [
+            {
+                "name": one.name,
+                "fits": one.fits,
+                "p_lacking": one.p_lacking,
+                "misfit": one.misfit if math.isfinite(one.misfit) else None,
+            }
+            for one in growth.mixtures
+        ],
         "laws": laws,
     }
 

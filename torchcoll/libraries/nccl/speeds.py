@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from torchcoll.libraries.nccl.dump import Node
-from torchcoll.libraries.nccl.topology import Device, Gpu, Link, Topology
+from torchcoll.libraries.nccl.topology import Device, Gpu, Link, Nic, Topology
 
 # From this compute capability on; 8.6 is an exception. Above the last the file is of a GPU that is
 # newer than this table.
@@ -70,6 +70,51 @@ def narrowest_pci_gbps(device: Device) -> float | None:
     speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]
     known = [gbps for gbps in speeds if gbps is not None]
     return min(known) if known and len(known) == len(speeds) else None
+
+
+def _pci_wire_gbps(node: Node) -> float | None:
+    """What the wire of a PCI device's own link carries, less its line code (8b/10b, 128b/130b)."""
+    width, lane = _pci(node)
+    found = _GT.match(node.text("link_speed"))
+    if not (width and lane and found):
+        return None
+    rate = float(found[1])
+    return width * rate / 8 * (128 / 130 if rate > 5 else 0.8)
+
+
+def network_gbps(nics: list[Nic], told: Topology) -> float | None:
+    """All these interfaces together, one direction; None where one does not tell its speed.
+
+    The ports of one device share the PCI links from it up to where a GPU joins, beyond which data
+    need not go. Such a link counts, as NCCL takes it, where even its wire is below the ports: NCCL
+    takes 48 GB/s for one that carries a port of 400 Gbit/s.
+    """
+    joins = _gpus_below(told.gpus)
+    devices: dict[int, list[Nic]] = {}
+    for nic in nics:
+        devices.setdefault(id(nic.node), []).append(nic)
+    total = 0.0
+    for ports in devices.values():
+        if any(nic.speed_mbps is None for nic in ports):
+            return None
+        gbps = wanted = sum(nic.speed_mbps or 0 for nic in ports) / 8000
+        for node in (ports[0].node, *ports[0].node.above()):
+            if joins.get(id(node)):
+                break
+            wire, own = _pci_wire_gbps(node), pci_gbps(node)
+            if node.tag == "pci" and wire is not None and own is not None and wire < wanted:
+                gbps = min(gbps, own)
+        total += gbps
+    return total
+
+
+def _gpus_below(gpus: list[Gpu]) -> dict[int, set[int]]:
+    """id of each node -> ids of the GPUs below it or at it."""
+    found: dict[int, set[int]] = {}
+    for gpu in gpus:
+        for node in (gpu.node, *gpu.node.above()):
+            found.setdefault(id(node), set()).add(id(gpu))
+    return found
 
 
 def outward(gpu: Gpu) -> list[Link]:
@@ -138,8 +183,17 @@ def ring_ceiling(told: Topology) -> Ceiling:
         source = f"no {what} joins the GPUs, and the file does not tell their PCI links"
         assumed = min(assumed_pci_gbps(gpu.node) for gpu in gpus)
         return Ceiling(None, f"{source} ({told.library} then takes {assumed:g} GB/s)")
-    least = min(gbps for gbps in speeds if gbps is not None)
-    source = f"the PCI link of one GPU, {told.library} topo.cc"
+    # A ring crosses every link that has some of its GPUs on one side and some on the other.
+    below = _gpus_below(gpus)
+    crossed = [
+        (gbps, node, gpu)
+        for gpu in gpus
+        for node in (gpu.node, *gpu.node.above())
+        if node.tag == "pci" and len(below[id(node)]) < len(gpus) and (gbps := pci_gbps(node))
+    ]
+    least, node, gpu = min(crossed, key=lambda one: one[0])
+    which = "of one GPU" if node is gpu.node else f"between GPU {gpu.name} and its CPU"
+    source = f"the PCI link {which}, {told.library} topo.cc"
     return Ceiling(least, f"{source}; CPUs and shared switches may allow less")
 
 
