@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy
 import pytest
 from launches import given, launches, measured, run
 
@@ -320,6 +321,39 @@ def test_launches_that_agree_say_that_it_is_no_noise(capsys):
     sizes = dict(zip(QUARTERS, (round(1000 * us) for us in SENDRECV), strict=True))
     text = shown(capsys, *launches([sizes, {n: round(1.3 * ns) for n, ns in sizes.items()}]))
     assert "too few sizes to say more (launches of one size scatter by 0.0 %)" in text
+
+
+# 20 us + S / 5 GB/s at 17 sizes from 1K; of each launch 2 % noise, always the same.
+MANY = [1 << k for k in range(10, 27)]
+
+
+def noisy_launches(count, slow):
+    random = numpy.random.default_rng(3)
+    times = [
+        {n: round((20_000 + n / 5) * numpy.exp(0.02 * random.standard_normal())) for n in MANY}
+        for _ in range(count)
+    ]
+    times[1][1 << 20] = round(times[1][1 << 20] * slow)
+    return launches(times)
+
+
+@pytest.mark.parametrize("slow", [3, 8, 20])
+def test_one_launch_that_was_slow_once_of_three_is_no_change(capsys, slow):
+    text = shown(capsys, *noisy_launches(3, slow))
+    assert "17 sizes, 3 launches (their median), " in text
+    assert "one regime: no change of behaviour is shown" in text
+    assert "between" not in text and "dip" not in text and "disagree" not in text
+
+
+@pytest.mark.parametrize("slow", [3, 8, 20])
+def test_of_two_launches_none_is_right_where_they_disagree(capsys, slow):
+    (one,) = found(*noisy_launches(2, slow))
+    assert (one.transitions, one.falls, len(one.curve.regimes)) == ([], [], 1)
+    assert one.curve.regimes[0].bandwidth_gbps == pytest.approx(5, rel=0.02)
+    show_transitions([all_of(one)])
+    text = capsys.readouterr().out
+    assert "launches disagree at 1M: repeat them; in the fit it weighs little" in text
+    assert "one regime: no change of behaviour is shown" in text
 
 
 def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):

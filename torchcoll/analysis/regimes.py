@@ -7,16 +7,14 @@ data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanos
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from numpy.typing import NDArray
 
-from torchcoll.analysis.dips import Fit, find_dips
-
-Floats = NDArray[numpy.float64]
+from torchcoll.analysis.dips import Fit, Floats, Places, find_dips
 
 FEWEST = 4  # points of a regime that has a law: two figures and two to contradict them
 MOST_REGIMES = 8
@@ -26,6 +24,8 @@ FLOOR = 0.005
 # is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
 # regime show a boundary, see tests/benchmarks/transitions.py.
 BOUNDARY_COST = 3.0
+# Times the usual standard error: a point whose own launches disagree by more weighs less.
+DISAGREEING = 4
 # A place belongs to the zone when its likelihood ratio is not beyond this: for a jump
 # P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
 # change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35. The ratio counts points less
@@ -86,25 +86,53 @@ class Curve:
     noise: float
 
 
-def find_regimes(sizes: Sequence[float], times: Sequence[float], noise: float = 0.0) -> Curve:
+def find_regimes(
+    sizes: Sequence[float], times: Sequence[float], noise: float | Sequence[float] = 0.0
+) -> Curve:
     """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
 
-    noise: what is known of the times' relative standard errors from elsewhere: no point that is
-    nearer is a dip.
+    noise: what is known of the times' relative standard errors from elsewhere, of all or of each:
+    no point that is nearer is a dip, and where one is far more uncertain than most, it weighs less.
     A stretch of 1 to 3 points between boundaries has no law, but is looked for like any other:
     where it was not, the boundaries were found where 4 points were left, and their zones held none.
     """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
-    dips = find_dips(size, time, _fit, max(noise, FLOOR))
-    found = _curve(size, time, dips)
+    error = numpy.maximum(numpy.broadcast_to(numpy.asarray(noise, dtype=float), size.shape), FLOOR)
+    usual = float(numpy.median(error))
+    weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
+    points = _Points(size, time, weight)
+    dips = find_dips(size, time, points.fit, error)
+    found = _curve(points, dips)
     # Within a zone it may be a size of a third law between the two, of which there are too few.
     between = [i for i in dips if any(b.low < i < b.high for b in found.boundaries)]
-    return _curve(size, time, [i for i in dips if i not in between]) if between else found
+    return _curve(points, [i for i in dips if i not in between]) if between else found
 
 
-def _curve(size: Floats, time: Floats, dips: Sequence[int]) -> Curve:
+@dataclass(frozen=True)
+class _Points:
+    """weight: of the relative deviation, 1 for most."""
+
+    size: Floats
+    time: Floats
+    weight: Floats
+
+    def segments(self, kept: Places, fewest: int) -> _Segments:
+        return _Segments(self.size[kept], self.time[kept], self.weight[kept], fewest)
+
+    def fit(self, kept: Places) -> Fit:
+        fits, forward, cuts = _segmented(self.segments(kept, FEWEST))
+        regimes = [fits.regime(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
+        laws = [
+            (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
+            for r in regimes
+        ]
+        return Fit(tuple(laws), max(0.0, float(forward[len(cuts)][-1])))
+
+
+def _curve(points: _Points, dips: Sequence[int]) -> Curve:
+    size, time = points.size, points.time
     kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
-    fits, forward, cuts = _segmented(size[kept], time[kept])
+    fits, forward, cuts = _segmented(points.segments(kept, 1))
     n, chosen = len(kept), len(cuts) + 1
     regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
     backward = _backward(fits.cost, chosen)
@@ -140,27 +168,13 @@ def _curve(size: Floats, time: Floats, dips: Sequence[int]) -> Curve:
     return Curve(lawful, tuple(boundaries), apart, noise)
 
 
-def _segmented(
-    size: Floats, time: Floats, fewest: int = 1
-) -> tuple[_Segments, list[Floats], list[int]]:
+def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
     """All stretches, the least costs by number of regimes, and the chosen cuts."""
-    n = len(size)
-    fits = _Segments(size, time, fewest)
+    n = len(fits.size)
     most = MOST_REGIMES if n >= 2 * FEWEST else 1
     forward = _forward(fits.cost, most)
     chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
     return fits, forward, _cuts(fits.cost, forward, chosen)
-
-
-def _fit(size: Floats, time: Floats) -> Fit:
-    n = len(size)
-    fits, forward, cuts = _segmented(size, time, FEWEST)
-    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-    laws = [
-        (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
-        for r in regimes
-    ]
-    return Fit(tuple(laws), max(0.0, float(forward[len(cuts)][n])))
 
 
 def _named(cuts: Sequence[int], zones: Sequence[tuple[int, int]], n: int) -> list[int | None]:
@@ -203,15 +217,17 @@ class _Segments:
     ``cost[a, b]``: sum of squares of points a to b - 1; infinite for fewer than ``fewest``.
     """
 
-    def __init__(self, size: Floats, time: Floats, fewest: int) -> None:
+    def __init__(self, size: Floats, time: Floats, weight: Floats, fewest: int) -> None:
         self.size, self.time = size, time
         self._unit = float(size.max())
         w, v = 1 / time, size / self._unit / time
         # Scaled by the smallest time: sums of numbers near 1.
         self._scale = float(time.min())
-        w = w * self._scale
-        v = v * self._scale
-        self._columns = numpy.column_stack((w * w, w * v, v * v, w, v, numpy.ones_like(w)))
+        w = w * self._scale * weight
+        v = v * self._scale * weight
+        self._columns = numpy.column_stack(
+            (w * w, w * v, v * v, w * weight, v * weight, weight * weight)
+        )
         self.cost = self._costs(fewest)
 
     @staticmethod

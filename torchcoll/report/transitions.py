@@ -19,6 +19,7 @@ from torchcoll.report.view import choice
 
 if TYPE_CHECKING:
     from torchcoll.analysis.regimes import Regime
+    from torchcoll.analysis.scatter import Known
     from torchcoll.analysis.transitions import Point, Regimes, Transition, Transitions
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -116,12 +117,18 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
             }
             for one in found.curve.regimes
         ],
-        "known_scatter": vars(found.known) if found.known else None,
+        "known_scatter": _known(found.known),
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
         "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
         "handovers": [vars(one) for one in found.handovers],
         "forced": [vars(one) for one in found.forced],
     }
+
+
+def _known(known: Known | None) -> dict[str, Any] | None:
+    if known is None:
+        return None
+    return {"one": known.one, "point": known.point, "launches": known.launches}
 
 
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
@@ -130,7 +137,7 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     words = f"{len(points)} size{'s' * (len(points) > 1)}, "
     if found.sizes > len(points):
         words = f"{len(points)} of {found.sizes} sizes (more are too many), "
-    words += f"{launches} launch{'es' * (launches > 1)}"
+    words += f"{launches} launch{'es' * (launches > 1)}{' (their median)' * (launches > 2)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
@@ -154,6 +161,9 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
     lines = [_transition_line(one, found.curve.regimes) for one in found.transitions]
     if uneven := _uneven(found.points):
         lines.append(uneven)
+    if found.disagreeing:
+        sizes = ", ".join(format_size(point.nbytes) for point in found.disagreeing)
+        lines.append(f"launches disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _apart_lines(found)
     if found.note:
         lines.append(found.note)
