@@ -310,6 +310,34 @@ def test_one_law_that_does_not_fit_is_neither_noise_nor_one_regime(capsys):
     assert "85.2 % at 64M" in text
 
 
+# Published by dstack: two hosts of eight H100, all_reduce from 8 bytes to 2G, us.
+TWO_HOSTS = (36.5, 35.55, 35.49, 35.85, 37.36, 37.38, 51.05, 45.33, 38.67, 40.08, 42.13, 43.66)
+TWO_HOSTS += (45.42, 44.59, 47.44, 66.68, 240.71, 115.58, 114.44, 118.25, 141.39, 186.86, 255.79)
+TWO_HOSTS += (350.41, 596.75, 934.67, 1625.63, 2972.25, 5784.75)
+
+
+def test_a_slow_size_inside_a_zone_is_in_no_law(capsys):
+    times = {8 << k: round(1000 * us) for k, us in enumerate(TWO_HOSTS)}
+    (one,) = found(*launches([times]))
+    assert list(one.curve.dips) == [16]  # 512K
+    assert [(r.first, r.last) for r in one.curve.regimes] == [(0, 15), (17, 28)]
+    show_transitions([all_of(one)])
+    # The law from 1M on: about 117 us + S / 341.
+    assert "dip at 512K: 2.04x the time of its law (240.7 us; 1M takes less" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_law_that_does_not_fit_is_said_beside_a_change_too(capsys):
+    # Three slow sizes of twenty hide each other; from 32M on another law.
+    times = {s: round(20_000 + s / 100) for s in (1024 * 2**k for k in range(20))}
+    times |= {s: 6 * ns for s, ns in times.items() if s >= 1 << 25}
+    times |= {s: round(1.5 * times[s]) for s in (1 << 13, 1 << 15, 1 << 17)}
+    text = shown(capsys, *launches([times] * 2))
+    assert "1 to 2 between 16M and 32M: time jumps up" in text
+    assert "the law of regime 1 does not fit: 128K takes 1.39x" in text
+
+
 def test_a_law_after_two_sizes_that_have_none(capsys):
     text = shown(capsys, published(HYPERCUBE, "hypercube"))
     assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text

@@ -82,8 +82,13 @@ def note_of(found: Regimes) -> str:
     else:  # of many sizes the scatter about the law, of which the furthest is no news
         noise = curve.noise if len(points) >= FEW else 0.0
     text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.nbytes)})"
-    if not curve.boundaries and worst.misfit > max(POOR, _FAR * noise):
-        ratio = at.time_ns / worst.time_ns(at.nbytes)
+    poor = worst.misfit > max(POOR, _FAR * noise)
+    ratio = at.time_ns / worst.time_ns(at.nbytes)
+    if poor and curve.boundaries:
+        number = curve.regimes.index(worst) + 1
+        text = f"the law of regime {number} does not fit: {format_size(at.nbytes)} takes"
+        return f"{text} {ratio:.2f}x its time{_agreement(found)}"
+    if poor:
         text = f"one law does not fit: {format_size(at.nbytes)} takes {ratio:.2f}x its time"
         text += "; too few sizes to say more" if len(points) < FEW and not few else ""
         if len(points) >= 2 * FEWEST:

@@ -103,9 +103,25 @@ def find_regimes(
     points = _Points(size, time, weight)
     dips = find_dips(size, time, points.fit, error)
     found = _curve(points, dips)
-    # Within a zone it may be a size of a third law between the two, of which there are too few.
+    # Within a zone it may be a size of a third law between the two, of which there are too few: it
+    # is where a fit with it puts it into a stretch of its own. Otherwise it would hide in a law.
     between = [i for i in dips if any(b.low < i < b.high for b in found.boundaries)]
-    return _curve(points, [i for i in dips if i not in between]) if between else found
+    while between:
+        found = _curve(points, [i for i in dips if i not in between])
+        hidden = [i for i in between if not _apart(found, i)]
+        if not hidden:
+            return found
+        between = [i for i in between if i not in hidden]
+    return _curve(points, dips)
+
+
+def _apart(curve: Curve, index: int) -> bool:
+    """Whether it is in a stretch of fewer than FEWEST points between two boundaries."""
+    return any(
+        one.last_before < index <= other.last_before
+        and other.last_before - one.last_before < FEWEST
+        for one, other in itertools.pairwise(curve.boundaries)
+    )
 
 
 @dataclass(frozen=True)
