@@ -338,6 +338,18 @@ def test_a_law_that_does_not_fit_is_said_beside_a_change_too(capsys):
     assert "the law of regime 1 does not fit: 128K takes 1.39x" in text
 
 
+def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
+    # 30 us + S / 4 up to 256K, then a byte a nanosecond: 95.5 us at 256K - 262.1 us + S.
+    sizes = [1 << k for k in range(10, 27)]
+    times = {s: 30_000 + s // 4 if s <= 1 << 18 else s - 166_608 for s in sizes}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)])
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " 64M " in line]
+    assert row[row.index("64M") + 1 :][:2] == ["-", "1.000"]
+    (record,) = records(one)
+    assert record["after_latency_ns"] == pytest.approx(-166_608, rel=1e-6)
+
+
 def test_a_law_after_two_sizes_that_have_none(capsys):
     text = shown(capsys, published(HYPERCUBE, "hypercube"))
     assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text

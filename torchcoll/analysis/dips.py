@@ -112,9 +112,12 @@ def _clear(
         return 0.0
     spread = math.sqrt(max(fitted.squares / free, noise[own] ** 2))
     asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
+    # A law with a negative intercept does not reach far before its own sizes.
+    laws = [law for law in _around(fitted.laws, place) if law[2] + law[3] * size[own] > 0]
+    if not laws:
+        return 0.0
     away = [
-        _distance(float(size[own]), float(time[own]), law, others, ours, spread)
-        for law in _around(fitted.laws, place)
+        _distance(float(size[own]), float(time[own]), law, others, ours, spread) for law in laws
     ]
     if 0 < place < len(kept) - 1 and min(away) < 0:
         return 0.0

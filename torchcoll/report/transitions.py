@@ -78,7 +78,9 @@ def notes_of(found: Sequence[Transitions]) -> list[str]:
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
-    """One object a transition: low_nbytes, high_nbytes, before and after."""
+    """One object a transition: low_nbytes, high_nbytes, before and after. A latency below 0 is the
+    intercept of a law that goes on steeper from another, not a latency.
+    """
     return [
         {
             **{k: v for k, v in found.common.items() if v is not None},
@@ -147,7 +149,11 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     rows = []
     for number, one in enumerate(curve.regimes, 1):
         first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
-        row = [str(number), f"{first} to {last}", format_time(one.latency_ns)]
+        row = [
+            str(number),
+            f"{first} to {last}",
+            format_time(one.latency_ns if one.latency_ns >= 0 else None),
+        ]
         off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].nbytes)}"
         row += [format_bandwidth(found.algbw_gbps(one)), off]
         if labelled:
