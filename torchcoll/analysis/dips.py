@@ -27,6 +27,7 @@ _LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from 
 _MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
 # One in so many may be left out: beyond, the others are no law.
 _SHARE = 4
+_ENOUGH = 10  # sizes of which a median is taken
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _clear(
     free = len(others) - 2 * len(fitted.laws)
     if free < 1:
         return 0.0
-    spread = math.sqrt(max(fitted.squares / free, noise[own] ** 2))
+    spread = max(_spread(fitted, others, ours, place), float(noise[own]))
     asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
     # A law with a negative intercept does not reach far before its own sizes.
     laws = [law for law in _around(fitted.laws, place) if law[2] + law[3] * size[own] > 0]
@@ -122,6 +123,28 @@ def _clear(
     if 0 < place < len(kept) - 1 and min(away) < 0:
         return 0.0
     return min(map(abs, away)) / asked
+
+
+def _spread(fitted: Fit, size: Floats, time: Floats, place: int) -> float:
+    """Of the others about their laws; of enough of them by a median: another slow size among them
+    would inflate a mean square, and two would hide each other. Neighbours that are far off
+    together are a stretch, and none of them is alone.
+    """
+    free = len(size) - 2 * len(fitted.laws)
+    square = math.sqrt(fitted.squares / free)
+    if len(size) < _ENOUGH:
+        return square
+    parts = [
+        abs(time[first : last + 1] / (latency + per_byte * size[first : last + 1]) - 1)
+        for first, last, latency, per_byte in fitted.laws
+    ]
+    away = numpy.concatenate(parts)
+    if away[max(place - 1, 0) : place + 1].max() > LEAST:
+        return square
+    middle = 1.4826 * float(numpy.median(away))
+    # Two standard errors above, for normal noise: too little finds dips in noise.
+    middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
+    return min(square, middle)
 
 
 def _around(

@@ -168,7 +168,7 @@ def transitions(
     reader: Reader = load_all,
 ) -> Transitions:
     """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
-    size; launches are pooled. ``show`` prints it.
+    size; of launches the median counts (see Point). ``show`` prints it.
 
     Raises UsageError where no case has a time and a size, UnreadableError for a file.
     """
