@@ -70,3 +70,15 @@ def test_noise_alone_is_seldom_a_dip(sizes):
     law = numpy.array([40_000 + size / 140 for size in sizes])
     noisy = [law * numpy.exp(0.05 * random.standard_normal(len(law))) for _ in range(60)]
     assert sum(bool(find_regimes(sizes, one).dips) for one in noisy) < 4
+
+
+def test_several_slow_sizes_do_not_hide_each_other():
+    # 20 us + S / 5 and 2 % noise: 2 slow sizes of 12, 4 of 25.
+    random = numpy.random.default_rng(4)
+    for number, slow in ((12, [3, 7]), (17, [2, 6, 11]), (25, [3, 8, 14, 20])):
+        sizes = numpy.geomspace(1024, 1 << 28, number).round()
+        for _ in range(5):
+            law = (20_000 + sizes / 5) * numpy.exp(0.02 * random.standard_normal(number))
+            law[slow] *= 2
+            curve = find_regimes(sizes, law)
+            assert list(curve.dips) == slow and not curve.boundaries

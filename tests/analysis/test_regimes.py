@@ -62,10 +62,46 @@ def test_times_that_do_not_grow_have_no_bandwidth():
     assert (regime.latency_ns, regime.bandwidth_gbps) == (pytest.approx(5000), None)
 
 
-def test_neither_figure_is_below_zero():
-    # Faster than linear: a line through it has a negative latency; the law has none.
-    (regime,) = find_regimes(SIZES[:6], [s**1.2 for s in SIZES[:6]]).regimes
-    assert regime.latency_ns == 0
+@pytest.mark.parametrize("power", [1.2, 2, 4])
+def test_a_law_is_above_zero_at_its_own_sizes(power):
+    # Faster than linear: the line through it meets zero at a size, but below the first one.
+    (regime,) = find_regimes(SIZES[:6], [s**power for s in SIZES[:6]]).regimes
+    assert regime.bandwidth_gbps > 0
+    assert regime.time_ns(1024) >= 0.0999 * 1024**power
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.2, 2.5])
+@pytest.mark.parametrize("kink", [15, 19, 21])
+def test_a_kink_to_a_steeper_slope_is_one_change(kink, slow):
+    # 30 us + S / 4 up to the kink, from there each byte as slow as this: beyond a cache.
+    sizes = [1 << k for k in range(10, 27)]
+    end = 30_000 + (1 << kink) / 4
+    exact = [30_000 + s / 4 if s <= 1 << kink else end + (s - (1 << kink)) / slow for s in sizes]
+    random = numpy.random.default_rng(kink)
+    for _ in range(10):
+        curve = find_regimes(sizes, exact * numpy.exp(0.01 * random.standard_normal(17)))
+        (boundary,) = curve.boundaries
+        assert sizes[boundary.low] <= 1 << kink <= sizes[boundary.high]
+        if kink < 21:
+            assert curve.regimes[1].bandwidth_gbps == pytest.approx(slow, rel=0.05)
+
+
+def test_a_dip_before_a_kink_to_a_steeper_slope():
+    sizes = [1 << k for k in range(10, 27)]
+    times = [30_000 + s / 4 if s <= 1 << 18 else 95_536 + (s - (1 << 18)) for s in sizes]
+    times[6] *= 3
+    curve = find_regimes(sizes, times)
+    assert curve.dips == {6: pytest.approx(3)}
+    (boundary,) = curve.boundaries
+    assert sizes[boundary.low] <= 1 << 18 <= sizes[boundary.high]
+
+
+def test_a_steep_law_says_nothing_of_sizes_at_which_it_is_below_zero():
+    # S - 300 us from 512K: at 256K that is less than no time.
+    sizes = [1 << k for k in range(18, 29)]
+    curve = find_regimes(sizes, [50_000.0] + [s - 300_000.0 for s in sizes[1:]])
+    assert curve.dips == {}
+    assert curve.regimes[-1].latency_ns == pytest.approx(-300_000, rel=0.3)
 
 
 def test_few_points_have_no_boundary():

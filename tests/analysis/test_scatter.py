@@ -33,3 +33,24 @@ def test_calls_of_one_launch_tell_the_least():
 def test_what_nothing_tells_is_not_known(calls):
     # Two launches at one size: their difference may be that of the whole launch.
     assert known_scatter([{0: 1.0, 1: 2.0}], calls) is None
+
+
+def test_a_launch_that_was_slow_at_one_size_tells_nothing_of_the_others():
+    # At seven sizes the launches differ by 0, +0.1 and -0.1 in turn, one is 8 times slow at one.
+    turns = [(0, 0.1, -0.1), (0.1, -0.1, 0), (-0.1, 0, 0.1)]
+    sizes = [dict(enumerate(map(math.exp, turns[n % 3]))) for n in range(9)]
+    even = known_scatter(sizes, [])
+    sizes[4][1] *= 8
+    known = known_scatter(sizes, [])
+    assert known.one == pytest.approx(even.one)
+    # The median of the three hardly moves.
+    assert max(known.errors) < 3 * known.point
+
+
+def test_two_launches_that_disagree_at_one_size_say_how_much():
+    sizes = [{0: 1.0, 1: math.exp(0.02 * (-1) ** n)} for n in range(8)]
+    sizes[3][1] = 8.0
+    errors = known_scatter(sizes, []).errors
+    # Half of the difference, as a median deviation, of two: 1.4826 / sqrt(2) x log(8) / 2.
+    assert errors[3] == pytest.approx(1.09, abs=0.03)
+    assert max(errors[:3] + errors[4:]) < 0.05

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy
 import pytest
 from launches import given, launches, measured, run
 
@@ -312,6 +313,46 @@ def test_one_law_that_does_not_fit_is_neither_noise_nor_one_regime(capsys):
     assert "85.2 % at 64M" in text
 
 
+# Published by dstack: two hosts of eight H100, all_reduce from 8 bytes to 2G, us.
+TWO_HOSTS = (36.5, 35.55, 35.49, 35.85, 37.36, 37.38, 51.05, 45.33, 38.67, 40.08, 42.13, 43.66)
+TWO_HOSTS += (45.42, 44.59, 47.44, 66.68, 240.71, 115.58, 114.44, 118.25, 141.39, 186.86, 255.79)
+TWO_HOSTS += (350.41, 596.75, 934.67, 1625.63, 2972.25, 5784.75)
+
+
+def test_a_slow_size_inside_a_zone_is_in_no_law(capsys):
+    times = {8 << k: round(1000 * us) for k, us in enumerate(TWO_HOSTS)}
+    (one,) = found(*launches([times]))
+    assert list(one.curve.dips) == [16]  # 512K
+    assert [(r.first, r.last) for r in one.curve.regimes] == [(0, 15), (17, 28)]
+    show_transitions([all_of(one)])
+    # The law from 1M on: about 117 us + S / 341.
+    assert "dip at 512K: 2.04x the time of its law (240.7 us; 1M takes less" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_law_that_does_not_fit_is_said_beside_a_change_too(capsys):
+    # Two pairs of slow sizes are no stretch and no dips; from 32M on there is another law.
+    times = {s: round(20_000 + s / 100) for s in (1024 * 2**k for k in range(20))}
+    times |= {s: 6 * ns for s, ns in times.items() if s >= 1 << 25}
+    times |= {s: round(1.5 * times[s]) for s in (1 << 13, 1 << 14, 1 << 16, 1 << 17)}
+    text = shown(capsys, *launches([times] * 2))
+    assert "1 to 2 between 8M and 32M: time jumps up" in text
+    assert "the law of regime 1 does not fit: 128K takes 1.3" in text
+
+
+def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
+    # 30 us + S / 4 up to 256K, then a byte a nanosecond: 95.5 us at 256K - 262.1 us + S.
+    sizes = [1 << k for k in range(10, 27)]
+    times = {s: 30_000 + s // 4 if s <= 1 << 18 else s - 166_608 for s in sizes}
+    (one,) = found(*launches([times]))
+    show_transitions([all_of(one)])
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if " 64M " in line]
+    assert row[row.index("64M") + 1 :][:2] == ["-", "1.000"]
+    (record,) = records(one)
+    assert record["after_latency_ns"] == pytest.approx(-166_608, rel=1e-6)
+
+
 def test_a_law_after_two_sizes_that_have_none(capsys):
     text = shown(capsys, published(HYPERCUBE, "hypercube"))
     assert "time falls from 220.3 us at 4M to 101.8 us at 16M" in text
@@ -323,6 +364,39 @@ def test_launches_that_agree_say_that_it_is_no_noise(capsys):
     sizes = dict(zip(QUARTERS, (round(1000 * us) for us in SENDRECV), strict=True))
     text = shown(capsys, *launches([sizes, {n: round(1.3 * ns) for n, ns in sizes.items()}]))
     assert "too few sizes to say more (launches of one size scatter by 0.0 %)" in text
+
+
+# 20 us + S / 5 GB/s at 17 sizes from 1K; of each launch 2 % noise, always the same.
+MANY = [1 << k for k in range(10, 27)]
+
+
+def noisy_launches(count, slow):
+    random = numpy.random.default_rng(3)
+    times = [
+        {n: round((20_000 + n / 5) * numpy.exp(0.02 * random.standard_normal())) for n in MANY}
+        for _ in range(count)
+    ]
+    times[1][1 << 20] = round(times[1][1 << 20] * slow)
+    return launches(times)
+
+
+@pytest.mark.parametrize("slow", [3, 8, 20])
+def test_one_launch_that_was_slow_once_of_three_is_no_change(capsys, slow):
+    text = shown(capsys, *noisy_launches(3, slow))
+    assert "17 sizes, 3 launches (their median), " in text
+    assert "one regime: no change of behaviour is shown" in text
+    assert "between" not in text and "dip" not in text and "disagree" not in text
+
+
+@pytest.mark.parametrize("slow", [3, 8, 20])
+def test_of_two_launches_none_is_right_where_they_disagree(capsys, slow):
+    (one,) = found(*noisy_launches(2, slow))
+    assert (one.transitions, one.falls, len(one.curve.regimes)) == ([], [], 1)
+    assert one.curve.regimes[0].bandwidth_gbps == pytest.approx(5, rel=0.02)
+    show_transitions([all_of(one)])
+    text = capsys.readouterr().out
+    assert "launches disagree at 1M: repeat them; in the fit it weighs little" in text
+    assert "one regime: no change of behaviour is shown" in text
 
 
 def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):

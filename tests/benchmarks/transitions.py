@@ -10,7 +10,9 @@ they are equal (`kink`), two that the library hands over from 2 to 8 times too e
 (`jump`); or one whose time is 1.15 to 2.8 times as long (as short) from some size on (`step`), or
 whose bandwidth is 1.3 to 4 times as high from some size on without a jump (`bend`), or with two
 steps (`two`): these at any place of the sweep alike. Curves where some law has fewer than 4 sizes
-are counted apart.
+are counted apart. Then, alike: one law whose slope is 1.5 to 4 times as steep from some size on,
+without a jump (`steep`), and the median of three launches of one law, one of which took 3 or 8
+times as long at one size (`once x3`, `once x8`).
 
 shown: a zone is printed. named: with a law on both sides, and a jump or none. holds: every zone
 printed holds a boundary. false: more zones than boundaries; false jump: of those named.
@@ -27,12 +29,15 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.analysis.regimes import FEWEST, find_regimes
+from torchcoll.analysis.scatter import known_scatter
 from torchcoll.analysis.transitions import CLIFF
 from torchcoll.core.spec import Spec
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink", "step", "bend", "two")
+MORE_KINDS = ("steep", "once x3", "once x8")
 SWEEPS = (("8", "128M", 4), ("1K", "256M", 4), ("1K", "256M", 2), ("1K", "256M", 1.15))
+MEETING = ("kink", "bend", "steep")  # no jump
 DIPS = (1.0, 1.5, 2.0, 3.0)  # times the law; 1: none
 GRIDS = {
     "8 sizes x 4": [1 << k for k in range(20, 36, 2)],
@@ -65,7 +70,7 @@ def curve(random, sizes, kind):
         found = laws(random.choice(list(MACHINES)), int(random.choice([2, 4, 8])))
         first, second = (found[i] for i in random.choice(len(found), 2, replace=False))
         time = first[0] + sizes / first[1]
-        if kind == "one":
+        if kind == "one" or kind.startswith("once"):
             return time, []
         if kind in ("step", "two"):
             places = random.choice(len(sizes) - 1, 1 + (kind == "two"), replace=False)
@@ -73,10 +78,12 @@ def curve(random, sizes, kind):
                 factor = 2 ** (random.choice([-1, 1]) * random.uniform(0.2, 1.5))
                 time = time * numpy.where(numpy.arange(len(sizes)) > place, factor, 1)
             return time, [float(numpy.sqrt(sizes[place] * sizes[place + 1])) for place in places]
-        if kind == "bend":
+        if kind in ("bend", "steep"):
             place = random.integers(len(sizes) - 1)
             boundary = sizes[place] * (sizes[place + 1] / sizes[place]) ** random.uniform()
-            slower = (boundary / first[1]) * (1 - 1 / random.uniform(1.3, 4))
+            slower = (boundary / first[1]) * (
+                1 - 1 / random.uniform(1.3, 4) if kind == "bend" else 1 - random.uniform(1.5, 4)
+            )
             second = (first[0] + slower, boundary / (boundary / first[1] - slower))
         elif first[0] >= second[0] or first[1] >= second[1]:
             continue
@@ -86,6 +93,16 @@ def curve(random, sizes, kind):
             boundary *= 2 ** (random.choice([-1, 1]) * random.uniform(1, 3))
         if sizes[0] <= boundary < sizes[-1]:
             return numpy.where(boundary >= sizes, time, second[0] + sizes / second[1]), [boundary]
+
+
+def measured(random, times, noise, kind):
+    """The points and what is known of their errors."""
+    if not kind.startswith("once"):
+        return times * numpy.exp(noise * random.standard_normal(len(times))), 0.0
+    launches = times * numpy.exp(noise * random.standard_normal((3, len(times))))
+    launches[0, random.integers(len(times))] *= int(kind[-1])
+    known = known_scatter([dict(enumerate(own)) for own in launches.T], [])
+    return numpy.median(launches, axis=0), known.errors
 
 
 def too_few(sizes, boundaries):
@@ -113,7 +130,7 @@ class Tally:
             any(sizes[b.low] <= one <= sizes[b.high] for one in boundaries) for b in found
         )
         self.false += len(found) > len(boundaries)
-        if kind in ("kink", "bend"):
+        if kind in MEETING:
             self.jumps += any(not 1 / CLIFF < b.jump < CLIFF for b in named)
         self.widths += [b.high - b.low for b in found[:1]]
 
@@ -125,41 +142,44 @@ class Tally:
             str(self.curves),
             percent(self.shown, self.curves),
             percent(self.named, self.curves),
-            "-" if kind == "one" else percent(self.holding, self.shown),
+            "-" if kind == "one" or kind.startswith("once") else percent(self.holding, self.shown),
             percent(self.false, self.curves),
-            percent(self.jumps, self.named) if kind in ("kink", "bend") else "-",
+            percent(self.jumps, self.named) if kind in MEETING else "-",
             f"{numpy.median(self.widths):.0f}" if self.widths else "-",
         ]
 
 
 def main():
     curves = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    boundaries(numpy.random.default_rng(0), curves)
+    print(f"{curves} curves of each kind and noise; width: the median, in steps of the sweep")
+    boundaries(numpy.random.default_rng(0), curves, KINDS)
+    boundaries(numpy.random.default_rng(2), curves, MORE_KINDS)
     print()
     slow_sizes(numpy.random.default_rng(1), curves)
 
 
-def boundaries(random, curves):
+def boundaries(random, curves, kinds):
     heads = ("noise", "curve", "of", "shown", "named", "holds", "false", "false jump", "width")
-    print(f"{curves} curves of each kind and noise; width: the median, in steps of the sweep")
     for low, high, factor in SWEEPS:
         spec = Spec(min_bytes=low, max_bytes=high, factor=factor)
         sizes = numpy.array(spec.size_list(), dtype=float)
         tallies = {}
         for noise in NOISES:
-            for kind in KINDS:
+            for kind in kinds:
                 for _ in range(curves):
                     times, boundaries = curve(random, sizes, kind)
-                    noisy = times * numpy.exp(noise * random.standard_normal(len(times)))
+                    points, errors = measured(random, times, noise, kind)
                     few = too_few(sizes, boundaries)
                     tally = tallies.setdefault((few, noise, kind), Tally())
-                    tally.add(kind, sizes, find_regimes(sizes, noisy).boundaries, boundaries)
+                    tally.add(
+                        kind, sizes, find_regimes(sizes, points, errors).boundaries, boundaries
+                    )
         for few in (False, True):
             place = f"fewer than {FEWEST} of some law" if few else f"{FEWEST} or more of each law"
             print(f"\n{low} to {high} by {factor}: {len(sizes)} sizes; {place}")
             print("".join(f"{head:>11}" for head in heads))
             for noise in NOISES:
-                for kind in KINDS:
+                for kind in kinds:
                     if tally := tallies.get((few, noise, kind)):
                         row = [f"{100 * noise:.0f} %", kind, *tally.texts(kind)]
                         print("".join(f"{text:>11}" for text in row))

@@ -178,7 +178,7 @@ def test_laws_and_zones():
     figure = regimes_figure(transitions(run(*results, ranks=2)))
     left, right = figure.axes
     measured, below, above = left.get_lines()
-    assert list(measured.get_ydata()) == times
+    assert list(measured.get_ydata()) == pytest.approx(times)
     assert [line.get_xdata()[0] for line in (below, above)] == pytest.approx([1024, 131072])
     assert above.get_ydata()[-1] == pytest.approx(2 * (10_000 + sizes[-1]), rel=0.01)
     (zone,) = left.patches

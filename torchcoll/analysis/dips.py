@@ -27,6 +27,7 @@ _LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from 
 _MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
 # One in so many may be left out: beyond, the others are no law.
 _SHARE = 4
+_ENOUGH = 10  # sizes of which a median is taken
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class Fit:
     squares: float
 
 
-def find_dips(
-    size: Floats, time: Floats, fit: Callable[[Floats, Floats], Fit], noise: float
-) -> list[int]:
-    """Indexes of the sizes that contradict, in order; ``noise``: a relative deviation that is none.
+def find_dips(size: Floats, time: Floats, fit: Callable[[Places], Fit], noise: Floats) -> list[int]:
+    """Indexes of the sizes that contradict, in order.
+
+    fit: the laws of the points with these indexes. noise: of each a deviation that is none.
 
     One after the other, the clearest first: of two, each makes the other one less clear. Between
     others a size is slow; faster than its law is what is left where a law bends more sharply.
@@ -51,10 +52,10 @@ def find_dips(
     found: list[int] = []
     while len(kept) >= _FEWEST and len(found) < max(1, len(size) // _SHARE):
         clearest, place = 1.0, None
-        for candidate in _candidates(size[kept], time[kept], fit(size[kept], time[kept])):
+        for candidate in _candidates(size[kept], time[kept], fit(kept)):
             if _beside_a_gap(kept, candidate):
                 continue
-            clear = _clear(size[kept], time[kept], candidate, fit, noise)
+            clear = _clear(size, time, kept, candidate, fit, noise)
             if clear > clearest:
                 clearest, place = clear, candidate
         if place is None:
@@ -95,28 +96,55 @@ def _candidates(size: Floats, time: Floats, fitted: Fit) -> list[int]:
 def _clear(
     size: Floats,
     time: Floats,
+    kept: Places,
     place: int,
-    fit: Callable[[Floats, Floats], Fit],
-    noise: float,
+    fit: Callable[[Places], Fit],
+    noise: Floats,
 ) -> float:
     """How many times the t that is asked for; 0 where the law is nearer than anybody would act on.
 
     Between two laws it may belong to either.
     """
-    others, ours = numpy.delete(size, place), numpy.delete(time, place)
-    fitted = fit(others, ours)
+    rest, own = numpy.delete(kept, place), kept[place]
+    others, ours = size[rest], time[rest]
+    fitted = fit(rest)
     free = len(others) - 2 * len(fitted.laws)
     if free < 1:
         return 0.0
-    spread = math.sqrt(max(fitted.squares / free, noise**2))
-    asked = float(stats.t.isf(_LEVEL / 2 / len(size), free))
+    spread = max(_spread(fitted, others, ours, place), float(noise[own]))
+    asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
+    # A law with a negative intercept does not reach far before its own sizes.
+    laws = [law for law in _around(fitted.laws, place) if law[2] + law[3] * size[own] > 0]
+    if not laws:
+        return 0.0
     away = [
-        _distance(float(size[place]), float(time[place]), law, others, ours, spread)
-        for law in _around(fitted.laws, place)
+        _distance(float(size[own]), float(time[own]), law, others, ours, spread) for law in laws
     ]
-    if 0 < place < len(size) - 1 and min(away) < 0:
+    if 0 < place < len(kept) - 1 and min(away) < 0:
         return 0.0
     return min(map(abs, away)) / asked
+
+
+def _spread(fitted: Fit, size: Floats, time: Floats, place: int) -> float:
+    """Of the others about their laws; of enough of them by a median: another slow size among them
+    would inflate a mean square, and two would hide each other. Neighbours that are far off
+    together are a stretch, and none of them is alone.
+    """
+    free = len(size) - 2 * len(fitted.laws)
+    square = math.sqrt(fitted.squares / free)
+    if len(size) < _ENOUGH:
+        return square
+    parts = [
+        abs(time[first : last + 1] / (latency + per_byte * size[first : last + 1]) - 1)
+        for first, last, latency, per_byte in fitted.laws
+    ]
+    away = numpy.concatenate(parts)
+    if away[max(place - 1, 0) : place + 1].max() > LEAST:
+        return square
+    middle = 1.4826 * float(numpy.median(away))
+    # Two standard errors above, for normal noise: too little finds dips in noise.
+    middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
+    return min(square, middle)
 
 
 def _around(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchcoll.analysis.regimes import FEWEST
+from torchcoll.analysis.regimes import DISAGREEING, FEWEST
 from torchcoll.core.units import format_size
 
 if TYPE_CHECKING:
-    from torchcoll.analysis.transitions import Regimes
+    from torchcoll.analysis.transitions import Point, Regimes
 
 NOISY = 0.2  # scatter about the law beyond which no boundary can be told
 POOR = 0.15  # a point further from its law than that, and than noise goes: the law does not fit
@@ -41,19 +42,29 @@ class Fall:
 
 def falls_of(found: Regimes) -> list[Fall]:
     """Where time falls by more than noise, and neither a dip nor a transition says it already."""
-    if found.known and found.known.launches:
-        noise = found.known.point
-    else:
-        noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
-    limit = max(math.log1p(FALL), _FAR * math.sqrt(2) * noise)
+    told = found.known and found.known.launches
+    noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
+
+    def limit(a: Point, b: Point) -> float:
+        errors = (a.error, b.error) if told else (noise, noise)
+        return max(math.log1p(FALL), _FAR * math.hypot(*errors))
+
     kept = [p for i, p in enumerate(found.points) if i not in found.curve.dips]
     zones = [(t.low_nbytes, t.high_nbytes) for t in found.transitions if t.kind == "drop"]
     return [
         Fall(a.nbytes, b.nbytes, a.time_ns, b.time_ns)
         for a, b in itertools.pairwise(kept)
-        if math.log(a.time_ns / b.time_ns) > limit
+        if math.log(a.time_ns / b.time_ns) > limit(a, b)
         and not any(low <= a.nbytes and b.nbytes <= high for low, high in zones)
     ]
+
+
+def disagreeing(found: Regimes) -> list[Point]:
+    """The sizes at which launches differ so much more than at most sizes that they weigh less."""
+    if not (found.known and found.known.launches):
+        return []
+    usual = statistics.median(point.error for point in found.points)
+    return [p for p in found.points if p.error > max(POOR, DISAGREEING * usual)]
 
 
 def note_of(found: Regimes) -> str:
@@ -67,12 +78,17 @@ def note_of(found: Regimes) -> str:
     worst = max(curve.regimes, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
     if found.known and found.known.launches:
-        noise = found.known.point
+        noise = at.error
     else:  # of many sizes the scatter about the law, of which the furthest is no news
         noise = curve.noise if len(points) >= FEW else 0.0
     text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.nbytes)})"
-    if not curve.boundaries and worst.misfit > max(POOR, _FAR * noise):
-        ratio = at.time_ns / worst.time_ns(at.nbytes)
+    poor = worst.misfit > max(POOR, _FAR * noise)
+    ratio = at.time_ns / worst.time_ns(at.nbytes)
+    if poor and curve.boundaries:
+        number = curve.regimes.index(worst) + 1
+        text = f"the law of regime {number} does not fit: {format_size(at.nbytes)} takes"
+        return f"{text} {ratio:.2f}x its time{_agreement(found)}"
+    if poor:
         text = f"one law does not fit: {format_size(at.nbytes)} takes {ratio:.2f}x its time"
         text += "; too few sizes to say more" if len(points) < FEW and not few else ""
         if len(points) >= 2 * FEWEST:

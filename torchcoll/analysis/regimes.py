@@ -7,16 +7,14 @@ data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanos
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from numpy.typing import NDArray
 
-from torchcoll.analysis.dips import Fit, find_dips
-
-Floats = NDArray[numpy.float64]
+from torchcoll.analysis.dips import LEAST, Fit, Floats, Places, find_dips
 
 FEWEST = 4  # points of a regime that has a law: two figures and two to contradict them
 MOST_REGIMES = 8
@@ -26,6 +24,11 @@ FLOOR = 0.005
 # is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
 # regime show a boundary, see tests/benchmarks/transitions.py.
 BOUNDARY_COST = 3.0
+# Times the usual standard error: a point whose own launches disagree by more weighs less.
+DISAGREEING = 4
+# Of the measured time, what a law has to leave at the first size of its regime: a steep line may
+# meet zero at a size, but not among its own.
+POSITIVE = 0.1
 # A place belongs to the zone when its likelihood ratio is not beyond this: for a jump
 # P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
 # change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35. The ratio counts points less
@@ -38,7 +41,8 @@ class Regime:
     """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
 
     bandwidth_gbps: bytes of the size a nanosecond; None where time does not grow. misfit: the
-    largest relative deviation of a point, misfit_at: its index.
+    largest relative deviation of a point, misfit_at: its index. latency_ns: below 0 where a steeper
+    slope goes on from another (beyond a cache): no latency, only where its line meets size 0.
     """
 
     first: int
@@ -86,25 +90,65 @@ class Curve:
     noise: float
 
 
-def find_regimes(sizes: Sequence[float], times: Sequence[float], noise: float = 0.0) -> Curve:
+def find_regimes(
+    sizes: Sequence[float], times: Sequence[float], noise: float | Sequence[float] = 0.0
+) -> Curve:
     """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
 
-    noise: what is known of the times' relative standard errors from elsewhere: no point that is
-    nearer is a dip.
+    noise: what is known of the times' relative standard errors from elsewhere, of all or of each:
+    no point that is nearer is a dip, and where one is far more uncertain than most, it weighs less.
     A stretch of 1 to 3 points between boundaries has no law, but is looked for like any other:
     where it was not, the boundaries were found where 4 points were left, and their zones held none.
     """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
-    dips = find_dips(size, time, _fit, max(noise, FLOOR))
-    found = _curve(size, time, dips)
-    # Within a zone it may be a size of a third law between the two, of which there are too few.
+    error = numpy.maximum(numpy.broadcast_to(numpy.asarray(noise, dtype=float), size.shape), FLOOR)
+    usual = float(numpy.median(error))
+    weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
+    points = _Points(size, time, weight)
+    dips = find_dips(size, time, points.fit, error)
+    found = _curve(points, dips)
+    # Within a zone it may belong to a law beside it, or to a third between the two, of which there
+    # are too few: then a fit with it shows so. Otherwise it would hide in a law that it is far off.
     between = [i for i in dips if any(b.low < i < b.high for b in found.boundaries)]
-    return _curve(size, time, [i for i in dips if i not in between]) if between else found
+    while between:
+        found = _curve(points, [i for i in dips if i not in between])
+        hidden = [i for i in between if _is_far(found, i, float(size[i]), float(time[i]))]
+        if not hidden:
+            return found
+        between = [i for i in between if i not in hidden]
+    return _curve(points, dips)
 
 
-def _curve(size: Floats, time: Floats, dips: Sequence[int]) -> Curve:
+def _is_far(curve: Curve, index: int, size: float, time: float) -> bool:
+    own = (r for r in curve.regimes if r.first <= index <= r.last)
+    return any(abs(math.log(time / r.time_ns(size))) > math.log1p(LEAST) for r in own)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """weight: of the relative deviation, 1 for most."""
+
+    size: Floats
+    time: Floats
+    weight: Floats
+
+    def segments(self, kept: Places, fewest: int) -> _Segments:
+        return _Segments(self.size[kept], self.time[kept], self.weight[kept], fewest)
+
+    def fit(self, kept: Places) -> Fit:
+        fits, forward, cuts = _segmented(self.segments(kept, FEWEST))
+        regimes = [fits.regime(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
+        laws = [
+            (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
+            for r in regimes
+        ]
+        return Fit(tuple(laws), max(0.0, float(forward[len(cuts)][-1])))
+
+
+def _curve(points: _Points, dips: Sequence[int]) -> Curve:
+    size, time = points.size, points.time
     kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
-    fits, forward, cuts = _segmented(size[kept], time[kept])
+    fits, forward, cuts = _segmented(points.segments(kept, 1))
     n, chosen = len(kept), len(cuts) + 1
     regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
     backward = _backward(fits.cost, chosen)
@@ -125,6 +169,8 @@ def _curve(size: Floats, time: Floats, dips: Sequence[int]) -> Curve:
         if before is not None and after is not None:
             ends = float(fits.size[low]), float(fits.size[high])
             place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
+            if regimes[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
+                place = float(fits.size[cut])
             jump = _jump(regimes[number], regimes[number + 1], place, ends)
         one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
         boundaries.append(one)
@@ -135,32 +181,18 @@ def _curve(size: Floats, time: Floats, dips: Sequence[int]) -> Curve:
         for r in regimes
     ]
     noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
-    apart = {i: float(time[i]) / _law(original, i).time_ns(float(size[i])) for i in dips}
+    apart = {i: float(time[i]) / _expected(original, i, size) for i in dips}
     lawful = tuple(r for r, name in zip(original, names, strict=True) if name is not None)
     return Curve(lawful, tuple(boundaries), apart, noise)
 
 
-def _segmented(
-    size: Floats, time: Floats, fewest: int = 1
-) -> tuple[_Segments, list[Floats], list[int]]:
+def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
     """All stretches, the least costs by number of regimes, and the chosen cuts."""
-    n = len(size)
-    fits = _Segments(size, time, fewest)
+    n = len(fits.size)
     most = MOST_REGIMES if n >= 2 * FEWEST else 1
     forward = _forward(fits.cost, most)
     chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
     return fits, forward, _cuts(fits.cost, forward, chosen)
-
-
-def _fit(size: Floats, time: Floats) -> Fit:
-    n = len(size)
-    fits, forward, cuts = _segmented(size, time, FEWEST)
-    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-    laws = [
-        (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
-        for r in regimes
-    ]
-    return Fit(tuple(laws), max(0.0, float(forward[len(cuts)][n])))
 
 
 def _named(cuts: Sequence[int], zones: Sequence[tuple[int, int]], n: int) -> list[int | None]:
@@ -203,29 +235,34 @@ class _Segments:
     ``cost[a, b]``: sum of squares of points a to b - 1; infinite for fewer than ``fewest``.
     """
 
-    def __init__(self, size: Floats, time: Floats, fewest: int) -> None:
+    def __init__(self, size: Floats, time: Floats, weight: Floats, fewest: int) -> None:
         self.size, self.time = size, time
         self._unit = float(size.max())
         w, v = 1 / time, size / self._unit / time
         # Scaled by the smallest time: sums of numbers near 1.
         self._scale = float(time.min())
-        w = w * self._scale
-        v = v * self._scale
-        self._columns = numpy.column_stack((w * w, w * v, v * v, w, v, numpy.ones_like(w)))
+        w = w * self._scale * weight
+        v = v * self._scale * weight
+        self._columns = numpy.column_stack(
+            (w * w, w * v, v * v, w * weight, v * weight, weight * weight)
+        )
         self.cost = self._costs(fewest)
 
-    @staticmethod
-    def _solve(sums: Floats) -> tuple[Floats, ...]:
-        """latency, slope (scaled) and sum of squares, neither figure below 0."""
+    def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
+        """latency, slope (scaled) and sum of squares of stretches that begin at ``starts``; no
+        slope is below 0, and no law at the stretch's first size.
+        """
         ww, wv, vv, w, v, n = sums.T
         with numpy.errstate(divide="ignore", invalid="ignore"):
             determinant = ww * vv - wv * wv
             latency = (w * vv - v * wv) / determinant
             slope = (v * ww - w * wv) / determinant
             flat, steep = w / ww, v / vv
+            begin = latency + slope * self.size[starts] / self._unit
         singular = ~numpy.isfinite(latency) | (determinant <= 1e-12 * ww * vv)
         only_flat = singular | (slope < 0)
-        only_steep = ~only_flat & (latency < 0)
+        least = POSITIVE * self.time[starts] / self._scale
+        only_steep = ~only_flat & (begin < least)
         latency = numpy.where(only_flat, flat, numpy.where(only_steep, 0.0, latency))
         slope = numpy.where(only_flat, 0.0, numpy.where(only_steep, steep, slope))
         square = (
@@ -244,19 +281,19 @@ class _Segments:
         cost = numpy.full((n + 1, n + 1), numpy.inf)
         long = b - a >= FEWEST
         sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
-        cost[long] = self._solve(sums[b[long]] - sums[a[long]])[2]
+        cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
         # Of fewer points a difference of two long sums would be rounding only.
         for few in range(fewest, min(FEWEST, n + 1)):
             starts = numpy.arange(n + 1 - few)
             own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
-            cost[starts, starts + few] = self._solve(own)[2]
+            cost[starts, starts + few] = self._solve(own, starts)[2]
         return cost
 
     def _own(self, a: int, b: int) -> Floats:
         return numpy.add.reduce(self._columns[a:b], axis=0, keepdims=True)
 
     def regime(self, a: int, b: int) -> Regime:
-        latency, slope, _ = self._solve(self._own(a, b))
+        latency, slope, _ = self._solve(self._own(a, b), numpy.array([a]))
         latency_ns = float(latency[0]) * self._scale
         per_byte = float(slope[0]) * self._scale / self._unit
         law = latency_ns + per_byte * self.size[a:b]
@@ -299,5 +336,9 @@ def _jump(before: Regime, after: Regime, place: float, ends: tuple[float, float]
     return after.time_ns(place) / before.time_ns(place)
 
 
-def _law(regimes: Sequence[Regime], index: int) -> Regime:
-    return next((r for r in regimes if index <= r.last), regimes[-1])
+def _expected(regimes: Sequence[Regime], index: int, size: Floats) -> float:
+    """The time of the law at a size in no fit."""
+    law = next((r for r in regimes if index <= r.last), regimes[-1])
+    time = law.time_ns(float(size[index]))
+    # A steep law does not reach far before its first size.
+    return time if time > 0 else law.time_ns(float(size[law.first]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torchcoll.analysis.algorithms import algorithms
 from torchcoll.analysis.environments import hidden_among, hidden_note, kept_apart
 from torchcoll.analysis.fit import counted_share
 from torchcoll.analysis.matching import NAMES, value_of
-from torchcoll.analysis.misfit import Fall, falls_of, note_of
+from torchcoll.analysis.misfit import Fall, disagreeing, falls_of, note_of
 from torchcoll.analysis.regimes import FEWEST, Boundary, Curve, Regime, find_regimes
 from torchcoll.analysis.scatter import Known, known_scatter
 from torchcoll.analysis.sides import (
@@ -48,12 +49,16 @@ _STEP = 4  # where sizes are too small for that
 
 @dataclass(frozen=True)
 class Point:
-    """One size: the geometric mean of the launches' medians. algorithm: as the log names it."""
+    """One size: of the launches' medians the median (of two their geometric mean; a launch that was
+    slow once moves a mean, and the law with it). algorithm: as the log names it. error: relative,
+    standard, as the launches or their calls tell it; 0 where nothing does.
+    """
 
     nbytes: int
     time_ns: float
     launches: int
     algorithm: str | None
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,7 @@ class Regimes:
     share: float | None = 1.0
     known: Known | None = None
     falls: list[Fall] = field(default_factory=list)
+    disagreeing: list[Point] = field(default_factory=list)  # launches of these weigh little
 
     def algbw_gbps(self, regime: Regime) -> float | None:
         """As ``show`` counts it, which is not S over time for every collective."""
@@ -162,7 +168,7 @@ def transitions(
     reader: Reader = load_all,
 ) -> Transitions:
     """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
-    size; launches are pooled. ``show`` prints it.
+    size; of launches the median counts (see Point). ``show`` prints it.
 
     reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
     UsageError where no case has a time and a size, UnreadableError for a file.
@@ -219,12 +225,12 @@ def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
 
 
 def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
-    points = _points(items)
+    known = _known(items)
+    points = _points(items, known)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
-    known = _known(items)
     curve = find_regimes(
-        [p.nbytes for p in points], [p.time_ns for p in points], known.point if known else 0.0
+        [p.nbytes for p in points], [p.time_ns for p in points], [p.error for p in points]
     )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
     found = Regimes(common, points, curve, handovers=_handovers(points), known=known)
@@ -233,33 +239,44 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     found.transitions = [
         _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
     ]
-    found.falls = falls_of(found)
+    found.falls, found.disagreeing = falls_of(found), disagreeing(found)
     found.note = note_of(found)
     return found
 
 
 def _known(items: Sequence[Measured]) -> Known | None:
-    figures: dict[int, dict[int, float]] = {}
-    for item in items:
-        figures.setdefault(item.row.nbytes, {})[item.launch] = item.figure or 0.0
+    by_size = [_by_launch(own) for _, own in _by_size(items)]
     calls = [
         (row.low_ns, row.high_ns, row.calls)
         for row in (item.row for item in items)
         if row.low_ns and row.high_ns
     ]
-    return known_scatter(list(figures.values()), calls)
+    return known_scatter(by_size, calls)
 
 
-def _points(items: Sequence[Measured]) -> list[Point]:
+def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
     by_size: dict[int, list[Measured]] = {}
     for item in items:
         by_size.setdefault(item.row.nbytes, []).append(item)
+    return sorted(by_size.items())
+
+
+def _by_launch(items: Sequence[Measured]) -> dict[int, float]:
+    """A launch may have run a case twice."""
+    launches: dict[int, list[float]] = {}
+    for item in items:
+        launches.setdefault(item.launch, []).append(item.figure or 0.0)
+    return {launch: geometric(own) or 0.0 for launch, own in launches.items()}
+
+
+def _points(items: Sequence[Measured], known: Known | None) -> list[Point]:
     points = []
-    for nbytes, own in sorted(by_size.items()):
+    for index, (nbytes, own) in enumerate(_by_size(items)):
         names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
-        launches = len({m.launch for m in own})
-        time = geometric([m.figure or 0.0 for m in own]) or 0.0
-        points.append(Point(nbytes, time, launches, ", ".join(names) or None))
+        figures = _by_launch(own)
+        time = math.exp(statistics.median(map(math.log, figures.values())))
+        error = known.errors[index] if known else 0.0
+        points.append(Point(nbytes, time, len(figures), ", ".join(names) or None, error))
     return points
 
 

@@ -16,6 +16,7 @@ from torchcoll.report.output import one_line
 
 if TYPE_CHECKING:
     from torchcoll.analysis.regimes import Regime
+    from torchcoll.analysis.scatter import Known
     from torchcoll.analysis.transitions import Point, Regimes, Transition, Transitions
 
 SCHEMA = "torchcoll-transitions/1"
@@ -63,7 +64,9 @@ def notes_of(found: Sequence[Transitions]) -> list[str]:
 
 
 def records(found: Regimes) -> list[dict[str, Any]]:
-    """One object a transition: low_nbytes, high_nbytes, before and after."""
+    """One object a transition: low_nbytes, high_nbytes, before and after. A latency below 0 is the
+    intercept of a law that goes on steeper from another, not a latency.
+    """
     return [
         {
             **{k: v for k, v in found.common.items() if v is not None},
@@ -114,12 +117,18 @@ def _curve_object(found: Regimes) -> dict[str, Any]:
         "note": found.note or None,
         "doubt": found.doubt or None,
         "regimes": _regime_objects(found),
-        "known_scatter": vars(found.known) if found.known else None,
+        "known_scatter": _known(found.known),
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
         "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
         "handovers": [vars(one) for one in found.handovers],
         "forced": [vars(one) for one in found.forced],
     }
+
+
+def _known(known: Known | None) -> dict[str, Any] | None:
+    if known is None:
+        return None
+    return {"one": known.one, "point": known.point, "launches": known.launches}
 
 
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
@@ -128,7 +137,7 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     words = f"{len(points)} size{'s' * (len(points) > 1)}, "
     if found.sizes > len(points):
         words = f"{len(points)} of {found.sizes} sizes (more are too many), "
-    words += f"{launches} launch{'es' * (launches > 1)}"
+    words += f"{launches} launch{'es' * (launches > 1)}{' (their median)' * (launches > 2)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
     heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
@@ -138,7 +147,11 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     rows = []
     for number, one in enumerate(curve.regimes, 1):
         first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
-        row = [str(number), f"{first} to {last}", format_time(one.latency_ns)]
+        row = [
+            str(number),
+            f"{first} to {last}",
+            format_time(one.latency_ns if one.latency_ns >= 0 else None),
+        ]
         off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].nbytes)}"
         row += [format_bandwidth(found.algbw_gbps(one)), off]
         if labelled:
@@ -152,6 +165,9 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
     lines = [_transition_line(one, found.curve.regimes) for one in found.transitions]
     if uneven := _uneven(found.points):
         lines.append(uneven)
+    if found.disagreeing:
+        sizes = ", ".join(format_size(point.nbytes) for point in found.disagreeing)
+        lines.append(f"launches disagree at {sizes}: repeat them; in the fit it weighs little")
     lines += _apart_lines(found)
     if found.note:
         lines.append(found.note)
