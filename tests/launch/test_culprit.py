@@ -23,7 +23,7 @@ def network():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_culprit_is_named(network, tmp_path, kind):
-    for culprit in (1, COUNT - 1):
+    for culprit in (1, 3, COUNT - 1):
         with trouble(network, kind, culprit):
             launched = {"environment": network.environment, "setup": network.enter}
             job = Measured(tmp_path / f"{culprit}", "pairs", ARGUMENTS, COUNT, **launched)
