@@ -104,6 +104,13 @@ def test_a_steep_law_says_nothing_of_sizes_at_which_it_is_below_zero():
     assert curve.regimes[-1].latency_ns == pytest.approx(-300_000, rel=0.3)
 
 
+def test_a_first_size_far_above_its_law_does_not_take_its_latency():
+    # 5 us + S, and the first of seven sizes 30 times as slow.
+    sizes = SIZES[6:13]
+    (regime,) = find_regimes(sizes, [30 * 70_536.0, *law(5_000, 1, sizes[1:])]).regimes
+    assert regime.latency_ns > 0
+
+
 def test_few_points_have_no_boundary():
     times = law(20_000, 100)[:3] + law(90_000, 400)[3:7]
     assert zones(SIZES[:7], times) == []

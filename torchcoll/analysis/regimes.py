@@ -262,7 +262,7 @@ class _Segments:
         singular = ~numpy.isfinite(latency) | (determinant <= 1e-12 * ww * vv)
         only_flat = singular | (slope < 0)
         least = POSITIVE * self.time[starts] / self._scale
-        only_steep = ~only_flat & (begin < least)
+        only_steep = ~only_flat & (latency < 0) & (begin < least)
         latency = numpy.where(only_flat, flat, numpy.where(only_steep, 0.0, latency))
         slope = numpy.where(only_flat, 0.0, numpy.where(only_steep, steep, slope))
         square = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -274,7 +273,9 @@ def _points(items: Sequence[Measured], known: Known | None) -> list[Point]:
     for index, (nbytes, own) in enumerate(_by_size(items)):
         names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
         figures = _by_launch(own)
-        time = math.exp(statistics.median(map(math.log, figures.values())))
+        every = sorted(figures.values())
+        # An even number has two in its middle. No logarithm of one: a figure stays what it is.
+        time = geometric(every[(len(every) - 1) // 2 : len(every) // 2 + 1]) or 0.0
         error = known.errors[index] if known else 0.0
         points.append(Point(nbytes, time, len(figures), ", ".join(names) or None, error))
     return points
