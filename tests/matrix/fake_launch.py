@@ -67,7 +67,8 @@ def main(arguments: list[str]) -> int:
     }
     bad = "wrong" if "wrong" in words else "failed" if "lacking" in words else "ok"
     reason = {"wrong": "3 elements differ", "failed": UNAVAILABLE, "ok": ""}[bad]
-    case = {"record": "case", "case": CASE, "status": bad, "ranks": ranks, "reason": reason}
+    asked = {**CASE, "backend": says.get("backend", CASE["backend"])}
+    case = {"record": "case", "case": asked, "status": bad, "ranks": ranks, "reason": reason}
     time_ns = 1000
     if "slow" in says:  # the variable that makes it slow; launches differ a little
         time_ns = (2000 if says["slow"] in variables else 1000) + int(labels["launch"])

@@ -137,6 +137,9 @@ def _mapped(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 def _nccl_version(run: Run) -> str:
+    """'' where it is not told, or nothing ran on NCCL: torch brings one that gloo never asks."""
+    if all(result.case.backend != "nccl" for result in run.results):
+        return ""
     for _, mapped in _mapped(run):
         for library in mapped:
             name = str(library.get("name"))
