@@ -154,6 +154,7 @@ class _Measurement:
         self.batches: list[int] = []
         self.settled: int | None = None
         self.stop = ""
+        self.steady_ns: int | None = None
 
     def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
@@ -195,6 +196,7 @@ class _Measurement:
             communicator=self.communicator.how,
             settled=self.settled,
             stop=self.stop,
+            steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
         )
 
@@ -243,7 +245,11 @@ class _Measurement:
         if session.rank == 0:
             from torchcoll.bench.stopping import StoppingRule, completions
 
-            rule = StoppingRule(session.ranks, spec.iters, spec.precision, spec.max_time_s)
+            rule = StoppingRule(
+                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
+                expected_ns=self.cold[-1],
+                means=self.sizing.case.cadence != "isolated",
+            )
         cadence, call = self.sizing.case.cadence, self.call
         if cadence == "graph":
             call, refused = self._captured(name)
@@ -269,7 +275,7 @@ class _Measurement:
                 rule.add(completions(everyone), size)
                 self.gathered.append(everyone)
         if rule:
-            self.stop = rule.reason
+            self.stop, self.steady_ns = rule.reason, round(rule.elapsed_ns)
         return None
 
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:

@@ -143,6 +143,11 @@ class Sizing:
     def nbytes_out(self) -> int:
         return self._widest(1)
 
+    @property
+    def busiest_nbytes(self) -> int | None:
+        """all_to_all_v: see CaseResult; elsewhere None."""
+        return self.division.busiest * self.case.itemsize if self.division else None
+
     def buffer_nbytes(self, rank: int) -> int:
         """Bytes of the buffers that this rank allocates."""
         sent, received = self.elements(rank)
