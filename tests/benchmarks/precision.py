@@ -150,7 +150,7 @@ DRIFT = tuple(
 
 def play(series: list[float], means: bool) -> StoppingRule:
     """The rule after it has stopped; what it has been fed are the first ``calls`` of the series."""
-    rule = StoppingRule(2, None, WIDTH, math.inf, expected_ns=1.0, means=means)
+    rule = StoppingRule(2, None, WIDTH, max_time_s=1e6, expected_ns=1.0, means=means)
     while batch := rule.next_batch(0.0):
         rule.add(series[rule.calls : rule.calls + batch])
     return rule

@@ -150,8 +150,9 @@ def _share(row: Row, metric: str) -> float | None:
     if metric != "busbw" or algbw is None:
         return algbw
     if entry.has_splits:  # how much crosses is the case's own
-        known = row.algbw_gbps and row.busbw_gbps is not None
-        return row.busbw_gbps / row.algbw_gbps if known else None
+        if row.busbw_gbps is None or not row.algbw_gbps:
+            return None
+        return algbw * row.busbw_gbps / row.algbw_gbps
     return algbw * entry.bus_factor(row.ranks) if row.ranks > 1 else None
 
 

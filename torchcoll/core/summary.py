@@ -125,6 +125,7 @@ class Row:
     in_place: bool | None
     group: str | None
     buffers: str
+    buffer_reuse: str
     asynchronous: bool
     coalesce: int
     rehearsal: bool
@@ -229,6 +230,7 @@ def summarise(
         in_place=case.in_place,
         group=case.group,
         buffers=case.buffers,
+        buffer_reuse=case.buffer_reuse,
         asynchronous=case.asynchronous,
         coalesce=case.coalesce,
         rehearsal=case.rehearsal,

@@ -24,8 +24,8 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "rehearsal", "splits"),
-    *("communicator", "cadence", "clock"),
+    *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
+    *("coalesce", "rehearsal", "splits", "communicator", "cadence", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
 
@@ -117,6 +117,7 @@ COLUMNS: dict[str, Column] = {
         Column("in_place", Head("in", "place", left=True), lambda e: _yes_no(e.row.in_place)),
         _text("group", "group"),
         _text("buffers", "buffers"),
+        _text("buffer_reuse", "buffer", "reuse"),
         Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
         _text("coalesce", "calls in", "a group", left=False),
         Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),

@@ -5,7 +5,6 @@ A warning is data on its result, so the table shows it; a log line would be forg
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
