@@ -65,19 +65,19 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Unknown fields are ignored: files of later versions stay readable. Those of earlier ones do
-        not tell ``buffer_reuse``.
+        """Unknown fields are ignored: files of later versions stay readable. Those of earlier
+        versions do not tell ``buffer_reuse``.
 
         Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
         """
         known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
         case = cls(**{"buffer_reuse": "unknown", **known})
-        texts = (case.collective, case.cadence, case.backend, case.device, case.buffers)
-        texts += (case.buffer_reuse,)
+        texts = (case.collective, case.cadence, case.backend, case.device)
+        buffers = (case.buffers, case.buffer_reuse)
         optional = (case.dtype, case.op, case.splits, case.group)
         numbers = (case.nbytes, 0 if case.root is None else case.root, case.coalesce)
         if not (
-            all(isinstance(text, str) for text in texts)
+            all(isinstance(text, str) for text in (*texts, *buffers))
             and all(text is None or isinstance(text, str) for text in optional)
             and all(type(number) is int for number in numbers)
             and (case.in_place is None or isinstance(case.in_place, bool))
