@@ -1,6 +1,6 @@
 """What `stopped by: precision` is worth: series with a known middle, fed to the shipped rule.
 
-    python tests/benchmarks/precision.py [SERIES]
+    python tests/benchmarks/precision.py [SERIES [TABLE]]
 
 Each series is what 1000 calls would take; the rule is asked and fed as in a measurement, without a
 limit of time, until it stops. `off`: of ALL series, those that it called precise whose figure, over
@@ -156,7 +156,7 @@ def play(series: list[float], means: bool) -> StoppingRule:
     return rule
 
 
-def line(row: Row, number: int, seed: int) -> str:
+def line(row: Row, number: int, seed: int, held: bool) -> str:
     off = precise = short = 0
     calls = []
     for series in row.make(numpy.random.default_rng(seed), number).tolist():
@@ -181,26 +181,35 @@ def line(row: Row, number: int, seed: int) -> str:
             (f"too long for {percent(QUIET_SHARE)}", row.quiet and short < QUIET_SHARE * number),
             ("seldom precise", row.precise and precise < PRECISE_SHARE * number),
         )
-        if fails
+        if held and fails
     ]
     return "  ".join([*words, *(f"** {what}" for what in failed)])
 
 
-def report(number: int) -> None:
+TABLES = (
+    (
+        "independent noise, and what hardly moves (** marks a row beyond its limit)",
+        INDEPENDENT + STILL,
+    ),
+    ("autoregressions, and outliers", CORRELATED + ODD),
+    ("calls back to back, whose figure is a mean", PERIODS),
+    (f"two modes whose slow stays are at most a third of {SHORT} calls", MODES),
+    ("seen by no rule: modes that outlast what was seen, and slow drift", UNSEEN + DRIFT),
+)
+
+
+def report(number: int = SERIES, table: int = 0) -> None:
+    """All tables, or that one, counted from 1."""
     title(f"precision of {percent(WIDTH)}: {number} series a row, at most {CALLS} calls")
-    tables = (
-        ("held to the limits: ** marks a row that is not", INDEPENDENT + STILL + CORRELATED + ODD),
-        ("calls back to back, whose figure is a mean", PERIODS),
-        (f"two modes whose stays are at most a third of {SHORT} calls", MODES),
-        ("seen by no rule: modes that outlast what was seen, and slow drift", UNSEEN + DRIFT),
-    )
     seed = SEED
-    for heading, rows in tables:
-        print(f"\n{heading}")
+    for place, (heading, rows) in enumerate(TABLES, 1):
+        if table in (0, place):
+            print(f"\n{heading}")
         for row in rows:
             seed += 1
-            print(line(row, number, seed), flush=True)
+            if table in (0, place):
+                print(line(row, number, seed, held=rows is not TABLES[-1][1]), flush=True)
 
 
 if __name__ == "__main__":
-    report(*(int(argument) for argument in sys.argv[1:2] or [str(SERIES)]))
+    report(*(int(argument) for argument in sys.argv[1:]))

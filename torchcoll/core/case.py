@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
@@ -156,7 +157,7 @@ class Sizing:
         """all_to_all_v: see CaseResult; elsewhere None."""
         return self.division.busiest * self.case.itemsize if self.division else None
 
-    @property
+    @cached_property
     def stride(self) -> int:
         """Elements from one place of a buffer to the next, alike on all ranks and in both buffers,
         as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received).
@@ -172,7 +173,7 @@ class Sizing:
     def room(self, rank: int) -> tuple[int, int]:
         """Elements of the buffers that this rank sends from and receives in, all places."""
         sent, received = self.elements(rank)
-        if self.places == 1:
+        if not self.span_nbytes or self.places == 1:
             return sent, received
         whole = self.places * self.stride
         return (whole if sent else 0), (whole if received else 0)

@@ -255,13 +255,9 @@ class CaseResult:
             check_lists(*matrix, durations=True)
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
-        check_whole(
-            self.ordinal or 0,
-            self.busiest_nbytes or 0,
-            self.calls_per_sample,
-            self.settled or 0,
-            self.steady_ns or 0,
-        )
+        check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
+        unknown = (self.busiest_nbytes, self.steady_ns)
+        check_whole(*(number for number in unknown if number is not None))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")

@@ -56,7 +56,8 @@ class Spec:
     backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
     ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py.
-    buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth without meaning.
+    buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks
+    on one GPU, bandwidth without meaning.
     iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
     (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
     cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
