@@ -212,6 +212,16 @@ def test_fingerprints_differ_with_every_field():
     assert fingerprint(one.to_json()) not in prints
 
 
+def test_files_of_before_do_not_tell_how_buffers_were_reused():
+    told = case().to_json()
+    assert told.pop("buffer_reuse") == "same"
+    earlier = Case.from_json(told)
+    assert earlier.buffer_reuse == "unknown"
+    assert earlier.to_json() == told
+    with pytest.raises(TypeError):
+        Case.from_json({**told, "buffer_reuse": 3})
+
+
 def test_fingerprint_is_the_same_on_every_rank():
     # sha256 of '{"a":1,"b":[2,"x"]}' by sha256sum, its first 16 digits.
     assert fingerprint({"b": (2, "x"), "a": 1}) == "454597f51f0e5988"

@@ -62,7 +62,10 @@ class Case:
     buffer_reuse: str = "same"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        if self.buffer_reuse == "unknown":  # as in files of earlier versions
+            del data["buffer_reuse"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:

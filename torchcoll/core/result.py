@@ -224,6 +224,9 @@ class CaseResult:
             data["given"] = dataclasses.asdict(self.given)
         else:
             del data["given"]
+        for name in ("busiest_nbytes", "steady_ns"):
+            if data[name] is None:
+                del data[name]
         if self.choices:
             data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         else:
