@@ -19,6 +19,7 @@ FIELDS: dict[str, Any] = {
     "cadence": "isolated",
     "backend": "gloo",
     "device": "cpu",
+    "buffer_reuse": "same",
 }
 _NUMBERS = itertools.count()
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

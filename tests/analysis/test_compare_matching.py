@@ -56,6 +56,13 @@ def test_nothing_in_common_with_many_sizes():
     [
         ("backend", "gloo", "ccl", "differ: backend (gloo -> ccl)"),
         ("in_place", True, False, "differ: in_place (in place -> out of place)"),
+        ("buffer_reuse", "same", "rotate", "differ: buffer_reuse (same -> rotate)"),
+        (
+            "buffer_reuse",
+            "unknown",
+            "rotate",
+            "matched without buffer_reuse: one side does not tell",
+        ),
         ("dtype", "float32", None, "matched without dtype: one side does not tell"),
         ("in_place", None, False, "matched without in_place: one side does not tell"),
     ],
@@ -366,6 +373,25 @@ def test_the_bandwidth_of_a_fit_is_that_of_the_metric(collective, metric, gbps):
     _, bandwidth = compare(*sides, fit=True, metric=metric).fitted
     assert bandwidth.base == pytest.approx(gbps, rel=1e-3)
     assert bandwidth.metric == ("busbw" if metric == "busbw" else "algbw")
+
+
+def test_the_busbw_of_a_fit_of_all_to_all_v_is_the_busiest_ranks():
+    """100 GB/s of size / time, of which a fifth crosses; nccl-tests' share would be 7/8."""
+    fields = {"collective": "all_to_all_v", "op": None, "ranks": 8}
+    sides = [
+        run(
+            *(
+                measured(20_000 + n // 100, nbytes=n, busiest_nbytes=known and n // 5, **fields)
+                for n in (1 << 16, 1 << 20, 1 << 26)
+            ),
+            ranks=8,
+        )
+        for known in (True, True, None)
+    ]
+    _, bandwidth = compare(*sides[:2], fit=True, metric="busbw").fitted
+    assert bandwidth.base == pytest.approx(20, rel=1e-3)
+    _, bandwidth = compare(*sides[1:], fit=True, metric="busbw").fitted
+    assert bandwidth.judged.reason == "no busbw in new: what each rank sends is not known"
 
 
 def test_one_rank_has_no_busbw():

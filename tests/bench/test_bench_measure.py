@@ -66,7 +66,7 @@ def test_warm_up_is_stored(launch):
     assert launch("all_reduce", "--sizes 8 -n 2", 2).ended(0).only().warmup_ns == []
 
 
-@pytest.mark.parametrize(("iters", "batches"), [(1, [1]), (7, [5, 2]), (40, [5, 10, 20, 5])])
+@pytest.mark.parametrize(("iters", "batches"), [(1, [1]), (40, [40])])
 def test_so_many_calls(launch, iters, batches):
     result = launch("all_reduce", f"--sizes 8 -n {iters}", 2).ended(0).only()
     assert [len(row) for row in result.time_ns["host"]] == [iters, iters]
@@ -96,10 +96,11 @@ def test_reasons_to_stop(launch, options, reason, calls):
     result = launch("all_reduce", f"--sizes 8 {options}", 1, setup=alike).ended(0).only()
     assert result.stop == reason
     assert sum(result.batches) == len(result.time_ns["host"][0])
+    assert result.steady_ns > 0
     if calls:
         assert sum(result.batches) == calls
     if reason == "precision":
-        assert result.batches == [5, 10, 20, 40], "four batches are the least"
+        assert result.batches == [40, 20], "two looks in a row"
     if reason == "time":
         assert 1 <= sum(result.batches) <= 20
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torchcoll.core.case import Case, fingerprint, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
+from torchcoll.core.splits import Weights
 
 M = 1024 * 1024
 
@@ -86,6 +87,48 @@ def test_all_to_all_v_by_hand():
     assert sizing.layout(1).splits == sizing.splits
 
 
+def test_the_busiest_rank_of_all_to_all_v_by_hand():
+    # 12 elements of float32 in parts of 1. Rows 1,3 and 2,6: rank 0 sends 4 and receives 3, keeps
+    # 1; rank 1 sends 8 and receives 9, keeps 6. The most that crosses is 3 of 9, where half of S
+    # would be 4.5.
+    with_matrix = Weights([(1, 3), (2, 6)])
+    sizing = size_case(case("all_to_all_v", 36), 2, with_matrix)
+    assert (sizing.splits, sizing.nbytes) == (((1, 3), (2, 6)), 36)
+    assert sizing.busiest_nbytes == 12
+    # All that a rank has goes to the other: nearly all of S crosses.
+    assert size_case(case("all_to_all_v", 40), 2, Weights([(0, 10), (1, 0)])).busiest_nbytes == 40
+    # Nothing crosses.
+    assert size_case(case("all_to_all_v", 40), 2, Weights([(1, 0), (0, 1)])).busiest_nbytes == 0
+    # 4 bytes for 100 parts: the heaviest pair alone has an element, here a rank and itself.
+    alone = size_case(case("all_to_all_v", 4), 2, Weights([(1, 3), (2, 94)]))
+    assert (alone.splits, alone.busiest_nbytes) == (((0, 0), (0, 1)), 0)
+    pair = size_case(case("all_to_all_v", 4), 2, Weights([(1, 94), (2, 3)]))
+    assert (pair.splits, pair.busiest_nbytes) == (((0, 1), (0, 0)), 4)
+    # Weights 1,2,4 on three ranks, 10 elements a part: rank 0 sends 70 and keeps 10, rank 2
+    # receives 120 and keeps 40: 80 elements.
+    assert size_case(case("all_to_all_v", 480, splits="1,2,4"), 3).busiest_nbytes == 320
+    assert size_case(case("all_to_all", 480), 3).busiest_nbytes is None
+
+
+def test_places_that_calls_walk_through_by_hand():
+    # 1024 bytes in buffers of 10,000: nine places; the larger side is the stride on all ranks.
+    for collective, sides in (("all_reduce", (2304, 2304)), ("all_gather", (2304, 2304))):
+        sizing = size_case(case(collective, 1024), 4, span_nbytes=10_000)
+        assert (sizing.stride, sizing.places) == (256, 9)
+        assert [sizing.room(rank) for rank in range(4)] == [sides] * 4
+    # all_reduce is in place, one buffer of 9 KiB; all_gather has one to send from beside it.
+    assert size_case(case("all_reduce", 1024, in_place=True), 4, span_nbytes=10_000).buffer_nbytes(
+        0
+    ) == (9216)
+    assert size_case(case("all_gather", 1024), 4, span_nbytes=10_000).buffer_nbytes(0) == 18432
+    gather = size_case(case("gather", 1024, root=1), 4, span_nbytes=10_000)
+    assert [gather.room(rank) for rank in (0, 1)] == [(2304, 0), (2304, 2304)]
+    # What no other place fits in keeps its own size, and so does what does not walk.
+    for span in (0, 1024, 2047):
+        sizing = size_case(case("all_gather", 1024), 4, span_nbytes=span)
+        assert (sizing.places, sizing.room(0)) == (1, (64, 256))
+
+
 def test_all_to_all_v_rounds_down():
     # 100 bytes are 25 elements: 25/12 = 2.083 a part.
     sizing = size_case(case("all_to_all_v", 100, splits="1,2,4"), 3)
@@ -158,6 +201,7 @@ def test_fingerprints_differ_with_every_field():
         "asynchronous": True,
         "coalesce": 4,
         "rehearsal": True,
+        "buffer_reuse": "rotate",
     }
     assert set(others) == {f.name for f in dataclasses.fields(Case)}
     prints = {
@@ -166,6 +210,16 @@ def test_fingerprints_differ_with_every_field():
     }
     assert len(prints) == len(others)
     assert fingerprint(one.to_json()) not in prints
+
+
+def test_files_of_before_do_not_tell_how_buffers_were_reused():
+    told = case().to_json()
+    assert told.pop("buffer_reuse") == "same"
+    earlier = Case.from_json(told)
+    assert earlier.buffer_reuse == "unknown"
+    assert earlier.to_json() == told
+    with pytest.raises(TypeError):
+        Case.from_json({**told, "buffer_reuse": 3})
 
 
 def test_fingerprint_is_the_same_on_every_rank():

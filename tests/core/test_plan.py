@@ -98,6 +98,21 @@ def test_hosts_are_blocks_of_ranks():
     assert plan(Spec(sizes="1K", check=False), 5, 8).ranks_per_host == 5
 
 
+def test_buffers_that_calls_walk_through_are_counted():
+    """1K has 9 places in 10,000 bytes, 4K two: in place one buffer each; the largest has its own
+    size. all_gather has one of the size to send from beside it.
+    """
+    spec = Spec("all_reduce,all_gather", sizes="1K,4K,10000", buffer_reuse="rotate", check=False)
+    rows = module.plan(spec, 2).rows
+    assert [row.need_nbytes for row in rows[:3]] == [9 * 1024, 2 * 4096, 10_000]
+    assert [row.need_nbytes for row in rows[3:]] == [18 * 1024, 4 * 4096, 15_000]
+    assert [row.host_nbytes for row in rows[:3]] == [18 * 1024, 4 * 4096, 20_000]
+    lines = module.plan_lines(module.plan(spec, 2))
+    assert any(
+        line.startswith("Memory: buffers of the size of the largest, which") for line in lines
+    )
+
+
 def test_all_to_all_v_by_hand():
     # Weights 1,2,4: 70 elements sent by each, 30, 60, 120 received (tests/core/test_case.py).
     spec = Spec(collectives="all_to_all_v", sizes="480", splits="1,2,4", check=False)

@@ -292,6 +292,15 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
             {"buffers": "pinned"},
             "buffers: got pinned, expected one of default, registered, symmetric",
         ),
+        (
+            {"buffer_reuse": "none"},
+            "buffer-reuse: got none, expected one of same, rotate",
+        ),
+        (
+            {"buffer_reuse": "rotate", "cadence": "graph"},
+            "buffer-reuse: got rotate with --cadence graph, expected one of them. "
+            "A captured graph keeps the buffers of the call that it captured.",
+        ),
         ({"coalesce": 0}, "coalesce: got 0, expected a whole number from 1 on"),
         (
             {"coalesce": 2, "asynchronous": True},

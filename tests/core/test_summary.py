@@ -122,6 +122,7 @@ def test_row_by_hand():
         warmup_ns=[[9, 9], [9, 9]],
         time_ns={"host": [[100, 210, 300], [110, 190, 320]]},
         stop="time",
+        steady_ns=1234,
         choices=[Choice("RING", "LL", 2)],
         verification=Verification(checked=500, wrong=0),
     )
@@ -139,6 +140,7 @@ def test_row_by_hand():
         in_place=True,
         group=None,
         buffers="default",
+        buffer_reuse="same",
         asynchronous=False,
         coalesce=1,
         rehearsal=False,
@@ -160,6 +162,7 @@ def test_row_by_hand():
         p99_ns=None,
         calls=3,
         stop="time",
+        steady_ns=1234,
         algorithm="RING/LL",
         channels=2,
         algbw_gbps=pytest.approx(1000 / 210),
@@ -176,9 +179,10 @@ def test_row_by_hand():
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
         "collective backend library device ranks dtype op root in_place "
-        "group buffers asynchronous coalesce rehearsal splits communicator cadence clock "
+        "group buffers buffer_reuse asynchronous coalesce rehearsal splits communicator cadence "
+        "clock "
         "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
-        "statistic median_ns low_ns high_ns p99_ns calls stop algorithm channels "
+        "statistic median_ns low_ns high_ns p99_ns calls stop steady_ns algorithm channels "
         "algbw_gbps busbw_gbps verified status reason"
     )
 
@@ -231,6 +235,23 @@ def test_splits_communicator_and_stop_are_the_results():
     assert (row.splits, row.communicator, row.stop) == ("1,3", "new_group", "cap")
     # What never ran used no communicator: it is no other kind of row.
     assert summarise(result(status="skipped", communicator="shared")).communicator is None
+
+
+def test_busbw_of_all_to_all_v_is_the_busiest_ranks():
+    """1000 B in 200 ns, of which 790 B cross: nccl-tests' (n - 1) / n would be 2.5 GB/s."""
+    case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
+    timed = {"case": case, "time_ns": {"host": [[200], [100]]}}
+    row = summarise(result(busiest_nbytes=790, **timed))
+    assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 3.95)
+    twice = dataclasses.replace(case, coalesce=2)
+    row = summarise(result(busiest_nbytes=790, **timed | {"case": twice}))
+    assert (row.algbw_gbps, row.busbw_gbps) == (10.0, 7.9)
+    # A file that does not tell, and a source that does.
+    row = summarise(result(**timed))
+    assert (row.algbw_gbps, row.busbw_gbps) == (5.0, None)
+    given = Given(200.0, clock="host", algbw_gbps=5.0, busbw_gbps=2.5)
+    row = summarise(result(case=case, given=given))
+    assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 2.5)
 
 
 def test_barrier_has_no_bandwidth():

@@ -53,6 +53,14 @@ def test_its_comments_are_believed(imported):
     assert [member["host"] for member in found.runs[0].members] == ["vm", "vm"]
 
 
+def test_it_did_not_walk_through_its_buffers_as_nccl_tests_does(imported):
+    """Unless it says so; what earlier versions wrote says nothing."""
+    assert imported(block()).runs[0].results[0].case.buffer_reuse == "unknown"
+    for how in ("same", "rotate"):
+        told = block(reading=f"{OURS}\n# torchcoll: buffer reuse: {how}")
+        assert imported(told).runs[0].results[0].case.buffer_reuse == how
+
+
 @pytest.mark.parametrize(
     ("reading", "expected"),
     [

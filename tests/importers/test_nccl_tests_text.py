@@ -74,6 +74,7 @@ def test_the_ordinary_text(imported):
     )
     assert (row.statistic, row.median_ns, row.calls, row.clock) == ("mean", 24310.0, 20, "host")
     assert (row.cadence, row.backend, row.device) == ("stream", "nccl", "cuda")
+    assert row.buffer_reuse == "rotate"  # src/common.cu, startColl
     assert row.algbw_gbps == row.busbw_gbps == pytest.approx(43.1335, abs=1e-4)
     assert (row.in_place, summarise(run.results[3]).in_place) == (False, True)
     assert row.verified == "correct"

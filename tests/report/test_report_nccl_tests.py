@@ -34,6 +34,7 @@ def test_the_whole_text(shown):
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran\n"
         "# torchcoll: torch.distributed all_reduce on gloo, cadence isolated\n"
         "# torchcoll: time is the median over calls of the slowest rank\n"
+        "# torchcoll: buffer reuse: same\n"
         "# torchcoll: measured in-place only, the out-of-place columns repeat it\n"
         "#\n"
         "# Using devices\n"

@@ -217,9 +217,38 @@ def test_events_are_words(shown, kind, message, line):
 def test_how_the_rows_ended(shown):
     stops = ["time", "cap", "time", "precision"]
     launch = run(*(result(cold=(1_000_000,), stop=stop) for stop in stops))
-    assert f"\nstopped by: time 2, cap of 21 calls 1, precision 1\n{NONE}" in shown(launch)
+    text = f"\nstopped by: time 2, cap of 21 calls 1, precision 1 (within 21 calls)\n{NONE}"
+    assert text in shown(launch)
     asked = run(result(stop="count"), not_run("unsupported"))
     assert "stopped by" not in shown(asked)
+
+
+def test_precision_names_the_stretch_that_it_holds_for(shown):
+    """Modes that last longer than it would not have been seen."""
+    first, other = (
+        result(stop="precision", steady_ns=ns, batches=[n], time_ns={"host": [[1000] * n] * 8})
+        for n, ns in ((60, 2_140_000), (180, 14_000_000))
+    )
+    text = "\nstopped by: precision 2 (within 60 to 180 calls, 2.1 ms to 14 ms)\n"
+    assert text in shown(run(first, other))
+    assert "\nstopped by: precision 1 (within 60 calls, 2.1 ms)\n" in shown(run(first))
+    columns = shown(run(first, other, result(stop="cap")), columns="nbytes,stop")
+    stops = [line.split("  ", 1)[1].strip() for line in body(columns).splitlines()[2:5]]
+    assert stops == [
+        "precision within 60 calls, 2.1 ms",
+        "precision within 180 calls, 14 ms",
+        "cap of 21 calls",
+    ]
+
+
+def test_how_buffers_are_reused_is_in_the_header(shown):
+    spec = {"check": True, "iters": 20, "buffer_reuse": "same"}
+    text = shown(run(result(), header={"spec": spec}))
+    assert "20 calls a case; verification on; the same buffers in every call\n" in text
+    walks = result(case=case(buffer_reuse="rotate"))
+    text = shown(run(walks, header={"spec": {**spec, "buffer_reuse": "rotate"}}))
+    assert ", in place, buffers that walk through the largest\n" in text
+    assert "20 calls a case; verification on\n" in text
 
 
 def test_splits_are_in_the_header_or_a_column(shown):
@@ -231,7 +260,8 @@ def test_splits_are_in_the_header_or_a_column(shown):
     assert text.startswith("torchcoll 0.1.0: all_to_all_v, float32, out of place, splits 1,3\n")
     assert (
         "\nall_to_all_v: size is the largest sum that a rank sends or receives; "
-        f"bytes that a rank sends to itself count\n{NONE}"
+        "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank\n"
+        f"{NONE}"
     ) in text
     text = shown(run(one, other))
     assert text.startswith(
@@ -505,8 +535,8 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
         (
             {"pivot": "size"},
             "pivot: got size, expected one of collective, backend, device, ranks, dtype, op, root, "
-            "in_place, group, buffers, asynchronous, coalesce, rehearsal, splits, communicator, "
-            "cadence, clock, label, label=KEY, file",
+            "in_place, group, buffers, buffer_reuse, asynchronous, coalesce, rehearsal, splits, "
+            "communicator, cadence, clock, label, label=KEY, file",
         ),
         ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
     ],

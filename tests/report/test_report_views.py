@@ -23,6 +23,7 @@ VALUES = {
     "in_place": True,
     "group": None,
     "buffers": "default",
+    "buffer_reuse": "same",
     "asynchronous": False,
     "coalesce": 1,
     "rehearsal": False,
@@ -44,6 +45,7 @@ VALUES = {
     "p99_ns": None,
     "calls": 21,
     "stop": "time",
+    "steady_ns": None,
     "algorithm": None,
     "channels": None,
     "algbw_gbps": 67.108864,
@@ -347,6 +349,7 @@ def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
         asked = {"collective": "all_to_all_v", "op": None, "in_place": False, "splits": splits}
         made = run(timed(1_000, nbytes=1000, **asked), ranks=2)
         made.results[0].communicator = communicator
+        made.results[0].busiest_nbytes = 500
         made.path = tmp_path / name
         return made
 

@@ -19,7 +19,10 @@ from torchcoll.core.summary import Row
 
 _MEASURE = "Measure it: torchrun --nproc-per-node N -m torchcoll.allreduce -b 64K -e 256M -J FILE."
 # What all points of one curve share, beside the dtype and the op.
-_ALIKE = ("ranks", "backend", "device", "cadence", "clock", "asynchronous", "buffers", "group")
+_ALIKE = (
+    *("ranks", "backend", "device", "cadence", "clock", "asynchronous", "buffers", "buffer_reuse"),
+    "group",
+)
 
 
 @dataclass(frozen=True)

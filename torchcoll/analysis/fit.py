@@ -22,7 +22,7 @@ from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
 from torchcoll.analysis.verdicts import Judged, beyond, incomparable, judge, ratio_alone
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.summary import median
+from torchcoll.core.summary import Row, median
 from torchcoll.core.units import format_size
 
 FEWEST_SIZES = 3
@@ -134,14 +134,26 @@ def _within_misfit(case: Judged, misfit: float, threshold: float) -> bool:
     return misfit > threshold and case.ratio is not None and not beyond(case.ratio, misfit)
 
 
-def counted_share(collective: str, ranks: int, metric: str) -> float | None:
-    """What algbw or busbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that
-    depends on a number of ranks that is not known, or is 1.
+def counted_share(collective: str, ranks: int) -> float | None:
+    """What algbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that depends on
+    a number of ranks that is not known, or is 1.
     """
     entry = COLLECTIVES[collective]
     if ranks < 2:
-        return None if metric == "busbw" or entry.moved(2) != 1 else 1.0
-    return entry.moved(ranks) * (entry.bus_factor(ranks) if metric == "busbw" else 1.0)
+        return None if entry.moved(2) != 1 else 1.0
+    return entry.moved(ranks)
+
+
+def _share(row: Row, metric: str) -> float | None:
+    """The same of algbw or busbw."""
+    algbw, entry = counted_share(row.collective, row.ranks), COLLECTIVES[row.collective]
+    if metric != "busbw" or algbw is None:
+        return algbw
+    if entry.has_splits:  # how much crosses is the case's own
+        if row.busbw_gbps is None or not row.algbw_gbps:
+            return None
+        return algbw * row.busbw_gbps / row.algbw_gbps
+    return algbw * entry.bus_factor(row.ranks) if row.ranks > 1 else None
 
 
 def _uncounted(figure: str, pair: Pair, metric: str) -> str:
@@ -149,8 +161,9 @@ def _uncounted(figure: str, pair: Pair, metric: str) -> str:
         return ""
     for name, items in (("base", pair.base), ("new", pair.new)):
         row = items[0].row
-        if counted_share(row.collective, row.ranks, metric) is None:
-            known = "1 rank" if row.ranks else "the number of ranks is not known"
+        if _share(row, metric) is None:
+            known = "1 rank" if row.ranks == 1 else "the number of ranks is not known"
+            known = "what each rank sends is not known" if row.ranks > 1 else known
             return f"no {metric} in {name}: {known}"
     return ""
 
@@ -180,7 +193,7 @@ def _lines(sizes: Sequence[Sequence[Measured]], metric: str) -> list[Line]:
             if is_right(m) and m.row.median_ns and m.row.nbytes:
                 points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
     row = sizes[0][0].row
-    share = counted_share(row.collective, row.ranks, metric)
+    share = _share(row, metric)
     return [
         replace(line, bandwidth=line.bandwidth * share if line.bandwidth and share else None)
         for own in points.values()

@@ -19,8 +19,8 @@ from torchcoll.core.units import format_size
 _SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
 # These may be what is compared; a footnote says so.
 _COMPARED = (
-    *("backend", "device", "ranks", "in_place", "buffers", "asynchronous"),
-    *("communicator", "cadence", "clock"),
+    *("backend", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
+    *("asynchronous", "communicator", "cadence", "clock"),
 )
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")

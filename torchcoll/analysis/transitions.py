@@ -234,7 +234,7 @@ def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
     found = Regimes(common, points, curve, handovers=_handovers(points), known=known)
     found.sizes, found.doubt = measured, "; ".join(doubts)
-    found.share = counted_share(common["collective"], common.get("ranks") or 0, "algbw")
+    found.share = counted_share(common["collective"], common.get("ranks") or 0)
     found.transitions = [
         _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
     ]

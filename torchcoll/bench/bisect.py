@@ -29,7 +29,7 @@ def bisect(
 ) -> Halving:
     """Halve the units; rank 0 records what it came to. Collective."""
     before = session.spec, session.parts, session.part
-    case = session.sizings[-1].case
+    case, span = session.sizings[-1].case, session.sizings[-1].span_nbytes
     step = 0
 
     def speeds(first: Group, second: Group) -> tuple[float, float]:
@@ -40,7 +40,8 @@ def bisect(
         parts += [tuple(sorted(rest))] if rest else []
         session.parts = tuple(parts)
         session.part = next(part for part in parts if session.rank in part)
-        sizing = size_case(replace(case, group=f"bisect {step}"), max(map(len, parts)))
+        own = replace(case, group=f"bisect {step}")
+        sizing = size_case(own, max(map(len, parts)), span_nbytes=span)
         seen: list[tuple[float, float]] = []
         for _ in range(_TIMES):
             told(f"bisect, step {step}")

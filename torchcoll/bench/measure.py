@@ -16,6 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
 
 if TYPE_CHECKING:
+    from torchcoll.bench.rotation import Rotation
     from torchcoll.bench.runner import Session
     from torchcoll.core.result import CaseResult
 
@@ -55,13 +56,13 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
     return ""
 
 
-def measure_case(session: Session, case: Case, verdict: list[str] | None) -> list[CaseResult]:
-    """Run the case unless ``verdict`` says otherwise.
+def measure_case(session: Session, asked: Sizing, verdict: list[str] | None) -> list[CaseResult]:
+    """Run the case, sized for the largest sub-group, unless ``verdict`` says otherwise.
 
     The results on rank 0, one for each sub-group; elsewhere none.
     """
-    sizing = size_case(case, len(session.part))
-    verdict = verdict or _unsupported(session, case)
+    sizing = size_case(asked.case, len(session.part), span_nbytes=asked.span_nbytes)
+    verdict = verdict or _unsupported(session, asked.case)
     if verdict:
         return _results(session, sizing, {}, status=verdict[0], reason=verdict[1])
     try:
@@ -140,13 +141,26 @@ class _Measurement:
         self.communicator = communicator
         self.place = session.part.index(session.rank)
         case = sizing.case
-        self.call = prepared(session, sizing, self.place, buffers, communicator.group)
-        if case.asynchronous or case.coalesce > 1:
-            from torchcoll.bench.calls import called
+        beat = session.progress.beat
+        self.rotation: Rotation | None = None
+        self.checker = Checker(session.torch, sizing, self.place, buffers, beat)
+        self.refill = self.checker.refill
 
-            self.call = called(session, case, self.call, communicator.group)
+        def made() -> Call:
+            call = prepared(session, sizing, self.place, buffers, communicator.group)
+            if case.asynchronous or case.coalesce > 1:
+                from torchcoll.bench.calls import called
+
+                return called(session, case, call, communicator.group)
+            return call
+
+        if sizing.places > 1:
+            from torchcoll.bench.rotation import Rotation
+
+            self.rotation = Rotation(session.torch, sizing, self.place, buffers, made, beat)
+            self.refill = self.rotation.refill
+        self.call = self.rotation or made()
         self.timed = self.call  # or its captured graph: what is timed is what is verified
-        self.checker = Checker(session.torch, sizing, self.place, buffers, session.progress.beat)
         self.align = nothing if session.alone else session.communicators.align(case.backend)
         self.cold: list[int] = []
         self.warmup: list[int] = []
@@ -154,6 +168,7 @@ class _Measurement:
         self.batches: list[int] = []
         self.settled: int | None = None
         self.stop = ""
+        self.steady_ns: int | None = None
 
     def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
@@ -163,6 +178,8 @@ class _Measurement:
         session.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
         self.checker.prepare()
+        if self.rotation:
+            self.rotation.refill()
         session.progress.step(f"{name}: first call", self.cold)
         session.control.align()
         text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align=nothing))
@@ -195,6 +212,7 @@ class _Measurement:
             communicator=self.communicator.how,
             settled=self.settled,
             stop=self.stop,
+            steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
         )
 
@@ -243,7 +261,11 @@ class _Measurement:
         if session.rank == 0:
             from torchcoll.bench.stopping import StoppingRule, completions
 
-            rule = StoppingRule(session.ranks, spec.iters, spec.precision, spec.max_time_s)
+            rule = StoppingRule(
+                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
+                expected_ns=self.cold[-1],
+                means=self.sizing.case.cadence != "isolated",
+            )
         cadence, call = self.sizing.case.cadence, self.call
         if cadence == "graph":
             call, refused = self._captured(name)
@@ -254,7 +276,7 @@ class _Measurement:
         while size := session.control.decide(
             rule and rule.next_batch(time.perf_counter_ns() - began)
         ):
-            self.checker.refill()
+            self.refill()
             clocks = self.device.clocks(cadence)
             live = clocks["issue"] if "issue" in clocks else clocks["host"]
             session.progress.step(f"{name}: steady calls", live)
@@ -269,7 +291,7 @@ class _Measurement:
                 rule.add(completions(everyone), size)
                 self.gathered.append(everyone)
         if rule:
-            self.stop = rule.reason
+            self.stop, self.steady_ns = rule.reason, round(rule.elapsed_ns)
         return None
 
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
@@ -281,6 +303,8 @@ class _Measurement:
         if not (sizing.nbytes and sizing.case.verifiable):
             return None
         session.progress.step(f"{name}: verification")
+        if self.rotation:
+            self.rotation.stand()
         self.checker.prepare()
         try:
             self.align()

@@ -28,6 +28,7 @@ _PLAIN = (
     "groups",
     "init",
     "buffers",
+    "buffer_reuse",
     "asynchronous",
     "rehearse",
 )
@@ -152,6 +153,11 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how.add_argument("--init", help="lazy or eager: when to connect (lazy)", **text)
     how.add_argument("--buffers", help="default, registered or symmetric (nccl)", **text)
+    how.add_argument(
+        "--buffer-reuse",
+        help="same buffers in every call, or rotate through the largest of the sweep (same)",
+        **text,
+    )
     how.add_argument(
         "--async",
         action="store_true",

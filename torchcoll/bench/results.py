@@ -103,6 +103,7 @@ def _sized(sizing: Sizing, status: str, ranks: int, **facts: Any) -> CaseResult:
         nbytes=sizing.nbytes,
         nbytes_in=sizing.nbytes_in,
         nbytes_out=sizing.nbytes_out,
+        busiest_nbytes=sizing.busiest_nbytes,
         **facts,
     )
 

@@ -301,7 +301,7 @@ class Session:
         self.progress.step(case.describe())
         verdict = self.agree_on_case(sizing)
         self.on_rank_0(lambda recorder: recorder.started(case))
-        results = measure_case(self, case, verdict)
+        results = measure_case(self, sizing, verdict)
         if self.library_log:
             self.library_log.join(self, case, results)
         self.on_rank_0(lambda recorder: self._keep(recorder, results))

@@ -26,12 +26,22 @@ ROW_ELEMENTS = 4096
 
 @dataclass
 class Buffers:
-    """``send`` and ``recv``, flat; in place the smaller is a view of the larger."""
+    """``send`` and ``recv``, flat; in place the smaller is a view of the larger.
+
+    rooms: what they are a place in, where there are several (see bench/rotation.py); ``move`` takes
+    them to another one.
+    """
 
     send: Any
     recv: Any
     in_place: bool
     pool: Any = None  # what the memory was taken from, where that must outlive the buffers
+    rooms: tuple[Any, Any] = (None, None)
+    at: Callable[[int], tuple[Any, Any]] | None = None
+
+    def move(self, place: int) -> None:
+        assert self.at
+        self.send, self.recv = self.at(place)
 
 
 def allocate(torch: Any, sizing: Sizing, rank: int, device: str) -> Buffers:
@@ -39,17 +49,28 @@ def allocate(torch: Any, sizing: Sizing, rank: int, device: str) -> Buffers:
     case = sizing.case
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
     sent, received = sizing.elements(rank)
-    if not case.in_place:
-        send = torch.empty(sent, dtype=dtype, device=device)
-        return Buffers(send, torch.empty(received, dtype=dtype, device=device), False)
-    whole = torch.empty(max(sent, received), dtype=dtype, device=device)
-    small = min(sent, received)
-    # A rank with nothing to send or receive (not the root) has no place in the larger buffer.
-    offset = COLLECTIVES[case.collective].overlap(sizing.layout(rank)) if small else 0
-    part = whole.narrow(0, offset, small) if small < len(whole) else whole
-    return Buffers(
-        whole if sent == len(whole) else part, part if sent == len(whole) else whole, True
-    )
+    sizes = sizing.room(rank)
+    if case.in_place:
+        room = torch.empty(max(sizes), dtype=dtype, device=device)
+        rooms = (room, room)
+    else:
+        send = torch.empty(sizes[0], dtype=dtype, device=device)
+        rooms = (send, torch.empty(sizes[1], dtype=dtype, device=device))
+
+    def at(place: int) -> tuple[Any, Any]:
+        start, small = place * sizing.stride, min(sent, received)
+        if not case.in_place:
+            pairs = zip(rooms, (sent, received), strict=True)
+            send, recv = (room.narrow(0, start, n) if n else room for room, n in pairs)
+            return send, recv
+        whole = rooms[0].narrow(0, start, max(sent, received))
+        # A rank with nothing to send or receive (not the root) has no place in the larger buffer.
+        offset = COLLECTIVES[case.collective].overlap(sizing.layout(rank)) if small else 0
+        part = whole.narrow(0, offset, small) if small < len(whole) else whole
+        return (whole, part) if sent == len(whole) else (part, whole)
+
+    send, recv = at(0)
+    return Buffers(send, recv, bool(case.in_place), rooms=rooms, at=at)
 
 
 class Pattern:

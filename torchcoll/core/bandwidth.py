@@ -20,7 +20,19 @@ def algbw_gbps(collective: str, nbytes: int, ranks: int, time_ns: float) -> floa
     return nbytes * entry.moved(ranks) / time_ns
 
 
-def busbw_gbps(collective: str, nbytes: int, ranks: int, time_ns: float) -> float | None:
-    """algbw times the bus factor of the collective, in GB/s; None as for ``algbw_gbps``."""
+def busbw_gbps(
+    collective: str, nbytes: int, ranks: int, time_ns: float, busiest_nbytes: int | None = None
+) -> float | None:
+    """algbw times the bus factor of the collective, in GB/s; None as for ``algbw_gbps``.
+
+    all_to_all_v: ``busiest_nbytes`` / t, what the busiest rank sends to the others or receives from
+    them; None where that is not known. (n - 1) / n of S, which nccl-tests prints, is what crosses
+    in an even exchange: with uneven blocks a rank may keep next to nothing, or nearly all, of S.
+    """
     algbw = algbw_gbps(collective, nbytes, ranks, time_ns)
-    return None if algbw is None else algbw * COLLECTIVES[collective].bus_factor(ranks)
+    if algbw is None:
+        return None
+    entry = COLLECTIVES[collective]
+    if entry.has_splits:
+        return None if busiest_nbytes is None else busiest_nbytes / time_ns
+    return algbw * entry.bus_factor(ranks)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.collectives import COLLECTIVES, Layout
@@ -34,7 +35,9 @@ class Case:
     ``stream`` (back to back), ``graph`` (captured and replayed) or ``unknown``. backend: torch's
     name of it, in imported files what stands for it (``mpi``). device: ``cpu``, ``cuda``, ``xpu``
     or ``unknown``. buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
-    rehearsal: several ranks shared one GPU: no bandwidth.
+    buffer_reuse: ``same`` buffers in every call, ``rotate`` (each call takes the next place in
+    buffers as large as the largest of the sweep, nccl-tests' way; the calls of one group share a
+    place) or ``unknown``. rehearsal: several ranks shared one GPU: no bandwidth.
 
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
     (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
@@ -56,22 +59,29 @@ class Case:
     asynchronous: bool = False
     coalesce: int = 1
     rehearsal: bool = False
+    buffer_reuse: str = "same"
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        if self.buffer_reuse == "unknown":  # as in files of earlier versions
+            del data["buffer_reuse"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Unknown fields are ignored: files of later versions stay readable.
+        """Unknown fields are ignored: files of later versions stay readable. Those of earlier
+        versions do not tell ``buffer_reuse``.
 
         Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
         """
-        case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
-        texts = (case.collective, case.cadence, case.backend, case.device, case.buffers)
+        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
+        case = cls(**{"buffer_reuse": "unknown", **known})
+        texts = (case.collective, case.cadence, case.backend, case.device)
+        buffers = (case.buffers, case.buffer_reuse)
         optional = (case.dtype, case.op, case.splits, case.group)
         numbers = (case.nbytes, 0 if case.root is None else case.root, case.coalesce)
         if not (
-            all(isinstance(text, str) for text in texts)
+            all(isinstance(text, str) for text in (*texts, *buffers))
             and all(text is None or isinstance(text, str) for text in optional)
             and all(type(number) is int for number in numbers)
             and (case.in_place is None or isinstance(case.in_place, bool))
@@ -108,6 +118,7 @@ class Sizing:
 
     count: argument of the call, in elements (all_to_all_v: the most that one rank sends to one).
     nbytes: actual size S. nbytes_in / nbytes_out: the most that one rank sends from / receives in.
+    span_nbytes: what a buffer holds at least, for its calls to walk through; 0 is its own size.
     """
 
     case: Case
@@ -115,6 +126,7 @@ class Sizing:
     count: int
     nbytes: int
     division: Division | None = None  # all_to_all_v only
+    span_nbytes: int = 0
 
     @property
     def splits(self) -> tuple[tuple[int, ...], ...]:
@@ -143,15 +155,43 @@ class Sizing:
     def nbytes_out(self) -> int:
         return self._widest(1)
 
+    @property
+    def busiest_nbytes(self) -> int | None:
+        """all_to_all_v: see CaseResult; elsewhere None."""
+        return self.division.busiest * self.case.itemsize if self.division else None
+
+    @cached_property
+    def stride(self) -> int:
+        """Elements from one place of a buffer to the next, alike on all ranks and in both buffers,
+        as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received).
+        """
+        return max(self.nbytes_in, self.nbytes_out) // self.case.itemsize
+
+    @property
+    def places(self) -> int:
+        """How many calls have a place of their own before the first one is taken again."""
+        stride_nbytes = self.stride * self.case.itemsize
+        return max(1, self.span_nbytes // stride_nbytes) if stride_nbytes else 1
+
+    def room(self, rank: int) -> tuple[int, int]:
+        """Elements of the buffers that this rank sends from and receives in, all places."""
+        sent, received = self.elements(rank)
+        if not self.span_nbytes or self.places == 1:
+            return sent, received
+        whole = self.places * self.stride
+        return (whole if sent else 0), (whole if received else 0)
+
     def buffer_nbytes(self, rank: int) -> int:
         """Bytes of the buffers that this rank allocates."""
-        sent, received = self.elements(rank)
+        sent, received = self.room(rank)
         together = max(sent, received) if self.case.in_place else sent + received
         return together * self.case.itemsize
 
 
-def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
-    """The counts of ``case`` on ``ranks`` ranks.
+def size_case(
+    case: Case, ranks: int, weights: Weights | None = None, span_nbytes: int = 0
+) -> Sizing:
+    """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_nbytes`` or its own size.
 
     count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
     all_to_all_v: the largest sum sent or received by a rank is S (nccl-tests' size of alltoallv),
@@ -166,10 +206,12 @@ def size_case(case: Case, ranks: int, weights: Weights | None = None) -> Sizing:
         elements = max(1, case.nbytes // case.itemsize)
         division = Division(weights or split_weights(case.splits or "", ranks), elements)
         largest = max(*division.sent, *division.received)
-        return Sizing(case, ranks, division.largest_pair, largest * case.itemsize, division)
+        nbytes = largest * case.itemsize
+        return Sizing(case, ranks, division.largest_pair, nbytes, division, span_nbytes)
     parts = entry.parts(ranks)
     count = max(1, case.nbytes // (case.itemsize * parts))
-    return Sizing(case, ranks, count, count * case.itemsize * parts)
+    nbytes = count * case.itemsize * parts
+    return Sizing(case, ranks, count, nbytes, span_nbytes=span_nbytes)
 
 
 def fingerprint(data: Any) -> str:

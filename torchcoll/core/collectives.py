@@ -60,7 +60,8 @@ class Collective:
     """One entry of the table.
 
     ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
-    ``bus_factor(n)``: busbw / algbw.
+    ``bus_factor(n)``: busbw / algbw; where blocks are uneven (``has_splits``) that of nccl-tests
+    alone, which takes them for even.
     ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
     ``prepare(dist, layout, send, recv, op, group)``: the call.
     ``elements(layout)``: elements sent from and received in on that rank.
@@ -92,6 +93,11 @@ class Collective:
     def has_data(self) -> bool:
         """False for barrier: no size, no dtype, no bandwidth."""
         return self.name != "barrier"
+
+    @property
+    def has_splits(self) -> bool:
+        """True where each pair of ranks exchanges a size of its own."""
+        return self.name == "all_to_all_v"
 
     @property
     def rooted_output(self) -> bool:

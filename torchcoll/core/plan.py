@@ -213,6 +213,8 @@ def _assumptions(plan: Plan) -> list[str]:
     if spec.order != "size":
         lines.append(f"Order: shown by collective; they run {spec.order}, seed {spec.seed}.")
     held = "buffers (shared by the calls of a group)" if spec.coalesce > 1 else "buffers"
+    if spec.buffer_reuse == "rotate":
+        held += " of the size of the largest, which the calls walk through,"
     if spec.check and any(row.case.verifiable for row in plan.rows):
         held += f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in"
     lines.append(f"Memory: {held}, without what the communication library takes.")

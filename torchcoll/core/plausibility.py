@@ -33,7 +33,7 @@ _MEETS_NOBODY = (
 # What cases that differ in nothing but the size share, as fields of a Row.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "cadence", "clock", "group", "ranks"),
-    *("backend", "buffers", "asynchronous", "coalesce", "splits"),
+    *("backend", "buffers", "buffer_reuse", "asynchronous", "coalesce", "splits"),
 )
 
 

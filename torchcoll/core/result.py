@@ -173,12 +173,15 @@ class CaseResult:
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
+    busiest_nbytes: all_to_all_v: the most bytes that one rank sends to the others or receives from
+    them, its own share aside; None is unknown.
     members: ranks of the launch whose samples these are, in the order of the sub-group.
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
     choices: algorithms that the communication library's log names for it; [] is unknown.
-    stop: why the steady calls ended: count, precision, time or cap.
+    stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
+    together with all that lies between them, as rank 0 saw it; None is unknown.
     """
 
     case: Case
@@ -189,6 +192,7 @@ class CaseResult:
     nbytes: int = 0
     nbytes_in: int = 0
     nbytes_out: int = 0
+    busiest_nbytes: int | None = None
     cold_ns: Matrix = field(default_factory=list)
     warmup_ns: Matrix = field(default_factory=list)
     time_ns: dict[str, Matrix] = field(default_factory=dict)
@@ -200,6 +204,7 @@ class CaseResult:
     connect_ns: list[int] = field(default_factory=list)  # [rank]: what making its own took
     settled: int | None = None
     stop: str = ""
+    steady_ns: int | None = None
     verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
     given: Given | None = None
@@ -219,6 +224,9 @@ class CaseResult:
             data["given"] = dataclasses.asdict(self.given)
         else:
             del data["given"]
+        for name in ("busiest_nbytes", "steady_ns"):
+            if data[name] is None:
+                del data[name]
         if self.choices:
             data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         else:
@@ -251,10 +259,12 @@ class CaseResult:
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
+        unknown = (self.busiest_nbytes, self.steady_ns)
+        check_whole(*(number for number in unknown if number is not None))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")
-        if self.nbytes < 0 or self.calls_per_sample < 1:
+        if min(self.nbytes, self.busiest_nbytes or 0) < 0 or self.calls_per_sample < 1:
             raise ValueError("a result of negative size")
         if self.verification:
             check = self.verification

@@ -24,6 +24,7 @@ CADENCES = ("isolated", "stream", "graph")
 ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
+BUFFER_REUSES = ("same", "rotate")
 # Fields of Spec that are numbers, their types and the least value.
 _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
     *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
@@ -55,7 +56,8 @@ class Spec:
     backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
     ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py.
-    asynchronous, coalesce: see Case. rehearse: several ranks on one GPU, bandwidth without meaning.
+    buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks
+    on one GPU, bandwidth without meaning.
     iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
     (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
     cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
@@ -92,6 +94,7 @@ class Spec:
     splits: str = "seed:0"
     init: str = "lazy"
     buffers: str = "default"
+    buffer_reuse: str = "same"
     groups: str | None = None
     asynchronous: bool = False
     coalesce: int = 1
@@ -164,6 +167,10 @@ class Spec:
         _choice(self.order, "order", ORDERS)
         _choice(self.init, "init", INITS)
         _choice(self.buffers, "buffers", BUFFERS)
+        _choice(self.buffer_reuse, "buffer-reuse", BUFFER_REUSES)
+        if self.buffer_reuse == "rotate" and self.cadence == "graph":
+            action = "A captured graph keeps the buffers of the call that it captured."
+            raise UsageError("buffer-reuse", "rotate with --cadence graph", "one of them", action)
         asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
         if asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
@@ -224,6 +231,9 @@ class Spec:
             key = (dataclasses.replace(case, nbytes=sizing.nbytes), sizing.count)
             found.setdefault(key, sizing)
         sizings = list(found.values())
+        if self.buffer_reuse == "rotate":
+            span = max((max(s.nbytes_in, s.nbytes_out) for s in sizings), default=0)
+            sizings = [dataclasses.replace(sizing, span_nbytes=span) for sizing in sizings]
         if self.order == "shuffled":
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
@@ -276,6 +286,7 @@ class Spec:
                                 asynchronous,
                                 self.coalesce,
                                 self.rehearse,
+                                self.buffer_reuse,
                             )
 
     def to_json(self) -> dict[str, Any]:

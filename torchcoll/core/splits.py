@@ -94,6 +94,16 @@ class Division:
         """Elements that each rank receives."""
         return self._sums(self.weights.received, 1)
 
+    @property
+    def busiest(self) -> int:
+        """The most elements that one rank sends to the others, or receives from them."""
+        elements, largest = self._scale
+        own = [row[rank] * elements // largest for rank, row in enumerate(self.weights.rows)]
+        if self._lone:
+            own = [int(self._lone == (rank, rank)) for rank in range(len(own))]
+        sides = zip(self.sent, self.received, own, strict=True)
+        return max(max(sent, received) - kept for sent, received, kept in sides)
+
     def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
         if self._lone:
             return [int(rank == self._lone[side]) for rank in range(len(histograms))]

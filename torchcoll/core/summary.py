@@ -125,6 +125,7 @@ class Row:
     in_place: bool | None
     group: str | None
     buffers: str
+    buffer_reuse: str
     asynchronous: bool
     coalesce: int
     rehearsal: bool
@@ -146,6 +147,7 @@ class Row:
     p99_ns: float | None
     calls: int
     stop: str  # why the steady calls ended: count, precision, time, cap
+    steady_ns: int | None  # from the first steady call until then, all between them included
     algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     channels: int | None  # of it; None where calls of the case differ
     algbw_gbps: float | None
@@ -206,7 +208,9 @@ def summarise(
     # ranks that share one GPU move says nothing.
     nbytes = 0 if case.backend == "fake" or case.rehearsal else result.nbytes * case.coalesce
     bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
-    algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth)
+    busiest = result.busiest_nbytes
+    busiest = None if busiest is None else busiest * case.coalesce
+    algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth, busiest)
     p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
     calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
     if given:
@@ -226,6 +230,7 @@ def summarise(
         in_place=case.in_place,
         group=case.group,
         buffers=case.buffers,
+        buffer_reuse=case.buffer_reuse,
         asynchronous=case.asynchronous,
         coalesce=case.coalesce,
         rehearsal=case.rehearsal,
@@ -247,6 +252,7 @@ def summarise(
         p99_ns=p99,
         calls=calls,
         stop=result.stop,
+        steady_ns=result.steady_ns,
         algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
         channels=channels.pop() if len(channels) == 1 else None,
         algbw_gbps=algbw,
@@ -271,7 +277,10 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
     if not time or given.clock == "issue":
         return given.algbw_gbps, given.busbw_gbps
     if ranks:
-        return algbw_gbps(name, nbytes, ranks, time), busbw_gbps(name, nbytes, ranks, time)
+        busbw = busbw_gbps(name, nbytes, ranks, time)
+        if entry.has_splits:  # who sends how much to whom is the source's to know
+            busbw = given.busbw_gbps
+        return algbw_gbps(name, nbytes, ranks, time), busbw
     if not nbytes or entry.moved(2) != 1:
         return given.algbw_gbps, given.busbw_gbps
     algbw = nbytes / time

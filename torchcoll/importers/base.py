@@ -207,6 +207,7 @@ def make_result(
     checked: int = 0,
     warnings: Sequence[str] = (),
     coalesce: int = 1,
+    buffer_reuse: str = "unknown",
 ) -> CaseResult:
     """A case of a source. ``nbytes`` is S as nccl-tests defines it: importers convert to it.
 
@@ -224,6 +225,7 @@ def make_result(
         backend,
         device,
         coalesce=coalesce,
+        buffer_reuse=buffer_reuse,
     )
     result = CaseResult(case, "ok", ranks, nbytes=nbytes, given=given, ordinal=None)
     size = itemsize(dtype)

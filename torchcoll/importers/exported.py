@@ -19,6 +19,7 @@ from torchcoll.importers.base import Imported, Line, Options, whole
 
 NAME = "torchcoll-text"
 _FIRST = re.compile(r"# .* in the text format of nccl-tests$")
+_REUSE = re.compile(r"# torchcoll: buffer reuse: (\w+)")
 _RAN = re.compile(r"# torchcoll: torch\.distributed \S+ on (\S+), cadence ([\w-]+)")
 _OURS = re.compile(r"# torchcoll: time is the (median) over calls of (.*)")
 _SOURCE = re.compile(
@@ -62,11 +63,13 @@ def _blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def _correct(run: Run, texts: Sequence[str], options: Options) -> None:
     """What the comments say, in place of what nccl-tests would have done."""
-    backend = cadence = statistic = over_ranks = "unknown"
+    backend = cadence = buffer_reuse = statistic = over_ranks = "unknown"
     calls, only, unplaced = None, None, False
     for text in (text.rstrip() for text in texts):
         if match := _RAN.match(text):
             backend, cadence = match[1].rstrip(","), match[2]
+        elif match := _REUSE.match(text):
+            buffer_reuse = match[1]
         elif match := _OURS.match(text):
             statistic, over_ranks = match[1], _READINGS.get(match[2], match[2])
         elif match := _SOURCE.match(text):
@@ -81,7 +84,7 @@ def _correct(run: Run, texts: Sequence[str], options: Options) -> None:
     known = {"statistic": statistic, "over_ranks": over_ranks, "clock": "unknown", "calls": calls}
     kept = True if unplaced else only
     run.results = [
-        _corrected(result, known, backend, device, cadence, unplaced)
+        _corrected(result, known, backend, device, cadence, buffer_reuse, unplaced)
         for result in run.results
         if kept is None or result.case.in_place is kept
     ]
@@ -104,6 +107,7 @@ def _corrected(
     backend: str,
     device: str,
     cadence: str,
+    buffer_reuse: str,
     unplaced: bool,
 ) -> CaseResult:
     assert result.given
@@ -115,6 +119,7 @@ def _corrected(
         cadence=cadence,
         dtype=case.dtype if case.dtype in DTYPES else None,
         in_place=None if unplaced else case.in_place,
+        buffer_reuse=buffer_reuse,
     )
     # A bandwidth that is not known is printed as 0 there.
     given = result.given

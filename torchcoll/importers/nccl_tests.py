@@ -176,6 +176,7 @@ def _result(row: Row, block: Block, launch: Launch) -> CaseResult:
         wrong=0 if block.error == 0 else block.wrong,
         checked=max(1, row.count),
         warnings=remarks,
+        buffer_reuse="rotate",  # common.cu, startColl
     )
     if block.samples:
         result.time_ns = {"device": block.samples}

@@ -16,6 +16,7 @@ from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import Row, over_ranks, quantile, told
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
+from torchcoll.report.notes import stop_text
 from torchcoll.report.output import one_line
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
@@ -23,8 +24,8 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
-    *("root", "in_place", "group", "buffers", "asynchronous", "coalesce", "rehearsal", "splits"),
-    *("communicator", "cadence", "clock"),
+    *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
+    *("coalesce", "rehearsal", "splits", "communicator", "cadence", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
 
@@ -116,6 +117,7 @@ COLUMNS: dict[str, Column] = {
         Column("in_place", Head("in", "place", left=True), lambda e: _yes_no(e.row.in_place)),
         _text("group", "group"),
         _text("buffers", "buffers"),
+        _text("buffer_reuse", "buffer", "reuse"),
         Column("asynchronous", Head("async", left=True), lambda e: _yes_no(e.row.asynchronous)),
         _text("coalesce", "calls in", "a group", left=False),
         Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),
@@ -136,7 +138,8 @@ COLUMNS: dict[str, Column] = {
         _time("high_ns", "high", "p95", drop=5, legend=_SPREAD),
         _time("p99_ns", "p99", drop=6),
         dataclasses.replace(_text("calls", ""), head=Head("calls", drop=3, width=5)),
-        _text("stop", "stopped", "by"),
+        Column("stop", Head("stopped", "by", left=True), lambda e: stop_text(e.row)),
+        _time("steady_ns", "steady", "calls"),
         Column("algorithm", Head("algorithm", left=True, drop=2, width=16), _algorithm),
         _text("channels", "channels", left=False),
         _bandwidth("algbw_gbps", "algbw", drop=4),

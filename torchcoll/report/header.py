@@ -103,6 +103,8 @@ def what_text(items: Sequence[Any]) -> str:
     words += [
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
+    walks = values_of(items, "buffer_reuse") == ["rotate"]
+    words += ["buffers that walk through the largest"] if walks else []
     words += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []
     words += ["async_op and wait"] if values_of(items, "asynchronous") == [True] else []
     calls = [n for n in values_of(items, "coalesce") if n > 1]
@@ -198,6 +200,8 @@ def _rules(spec: dict[str, Any]) -> str:
         words.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
         words.append(f"verification {'on' if spec['check'] else 'off'}")
+    if spec.get("buffer_reuse") == "same":  # warmer in the caches than nccl-tests' own
+        words.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
         words.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")
     if spec.get("fresh_group"):

@@ -89,6 +89,7 @@ def block_start(
         lines[-1] = f"# torchcoll: {text}"
     elif how == "max" and first.cadence != "isolated":
         lines.append(f"# torchcoll: {NOT_ALIGNED}")
+    lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
     if run.ranks == 1:
         lines.append("# torchcoll: one rank, no communication")
     if first.backend == "fake":

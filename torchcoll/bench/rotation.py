@@ -1,0 +1,74 @@
+"""Buffers whose next place each call takes, nccl-tests' way. Loaded where a case asks for it.
+
+nccl-tests shifts the buffers of call i by (i mod maxbytes / size) x size bytes (common.cu,
+startColl), so that what is smaller than a cache is not found in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchcoll.bench.device import Call
+from torchcoll.bench.verify import Buffers, Pattern, input_shift, input_values, poison
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, Sizing
+
+# A call for each place is made beforehand: making one takes longer than many a call. More than the
+# cap of the calls of a case, so that only a long `-n` comes round before the end of the buffer.
+MOST_PLACES = 2048
+
+
+class Rotation:
+    """The call of the case: each time on the next place.
+
+    ``made`` makes the call on the place where the buffers stand.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        sizing: Sizing,
+        rank: int,
+        buffers: Buffers,
+        made: Callable[[], Call],
+        pulse: Callable[[], object],
+    ) -> None:
+        self._torch = torch
+        self._case = sizing.case
+        self._rank = rank
+        self._buffers = buffers
+        self._pulse = pulse
+        self._stride = sizing.stride
+        self._next = 0
+        self._calls = []
+        for place in range(min(sizing.places, MOST_PLACES)):
+            buffers.move(place)
+            self._calls.append(made())
+        buffers.move(0)
+        self._filled = False
+
+    def __call__(self) -> object:
+        place = self._next
+        self._next = place + 1 if place + 1 < len(self._calls) else 0
+        return self._calls[place]()
+
+    def stand(self) -> None:
+        """The buffers stand where the next call will find them: to fill and to verify."""
+        self._buffers.move(self._next)
+
+    def refill(self) -> None:
+        """Input everywhere. What the next calls take is filled first, so that the rest drives it
+        out of the caches.
+        """
+        send, recv = self._buffers.rooms
+        if not self._filled:  # else the first round would pay for its page faults
+            self._filled = True
+            step = max(1, CHECK_CHUNK_NBYTES // recv.element_size())
+            for start in range(0, len(recv), step):
+                poison(self._torch, recv[start : start + step])
+                self._pulse()
+        values, shift = input_values(self._case), input_shift(self._case, self._rank)
+        pattern = Pattern(self._torch, values, send.dtype, send.device)
+        first = self._next * self._stride if len(send) else 0
+        for part in (send[first:], send[:first]):
+            pattern.fill(part, shift, pulse=self._pulse)
