@@ -63,6 +63,8 @@ def test_the_file_by_hand(tmp_path):
     """What others would write after reading the format."""
     traffic(notes=["a"]).save(tmp_path / "t.jsonl")
     records = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [record.pop("line") for record in records] == [1, 2, 3, 4, 5, 6, 7]
+    assert all(list(record)[-1] == "crc" and record.pop("crc") for record in records)
     header, group, step, full, barrier, note, end = records
     assert header["record"] == "header"
     assert (header["schema"], header["source"], header["ranks"]) == (

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import counted
 
 # Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
 # only 'ok' may enter a comparison.
@@ -282,7 +283,8 @@ class Run:
     phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
     (bench/state/watch.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
-    problems: one line for each thing that reading found wrong. continuations: the launches of
+    problems: one line for each thing that reading found wrong. lost: cases that the file had, as
+    its end says, and that could not be read. continuations: the launches of
     --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
     """
 
@@ -295,6 +297,7 @@ class Run:
     end: dict[str, Any] | None = None
     in_flight: Case | None = None
     problems: list[str] = field(default_factory=list)
+    lost: int = 0
     path: Path | None = None
     continuations: list[Run] = field(default_factory=list)
 
@@ -321,7 +324,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """True when every case that was asked has its record."""
-        return self.end is not None and self.end.get("status") == "complete"
+        return self.end is not None and self.end.get("status") == "complete" and not self.lost
 
     @property
     def ending(self) -> str:
@@ -329,6 +332,8 @@ class Run:
         if self.end is None or self.complete:
             return ""
         status, reason = self.end.get("status"), self.end.get("reason")
+        if status == "complete":
+            return f"damaged: {counted(self.lost, 'case')} of the file cannot be read"
         if status == "interrupted" and reason:
             return f"interrupted by {reason}"
         return f"{status}: {reason or 'no reason given'}"
