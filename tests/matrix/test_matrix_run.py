@@ -468,8 +468,8 @@ def test_a_manifest_that_was_cut_off():
 
 
 NO_MANIFEST = (
-    "manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1. Name another folder with -o, "
-    "or remove the file where it is of no use."
+    "manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1. Name another folder "
+    "with -o, or remove the file where it is of no use."
 )
 
 
