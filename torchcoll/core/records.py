@@ -85,6 +85,21 @@ class Writer:
                 "Make room, then go on with --resume.",
             ) from None
 
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def discard_empty(self) -> None:
+        """Close the file; remove it where it is ours and nothing was written."""
+        if self._file.closed:
+            return
+        if not os.fstat(self._file.fileno()).st_size and self.there():
+            self.path.unlink()
+        self._file.close()
+
     def close(self) -> None:
         self._file.close()
 

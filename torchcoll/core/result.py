@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,20 @@ class CaseResult:
 
 
 _RESULT_FIELDS = {f.name for f in dataclasses.fields(CaseResult)}
+
+
+def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
+    """What makes a launch of these results fail, and its first case: ``1 wrong of 3 cases``, or
+    that not one was measured, whatever the reason. None where nothing does.
+    """
+    bad, lead = [result for result in results if not result.expected], ""
+    if not bad and not any(result.status == "ok" for result in results):
+        bad, lead = list(results), "nothing was measured: "
+    if not bad:
+        return None
+    counts = Counter(result.status for result in bad)
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{lead}{words} of {counted(len(results), 'case')}", bad[0]
 
 
 @dataclass
