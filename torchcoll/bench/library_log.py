@@ -109,7 +109,7 @@ class LibraryLog:
         self._logs[library] = _Tail(path, library)
         if library == "nccl":
             if os.path.lexists(path):  # on another host than rank 0's, whose folder is new
-                raise FileExistsError(errno.EEXIST, "a file of that name is there")
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.environ["NCCL_DEBUG_FILE"] = path.replace("%", "%%")
             return
         # oneCCL knows no file (2021, 2022): its stdout goes there, the table keeps the real one.
