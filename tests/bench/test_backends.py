@@ -534,13 +534,13 @@ def test_cadences_on_xpu(launch, tmp_path):
     assert set(result.time_ns) == {"host", "issue"}
     assert result.calls_per_sample == 1
     graph = launch("all_reduce", "--backend ccl --sizes 64 --cadence graph", 2, setup=setup)
-    result = graph.ended(0).only()
+    result = graph.ended(1).only()
     assert (result.status, result.reason) == (
         "unsupported",
         "graphs are captured on cuda, not on xpu",
     )
     buffers = launch("all_reduce", "--backend ccl --sizes 64 --buffers registered", 2, setup=setup)
-    result = buffers.ended(0).only()
+    result = buffers.ended(1).only()
     assert (result.status, result.reason) == ("unsupported", "ccl has no registered buffers")
 
 

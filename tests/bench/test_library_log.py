@@ -235,6 +235,27 @@ def test_a_folder_of_an_earlier_run_is_not_written_into(launch, tmp_path):
     assert not measured.path.exists()
 
 
+@pytest.mark.parametrize("library", ["nccl", "oneccl"])
+def test_a_log_that_is_there_on_another_host_stays(launch, library):
+    """Rank 0 sees its own host's folder alone."""
+
+    def setup(rank: int) -> None:
+        as_library(library)(rank)
+        if rank == 1:
+
+            def makedirs(path, exist_ok):
+                os.makedirs(path, exist_ok=True)
+                Path(path, f"{library}-rank1.log").write_text("of somebody else")
+
+            library_log.os = type("os", (), {**vars(os), "makedirs": makedirs})
+
+    measured = launch("all_reduce", "--sizes 8 --library-log", setup=setup).ended(2)
+    (line,) = measured.errors()
+    assert "a folder that rank 1 (" in line and "(File exists)" in line
+    folder = Path(f"{measured.path}.logs")
+    assert Path(folder, f"{library}-rank1.log").read_text() == "of somebody else"
+
+
 def test_a_rank_that_cannot_write_is_named(launch):
     def setup(rank: int) -> None:
         as_library("nccl")(rank)

@@ -11,7 +11,7 @@ import time
 import pytest
 from ranks import of_enough_cores, ticking
 
-from torchcoll import load
+from torchcoll import load, save
 from torchcoll.bench import environment, pairs
 from torchcoll.bench.bisect import _record as record_bisection
 from torchcoll.bench.options import Options
@@ -169,8 +169,9 @@ def test_ranks_that_share_a_core_accuse_nobody(launch):
 
 
 def test_reading_a_failed_case_ends_with_1(measured, tmp_path, capsys):
-    text = measured.path.read_text().replace('"status":"ok"', '"status":"failed"', 1)
-    (tmp_path / "failed.jsonl").write_text(text)
+    run = load(measured.path)
+    run.results[0].status = "failed"
+    save(run, tmp_path / "failed.jsonl")
     assert torchcoll(["pairs", str(tmp_path / "failed.jsonl"), "--threshold", "0.9999"]) == 1
     assert "not complete: 9 of 10 pairs" in capsys.readouterr().out
 

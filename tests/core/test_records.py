@@ -64,7 +64,7 @@ def a_run():
             CaseResult(CASES[2], "skipped", 2, "too large"),
         ],
         events=[{"name": "signal", "signal": 15}],
-        end={"status": "complete", "exit_code": 1, "wall_s": 1.5},
+        end={"status": "complete", "exit_code": 1, "wall_s": 1.5, "cases": 3},
     )
 
 

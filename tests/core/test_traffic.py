@@ -63,6 +63,8 @@ def test_the_file_by_hand(tmp_path):
     """What others would write after reading the format."""
     traffic(notes=["a"]).save(tmp_path / "t.jsonl")
     records = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert [record.pop("line") for record in records] == [1, 2, 3, 4, 5, 6, 7]
+    assert all(list(record)[-1] == "crc" and record.pop("crc") for record in records)
     header, group, step, full, barrier, note, end = records
     assert header["record"] == "header"
     assert (header["schema"], header["source"], header["ranks"]) == (
@@ -325,6 +327,48 @@ def test_join_refuses(change, message):
     with pytest.raises(UsageError) as caught:
         join([first, second])
     assert str(caught.value) == f"traffic: {message}. Join the files of one capture."
+
+
+def of_group(ranks, *names, groups=None):
+    """A part of one rank: a call on each of these groups."""
+    rank, *_ = ranks
+    calls = [TrafficCall("barrier", 0, 0, group=name) for name in names]
+    return Traffic(ranks=3, calls={rank: calls}, groups=groups)
+
+
+def test_join_tells_groups_of_one_name_apart():
+    """Rank 2 was in the second life of "1" alone, and calls it by that name."""
+    first, second = Group("1", (0, 1)), Group("1", (0, 2))
+    parts = [
+        of_group([0], "1", "1@2", groups={"1": first, "1@2": Group("1@2", (0, 2))}),
+        of_group([1], "1", groups={"1": first}),
+        of_group([2], "1", groups={"1": second}),
+    ]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        found = join([parts[place] for place in order])
+        used = {
+            rank: [found.groups[c.group].ranks for c in own] for rank, own in found.calls.items()
+        }
+        assert used == {0: [(0, 1), (0, 2)], 1: [(0, 1)], 2: [(0, 2)]}
+        assert set(found.groups) == {"1", "1@2"}
+    # Rank 1 of another launch: it does not know the group in which it should be.
+    parts[1] = of_group([1], "1", groups={"1": Group("1", (1, 2))})
+    with pytest.raises(UsageError, match="got group 1 of ranks"):
+        join(parts)
+
+
+def test_a_folder_of_two_captures_that_do_not_tell_when(tmp_path):
+    """Of the store's names there may be none: then by the number of the file."""
+    for rank in range(2):
+        for number, nbytes in (("", 8), ("-2", 16)):
+            part = Traffic(ranks=2, calls={rank: [TrafficCall("barrier", nbytes, 0)]})
+            part.save(tmp_path / f"traffic-rank{rank}{number}.jsonl")
+    found = Traffic.load(tmp_path)
+    assert [own[0].nbytes_in for own in found.calls.values()] == [16, 16]
+    assert found.notes == [
+        f"{tmp_path} holds 2 captures: this is the last; left out: traffic-rank0.jsonl, "
+        "traffic-rank1.jsonl"
+    ]
 
 
 def test_join_of_nothing():

@@ -467,6 +467,12 @@ def test_a_manifest_that_was_cut_off():
         assert matrix("-o", folder) == 0
 
 
+NO_MANIFEST = (
+    "manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1. Name another folder "
+    "with -o, or remove the file where it is of no use."
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "code", "line"),
     [
@@ -481,7 +487,15 @@ def test_a_manifest_that_was_cut_off():
             "manifest.jsonl",
             '{"schema":"torchcoll-matrix/2"}\n',
             3,
-            "manifest: got D/manifest.jsonl, expected one of torchcoll-matrix/1",
+            NO_MANIFEST,
+        ),
+        # One line that its program did not end: not ours to remove or to write behind.
+        ("manifest.jsonl", '{"name":"of another program"}', 3, NO_MANIFEST),
+        (
+            "manifest.jsonl",
+            '{"record":"matrix","schema":"torchcoll-matrix/1","other',
+            3,
+            NO_MANIFEST,
         ),
     ],
 )

@@ -114,7 +114,9 @@ def objects():
 
 
 def sparse():
-    dist.all_reduce(torch.sparse_coo_tensor([[1, 4]], [1.0, 2.0], (10,), check_invariants=True))
+    # Other places on each rank: after the call the tensor has 3.
+    places = [[1 + rank(), 4]]
+    dist.all_reduce(torch.sparse_coo_tensor(places, [1.0, 2.0], (10,), check_invariants=True))
 
 
 def tensor_parallel():

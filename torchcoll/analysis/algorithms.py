@@ -34,7 +34,7 @@ from torchcoll.analysis.sides import (
     values_of_facts,
 )
 from torchcoll.core.errors import UsageError
-from torchcoll.core.lines import lines_of, parse_line
+from torchcoll.core.lines import read_objects
 from torchcoll.core.records import MANIFEST, is_manifest, load_all
 from torchcoll.core.result import Run
 from torchcoll.libraries.forcing import FORCING
@@ -237,13 +237,7 @@ def _manifests(
     for path in (p / MANIFEST if p.is_dir() else p for p in paths):
         if not is_manifest(path):
             continue
-        for line in lines_of(path, [], "manifest"):
-            try:
-                record = parse_line(line)
-            except ValueError:
-                continue
-            if not isinstance(record, dict):
-                continue
+        for record in read_objects(path, "manifest"):
             if record.get("record") == "matrix" and isinstance(record.get("spec"), dict):
                 specs.append(record["spec"])
             elif record.get("record") == "launch":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import os
 import sys
@@ -107,10 +108,12 @@ class LibraryLog:
     def _open(self, library: str, path: str) -> None:
         self._logs[library] = _Tail(path, library)
         if library == "nccl":
+            if os.path.lexists(path):  # on another host than rank 0's, whose folder is new
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.environ["NCCL_DEBUG_FILE"] = path.replace("%", "%%")
             return
         # oneCCL knows no file (2021, 2022): its stdout goes there, the table keeps the real one.
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._stdout = os.dup(1)
         os.dup2(log, 1)
         os.close(log)

@@ -169,6 +169,8 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
         library_log=library_log,
         require_idle=options.require_idle,
     )
+    if output:
+        output.run = session.run
     return _drive(session, output, sweep)
 
 
@@ -208,6 +210,8 @@ def _drive(session: Session, output: Output | None, sweep: Sweep) -> int:
         session.close()
         if output:
             output.close(session.run)
+    if output and output.lost and not failure:  # at the very end
+        failure, code = output.lost, ExitCode.FAILED
     if failure:
         complain(f"torchcoll: error: {failure}", session.rank, speaks=session.rank == 0)
     return int(code)

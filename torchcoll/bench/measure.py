@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult
 
 # Ranks that refuse a call do so at once; one that says nothing for so long after this rank was
-# refused is in trouble.
+# refused is in trouble. Half of a --timeout below twice that: a rank that waits in the library, in
+# vain, is refused too when its group's patience ends, and that must not look as if all were refused
+# alike (as where rank 0 refuses a variable before it has told the others where to find it).
 REFUSAL_S = 10.0
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
@@ -42,7 +44,8 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
         failure = brief(error)
     try:
         word = None if call is None else failure
-        words = session.control.all_gather(word, REFUSAL_S if failure else None)
+        limit_s = min(REFUSAL_S, session.control.timeout_s / 2)
+        words = session.control.all_gather(word, limit_s if failure else None)
     except HangError:
         if not failure:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -18,10 +19,9 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.groups import partition
-from torchcoll.core.records import Writer, load
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.records import Writer, load, records_of
+from torchcoll.core.result import CaseResult, Run, shortfall
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.bench.runner import Session
@@ -38,8 +38,12 @@ class Output:
         self.options = options
         self.spec = options.spec
         self.path: Path | None = None
+        self.run: Run | None = None  # what the file holds, while it is measured
+        self.lost = ""  # that the file was taken away, as one text
+        self._nowhere = False  # nor is there another place
         self._ranks = ranks
         self._done: set[Case] = set()
+        self._earlier: list[CaseResult] = []  # of the file that --resume goes on with
         self._notes: list[str] = []  # what of --traffic is not measured as it was
         self._writer: Writer | None = None
         self._indices: dict[Case, int] = {}
@@ -88,6 +92,7 @@ class Output:
         parts = len(partition(earlier.groups, self._ranks)) if earlier.groups else 1
         counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
         self._done = {case for case, count in counts.items() if count >= parts}
+        self._earlier = [r for r in run.results if _asked(r.case) in self._done]
         self._nothing = self._done.issuperset(earlier.cases(self._ranks))
         return earlier
 
@@ -102,7 +107,10 @@ class Output:
             if self.options.pairs:  # a reading of the file judges as the run did
                 data["threshold"] = self.options.pairs.threshold
         if self._writer:
-            self._writer.write(record, data, durable=record in self._durable)
+            durable = record in self._durable
+            self._writer.write(record, data, durable)
+            if durable:
+                self._look_after()
         if record == "started" and self._shown:
             case = Case.from_json(data["case"])
             self.show(lambda: self._reporter.started(self._indices[case], case))
@@ -125,6 +133,25 @@ class Output:
         what = names[0] if len(names) == 1 else "suite"
         what = "pairs" if self.options.pairs else what
         self.path, self._writer = open_default(what, backend, self._ranks)
+
+    def _look_after(self) -> None:
+        """Where somebody has removed or moved the file: write all again, and go on there. Where
+        that cannot be, go on for the table, and in the file wherever it is.
+        """
+        if self._nowhere or not (self._writer and self.path and self.run) or self._writer.there():
+            return
+        self.lost = f"result file {self.path}: removed or moved while measuring"
+        again = open_again(self.path)
+        if again is None:
+            self.lost += ", and there is nowhere to write it again"
+            self._nowhere = True
+            return
+        self._writer.close()
+        self.path, self._writer = again
+        self.run.path = self.path
+        self.lost += f"; all is in {self.path}"
+        for record, data in records_of(self.run):
+            self._writer.write(record, data)
 
     def _created(self, path: Path) -> Writer:
         folder = f"{path}{FOLDER_ENDING}"
@@ -173,13 +200,14 @@ class Output:
     def failure(self, session: Session) -> str | None:
         """What makes the exit code 1, as one text."""
         assert session.run is not None
-        bad = [result for result in session.run.results if not result.expected]
-        if not bad:
-            return self._gate(session.run)
-        counts = Counter(result.status for result in bad)
-        words = ", ".join(f"{count} {status}" for status, count in counts.items())
-        first = f"{bad[0].case.describe()}: {bad[0].reason}"
-        return f"{words} of {counted(len(session.run.results), 'case')}. First: {first}"
+        self._look_after()
+        found = shortfall([*self._earlier, *session.run.results])
+        if found:
+            words, first = found
+            text = f"{words}. First: {first.case.describe()}: {first.reason}"
+        else:
+            text = self._gate(session.run) or ""
+        return ". ".join(filter(None, (self.lost, text))) or None
 
     def _gate(self, run: Run) -> str | None:
         """With --gate the text of a verdict that is FAIL."""
@@ -204,9 +232,12 @@ class Output:
             self._shown = False
             self.show(lambda: self._reporter.end(run))
         if self._writer:
+            self._look_after()
+        if self._writer:
             self._writer.close()
             self._writer = None
-            _tell(f"result file: {self.path}")
+            if not self._nowhere:
+                _tell(f"result file: {self.path}")
 
 
 def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
@@ -221,6 +252,18 @@ def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
         if not path.exists():
             break
     return path, Writer(path)  # raises what is wrong with the folder
+
+
+def open_again(path: Path) -> tuple[Path, Writer] | None:
+    """For a file that was taken away: one of the same name, else of that name in a new folder for
+    temporary files. None where neither can be.
+    """
+    with contextlib.suppress(UsageError):
+        return path, Writer(path)
+    with contextlib.suppress(UsageError, OSError):
+        again = Path(tempfile.mkdtemp(prefix="torchcoll-")) / path.name
+        return again, Writer(again)
+    return None
 
 
 def _asked(case: Case) -> Case:

@@ -60,5 +60,6 @@ class Recorder:
                 "exit_code": exit_code,
                 "wall_s": round(wall_s, 3),
                 "reason": reason,
+                "cases": len(self.run.results),
             }
             self._emit("end", self.run.end)

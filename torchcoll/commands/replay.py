@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,10 +78,15 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         if found is not None and file.writer:
             from torchcoll.report.text import show
 
+            lost, there = file.look_after(), file.writer.there()
             found.write(file.writer)
             found.path = file.path
-            print(f"traffic file: {file.path}", file=sys.stderr)
+            if there:
+                print(f"traffic file: {file.path}", file=sys.stderr)
             show(found, format=options.format)
+            if lost:
+                complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                return ExitCode.FAILED
     finally:
         file.drop()
     return ExitCode.OK
@@ -108,8 +112,21 @@ class _File:
         else:
             self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
 
+    def look_after(self) -> str:
+        """Where somebody has removed or moved the file: another, and what to say of it."""
+        from torchcoll.bench.output import open_again
+
+        if self.writer is None or self.path is None or self.writer.there():
+            return ""
+        text = f"traffic file {self.path}: removed or moved while playing"
+        again = open_again(self.path)
+        if again is None:
+            return f"{text}, and there is nowhere to write it again"
+        self.writer.close()
+        self.path, self.writer = again
+        return f"{text}; all is in {self.path}"
+
     def drop(self) -> None:
-        if self.writer and self.path and not os.path.getsize(self.path):
-            self.writer.close()
-            self.path.unlink()
+        if self.writer:
+            self.writer.discard_empty()
             self.writer = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.checksums import CheckSums, begins_another
 from torchcoll.core.errors import UnreadableError
 
 _RESULTS = "result file"
@@ -53,32 +54,75 @@ def read_records(
     """``header`` gets the first line, ``take`` each other: the name of the record and its fields.
 
     What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
-    the kind of file, in messages. schema: that of this version, such as ``torchcoll/1``. Raises
-    UnreadableError for a file that is missing, empty, of another kind or another major schema.
+    the kind of file, in messages. schema: that of this version, such as ``torchcoll/1``. Lines that
+    do not match their check sums (core/checksums.py) are among the problems. Raises UnreadableError
+    for a file that is missing, empty, of another kind or another major schema, and for two in one.
     """
     expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'
     number = 0
+    sums = CheckSums(b"")
     for number, line in enumerate(lines_of(path, problems, what), 1):
         if number == 1:
             try:
                 data = parse_line(line)
                 _check_schema(data, schema, path)
+                _unsealed(data)
                 header(data)
             except UNUSABLE:
                 foreign = what == _RESULTS and b'"record"' not in line
                 action = _IMPORT.format(shlex.quote(str(path))) if foreign else ""
                 raise UnreadableError(what, path, expected, action) from None
+            sums = CheckSums(line)
+            if sums.header_problem:
+                problems.append(f"{path}:1: {sums.header_problem}")
             continue
         if not line.strip():
             continue
         try:
-            data = parse_line(line)
+            if found := sums.check(line):
+                problems.append(f"{path}:{number}: {found}")
+            data = _unsealed(parse_line(line))
+            if data["record"] == "header":
+                raise _two_in_one(what, path, number)
             take(data.pop("record"), data)
         except UNUSABLE as error:
+            if begins_another(line):
+                raise _two_in_one(what, path, number) from None
             cut = "" if line.endswith(b"\n") else " (cut off)"
             problems.append(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
     if not number:
         raise UnreadableError(what, path, f"{expected}; this one is empty")
+
+
+def read_objects(path: Path, what: str) -> Iterator[dict[str, Any]]:
+    """What is in each line of a file; {} for the first and nothing for any other that is damaged or
+    no JSON object. Raises UnreadableError as ``lines_of`` does.
+    """
+    sums = CheckSums(b"")
+    for number, line in enumerate(lines_of(path, [], what), 1):
+        try:
+            if number > 1:
+                sums.check(line)
+            elif (sums := CheckSums(line)).header_problem:
+                raise ValueError(sums.header_problem)
+            yield _unsealed(parse_line(line))
+        except UNUSABLE:
+            if number == 1:
+                yield {}
+
+
+def _unsealed(data: Any) -> dict[str, Any]:
+    """The record without what is about its line. Raises TypeError for what is no object."""
+    if not isinstance(data, dict):
+        raise TypeError("no object")
+    data.pop("line", None)
+    data.pop("crc", None)
+    return data
+
+
+def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
+    action = f"Two files in one: split at line {number} (head -n {number - 1}, tail -n +{number})."
+    return UnreadableError(what, path, "one header, in the first line", action)
 
 
 def _check_schema(header: dict[str, Any], own: str, path: Path) -> None:

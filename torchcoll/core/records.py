@@ -1,7 +1,8 @@
 """The result file: JSON Lines, one object a line, first key ``record``.
 
 Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
-durable; the reader reports what it cannot use as ``problems`` and never throws on a broken line.
+durable and gives it a check sum (core/checksums.py); the reader reports what it cannot use as
+``problems`` and never throws on a broken line.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
 from torchcoll.core.lines import MOST_RANKS, TRUNCATED, read_records
 from torchcoll.core.result import (
@@ -45,6 +46,7 @@ class Writer:
     ) -> None:
         self.path = path
         self._refused = False
+        self._lines = LineWriter()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
@@ -68,8 +70,7 @@ class Writer:
         """
         if self._refused:
             return
-        line = json.dumps({"record": record, **data}, separators=(",", ":"), allow_nan=False)
-        rest = memoryview(line.encode() + b"\n")
+        rest = memoryview(self._lines.line({"record": record, **data}))
         try:
             while rest:  # a disk that is nearly full takes a part, and then refuses
                 rest = rest[self._file.write(rest) :]
@@ -83,6 +84,21 @@ class Writer:
                 "a disk that takes the next record",
                 "Make room, then go on with --resume.",
             ) from None
+
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def discard_empty(self) -> None:
+        """Close the file; remove it where it is ours and nothing was written."""
+        if self._file.closed:
+            return
+        if not os.fstat(self._file.fileno()).st_size and self.there():
+            self.path.unlink()
+        self._file.close()
 
     def close(self) -> None:
         self._file.close()
@@ -104,7 +120,7 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
     if run.in_flight is not None:
         yield "started", {"case": run.in_flight.to_json()}
     if run.end is not None:
-        yield "end", run.end
+        yield "end", {**run.end, "cases": len(run.results) + run.lost}
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
@@ -193,12 +209,14 @@ def _continuation(path: Path, number: int) -> Path | None:
 
 def _merge(run: Run, further: Run) -> None:
     repeated = {result.case for result in further.results}
+    new = repeated - {result.case for result in run.results}
     run.results = [r for r in run.results if r.case not in repeated] + further.results
     for event in run.events:
         if event.get("kind") in _ENDINGS:
             event["resumed"] = True
     run.events += further.events
     run.problems += further.problems
+    run.lost = max(0, run.lost - len(new)) + further.lost  # what was lost is run again
     run.end, run.in_flight = further.end, further.in_flight
     run.continuations.append(further)
 
@@ -216,6 +234,7 @@ def _read_file(path: Path) -> Run:
     run = Run(path=path)
     with uncollected():
         _read_records(path, run)
+    run.lost = max(0, (run.end or {}).get("cases", 0) - len(run.results))
     return run
 
 
@@ -333,6 +352,7 @@ def _event(run: Run, data: dict[str, Any]) -> None:
 
 def _end(run: Run, data: dict[str, Any]) -> None:
     check_texts(data.get("status"), data.get("reason"))
+    check_whole(data.get("cases", 0))
     run.end = data
 
 

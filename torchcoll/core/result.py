@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.spec import Spec
+from torchcoll.core.units import counted
 
 # Status of a case. Only 'ok' and 'wrong' carry steady timings that were completed as planned, and
 # only 'ok' may enter a comparison.
@@ -274,6 +276,20 @@ class CaseResult:
 _RESULT_FIELDS = {f.name for f in dataclasses.fields(CaseResult)}
 
 
+def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
+    """What makes a launch of these results fail, and its first case: ``1 wrong of 3 cases``, or
+    that not one was measured, whatever the reason. None where nothing does.
+    """
+    bad, lead = [result for result in results if not result.expected], ""
+    if not bad and not any(result.status == "ok" for result in results):
+        bad, lead = list(results), "nothing was measured: "
+    if not bad:
+        return None
+    counts = Counter(result.status for result in bad)
+    words = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{lead}{words} of {counted(len(results), 'case')}", bad[0]
+
+
 @dataclass
 class Run:
     """One launch, as loaded or as just measured.
@@ -282,7 +298,8 @@ class Run:
     phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
     (bench/state/watch.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
-    problems: one line for each thing that reading found wrong. continuations: the launches of
+    problems: one line for each thing that reading found wrong. lost: cases that the file had, as
+    its end says, and that could not be read. continuations: the launches of
     --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
     """
 
@@ -295,6 +312,7 @@ class Run:
     end: dict[str, Any] | None = None
     in_flight: Case | None = None
     problems: list[str] = field(default_factory=list)
+    lost: int = 0
     path: Path | None = None
     continuations: list[Run] = field(default_factory=list)
 
@@ -321,7 +339,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """True when every case that was asked has its record."""
-        return self.end is not None and self.end.get("status") == "complete"
+        return self.end is not None and self.end.get("status") == "complete" and not self.lost
 
     @property
     def ending(self) -> str:
@@ -329,6 +347,8 @@ class Run:
         if self.end is None or self.complete:
             return ""
         status, reason = self.end.get("status"), self.end.get("reason")
+        if status == "complete":
+            return f"damaged: {counted(self.lost, 'case')} of the file cannot be read"
         if status == "interrupted" and reason:
             return f"interrupted by {reason}"
         return f"{status}: {reason or 'no reason given'}"

@@ -139,6 +139,15 @@ class Traffic:
             raise UsageError("step", "no capture", "a step inside of `with torchcoll.capture()`")
         self.mark_step()
 
+    def add_group(self, group: Group) -> str:
+        """Its name here: ``NAME@2`` where one of that name has other ranks."""
+        name, number = group.name, 2
+        while (
+            self.groups.setdefault(name, dataclasses.replace(group, name=name)).ranks != group.ranks
+        ):
+            name, number = f"{group.name}@{number}", number + 1
+        return name
+
     def members(self, call: TrafficCall) -> tuple[int, ...]:
         """Ranks of the world in the group of the call, in the group's order.
 
@@ -191,10 +200,11 @@ class Traffic:
 def join(parts: Iterable[Traffic]) -> Traffic:
     """One Traffic of files that hold other ranks each; its path is the folder of them all.
 
-    Raises UsageError when two hold the same rank, the worlds differ, or a group is not the same.
+    A group that was made again under its name with other members is ``NAME@2``. Raises UsageError
+    when two hold the same rank, the worlds or the captures differ, or a group is not the same.
     """
     joined: Traffic | None = None
-    parts = list(parts)
+    parts = _groups_apart(list(parts))
     for part in parts:
         where = str(part.path or "traffic")
         if joined is None:
@@ -211,6 +221,9 @@ def join(parts: Iterable[Traffic]) -> Traffic:
             got = f"{part.source} of {part.ranks} ranks in {where}"
             expected = f"{joined.source} of {joined.ranks} ranks as in {joined.path or 'others'}"
             raise UsageError("traffic", got, expected, _OF_ONE)
+        own, other = (traffic.environment.get("capture") for traffic in (part, joined))
+        if own and other and own != other:
+            raise UsageError(f"capture in {where}", own, f"{other} as in the others", _OF_ONE)
         for rank in sorted(part.calls.keys() & joined.calls.keys()):
             raise UsageError("traffic", f"rank {rank} twice, again in {where}", "once", _OF_ONE)
         for name, group in part.groups.items():
@@ -232,6 +245,50 @@ def join(parts: Iterable[Traffic]) -> Traffic:
         folders = {part.path.parent if part.path else Path() for part in parts}
         joined.path = folders.pop() if len(folders) == 1 and Path() not in folders else None
     return joined
+
+
+def _groups_apart(parts: list[Traffic]) -> list[Traffic]:
+    """With the same names for the same groups, where a name was given again: which one a rank calls
+    NAME depends on those that it was in. As they are where some rank does not know a group that it
+    is in: then the files are not of one launch.
+    """
+    known: dict[str, dict[tuple[int, ...], None]] = {}
+    for part in parts:
+        for name, group in part.groups.items():
+            if group.ranks:
+                known.setdefault(_first_name(part, name), {})[group.ranks] = None
+    again = {name: list(found) for name, found in known.items() if len(found) > 1}
+    if not again:
+        return parts
+    for part in parts:
+        own = {(_first_name(part, name), group.ranks) for name, group in part.groups.items()}
+        for name, found in again.items():
+            for ranks in found:
+                if not part.calls.keys().isdisjoint(ranks) and (name, ranks) not in own:
+                    return parts
+    return [_renamed(part, again) for part in parts]
+
+
+def _first_name(part: Traffic, name: str) -> str:
+    first = _AGAIN.sub("", name)
+    return first if first in part.groups else name
+
+
+def _renamed(part: Traffic, again: Mapping[str, list[tuple[int, ...]]]) -> Traffic:
+    names = {}
+    for name, group in part.groups.items():
+        first = _first_name(part, name)
+        place = again[first].index(group.ranks) + 1 if group.ranks in again.get(first, ()) else 0
+        names[name] = (first if place == 1 else f"{first}@{place}") if place else name
+    groups = [dataclasses.replace(g, name=names[name]) for name, g in part.groups.items()]
+    calls = {
+        rank: [dataclasses.replace(c, group=names.get(c.group, c.group)) for c in own]
+        for rank, own in part.calls.items()
+    }
+    return dataclasses.replace(part, groups={g.name: g for g in groups}, calls=calls)
+
+
+_AGAIN = re.compile(r"@\d+$")
 
 
 def _summed(notes: Iterable[str]) -> list[str]:

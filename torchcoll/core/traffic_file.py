@@ -15,7 +15,8 @@ note       ``text``: what could not be seen, a sentence
 end        the last line; without it the file was cut off
 ========== =====================================================================================
 
-A file may hold all ranks or some: those of one capture are joined by ``join``. Times are whole
+A file may hold all ranks or some: those of one capture are joined by ``join``. They tell it by the
+same ``capture`` in their environment, a time. Times are whole
 nanoseconds, sizes bytes. Readers ignore fields and records that they do not know; what they cannot
 read without is a new schema, ``torchcoll-traffic/2``, which this version refuses.
 """
@@ -24,7 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
 def load(path: Path) -> Traffic:
     """See Traffic.load."""
     if path.is_dir():
-        return dataclasses.replace(join(map(load, _in_folder(path))), path=path)
+        parts = [load(file) for file in _in_folder(path)]
+        return dataclasses.replace(join(latest(parts, path)), path=path)
     traffic = Traffic(path=path)
     ended = False
 
@@ -139,6 +142,39 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
         return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
     except (UnreadableError, OSError, *UNUSABLE):
         return False
+
+
+def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
+    """Those of the last capture in a folder: a job that began again writes beside what is there. A
+    note names the others.
+    """
+    captures: dict[tuple[str, int], list[Traffic]] = {}
+    for part in parts:
+        captures.setdefault(_capture_of(part), []).append(part)
+    if len(captures) < 2:
+        return list(parts)
+    last = max(captures)
+    own = list(captures.pop(last))
+    names = [part.path.name for other in captures.values() for part in other if part.path]
+    if len(names) > _NAMED:
+        names[_NAMED:] = [f"{len(names) - _NAMED} more"]
+    begun = f", begun {last[0].split(' ')[0]}" if last[0] else ""
+    note = f"{folder} holds {len(captures) + 1} captures: this is the last{begun}; left out: "
+    own[0] = dataclasses.replace(own[0], notes=[f"{note}{', '.join(names)}", *own[0].notes])
+    return own
+
+
+def _capture_of(part: Traffic) -> tuple[str, int]:
+    """When it began; where that is not told, the number in the name of its file."""
+    told = part.environment.get("capture")
+    if isinstance(told, str):
+        return told, 0
+    found = _NUMBERED.match(part.path.name if part.path else "")
+    return "", int(found[1]) if found else 0
+
+
+_NUMBERED = re.compile(rf"{RANK_FILE}\d{{1,9}}-(\d{{1,9}})\.", re.ASCII)
+_NAMED = 8  # files, in a note
 
 
 def _in_folder(folder: Path) -> list[Path]:

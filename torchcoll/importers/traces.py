@@ -12,7 +12,7 @@ from typing import Any
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.lines import lines_of
 from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.core.traffic_file import is_traffic
+from torchcoll.core.traffic_file import is_traffic, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import is_trace, read_trace
@@ -29,8 +29,12 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     of these, without communication or of no known rank; UsageError where the files do not belong
     together.
     """
-    files = [file for path in paths for file in _files(Path(path))]
-    parts = [_read(file) for file in files]
+    files: list[Path] = []
+    parts: list[tuple[Traffic, int | None]] = []
+    for path in map(Path, paths):
+        found = _files(path)
+        files += found
+        parts += _of_last(list(map(_read, found)), path) if path.is_dir() else map(_read, found)
     _check_steps(parts)
     traffics = [traffic for traffic, _ in parts]
     ranks = max(traffic.ranks for traffic in traffics)
@@ -38,6 +42,17 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     joined = _with_ranks(join(_named_alike(same)))
     joined.path = Path(os.path.commonpath(files))
     return joined
+
+
+def _of_last(
+    parts: list[tuple[Traffic, int | None]], folder: Path
+) -> list[tuple[Traffic, int | None]]:
+    """Of several captures in a folder the last, beside what is no capture's."""
+    captured = [traffic for traffic, _ in parts if traffic.source == "capture"]
+    return [
+        *((traffic, first) for traffic, first in parts if traffic.source != "capture"),
+        *((traffic, None) for traffic in latest(captured, folder)),
+    ]
 
 
 def _files(path: Path) -> list[Path]:

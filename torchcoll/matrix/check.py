@@ -5,7 +5,6 @@ libraries are taken from elsewhere: then a number would bear the wrong name.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.records import load
-from torchcoll.core.result import Run
+from torchcoll.core.result import Run, shortfall
 from torchcoll.core.units import counted
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.matrix.cells import AXES_OF_LIBRARIES, Cell
@@ -66,13 +65,10 @@ def check(path: Path, job: Job, recorded: Recorded) -> Checked:
     library, wrong = _library(run, job.cell.axes)
     if wrong:
         return Checked(False, wrong)
-    bad = Counter(result.status for result in run.results if not result.expected)
-    if bad:
-        words = ", ".join(f"{count} {status}" for status, count in bad.items())
-        first = next(result for result in run.results if not result.expected)
-        words += f" of {counted(len(run.results), 'case')}"
-        words = f"{words}: {first.case.describe()}: {first.reason}"
-        return Checked(True, words, library)
+    if found := shortfall(run.results):
+        words, first = found
+        reason = f"{words}: {first.case.describe()}: {first.reason}"
+        return Checked(True, reason, library)
     return Checked(True, "", library)
 
 

@@ -2,20 +2,20 @@
 
 It is only ever appended to, one line in one write, and on disk before the next launch begins: being
 killed at any moment loses at most the line of the launch that was running. A line that was cut off
-is skipped; that launch runs again.
+or damaged is skipped; that launch runs again.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.lines import lines_of, parse_line
+from torchcoll.core.lines import read_objects
 from torchcoll.core.records import MANIFEST, MATRIX_SCHEMA
 
 # Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
@@ -34,15 +34,20 @@ class Manifest:
     def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
         self.path = folder / MANIFEST
         self.records: list[dict[str, Any]] = []
-        lines = list(_lines(self.path)) if self.path.exists() else []
-        if lines:
+        self._lines = LineWriter()
+        header = self._lines.line({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
+        there = self.path.read_bytes() if self.path.exists() else b""
+        begun = header.startswith(there)  # a matrix that was killed while it wrote the first line
+        if not begun:
+            lines = list(_lines(self.path))
             _check_same(folder, lines[0], spec)
             self.records = [line for line in lines[1:] if _is_launch(line)]
+            self._lines = LineWriter.going_on(self.path)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-        if not lines:
-            self._write({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
-        elif not self.path.read_bytes().endswith(b"\n"):
-            self._file.write(b"\n")  # what was cut off stays a line of its own
+        if begun:
+            self._write(header[len(there) :])
+        elif not there.endswith(b"\n"):
+            self._write(b"\n")  # what was cut off stays a line of its own
 
     def there(self) -> bool:
         """Whether the open file is still the one of that name."""
@@ -53,10 +58,10 @@ class Manifest:
 
     def append(self, record: dict[str, Any]) -> None:
         """One launch. Raises TorchcollError when the disk refuses it."""
-        self._write({"record": "launch", **record})
+        self._write(self._lines.line({"record": "launch", **record}))
 
-    def _write(self, record: dict[str, Any]) -> None:
-        rest = memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+    def _write(self, text: bytes) -> None:
+        rest = memoryview(text)
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
@@ -99,19 +104,12 @@ def is_plan(spec: Any) -> bool:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a manifest without those that cannot be read; the first must be its header."""
-    for number, line in enumerate(lines_of(path, [], "manifest")):
-        try:
-            record = parse_line(line)
-            schema = record.get("schema") if isinstance(record, dict) else None
-        except ValueError:
-            record = schema = None
-        if number == 0 and not (schema == MATRIX_SCHEMA and is_plan(record.get("spec"))):
-            if not line.endswith(b"\n"):  # killed while the first line was written
-                path.unlink()
-                return
-            raise UnreadableError("manifest", path, f"one of {MATRIX_SCHEMA}")
-        if isinstance(record, dict):
-            yield record
+    for number, record in enumerate(read_objects(path, "manifest")):
+        ours = record.get("schema") == MATRIX_SCHEMA and is_plan(record.get("spec"))
+        if number == 0 and not ours:
+            action = "Name another folder with -o, or remove the file where it is of no use."
+            raise UnreadableError("manifest", path, f"one of {MATRIX_SCHEMA}", action)
+        yield record
 
 
 def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from torchcoll.core.traffic import Traffic
 from torchcoll.core.traffic_file import RANK_FILE
 from torchcoll.train.decode import OPERATORS, Schema, decode, tensors
 from torchcoll.train.device_times import DeviceTimes
-from torchcoll.train.groups import unboxed
+from torchcoll.train.groups import capture_name, unboxed
 from torchcoll.train.recorder import Call, Recorder
 
 _NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
@@ -41,7 +41,8 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
     """Records the collectives of this rank in a Traffic, which is given at once and fills.
 
     path: a folder; at the end, also of a body that raised, this rank writes
-    ``traffic-rank{r}.jsonl`` into it (``torchcoll trace FOLDER`` joins the ranks). None: no file.
+    ``traffic-rank{r}.jsonl`` into it (``torchcoll trace FOLDER`` joins the ranks); where that is
+    there already, as after a restart, ``traffic-rank{r}-2.jsonl`` beside it. None: no file.
     Begin and end it at the same place on all ranks: calls are joined by their number in the group;
     and where no other thread communicates. ``traffic.step()`` marks the end of a training step;
     what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` at a
@@ -54,7 +55,7 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
     backend's own object. Nothing is added to operators that do not communicate.
 
     Raises UsageError outside of a process group, inside of another capture, and for a path that
-    cannot be written or holds this rank's file; UnavailableError where torch has no distributed.
+    cannot be written; UnavailableError where torch has no distributed.
     """
     global _active
     if not dist.is_available():
@@ -63,8 +64,10 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
         raise UsageError("capture", "no process group", "init_process_group before it")
     if _active is not None:
         raise UsageError("capture", "one inside of another", "one at a time")
-    file = None if path is None else _file(path)
+    folder, rank = None if path is None else _folder(path), dist.get_rank()
     traffic, failed = Traffic(), True
+    if folder and (name := capture_name(folder)):
+        traffic.environment["capture"] = name
     _active = traffic
     try:
         with _Watch(traffic):
@@ -72,8 +75,9 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
         failed = False
     finally:
         _active = None
-        if file:
+        if folder:
             try:
+                file = _free(folder, rank)
                 traffic.save(file)
                 traffic.path = file
             except TorchcollError as error:
@@ -82,21 +86,25 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
                 print(error.line(), file=sys.stderr)  # and let the body's own error through
 
 
-def _file(path: str | os.PathLike[str]) -> Path:
-    """The file of this rank in the folder, which is made."""
+def _folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, which is made."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UsageError("path", repr(path), "a folder: each rank writes its own file")
     folder = Path(path).absolute()
     if folder.suffix in (".json", ".jsonl", ".gz") or folder.is_file():
         raise UsageError("path", folder, "a folder: each rank writes its own file")
-    file = folder / f"{RANK_FILE}{dist.get_rank()}.jsonl"
-    if file.exists():
-        action = "Name another folder or remove it."
-        raise UsageError("path", file, "a file that does not exist", action)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError("path", folder, f"a folder that can be made ({error.strerror})") from None
+    return folder
+
+
+def _free(folder: Path, rank: int) -> Path:
+    """The file of this rank, beside those of earlier captures."""
+    file, number = folder / f"{RANK_FILE}{rank}.jsonl", 2
+    while os.path.lexists(file):
+        file, number = folder / f"{RANK_FILE}{rank}-{number}.jsonl", number + 1
     return file
 
 
@@ -155,6 +163,10 @@ class _Watch:
         device = torch.device("cpu") if held is None else held.device
         if device.type != "cpu":
             self._device.ask(group)
+        # What is in no table is known by what it returns. All else is read before the call: after
+        # it a sparse tensor holds that of the other ranks too.
+        known = schema.name in OPERATORS
+        fields = self._decoded(schema, bound, None) if known else None
         call = self._recorder.begin()
         try:
             result = issue()
@@ -166,13 +178,26 @@ class _Watch:
         except BaseException:
             self._recorder.drop(call)
             raise
+        fields = fields if known else self._decoded(schema, bound, result)
         try:
-            fields = {**decode(schema.name, bound, result), "asynchronous": waits}
-            self._recorder.add(call, fields, group, device)
-        except Exception as error:  # training goes on, whatever an operator to come looks like
+            if fields is None:
+                self._recorder.drop(call)
+            else:
+                self._recorder.add(call, {**fields, "asynchronous": waits}, group, device)
+        except Exception as error:
+            self._unread(schema, error)
             self._recorder.drop(call)
-            self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
         return result
+
+    def _decoded(self, schema: Schema, bound: dict[str, Any], result: Any) -> dict[str, Any] | None:
+        try:
+            return decode(schema.name, bound, result)
+        except Exception as error:  # training goes on, whatever an operator to come looks like
+            self._unread(schema, error)
+            return None
+
+    def _unread(self, schema: Schema, error: Exception) -> None:
+        self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
 
     def _time(self, call: Call, work: Any, waits: bool | None, name: str, group: Any) -> None:
         """Has the end of a call on the CPU stamped. Raises what the call's own wait would."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.train.groups import environment, group_of
+from torchcoll.train.groups import GroupNames, environment
 
 _ALONE = (
     "DDP's gradient buckets alone: a hook sees no other collective, and of the first step what "
@@ -64,6 +64,7 @@ class _Buckets:
         self._pass: list[dict[str, Any]] = []
         self._passes: list[list[dict[str, Any]]] = []
         self._sequence: Counter[str] = Counter()
+        self._groups = GroupNames(traffic)
         self._begun = time.perf_counter_ns()
         self._unmarked = 0  # the first call after the last mark
         if self._records:
@@ -97,9 +98,7 @@ class _Buckets:
             self._passes.append(self._pass)
         if not self._records:
             return lambda: None
-        name = str(group.group_name)
-        if name not in self._traffic.groups:
-            self._traffic.groups[name] = group_of(group, buffer.device)
+        name = self._groups.of(group, buffer.device)
         call = TrafficCall(
             "all_reduce",
             buffer.nbytes,

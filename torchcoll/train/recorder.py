@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torchcoll.core.traffic import POINT_TO_POINT, Traffic, TrafficCall
 from torchcoll.train.decode import of_world
-from torchcoll.train.groups import environment, group_of
+from torchcoll.train.groups import GroupNames, environment
 
 _CALLBACK_S = 1.0
 _REDUCES = ("all_reduce", "reduce", "reduce_scatter")
@@ -63,6 +63,7 @@ class Recorder:
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self.rank = dist.get_rank()
+        self._groups = GroupNames(traffic)
         self._open: deque[Call] = deque()
         self._calls = traffic.calls.setdefault(self.rank, [])
         self._steps = traffic.steps.setdefault(self.rank, [])
@@ -85,9 +86,7 @@ class Recorder:
 
     def add(self, call: Call, fields: dict[str, Any], group: Any, device: torch.device) -> None:
         """fields: what ``decode`` tells of it; group: its process group."""
-        name = str(group.group_name)
-        if name not in self.traffic.groups:
-            self.traffic.groups[name] = group_of(group, device)
+        name = self._groups.of(group, device)
         of_world(fields, self.traffic.groups[name].ranks)
         call.fields = {**fields, "group": name}
 

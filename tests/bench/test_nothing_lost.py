@@ -1,0 +1,300 @@
+"""No launch that measured nothing is a success, and no file that was taken away is one either."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from test_bench_faults import HANG, around_calls
+
+from torchcoll import load
+from torchcoll.commands import replay as replay_command
+from torchcoll.core.records import save
+from torchcoll.core.result import Verification
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+
+pytestmark = pytest.mark.usefixtures("less_patience")
+
+WHY = "unknown algorithm: rinng"  # what a library says of a variable that was mistyped
+CASE = "all_reduce 8 float32 sum on gloo"
+
+
+def refuse(number, call):
+    raise RuntimeError(WHY)
+
+
+def refusing(*names):
+    """A library that refuses every call of these collectives, on all ranks alike."""
+
+    def setup(rank: int) -> None:
+        for name in names:
+            around_calls(name, refuse)
+
+    return setup
+
+
+def told(measured) -> str:
+    (line,) = measured.errors()
+    return line.removeprefix("torchcoll: error: ")
+
+
+# -- nothing was measured -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout_s", [4, 60])
+def test_every_call_is_refused(launch, timeout_s):
+    options = f"--sizes 8,16 -n 1 -T {timeout_s}"
+    measured = launch("all_reduce", options, 2, setup=refusing("all_reduce")).ended(1)
+    assert told(measured) == (
+        f"nothing was measured: 2 unsupported of 2 cases. First: {CASE}: {WHY}"
+    )
+    end = measured.run.end
+    assert (end["status"], end["exit_code"], end["reason"]) == ("complete", 1, told(measured))
+    assert [r.status for r in measured.run.results] == ["unsupported"] * 2
+
+
+def test_every_call_of_a_suite_is_refused(launch):
+    options = "--collectives all_reduce,broadcast --sizes 8 -n 1 -T 60"
+    setup = refusing("all_reduce", "broadcast")
+    measured = launch(None, options, 2, setup=setup).ended(1)
+    assert told(measured).startswith("nothing was measured: 2 unsupported of 2 cases. First: all_r")
+
+
+def test_some_calls_of_a_suite_are_refused(launch):
+    """What a backend cannot do is a fact of its own: the rest was measured."""
+    options = "--collectives all_reduce,broadcast --sizes 8 -n 1 -T 60"
+    measured = launch(None, options, 2, setup=refusing("broadcast")).ended(0)
+    assert [r.status for r in measured.run.results] == ["ok", "unsupported"]
+    assert measured.run.end["exit_code"] == 0
+
+
+def test_all_cases_are_skipped(launch):
+    measured = launch("hypercube", "--sizes 8 -n 1 -T 60", 3).ended(1)
+    assert "nothing was measured: 1 skipped of 1 case. First: " in told(measured)
+    assert told(measured).endswith("hypercube needs a power of two of ranks, here 3")
+
+
+def test_resume_measures_nothing(launch):
+    """Neither the file nor what --resume adds to it has a time."""
+    setup = refusing("all_reduce")
+    path = launch("all_reduce", "--sizes 8,16 -n 1 -T 60", 2, setup=setup).ended(1).path
+    launch_again = {"output": False, "setup": setup}
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"nbytes":16,' not in line))
+    again = launch("all_reduce", f"--resume {path}", 2, **launch_again).ended(1)
+    assert told(again).startswith("nothing was measured: 2 unsupported of 2 cases. First: ")
+    # ... nor where nothing is left to run.
+    done = launch("all_reduce", f"--resume {path}", 2, **launch_again).ended(1)
+    assert "2 of 2 cases are done; nothing is left to run" in done.stderr()
+    assert told(done) == told(again)
+
+
+def test_resume_of_a_file_with_a_wrong_case(launch):
+    """It stays wrong, whatever the rest is: --resume does not measure it again."""
+    path = launch("all_reduce", "--sizes 8,16 -n 1", 2).ended(0).path
+    run = load(path)
+    first = run.results[0]
+    first.status, first.reason, first.verification = "wrong", "1 wrong", Verification(4, 1, (1,))
+    for name, results in (("done", run.results), ("part", [first])):
+        other = path.with_name(f"{name}.jsonl")
+        save(dataclasses.replace(run, results=results), other)
+        again = launch("all_reduce", f"--resume {other}", 2, output=False).ended(1)
+        assert told(again) == f"1 wrong of 2 cases. First: {first.case.describe()}: 1 wrong"
+        continuation = load(other).end
+        assert name == "done" or (continuation["exit_code"], continuation["cases"]) == (1, 1)
+
+
+@pytest.mark.parametrize("timeout_s", [4, 8])
+def test_others_wait_in_vain_for_the_rank_that_refuses(launch, timeout_s):
+    """Until their own patience ends, which is no refusal: the same outcome for every --timeout."""
+
+    def setup(rank: int) -> None:
+        def wait(number, call):
+            time.sleep(timeout_s)
+            raise RuntimeError("timed out: no address of rank 0")
+
+        around_calls("all_reduce", wait if rank else refuse)
+
+    measured = launch("all_reduce", f"--sizes 8 -n 1 -T {timeout_s}", 2, setup=setup)
+    line = told(measured.ended(HANG))
+    assert WHY in line and "timed out" not in line and "in all_reduce" in line, line
+    end = measured.run.end
+    assert (end["status"], end["exit_code"], end["reason"]) == ("failed", HANG, line)
+    assert measured.run.results == []
+
+
+def test_pairs_measure_nothing(launch):
+    def setup(rank: int) -> None:
+        def batch_isend_irecv(steps):
+            raise RuntimeError(WHY)
+
+        dist.batch_isend_irecv = batch_isend_irecv
+
+    measured = launch("pairs", "--sizes 1K -n 2 -T 60", 2, setup=setup).ended(4)
+    assert WHY in told(measured)
+    assert measured.run.end["exit_code"] == 4
+
+
+# -- the file is taken away -----------------------------------------------------------------------
+
+
+def at_call(name, place, action):
+    """A setup: before so many calls of a collective rank 0 does ``action``."""
+
+    def setup(rank: int) -> None:
+        count = 0
+
+        def acting(number, call):
+            nonlocal count
+            count += 1
+            if rank == 0 and count == place:
+                action()
+            call()
+
+        around_calls(name, acting)
+
+    return setup
+
+
+def result_file(measured) -> Path:
+    (line,) = [one for one in measured.stderr().splitlines() if one.startswith("result file: ")]
+    return measured.job.folder / line.removeprefix("result file: ")
+
+
+def rows(measured) -> list[str]:
+    """The sizes in the table."""
+    return re.findall(r"^ *(\d+)  .*$", measured.stdout(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("place", [1, 7])
+def test_the_folder_is_removed_while_measuring(launch, place):
+    setup = at_call("all_reduce", place, lambda: shutil.rmtree("torchcoll-runs"))
+    measured = launch("all_reduce", "--sizes 8,16,32 -n 2 -c 0", 2, output=False, setup=setup)
+    measured.ended([1, 1])
+    path = result_file(measured)
+    name = f"torchcoll-runs/{path.name}"
+    assert path == measured.job.folder / name
+    assert told(measured) == (
+        f"result file {name}: removed or moved while measuring; all is in {name}"
+    )
+    run = load(path)
+    assert [r.case.nbytes for r in run.results] == [8, 16, 32]
+    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, told(measured), [])
+    assert run.members and run.phases
+    assert rows(measured) == ["8", "16", "32"]
+
+
+def test_another_file_takes_its_name(launch, tmp_path):
+    """It stays as it is; ours goes where files for a while go."""
+    (tmp_path / "tmp").mkdir()
+    path = tmp_path / "run1.jsonl"
+
+    def replace():
+        tempfile.tempdir = str(tmp_path / "tmp")
+        path.unlink()
+        path.write_text("of somebody else\n")
+
+    setup = at_call("all_reduce", 3, replace)
+    measured = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(1)
+    assert path.read_text() == "of somebody else\n"
+    again = result_file(measured)
+    assert again.name == path.name and again.parent.parent == tmp_path / "tmp"
+    assert [r.case.nbytes for r in load(again).results] == [8, 16]
+
+
+def test_there_is_nowhere_to_write_it(launch, tmp_path):
+    """One line; what was measured is in the table."""
+
+    def replace():
+        tempfile.tempdir = str(tmp_path / "gone")
+        os.rename(tmp_path / "run1.jsonl", tmp_path / "moved.jsonl")
+        (tmp_path / "run1.jsonl").mkdir()
+
+    setup = at_call("all_reduce", 3, replace)
+    measured = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(1)
+    assert told(measured) == (
+        f"result file {tmp_path / 'run1.jsonl'}: removed or moved while measuring, and there is "
+        "nowhere to write it again"
+    )
+    assert "result file: " not in measured.stderr()
+    assert rows(measured) == ["8", "16"]
+    assert [r.case.nbytes for r in load(tmp_path / "moved.jsonl").results] == [8, 16]
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+def a_step(path: Path) -> str:
+    call = TrafficCall("all_reduce", 64, 64, "float32", "sum", group="0", asynchronous=False)
+    calls = {rank: [call] for rank in range(2)}
+    Traffic("plan", 2, calls, {"0": Group("0", (0, 1))}).save(path)
+    return str(path)
+
+
+def played(jobs, folder, file, setup=lambda rank: None):
+    import argparse
+    import sys
+
+    def target():
+        parser = argparse.ArgumentParser()
+        replay_command.add_arguments(parser)
+        sys.exit(replay_command.run(parser.parse_args([file, "--steps", "3"])))
+
+    return jobs(folder, target, 2, setup=setup)
+
+
+def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
+    file = a_step(tmp_path / "step.jsonl")
+
+    def setup(rank: int) -> None:
+        from torchcoll.bench.player import Player
+
+        play = Player.play
+
+        def playing(self, text):
+            if rank == 0 and text.endswith("step 1"):
+                shutil.rmtree("torchcoll-runs")
+            return play(self, text)
+
+        Player.play = playing
+
+    job = played(jobs, tmp_path / "job", file, setup)
+    assert job.codes() == [1, 0]
+    lines = job.text(0).splitlines()
+    name = next(x for x in lines if x.startswith("traffic file: ")).removeprefix("traffic file: ")
+    assert lines[-1] == (
+        f"torchcoll: error: traffic file {name}: removed or moved while playing; all is in {name}"
+    )
+    assert len(Traffic.load(tmp_path / "job" / name).calls[0]) == 4
+    assert "all_reduce" in job.text(0, "stdout")
+
+
+def test_a_replay_that_is_refused_removes_nothing_but_its_own(jobs, tmp_path):
+    """The backend refuses the first play: the empty file goes, one that took its name stays."""
+    file = a_step(tmp_path / "step.jsonl")
+
+    def setup(rank: int) -> None:
+        from torchcoll.bench.player import Player
+
+        def playing(self, text):
+            if rank == 0:
+                (path,) = Path("torchcoll-runs").iterdir()
+                path.unlink()
+                path.write_text("")
+            raise RuntimeError(WHY)
+
+        Player.play = playing
+
+    job = played(jobs, tmp_path / "job", file, setup)
+    assert job.codes() == [4, 4]
+    assert WHY in job.text(0)
+    assert [path.read_text() for path in (tmp_path / "job/torchcoll-runs").iterdir()] == [""]
+    assert json.loads(Path(file).read_text().splitlines()[0])["record"] == "header"
