@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, tell
 from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load
 from torchcoll.core.result import CaseResult, Run
@@ -145,7 +144,7 @@ class Output:
         missing = [index for index, case in enumerate(cases) if case not in self._done]
         if self._done:
             done = f"{len(cases) - len(missing)} of {len(cases)} cases are done"
-            _tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
+            tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
         if not missing:
             return []
         assert session.run is not None
@@ -165,7 +164,7 @@ class Output:
         except Exception:
             self._broken_display = True
             traceback.print_exc()
-            _tell("torchcoll: warning: the display failed; the measurement goes on")
+            tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def on_case(self, result: CaseResult) -> None:
         self.show(lambda: self._reporter.done(result))
@@ -190,7 +189,7 @@ class Output:
 
         verdict = judge(replace(run, end={"status": "complete"}))
         if verdict.word == NO_REFERENCE:
-            _tell("torchcoll: warning: --gate: no reference: nothing was judged")
+            tell("torchcoll: warning: --gate: no reference: nothing was judged")
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
     def abandon(self, run: Run | None) -> None:
@@ -206,7 +205,7 @@ class Output:
         if self._writer:
             self._writer.close()
             self._writer = None
-            _tell(f"result file: {self.path}")
+            tell(f"result file: {self.path}")
 
 
 def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
@@ -226,7 +225,3 @@ def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
 def _asked(case: Case) -> Case:
     """The case as the Spec has it: results of sub-groups name theirs, ``mod:2/0``."""
     return replace(case, group=case.group.split("/")[0]) if case.group else case
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, tell
 from torchcoll.core.records import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
 from torchcoll.core.traffic_file import is_traffic
@@ -198,7 +197,7 @@ def leave_out(traffic: Sequence[str]) -> None:
     """One line on stderr that names these traffic files; none where there are none."""
     if traffic:
         text = f"{_few(traffic)}; torchcoll show FILE shows what it holds"
-        print(f"torchcoll: note: traffic is no result, left out: {text}", file=sys.stderr)
+        tell(f"torchcoll: note: traffic is no result, left out: {text}")
 
 
 def _few(paths: Sequence[str]) -> str:

@@ -15,6 +15,14 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torchcoll.core.errors import TorchcollError
+from torchcoll.core.variables import (
+    MASK,
+    masked,
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+)
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.matrix import processes
 from torchcoll.matrix.check import Recorded, check, unverified
@@ -104,28 +112,37 @@ def _one(
         "cell": job.cell.name,
         "launch": job.launch,
         "attempt": folder.attempts(job) + 1,
-        "axes": dict(job.cell.axes),
-        "variables": dict(job.cell.variables),
-        "command": words,
+        "axes": masked_labels(job.cell.axes),
+        "variables": masked_variables(job.cell.variables),
+        "command": masked_words(words),
         "start_utc": utc,
         "exit_code": ended.exit_code if ended else None,
         "seconds": round(ended.seconds, 3) if ended else None,
         "status": status,
-        "reason": reason,
+        "reason": masked(reason),
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
-        "output": "" if status == "ok" else "\n".join(output.splitlines()[-_LAST_LINES:]),
+        "output": "" if status == "ok" else _last_lines(output, job),
         "library": library,
     }
 
 
+def _last_lines(output: str, job: Job) -> str:
+    """What a launch said last, without the secrets that it was given."""
+    text = "\n".join(masked(line) for line in output.splitlines()[-_LAST_LINES:])
+    for name, value in job.cell.variables.items():
+        if value and masked_value(name, value) == MASK:
+            text = text.replace(value, MASK)
+    return text
+
+
 def labels_of(job: Job, recorded: Recorded) -> dict[str, str]:
     """The axes; and variables that result files do not keep, or a file would not tell its own."""
-    labels = dict(job.cell.axes)
+    labels = masked_labels(job.cell.axes)
     for name in unverified(job.cell, recorded):
         if (value := job.cell.variables[name]) is not None:
-            labels[name] = value
+            labels[name] = masked_value(name, value)
     return labels
 
 
