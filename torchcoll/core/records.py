@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.lines import MOST_RANKS, TRUNCATED, read_records
+from torchcoll.core.lines import TRUNCATED, read_records
 from torchcoll.core.result import (
     CaseResult,
     Run,

@@ -28,9 +28,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.lines import (
-    MOST_RANKS,
     TRUNCATED,
     UNUSABLE,
     lines_of,
@@ -136,7 +136,10 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
         if path.is_dir():
             return any(is_traffic(file) for file in path.iterdir() if file.is_file())
         line = next(iter(lines_of(path, [])), b"")
-        return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
+        # A large JSON of one line is not worth decoding for that.
+        return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
+            "torchcoll-traffic/"
+        )
     except (UnreadableError, OSError, *UNUSABLE):
         return False
 

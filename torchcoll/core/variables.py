@@ -77,7 +77,7 @@ def _masked_word(word: str) -> str:
     name, equals, value = word.partition("=")
     if equals and value and _says_secret(name, value):
         return f"{name}={MASK}"
-    if "=" in value:  # --label=api_token=x
+    if "=" in value and "@" not in name:  # --label=api_token=x
         return f"{name}={_masked_word(value)}"
     if not at or ":" not in before:
         return word

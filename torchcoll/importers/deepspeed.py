@@ -109,7 +109,7 @@ class _Reader:
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
-            self.found.rows += 1
+            self.found.take()
             self.results.setdefault((self.ranks, kind), []).append(result)
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:

@@ -277,7 +277,7 @@ class _Reader:
     def member(self, part: _Part, match: re.Match[str]) -> None:
         rank = int(match[1])
         part.zeros += rank == 0
-        if rank < 1 << 20:
+        if rank < MOST_RANKS:
             part.members[rank] = {
                 "rank": rank,
                 "host": match[3],

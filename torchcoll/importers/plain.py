@@ -178,7 +178,7 @@ class _Reader:
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
-            self.found.rows += 1
+            self.found.take()
             self.results.setdefault(result.ranks, []).append(result)
 
     def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:
