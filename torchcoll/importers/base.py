@@ -292,5 +292,6 @@ def rounding(text: str) -> float:
     """Half a unit in the last place of a number as it was printed."""
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    exponent = int(power) if power.lstrip("+-").isdigit() else 0
-    return float(0.5 * 10.0 ** (exponent - decimals))
+    exponent = whole(power.lstrip("+-")) or 0
+    exponent = min(exponent, 300) * (-1 if power.startswith("-") else 1)
+    return float(0.5 * 10.0 ** (exponent - min(decimals, 300)))

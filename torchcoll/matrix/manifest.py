@@ -80,8 +80,12 @@ def _is_launch(line: dict[str, Any]) -> bool:
         line.get("record") == "launch"
         and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
         and isinstance(line.get("file"), (str, type(None)))
-        and isinstance(line.get("seconds"), (int, float, type(None)))
+        and _is_seconds(line.get("seconds"))
     )
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value < 1e9)  # type: ignore[operator]
 
 
 def is_plan(spec: Any) -> bool:
@@ -103,7 +107,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             record = parse_line(line)
             schema = record.get("schema") if isinstance(record, dict) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             record = schema = None
         if number == 0 and not (schema == MATRIX_SCHEMA and is_plan(record.get("spec"))):
             if not line.endswith(b"\n"):  # killed while the first line was written

@@ -251,7 +251,9 @@ def summary(plan: Plan, folder: Folder) -> list[dict[str, Any]]:
         jobs = [Job(cell, launch) for launch in range(1, plan.launches + 1)]
         last = [record for job in jobs if (record := folder.last(job)) is not None]
         counts = Counter(str(record["status"]) for record in last)
-        seconds = [r["seconds"] for r in last if r["status"] == "ok" and r["seconds"] is not None]
+        seconds = [
+            r["seconds"] for r in last if r["status"] == "ok" and r.get("seconds") is not None
+        ]
         reasons = [r["reason"] for r in last if r["status"] != "ok" and r["reason"]]
         rows.append(
             {
