@@ -7,6 +7,8 @@ as the commands do it. The same number always makes the same input. The time is 
 busy machine is no fault of a reader. tests/test_fuzz.py runs some of each.
 """
 
+# ruff: noqa: E501
+# The inputs are as long as they are.
 from __future__ import annotations
 
 import argparse
@@ -52,22 +54,59 @@ def _lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-_CASE = {"collective": "all_reduce", "nbytes": 1024, "dtype": "float32", "op": "sum", "root": None,
-         "in_place": True, "cadence": "isolated", "backend": "gloo", "device": "cpu"}  # fmt: skip
-_RESULT = {"record": "case", "case": _CASE, "status": "ok", "ranks": 2, "count": 256,
-           "nbytes": 1024, "nbytes_in": 1024, "nbytes_out": 1024, "cold_ns": [[9000, 500], [8000, 510]],
-           "warmup_ns": [[450], [460]], "time_ns": {"host": [[400, 410, 390], [420, 400, 395]]},
-           "batches": [3], "members": [], "ordinal": 0, "settled": 2, "stop": "count",
-           "verification": {"checked": 512, "wrong": 0, "wrong_ranks": [], "tolerance_ulp": 0},
-           "warnings": ["a"], "choices": [{"algorithm": "RING", "protocol": "LL", "channels": 2}]}  # fmt: skip
-_HEADER = {"record": "header", "schema": "torchcoll/1", "run_id": "ab12", "ranks": 2,
-           "start_utc": "2026-11-22T05:00:00+00:00", "argv": ["-b", "8"],
-           "spec": {"collectives": ["all_reduce"], "sizes": [1024], "labels": {"a": "b"}, "iters": 3},
-           "environment": {"torch": "2.8.0", "host": "n0", "libraries": {"gloo": "x"},
-                           "variables": {"NCCL_ALGO": "Ring"}}}  # fmt: skip
+_CASE = {
+    "collective": "all_reduce",
+    "nbytes": 1024,
+    "dtype": "float32",
+    "op": "sum",
+    "root": None,
+    "in_place": True,
+    "cadence": "isolated",
+    "backend": "gloo",
+    "device": "cpu",
+}
+_RESULT = {
+    "record": "case",
+    "case": _CASE,
+    "status": "ok",
+    "ranks": 2,
+    "count": 256,
+    "nbytes": 1024,
+    "nbytes_in": 1024,
+    "nbytes_out": 1024,
+    "cold_ns": [[9000, 500], [8000, 510]],
+    "warmup_ns": [[450], [460]],
+    "time_ns": {"host": [[400, 410, 390], [420, 400, 395]]},
+    "batches": [3],
+    "members": [],
+    "ordinal": 0,
+    "settled": 2,
+    "stop": "count",
+    "verification": {"checked": 512, "wrong": 0, "wrong_ranks": [], "tolerance_ulp": 0},
+    "warnings": ["a"],
+    "choices": [{"algorithm": "RING", "protocol": "LL", "channels": 2}],
+}
+_HEADER = {
+    "record": "header",
+    "schema": "torchcoll/1",
+    "run_id": "ab12",
+    "ranks": 2,
+    "start_utc": "2026-11-22T05:00:00+00:00",
+    "argv": ["-b", "8"],
+    "spec": {"collectives": ["all_reduce"], "sizes": [1024], "labels": {"a": "b"}, "iters": 3},
+    "environment": {
+        "torch": "2.8.0",
+        "host": "n0",
+        "libraries": {"gloo": "x"},
+        "variables": {"NCCL_ALGO": "Ring"},
+    },
+}
 RESULT = _lines(
     _HEADER,
-    {"record": "ranks", "ranks": [{"rank": r, "host": "n0", "pid": 7, "device": "cpu"} for r in (0, 1)]},  # fmt: skip
+    {
+        "record": "ranks",
+        "ranks": [{"rank": r, "host": "n0", "pid": 7, "device": "cpu"} for r in (0, 1)],
+    },
     {"record": "phase", "name": "import_torch", "ns": [5, 6]},
     {"record": "machine", "when": "before", "host": "n0", "utc": "x", "load": 1.5},
     {"record": "started", "case": _CASE},
@@ -77,21 +116,63 @@ RESULT = _lines(
     {"record": "end", "status": "complete", "exit_code": 0, "wall_s": 1.5},
 )
 TRAFFIC = _lines(
-    {"record": "header", "schema": "torchcoll-traffic/1", "source": "capture", "ranks": 2,
-     "environment": {"torch": "2.8.0"}},  # fmt: skip
-    {"record": "group", "name": "0", "ranks": [0, 1], "backend": "gloo", "description": "default_pg"},
+    {
+        "record": "header",
+        "schema": "torchcoll-traffic/1",
+        "source": "capture",
+        "ranks": 2,
+        "environment": {"torch": "2.8.0"},
+    },
+    {
+        "record": "group",
+        "name": "0",
+        "ranks": [0, 1],
+        "backend": "gloo",
+        "description": "default_pg",
+    },
     {"record": "step", "rank": 0, "spans_ns": [[0, 9000000]]},
-    {"record": "call", "rank": 0, "collective": "all_reduce", "nbytes_in": 1024, "nbytes_out": 1024,
-     "dtype": "float32", "op": "sum", "group": "0", "step": 0, "start_ns": 5000, "time_ns": 900},  # fmt: skip
-    {"record": "call", "rank": 0, "collective": "all_to_all_v", "nbytes_in": 64, "nbytes_out": 64,
-     "dtype": "int64", "group": "0", "sequence": 1, "start_ns": 90000, "splits": [32, 32]},  # fmt: skip
-    {"record": "call", "rank": 0, "collective": "send", "nbytes_in": 64, "nbytes_out": 0, "peer": 1,
-     "group": "0", "start_ns": 95000, "time_ns": 7, "exposed_ns": 5},  # fmt: skip
+    {
+        "record": "call",
+        "rank": 0,
+        "collective": "all_reduce",
+        "nbytes_in": 1024,
+        "nbytes_out": 1024,
+        "dtype": "float32",
+        "op": "sum",
+        "group": "0",
+        "step": 0,
+        "start_ns": 5000,
+        "time_ns": 900,
+    },
+    {
+        "record": "call",
+        "rank": 0,
+        "collective": "all_to_all_v",
+        "nbytes_in": 64,
+        "nbytes_out": 64,
+        "dtype": "int64",
+        "group": "0",
+        "sequence": 1,
+        "start_ns": 90000,
+        "splits": [32, 32],
+    },
+    {
+        "record": "call",
+        "rank": 0,
+        "collective": "send",
+        "nbytes_in": 64,
+        "nbytes_out": 0,
+        "peer": 1,
+        "group": "0",
+        "start_ns": 95000,
+        "time_ns": 7,
+        "exposed_ns": 5,
+    },
     {"record": "note", "text": "3 calls were not seen"},
     {"record": "end", "status": "complete"},
 )
 _EXPLAINED = """# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-#"""  # noqa: E501
+#"""
 NCCL_TEXT = f"""# Collective test starting: all_reduce_perf
 # nccl-tests version 2.17.6 nccl-headers=22902 nccl-library=22902
 {_EXPLAINED}
@@ -111,7 +192,7 @@ node0:4711:4711 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channe
 # Avg bus bandwidth    : 0.1867
 #
 # Collective test concluded: all_reduce_perf
-"""  # noqa: E501
+"""
 NCCL_JSON = json.dumps(
     {
         "version": 3,
@@ -119,18 +200,38 @@ NCCL_JSON = json.dumps(
         "args": ["./all_reduce_perf", "-b", "8", "-f", "1.5", "-n", "2"],
         "env": ["PATH=\\/usr\\/bin", "NCCL_DEBUG=WARN"],
         "nccl_version": 22902,
-        "config": {"nthreads": 1, "ngpus": 1, "iterations": 2, "graph": 0,
-                   "devices": [{"rank": r, "pid": 4711, "hostname": "node0", "device": r,
-                                "device_info": "H100"} for r in (0, 1)]},
-        "results": [{"size": 1048576, "count": 262144, "type": "float", "redop": "sum", "root": "    -1",
-                     "in_place": {"time": 24.31, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": 0.0},
-                     "in_place_per_iter": {"min_us": 23.5, "max_us": 34.0, "p99_us": 34.0, "times_us": [34.0, 23.5],
-                                           "per_process_max_times_us": [[34.0, 23.5], [33.0, 23.9]]}}],
+        "config": {
+            "nthreads": 1,
+            "ngpus": 1,
+            "iterations": 2,
+            "graph": 0,
+            "devices": [
+                {"rank": r, "pid": 4711, "hostname": "node0", "device": r, "device_info": "H100"}
+                for r in (0, 1)
+            ],
+        },
+        "results": [
+            {
+                "size": 1048576,
+                "count": 262144,
+                "type": "float",
+                "redop": "sum",
+                "root": "    -1",
+                "in_place": {"time": 24.31, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": 0.0},
+                "in_place_per_iter": {
+                    "min_us": 23.5,
+                    "max_us": 34.0,
+                    "p99_us": 34.0,
+                    "times_us": [34.0, 23.5],
+                    "per_process_max_times_us": [[34.0, 23.5], [33.0, 23.9]],
+                },
+            }
+        ],
         "errors": [""],
         "end_time": "2026-07-20 19:33:59",
     },
     indent=1,
-)  # fmt: skip
+)
 ONECCL_TEXT = """
 options:
   processes:       2
@@ -160,20 +261,20 @@ ONECCL_CSV = """#ranks,collective,reduction,dtype,dtype_size,#elements/buffer,me
 2,allreduce,sum,float32,4,256,1024,1,16,120.703,123.484,122.094,0.947018,100.211
 2,allgather,,float32,4,256,1024,1,16,110.703,113.484,112.094,0.947018,100.211
 2,allgatherv,,float32,4,256,1024,1,16,110.703,113.484,112.094,0.947018,100.211
-"""  # noqa: E501
+"""
 OSU = """
 # OSU MPI Allreduce Latency Test v7.4
 # Datatype: MPI_CHAR.
 # Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          Validation
 1                         3.21                3.00                3.60        1000                Pass
 1024                      3.31                3.10                3.70        1000                Pass
-"""  # noqa: E501
+"""
 PARAM = """\t PARAM COMM environment: {'world_size': 2, 'local_size': -1, 'global_rank': 0}
 \t backend: gloo nw-stack: pytorch-dist args.b: 8
 Hello from Rank 0: [Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2
 \tCOMMS-RES                          total-size (B)  nElementsPerRank      Time(us):p50         p75         p95         Min         Max    AlgBW(GB/s) BusBW(GB/s) TotalTime(us):p50
 \tCOMMS-RES-all_reduce-float32                 8                 2            2299.2      2383.9      2451.5      2130.0      2468.5          0.000       0.000                 0.0
-"""  # noqa: E501
+"""
 DEEPSPEED = """
 ---- Performance of all_reduce on 8 devices ---------------------------------------------------------
 Size (Bytes)         Description               Duration             Throughput (Gbps)    BusBW (Gbps)
@@ -183,21 +284,36 @@ Size (Bytes)         Description               Duration             Throughput (
 Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput_avg (Gbps)     busbw_avg (Gbps)
 all_reduce
                     128.0 MB            2                   12.34               6.17                34.1                29.8
-"""  # noqa: E501
+"""
 DEEPSPEED_JSON = json.dumps(
-    {"summary": {"all_reduce": {"1048576": {"count": 3, "total_latency_ms": 3.3, "avg_latency_ms": 1.1}}},
-     "straggler_analysis": None, "metadata": {"world_size": 8, "rank": 0}}
-)  # fmt: skip
+    {
+        "summary": {
+            "all_reduce": {"1048576": {"count": 3, "total_latency_ms": 3.3, "avg_latency_ms": 1.1}}
+        },
+        "straggler_analysis": None,
+        "metadata": {"world_size": 8, "rank": 0},
+    }
+)
 INSPECTOR = "".join(
     json.dumps(
-        {"header": {"id": "0x9a", "rank": rank, "n_ranks": 2, "nnodes": 1},
-         "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n0", "pid": 7},
-         "coll_perf": {"coll": "AllReduce", "coll_sn": sn, "coll_msg_size_bytes": 1048576,
-                       "coll_exec_time_us": 60.5, "coll_timing_source": "kernel_gpu",
-                       "coll_algobw_gbs": 17.0, "coll_busbw_gbs": 17.0}}
-    ) + "\n"
-    for sn in (1, 2) for rank in (0, 1)
-)  # fmt: skip
+        {
+            "header": {"id": "0x9a", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {"inspector_output_format_version": "v4.0", "hostname": "n0", "pid": 7},
+            "coll_perf": {
+                "coll": "AllReduce",
+                "coll_sn": sn,
+                "coll_msg_size_bytes": 1048576,
+                "coll_exec_time_us": 60.5,
+                "coll_timing_source": "kernel_gpu",
+                "coll_algobw_gbs": 17.0,
+                "coll_busbw_gbs": 17.0,
+            },
+        }
+    )
+    + "\n"
+    for sn in (1, 2)
+    for rank in (0, 1)
+)
 RCCL = """numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong
 0,AllReduce,8,1048576,float,sum,0,45.3,23.1,40.5,0
 0,AllReduce,8,2097152,float,sum,1,55.3,37.9,66.3,0
@@ -209,48 +325,123 @@ PLAIN = """# all_reduce of 8 GPUs
 | 16KB | 25.1 | 0.65 | 1.14 | 8 |
 | 16MB | 125.1 | 134.1 | 234.7 | 8 |
 """
-EXPORTED = """# torchcoll 0.1.0 in the text format of nccl-tests
+EXPORTED = (
+    """# torchcoll 0.1.0 in the text format of nccl-tests
 # torchcoll: torch.distributed gloo on cpu, cadence isolated
 # torchcoll: time is the median over calls of the slowest rank
 # torchcoll: calls a case: warmup 5, timed 20
-""" + NCCL_TEXT
+"""
+    + NCCL_TEXT
+)
 
 
 def _trace() -> str:
-    info = {"backend": "nccl", "rank": 0, "world_size": 2,
-            "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1],
-                           "backend_config": "cpu:gloo,cuda:nccl"}]}  # fmt: skip
-    args = {"External id": 5, "Collective name": "allreduce", "dtype": "Float", "Rank": 0,
-            "In msg nelems": 250, "Out msg nelems": 250, "Group size": 2, "Process Group Name": "0",
-            "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
-            "In split size": "[]", "Out split size": "[]", "Seq": 1}  # fmt: skip
+    info = {
+        "backend": "nccl",
+        "rank": 0,
+        "world_size": 2,
+        "pg_config": [
+            {
+                "pg_name": "0",
+                "pg_desc": "default_pg",
+                "pg_size": 2,
+                "ranks": [0, 1],
+                "backend_config": "cpu:gloo,cuda:nccl",
+            }
+        ],
+    }
+    args = {
+        "External id": 5,
+        "Collective name": "allreduce",
+        "dtype": "Float",
+        "Rank": 0,
+        "In msg nelems": 250,
+        "Out msg nelems": 250,
+        "Group size": 2,
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1]",
+        "In split size": "[]",
+        "Out split size": "[]",
+        "Seq": 1,
+    }
     one = {"ph": "X", "pid": 9, "tid": 1, "cat": "cpu_op"}
-    shown = {"Input type": ["TensorList", "", "Scalar"], "Input Dims": [[[250]], [], []],
-             "Concrete Inputs": ["", "", "False"]}  # fmt: skip
+    shown = {
+        "Input type": ["TensorList", "", "Scalar"],
+        "Input Dims": [[[250]], [], []],
+        "Concrete Inputs": ["", "", "False"],
+    }
     events = [
-        {**one, "name": "ProfilerStep#3", "cat": "user_annotation", "ts": 90.5, "dur": 300, "args": {}},
+        {
+            **one,
+            "name": "ProfilerStep#3",
+            "cat": "user_annotation",
+            "ts": 90.5,
+            "dur": 300,
+            "args": {},
+        },
         {**one, "name": "c10d::allreduce_", "ts": 100.125, "dur": 20, "args": shown},
         {**one, "name": "record_param_comms", "ts": 101, "dur": 10, "args": args},
-        {**one, "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "cat": "kernel", "ts": 130,
-         "dur": 40.5, "tid": 20, "args": {"External id": 5, "device": 0}},
-        {**one, "name": "gemm", "cat": "kernel", "ts": 140, "dur": 5, "tid": 7, "args": {"device": 0}},
+        {
+            **one,
+            "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
+            "cat": "kernel",
+            "ts": 130,
+            "dur": 40.5,
+            "tid": 20,
+            "args": {"External id": 5, "device": 0},
+        },
+        {
+            **one,
+            "name": "gemm",
+            "cat": "kernel",
+            "ts": 140,
+            "dur": 5,
+            "tid": 7,
+            "args": {"device": 0},
+        },
         {**one, "name": "aten::mm", "ts": 150, "dur": 9, "args": {}},
-        {**one, "name": "c10d::send", "ts": 160, "dur": 9,
-         "args": {"Input type": ["TensorList", "", "Scalar"], "Input Dims": [[[8]], [], []],
-                  "Concrete Inputs": ["", "", "1"]}},
-        {**one, "name": "gloo:all_reduce", "ts": 161, "dur": 9, "tid": 3,
-         "args": {"Input type": ["float"], "Input Dims": [[250]]}},
-    ]  # fmt: skip
-    return json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}, indent=1)
+        {
+            **one,
+            "name": "c10d::send",
+            "ts": 160,
+            "dur": 9,
+            "args": {
+                "Input type": ["TensorList", "", "Scalar"],
+                "Input Dims": [[[8]], [], []],
+                "Concrete Inputs": ["", "", "1"],
+            },
+        },
+        {
+            **one,
+            "name": "gloo:all_reduce",
+            "ts": 161,
+            "dur": 9,
+            "tid": 3,
+            "args": {"Input type": ["float"], "Input Dims": [[250]]},
+        },
+    ]
+    return json.dumps(
+        {"schemaVersion": 1, "distributedInfo": info, "traceEvents": events}, indent=1
+    )
 
 
 def _flight() -> str:
     def entry(name: str, number: int, sizes: Any) -> dict[str, Any]:
-        return {"record_id": number, "pg_id": 0, "process_group": ["0", "default_pg"],
-                "collective_seq_id": number + 1, "profiling_name": name, "duration_ms": 2.5,
-                "time_created_ns": 1700000000000000000 + number, "input_sizes": sizes,
-                "input_dtypes": ["Float"], "output_sizes": sizes, "output_dtypes": ["Float"],
-                "state": "completed"}  # fmt: skip
+        return {
+            "record_id": number,
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": number + 1,
+            "profiling_name": name,
+            "duration_ms": 2.5,
+            "time_created_ns": 1700000000000000000 + number,
+            "input_sizes": sizes,
+            "input_dtypes": ["Float"],
+            "output_sizes": sizes,
+            "output_dtypes": ["Float"],
+            "state": "completed",
+        }
 
     entries = [entry("nccl:all_reduce", 0, [[3, 4]]), entry("nccl:send 0->1", 1, [[12]])]
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
@@ -275,7 +466,7 @@ node0:12:12 [0] NCCL INFO ncclCommInitRank comm 0x59 rank 0 nranks 2 cudaDev 0 n
 node0:12:12 [0] NCCL INFO Init timings - ncclCommInitRank: rank 0 nranks 2 total 0.15 (kernels 0.12, alloc 0.02, bootstrap 0.00, allgathers 0.00, topo 0.01, graphs 0.00, connections 0.00, rest 0.00)
 node0:12:12 [0] NCCL INFO AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
 node0:12:12 [0] NCCL WARN Call to connect failed
-"""  # noqa: E501
+"""
 ONECCL_LOG = """2026:11:20-10:52:29:20751 |CCL_WARN| value of CCL_LOG_LEVEL changed to be debug (default:warn)
 2026:11:20-10:52:29:20751 |CCL_INFO| process launcher: none, local_proc_idx: 0, local_proc_count: 2
 2026:11:20-10:52:29:20751 |CCL_DEBUG| communicator_impl.hpp:149 create_communicator: size 2, rank 0
@@ -303,7 +494,7 @@ TOPOLOGY = """<system version="1">
     </nic>
   </cpu>
 </system>
-"""  # noqa: E501
+"""
 GRAPHS = """<graphs version="1">
   <graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="12" speedinter="12" latencyinter="0" typeintra="SYS" typeinter="PIX" samechannels="0">
     <channel>
@@ -313,7 +504,7 @@ GRAPHS = """<graphs version="1">
     </channel>
   </graph>
 </graphs>
-"""  # noqa: E501
+"""
 RULES = """name = "mine"
 what = "several nodes; state the rails: mine:8"
 several_hosts = true
@@ -333,15 +524,38 @@ _PLAN, _ = make_plan(_COMMAND, ["NCCL_NTHREADS=64,128"], launches=2)
 MANIFEST = _lines(
     {"record": "matrix", "schema": "torchcoll-matrix/1", "spec": _PLAN.to_json()},
     *(
-        {"record": "launch", "cell": cell.name, "launch": 1, "attempt": 1, "status": "ok", "reason": "",
-         "seconds": 3.25, "exit_code": 0, "file": f"{cell.name}-1.jsonl", "axes": {}, "variables": {}}
+        {
+            "record": "launch",
+            "cell": cell.name,
+            "launch": 1,
+            "attempt": 1,
+            "status": "ok",
+            "reason": "",
+            "seconds": 3.25,
+            "exit_code": 0,
+            "file": f"{cell.name}-1.jsonl",
+            "axes": {},
+            "variables": {},
+        }
         for cell in _PLAN.cells
     ),
-)  # fmt: skip
+)
 POINTS = json.dumps(
-    {"points": [{"name": "a", "collective": "all_reduce", "nbytes": 1048576, "ranks": 8,
-                 "busbw_gbps": 234.5, "status": "measured", "why": "", "source": "x"}]}
-)  # fmt: skip
+    {
+        "points": [
+            {
+                "name": "a",
+                "collective": "all_reduce",
+                "nbytes": 1048576,
+                "ranks": 8,
+                "busbw_gbps": 234.5,
+                "status": "measured",
+                "why": "",
+                "source": "x",
+            }
+        ]
+    }
+)
 
 # -- readers: a path -> what the command would do with it ---------------------------------------
 
@@ -410,7 +624,9 @@ READERS = {
     "NCCL Inspector": Reader(_importer("nccl-inspector"), (INSPECTOR,)),
     "plain table": Reader(_importer("plain"), (PLAIN, RCCL)),
     "Kineto": Reader(lambda path: _shown(read_traffic([path])), (_trace(),), "rank0.json"),
-    "Flight Recorder": Reader(lambda path: _shown(read_traffic([path])), (_flight(),), "rank0.json"),
+    "Flight Recorder": Reader(
+        lambda path: _shown(read_traffic([path])), (_flight(),), "rank0.json"
+    ),
     "NCCL log": Reader(_log, (NCCL_LOG,)),
     "oneCCL log": Reader(_log, (ONECCL_LOG,)),
     "XML": Reader(_dump, (TOPOLOGY, GRAPHS)),
@@ -426,15 +642,51 @@ _VALUE = re.compile(r'"[^"\n]*"|-?\d+(?:\.\d+)?|\[[^\[\]]*\]|null|true|false')
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NUMBERS = (
     *("9" * 5000, "1e308", "-1", "0", "²", "٣", "1e999", "NaN", "Infinity", "9" * 20, "1e-320"),
-    *("4294967296", "9223372036854775807", "9223372036854775808", "0.1", "-0", "1e18", "007", "1" * 400),
+    *(
+        "4294967296",
+        "9223372036854775807",
+        "9223372036854775808",
+        "0.1",
+        "-0",
+        "1e18",
+        "007",
+        "1" * 400,
+    ),
     *("2147483647", "1048577", "0x10", "1_000", "+1", ".", "1e", "-1e308", "90000000"),
 )
 _VALUES = (
-    *("{}", "[]", "null", "true", "false", '""', "[[]]", "[null]", '{"a": []}', '"x"', "0", "-1", "1.5"),
+    *(
+        "{}",
+        "[]",
+        "null",
+        "true",
+        "false",
+        '""',
+        "[[]]",
+        "[null]",
+        '{"a": []}',
+        '"x"',
+        "0",
+        "-1",
+        "1.5",
+    ),
     *("[1e308]", "[-1]", "[1, 2, 3]", '"\\ud800"', '"\\u0000"', "9" * 5000, '[{"a": 1}]', "1e400"),
     *("[[1e308]]", '["²"]', '"[0, 90000000]"', '"[' + "0," * 50 + '0]"', "[0, 90000000]", "[[[]]]"),
 )
-_WORDS = ("", "\x1b[31m", "\x00", "\u202e", "²", "é", "a b", "=1+1", "null", "x" * 300, "\ud800", "%s")
+_WORDS = (
+    "",
+    "\x1b[31m",
+    "\x00",
+    "\u202e",
+    "²",
+    "é",
+    "a b",
+    "=1+1",
+    "null",
+    "x" * 300,
+    "\ud800",
+    "%s",
+)
 
 
 def changed(text: str, random: random.Random) -> bytes:
@@ -519,7 +771,9 @@ class Found:
     """What happened to the inputs of one reader."""
 
     outcomes: Counter[str] = dataclasses.field(default_factory=Counter)
-    uncaught: dict[str, int] = dataclasses.field(default_factory=dict)  # where -> number of an input
+    uncaught: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # where -> number of an input
     slow: list[int] = dataclasses.field(default_factory=list)
     longest_s: float = 0.0
 
@@ -541,7 +795,9 @@ def run(name: str, numbers: range, folder: Path) -> Found:
             found.outcomes["refused"] += 1
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno} {last.name}"
+            where = (
+                f"{type(error).__name__} in {Path(last.filename).name}:{last.lineno} {last.name}"
+            )
             found.uncaught.setdefault(where, number)
             found.outcomes["uncaught"] += 1
         seconds = time.process_time() - began
@@ -552,21 +808,30 @@ def run(name: str, numbers: range, folder: Path) -> Found:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--trace", action="store_true", help="show where the first one was raised")
     options = parser.parse_args()
-    print(f"# Python {platform.python_version()}, inputs {options.first} to {options.first + options.count - 1}")
-    print(f"{'reader':20}{'inputs':>8}{'read':>8}{'refused':>9}{'uncaught':>10}{'over 1 s':>10}{'longest':>10}")
+    print(
+        f"# Python {platform.python_version()}, inputs {options.first} to {options.first + options.count - 1}"
+    )
+    print(
+        f"{'reader':20}{'inputs':>8}{'read':>8}{'refused':>9}{'uncaught':>10}{'over 1 s':>10}{'longest':>10}"
+    )
     bad = 0
     for name in options.readers or READERS:
         with tempfile.TemporaryDirectory() as folder:
             found = run(name, range(options.first, options.first + options.count), Path(folder))
         counts = [found.outcomes[kind] for kind in ("read", "refused", "uncaught")]
-        print(f"{name:20}{options.count:>8}{counts[0]:>8}{counts[1]:>9}{counts[2]:>10}"
-              f"{len(found.slow):>10}{found.longest_s:>8.2f} s", flush=True)  # fmt: skip
+        print(
+            f"{name:20}{options.count:>8}{counts[0]:>8}{counts[1]:>9}{counts[2]:>10}"
+            f"{len(found.slow):>10}{found.longest_s:>8.2f} s",
+            flush=True,
+        )
         for where, number in found.uncaught.items():
             print(f"    {where}: input {number}", file=sys.stderr)
         for number in found.slow[:3]:

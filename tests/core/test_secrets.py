@@ -107,7 +107,16 @@ def _all_text(folder) -> str:
 def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
     variables, secrets = _canaries()
     assert len(secrets) == 25
-    words = ["-e", "1K", "-n", "3", "--label", "api_token=canaryLABELx", "--label", "a=u:canaryPASSx@h"]
+    words = [
+        "-e",
+        "1K",
+        "-n",
+        "3",
+        "--label",
+        "api_token=canaryLABELx",
+        "--label",
+        "a=u:canaryPASSx@h",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "torchcoll.allreduce", *words, "--sizes", "8,bad"],
         cwd=tmp_path,

@@ -7,10 +7,11 @@ import io
 import json
 
 import pytest
+from handmade import case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import load
+from torchcoll.core.records import load, save
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid, Head, rich_table
 from torchcoll.report.output import Output
@@ -32,7 +33,8 @@ def test_error_lines():
 
 
 @pytest.mark.parametrize(
-    "arguments", [[f"a{EVIL}"], ["show", "a\x1b]0;b\x07.jsonl"], ["show", "x", "--columns", "\x9bz"]]
+    "arguments",
+    [[f"a{EVIL}"], ["show", "a\x1b]0;b\x07.jsonl"], ["show", "x", "--columns", "\x9bz"]],
 )
 def test_arguments(capsys, arguments):
     assert main(arguments) in (2, 3)
@@ -41,14 +43,14 @@ def test_arguments(capsys, arguments):
 
 
 def _file(folder, name="run.jsonl"):
-    case = {"collective": "all_reduce", "nbytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
+    asked = {"collective": "all_reduce", "nbytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
     records = [
         {"record": "header", "schema": "torchcoll/1", "ranks": 2, "run_id": EVIL, "start_utc": EVIL,
          "spec": {"labels": {EVIL: EVIL, "formula": "=1+1"}}, "environment": {"host": EVIL, "torch": EVIL}},
         {"record": "ranks", "ranks": [{"rank": r, "host": f"h{EVIL}", "device": "cpu"} for r in (0, 1)]},
-        {"record": "case", "case": case, "status": "ok", "ranks": 2, "nbytes": 8, "reason": EVIL,
+        {"record": "case", "case": asked, "status": "ok", "ranks": 2, "nbytes": 8, "reason": EVIL,
          "time_ns": {"host": [[5], [6]]}, "warnings": [EVIL], "stop": EVIL},
-        {"record": "case", "case": case | {"nbytes": 16}, "status": "failed", "ranks": 2, "reason": EVIL},
+        {"record": "case", "case": asked | {"nbytes": 16}, "status": "failed", "ranks": 2, "reason": EVIL},
         {"record": "event", "kind": "warning", "message": EVIL},
     ]  # fmt: skip
     path = folder / name
@@ -115,5 +117,6 @@ def test_a_cell_comes_back_as_it_was(tmp_path):
 
 def test_a_surrogate_in_the_name_of_a_side_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    path = _file(tmp_path)
+    path = tmp_path / "run.jsonl"
+    save(run(*(result(case=case(nbytes=1 << n)) for n in (10, 12))), path)
     assert main(["plot", f"a\ud800={path}", "-o", str(tmp_path / "a.svg")]) == 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from handmade import case, result as a_result, run
+from handmade import case, run
+from handmade import result as a_result
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
@@ -15,7 +16,9 @@ def test_a_new_file(tmp_path):
     path = tmp_path / "a"
     write_file(path, "é", "output")
     assert path.read_text() == "é"
-    with pytest.raises(UsageError, match="expected a file that does not exist. Name another file, or"):
+    with pytest.raises(
+        UsageError, match="expected a file that does not exist. Name another file, or"
+    ):
         write_file(path, "b", "output")
     write_file(path, "b", "output", force=True)
     assert path.read_text() == "b"

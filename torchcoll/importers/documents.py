@@ -19,8 +19,7 @@ from torchcoll.importers.base import Line
 
 _DECODER = json.JSONDecoder(strict=False)  # names of events may hold control characters
 _SPACE = re.compile(r"[ \t\n\r]*")
-# What a number or a word may go on with after the end of what was read so far.
-_OPEN = frozenset("0123456789.eE+-truefalsnNInity")
+_OPEN = frozenset(".eE+-")  # a number that goes on
 Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
 
 
@@ -100,8 +99,8 @@ class _Text:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._place)
-                # 12 at the end may be the begin of 123.
-                whole = end < len(self._text) or self._text[end - 1] not in _OPEN
+                # 12 at the end may be the begin of 123, and so may 12 before a point at the end.
+                whole = end < len(self._text) and self._text[end] not in _OPEN
             except ValueError:
                 whole = False
             have = len(self._text) - self._place

@@ -9,7 +9,7 @@ import signal
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import FrameType
 from typing import Any, Protocol
@@ -108,6 +108,7 @@ def _one(
     output = read_log(log, start)
     status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
     aside = None if usable else folder.set_aside(job)
+    last = "\n".join(output.splitlines()[-_LAST_LINES:])
     return {
         "cell": job.cell.name,
         "launch": job.launch,
@@ -119,22 +120,24 @@ def _one(
         "exit_code": ended.exit_code if ended else None,
         "seconds": round(ended.seconds, 3) if ended else None,
         "status": status,
-        "reason": masked(reason),
+        "reason": _without_secrets(reason, job, words),
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
-        "output": "" if status == "ok" else _last_lines(output, job),
+        "output": "" if status == "ok" else _without_secrets(last, job, words),
         "library": library,
     }
 
 
-def _last_lines(output: str, job: Job) -> str:
-    """What a launch said last, without the secrets that it was given."""
-    text = "\n".join(masked(line) for line in output.splitlines()[-_LAST_LINES:])
-    for name, value in job.cell.variables.items():
-        if value and masked_value(name, value) == MASK:
-            text = text.replace(value, MASK)
-    return text
+def _without_secrets(text: str, job: Job, words: Sequence[str]) -> str:
+    """What a launch said, without what it was given as a secret."""
+    given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
+    for word, shown in zip(words, masked_words(words), strict=True):
+        if shown != word:
+            given += [word, word.rpartition("=")[2] if shown.endswith(f"={MASK}") else word]
+    for secret in sorted(given, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return "\n".join(map(masked, text.split("\n")))
 
 
 def labels_of(job: Job, recorded: Recorded) -> dict[str, str]:
