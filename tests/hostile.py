@@ -210,7 +210,8 @@ def main() -> int:
             path = write(name, Path(folder))
             script = (
                 "import resource, subprocess, sys\n"
-                f"words = [sys.executable, '-m', 'torchcoll', {INPUTS[name].command!r}, {str(path)!r}]\n"
+                f"words = [sys.executable, '-m', 'torchcoll', "
+                f"{INPUTS[name].command!r}, {str(path)!r}]\n"
                 "done = subprocess.run(words, capture_output=True, text=True)\n"
                 "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
                 "print(done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss)\n"

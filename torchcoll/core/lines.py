@@ -76,11 +76,16 @@ def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterato
 def _reader(source: Any, longest: int, grown: Callable[[bytes], None]) -> Callable[[], bytes]:
     """A line at each call; of one that is too long the rest is passed over."""
 
+    cut = False
+
     def read() -> bytes:
+        nonlocal cut
+        # Not before the next is asked for: who looks at the first line reads no more than that.
+        while cut and (rest := source.readline(_CHUNK)):
+            grown(rest)
+            cut = not rest.endswith(b"\n")
         line: bytes = source.readline(longest + 1)
-        if len(line) > longest and not line.endswith(b"\n"):
-            while (rest := source.readline(_CHUNK)) and not rest.endswith(b"\n"):
-                grown(rest)
+        cut = len(line) > longest and not line.endswith(b"\n")
         return line
 
     return read

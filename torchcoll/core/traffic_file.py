@@ -135,7 +135,7 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
         path = Path(path)
         if path.is_dir():
             return any(is_traffic(file) for file in path.iterdir() if file.is_file())
-        line = next(iter(lines_of(path, [])), b"")
+        line = next(iter(lines_of(path, [], longest=1 << 20)), b"")
         # A large JSON of one line is not worth decoding for that.
         return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
             "torchcoll-traffic/"

@@ -42,7 +42,7 @@ class _Unpacked(io.RawIOBase):
         self._growth, self._read = Unpacking("file", name), 0
         self._packed, self._rest = start, rest
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
-        self._ready = b""
+        self._ready = memoryview(b"")  # of which a part costs no copy of the rest
         self.problem = ""
 
     def readable(self) -> bool:
@@ -59,9 +59,10 @@ class _Unpacked(io.RawIOBase):
             if self._unpacker.eof:  # another file packed behind the first
                 self._unpacker = zlib.decompressobj(31)
             try:
-                self._ready = self._unpacker.decompress(packed)
-                self._read += len(packed)
-                self._growth.add(len(self._ready), self._read, self._ready.count(b"\n"))
+                unpacked = self._unpacker.decompress(packed)
+                self._ready = memoryview(unpacked)
+                self._read += len(packed) - len(self._unpacker.unused_data)
+                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
             self._packed = self._unpacker.unused_data
