@@ -10,6 +10,7 @@ import pytest
 
 from torchcoll.cli import main
 from torchcoll.core.records import load
+from torchcoll.importers import base
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_NBYTES = 1_800_000_000
@@ -44,7 +45,8 @@ def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command):
 
 def test_what_packs_as_real_files_do_is_read(tmp_path):
     """A file of 40 000 equal cases packs 100 to 1 and more, and is small."""
-    case = {"collective": "all_reduce", "nbytes": 8}
+    case = {**dict.fromkeys(("dtype", "op", "root", "in_place")), "collective": "all_reduce"}
+    case |= {"nbytes": 8, "cadence": "isolated", "backend": "gloo", "device": "cpu"}
     record = {"record": "case", "case": case, "status": "ok", "ranks": 2, "nbytes": 8}
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wt") as file:
@@ -64,11 +66,12 @@ def test_problems_are_counted_where_they_are_many(tmp_path):
     assert problems[-1] == f"{path}: 500 more unusable records"
 
 
-def test_a_table_of_too_many_rows(tmp_path, capsys):
+def test_a_table_of_too_many_rows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(base, "MOST_ROWS", 100)
     path = tmp_path / "all_reduce.csv"
-    path.write_text("size,time (us)\n" + "1024,3.5\n" * 250_001)
+    path.write_text("size,time (us)\n" + "1024,3.5\n" * 101)
     assert main(["import", str(path)]) == 3
-    assert "got more than 250000 rows, expected less. Split it." in capsys.readouterr().err
+    assert "got more than 100 rows, expected less. Split it." in capsys.readouterr().err
 
 
 def test_a_line_of_text_that_is_too_long_is_said(tmp_path, capsys):
