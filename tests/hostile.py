@@ -225,7 +225,8 @@ def main() -> int:
             code, seconds, peak = figures.split()
             said = said.replace(str(path), path.name)
             print(
-                f"{name:30}{path.stat().st_size:>12}{code:>6}{float(seconds):>9.1f}{int(peak) // 1000:>7}"
+                f"{name:30}{path.stat().st_size:>12}{code:>6}{float(seconds):>9.1f}"
+                f"{int(peak) // 1000:>7}"
                 f"  {said[:150]}",
                 flush=True,
             )

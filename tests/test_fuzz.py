@@ -36,7 +36,7 @@ HUGE = "9" * 5000
         ("nccl-tests JSON", '"    -1"', '"²"'),
         ("nccl-tests JSON", '"    -1"', f'"{HUGE}"'),
         ("Kineto", '"External id": 5', '"External id": [5]'),
-        ("Kineto", "[[[250]], [], []]", "[[[1e308]], [], []]"),
+        ("Kineto", " 250\n", " 1e308\n"),
         ("Flight Recorder", "3,\n     4", "1e308,\n     1e308"),
         ("Flight Recorder", "send 0->1", f"send 0->{HUGE}"),
         ("traffic", '"start_ns": 5000', '"start_ns": {}'),

@@ -31,7 +31,8 @@ def test_members_of_an_object(length, indent):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"a"', '{"a":', '{"a":1', '{"a":1,}', '{"a":1}x', '{1:2}', '{"a":[1 2]}']
+    "text",
+    ["", "[]", "{", '{"a"', '{"a":', '{"a":1', '{"a":1,}', '{"a":1}x', '{1:2}', '{"a":[1 2]}']
 )  # fmt: skip
 def test_what_is_none(text):
     with pytest.raises(ValueError):

@@ -40,7 +40,7 @@ def test_a_link_is_not_followed(tmp_path, there):
 
 
 def test_what_cannot_be_written(tmp_path):
-    with pytest.raises(UsageError, match="a file, not a folder"):
+    with pytest.raises(UsageError, match="Is a directory"):
         write_file(tmp_path, "x", "output", force=True)
     with pytest.raises(UsageError, match="a file that can be written"):
         write_file(tmp_path / "none" / "a", "x", "output", force=True)

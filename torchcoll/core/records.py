@@ -25,6 +25,7 @@ from torchcoll.core.result import (
     check_lists,
     check_texts,
     check_whole,
+    or_none,
 )
 
 SCHEMA = "torchcoll/1"
@@ -260,7 +261,7 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
     """The usable part of a header; of UNUSABLE it raises what refuses the file."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
-    check_whole(header.get("ranks") or 0)
+    check_whole(*or_none(header.get("ranks")))
     if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
         raise ValueError
     header.pop("record")
@@ -304,7 +305,7 @@ def _ranks(run: Run, data: dict[str, Any]) -> None:
     members = [dict(member) for member in data["ranks"]]
     for member in members:
         check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
-        check_whole(*(member.get(name) or 0 for name in ("rank", "pid")))
+        check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
     run.members = members
 
 

@@ -17,7 +17,7 @@ def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> N
     what: the option that names it, in the message.
     """
     if os.path.isdir(path) and not os.path.islink(path):
-        raise UsageError(what, path, "a file, not a folder")
+        raise UsageError(what, path, "a file that can be written (Is a directory)")
     if os.path.lexists(path) and not force:
         raise UsageError(what, path, "a file that does not exist", _ACTION)
 

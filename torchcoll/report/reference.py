@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from torchcoll.core.bounds import Held
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.lines import UNUSABLE, lines_of
@@ -20,7 +21,6 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_bandwidth, format_size
-from torchcoll.importers.documents import document
 from torchcoll.report.grid import Grid, Head, print_grid
 from torchcoll.report.markdown import markdown_text
 from torchcoll.report.notes import Notes
@@ -55,8 +55,9 @@ def is_points(path: str) -> bool:
 def load_points(path: str) -> list[Point]:
     """The points of a file. Raises UnreadableError where it is broken."""
     try:
-        lines = lines_of(Path(path), [], "reference")
-        data = json.loads(document((n, line.decode()) for n, line in enumerate(lines, 1)))
+        content = b"".join(lines_of(Path(path), [], "reference"))
+        Held("reference", path).add(content)
+        data = json.loads(content)
         return [_point(record) for record in data["points"]]
     except (OSError, *UNUSABLE) as error:
         raise UnreadableError("reference", path, f"a file of points ({error})") from None
