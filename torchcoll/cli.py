@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError
+from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, tell
 
 _ON_RANKS = "replay"  # the command that a launcher starts on every rank: rank 0 alone speaks
 # An image that brings its own torch may lack some (NO_INSTALL=1).
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             complain(error.line(), rank, speaks=rank == 0)
         else:
-            print(error.line(), file=sys.stderr)
+            tell(error.line())
         return int(error.exit_code)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refusal = UnavailableError(
             missing, "none", "it installed", f"python -m pip install {missing}."
         )
-        print(refusal.line(), file=sys.stderr)
+        tell(refusal.line())
         return int(refusal.exit_code)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
@@ -131,5 +131,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return _BROKEN_PIPE
-        print(TorchcollError(f"cannot write to stdout ({error.strerror})").line(), file=sys.stderr)
+        tell(TorchcollError(f"cannot write to stdout ({error.strerror})").line())
         return int(ExitCode.FAILED)

@@ -366,6 +366,7 @@ def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
     assert error.replace("../", "").startswith(expected), error
     assert error in job.text(0)
     assert not list((tmp_path / "in").rglob("*.jsonl"))
+    assert not (tmp_path / "in" / "torchcoll-runs").exists()
 
 
 def test_ranks_that_alone_are_refused_are_named(jobs, tmp_path):

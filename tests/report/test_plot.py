@@ -210,8 +210,7 @@ def test_the_console_command(tmp_path, capsys, suffix, magic):
     assert cli.main(["plot", str(tmp_path / "run.jsonl"), "-o", str(picture)]) == 0
     assert capsys.readouterr().out == f"picture: {picture}\n"
     assert picture.read_bytes().startswith(magic)
-    # A picture is made from files that are still there: it is replaced.
-    assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture)]) == 0
+    assert cli.main(["plot", f"new={tmp_path}/run.jsonl", "-o", str(picture), "--force"]) == 0
 
 
 @pytest.mark.parametrize(("command", "word"), [("cold", "1st"), ("transitions", "regime")])

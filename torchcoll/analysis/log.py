@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import masked_value
 from torchcoll.libraries.calls import Call, ranges
 from torchcoll.libraries.logs import Job, Reader
 from torchcoll.libraries.nccl import jobs as nccl
@@ -88,7 +89,9 @@ def _of_nccl(job: nccl.Job) -> JobLog:
     for process in processes:
         for name, value in process.variables.items():
             variables.setdefault(name, {})[value] = None
-    named = {name: " or ".join(values) for name, values in sorted(variables.items())}
+    named = {
+        name: masked_value(name, " or ".join(values)) for name, values in sorted(variables.items())
+    }
     return JobLog(facts, named, tables, job.warnings, job.files)
 
 
@@ -194,7 +197,7 @@ def _of_oneccl(job: oneccl.Job) -> JobLog:
             changed.setdefault(name, ({}, default))[0][value] = None
     # A rank's own number is no setting.
     variables = {
-        name: f"{' or '.join(values)} (default {default})"
+        name: f"{masked_value(name, ' or '.join(values))} (default {default})"
         for name, (values, default) in sorted(changed.items())
         if name not in ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
     }

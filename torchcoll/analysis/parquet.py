@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import pandas
 
@@ -16,7 +17,7 @@ from torchcoll.core.summary import Row, over_ranks_of
 _TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
 
 
-def write_parquet(runs: Sequence[Run], path: str) -> None:
+def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
     """One row a case, the columns of ``table`` between those that name the file and the launch, and
     the reading over ranks, the start and the labels, as in CSV.
 
@@ -33,7 +34,7 @@ def write_parquet(runs: Sequence[Run], path: str) -> None:
             frame[f"label_{name}"] = value
         frames.append(frame.astype({name: _type(name) for name in frame.columns}))
     try:
-        pandas.concat(frames, ignore_index=True).to_parquet(path, index=False)
+        pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
     except ImportError:
         raise UnavailableError(
             "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."

@@ -15,7 +15,14 @@ from torchcoll.bench.launcher import ContradictionOnAllRanks, Launch, detect, li
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.watchdog import write_error_file
 from torchcoll.core.case import fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UnavailableError
+from torchcoll.core.errors import (
+    ExitCode,
+    HangError,
+    TorchcollError,
+    UnavailableError,
+    printable,
+    tell,
+)
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
@@ -69,7 +76,7 @@ def _program(collective: str | None) -> str:
 
 def complain(line: str, rank: int, speaks: bool) -> None:
     if speaks:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
     write_error_file(line, rank)
 
 
@@ -103,9 +110,9 @@ def _dry_run(options: Options, launch: Launch) -> int:
     if launch.rank == 0:
         ranks = options.ranks or launch.ranks
         spec, notes = options.asked(ranks)
-        print("\n".join(plan_lines(plan(spec, ranks))))
+        print("\n".join(map(printable, plan_lines(plan(spec, ranks)))))
         for note in notes:
-            print(f"torchcoll: warning: {note}", file=sys.stderr)
+            tell(f"torchcoll: warning: {note}")
     return ExitCode.OK
 
 

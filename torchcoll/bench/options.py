@@ -16,6 +16,7 @@ from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ORDERS, Spec
 from torchcoll.core.units import whole_number
+from torchcoll.core.variables import masked_labels
 
 if TYPE_CHECKING:  # loaded for torchcoll.pairs alone
     from torchcoll.core.tournament import PairOptions
@@ -242,7 +243,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     if "check" in given:
         fields["check"] = _one_of("check", given.pop("check"), {"0": False, "1": True})
     if "label" in given:
-        fields["labels"] = dict(_label(text) for text in given.pop("label"))
+        fields["labels"] = masked_labels(dict(_label(text) for text in given.pop("label")))
     ranks = given.pop("ranks", None)
     if ranks is not None:
         ranks = whole_number(number(ranks, int), "ranks", 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, tell
 from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load, records_of
 from torchcoll.core.result import CaseResult, Run, shortfall
@@ -172,7 +171,7 @@ class Output:
         missing = [index for index, case in enumerate(cases) if case not in self._done]
         if self._done:
             done = f"{len(cases) - len(missing)} of {len(cases)} cases are done"
-            _tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
+            tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
         if not missing:
             return []
         assert session.run is not None
@@ -192,7 +191,7 @@ class Output:
         except Exception:
             self._broken_display = True
             traceback.print_exc()
-            _tell("torchcoll: warning: the display failed; the measurement goes on")
+            tell("torchcoll: warning: the display failed; the measurement goes on")
 
     def on_case(self, result: CaseResult) -> None:
         self.show(lambda: self._reporter.done(result))
@@ -218,7 +217,7 @@ class Output:
 
         verdict = judge(replace(run, end={"status": "complete"}))
         if verdict.word == NO_REFERENCE:
-            _tell("torchcoll: warning: --gate: no reference: nothing was judged")
+            tell("torchcoll: warning: --gate: no reference: nothing was judged")
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
     def abandon(self, run: Run | None) -> None:
@@ -237,7 +236,7 @@ class Output:
             self._writer.close()
             self._writer = None
             if not self._nowhere:
-                _tell(f"result file: {self.path}")
+                tell(f"result file: {self.path}")
 
 
 def open_default(what: str, backend: str, ranks: int) -> tuple[Path, Writer]:
@@ -273,7 +272,3 @@ def _asked(case: Case) -> Case:
     if case.buffer_reuse == "unknown":
         case = replace(case, buffer_reuse="same")
     return replace(case, group=case.group.split("/")[0]) if case.group else case
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,8 +22,9 @@ from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.case import Sizing, fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError, tell
 from torchcoll.core.spec import Spec
+from torchcoll.core.variables import masked_words
 
 if TYPE_CHECKING:  # imported on rank 0 alone: at thousands of ranks every import is paid
     from torchcoll.bench.library_log import LibraryLog
@@ -107,7 +107,7 @@ class Session:
         self.launch = launch or self._launch()
         self.rank, self.ranks = self.launch.rank, self.launch.ranks
         self.phases = dict(phases or {})
-        self.argv = argv
+        self.argv = None if argv is None else masked_words(argv)
         self.progress = Progress()
         self.watchdog: Watchdog | None = None
         self.communicators = Communicators(self)
@@ -393,4 +393,4 @@ class Session:
         if self._on_last_words:
             self._on_last_words(code, text, speaks)
         elif speaks:
-            print(f"torchcoll: error: {text}", file=sys.stderr)
+            tell(f"torchcoll: error: {text}")

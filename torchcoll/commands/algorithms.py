@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.errors import ExitCode, UsageError, printable, tell
 from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--export-env", action="store_true", help="print variables: one winner at all sizes")
     add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
     add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
+    add("--force", action="store_true", help="replace the file of --export-tuner")
     add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
     add(
         "--check",
@@ -76,12 +76,14 @@ def _export_variables(found: Algorithms, options: argparse.Namespace) -> Exporte
     from torchcoll.analysis.exports import Exported, export_lines, selections, variables
 
     values = (variables if options.export_env else selections)(found)
-    print("\n".join(export_lines(found, values, by_size=options.export_oneccl)), flush=True)
+    lines = export_lines(found, values, by_size=options.export_oneccl)
+    print("\n".join(map(printable, lines)), flush=True)
     return Exported(values)
 
 
 def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
     from torchcoll.analysis.exports import Exported, tuner_rules, tuner_text, tuner_variables
+    from torchcoll.report.files import write_file
 
     path, channels = options.export_tuner, options.channels
     if channels is not None and not (channels.isdecimal() and len(channels) < 9):
@@ -89,8 +91,8 @@ def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
     rules = tuner_rules(found, None if channels is None else int(channels))
     text = tuner_text(found, rules)
     if not _holds(path, text):
-        _write_new(path, text)
-        print(f"torchcoll: wrote {os.path.abspath(path)}", file=sys.stderr)
+        write_file(path, text, "export-tuner", options.force)
+        tell(f"torchcoll: wrote {os.path.abspath(path)}")
     return Exported(tuner_variables(path, os.environ), rules, text)
 
 
@@ -101,15 +103,3 @@ def _holds(path: str, text: str) -> bool:
             return file.read() == text
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _write_new(path: str, text: str) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError("export-tuner", path, "a file that does not exist yet") from None
-    except OSError as error:
-        raise UsageError(
-            "export-tuner", path, f"a file that can be written ({error.strerror})"
-        ) from None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, TorchcollError, UsageError
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, printable, tell
 
 if TYPE_CHECKING:
     from torchcoll.analysis.algorithms import Algorithms
@@ -49,7 +48,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     folder = again.folder(matrix, exported.text)
     code = launch(again.plan, folder, table=False)
     if code not in (ExitCode.OK, ExitCode.FAILED):
-        print(f"torchcoll: {folder}: the same command again goes on", file=sys.stderr)
+        tell(f"torchcoll: {folder}: the same command again goes on")
         return code
     paths = again.files(folder)
     for name, own in zip(("auto", "exported"), paths, strict=True):
@@ -63,7 +62,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     out = io.StringIO()
     show_comparisons([compared], options.format, out)
     lines = [*out.getvalue().splitlines(), *ran_lines(ran, len(sides[1].results))]
-    print("\n".join(f"{before}{line}".rstrip() for line in lines))
+    print("\n".join(printable(f"{before}{line}".rstrip()) for line in lines))
     bad = compared.tally.get("slower") or any(one.others for one in ran)
     return ExitCode.FAILED if bad else code
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from torchcoll.core.errors import ExitCode
+from torchcoll.core.errors import ExitCode, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
     add("--format", default="table", help="table, markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture too: the calls over ranks (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -26,11 +26,11 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     choice(options.format, "format", FORMATS)
     if options.plot:
-        check_path(options.plot)
+        check_path(options.plot, options.force)
     found = cold(options.files, reader=read_all)
     show_cold([found], options.format)
     tell_beside(found, options.format)
     if options.plot:
         plot(found, options.plot)
-        print(f"torchcoll: picture: {options.plot}", file=sys.stderr)
+        tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK

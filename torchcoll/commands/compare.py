@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
-from torchcoll.core.errors import ExitCode
+from torchcoll.core.errors import ExitCode, tell
 from torchcoll.core.units import parse_share
 
 
@@ -70,12 +69,12 @@ def run(options: argparse.Namespace) -> ExitCode:
     ]
     show_comparisons(found, options.format)
     for text in told_beside(found, options.format):
-        print(f"torchcoll: {text}", file=sys.stderr)
+        tell(f"torchcoll: {text}")
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
         if text := untested(gate, found):
-            print(f"torchcoll: warning: --fail-on {options.fail_on}: {text}", file=sys.stderr)
+            tell(f"torchcoll: warning: --fail-on {options.fail_on}: {text}")
         return ExitCode.OK
     words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
-    print(f"torchcoll: --fail-on {options.fail_on}: {words}", file=sys.stderr)
+    tell(f"torchcoll: --fail-on {options.fail_on}: {words}")
     return ExitCode.FAILED

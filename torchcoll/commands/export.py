@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from typing import TextIO
+import io
 
 from torchcoll.core.errors import ExitCode, UsageError
 
@@ -19,36 +18,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
     )
     add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
+    add("--force", action="store_true", help="replace the file of -o")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.registry import read_all
+    from torchcoll.report.files import check_new, write_file
     from torchcoll.report.text import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
     if options.format not in formats:
         raise UsageError("format", options.format, f"one of {', '.join(formats)}")
-    if options.output and os.path.lexists(options.output):
-        action = "Name another file or remove it."
-        raise UsageError("output", options.output, "a file that does not exist", action)
+    if options.output:
+        check_new(options.output, "output", options.force)
     runs = read_all(options.files)
     if options.format == "parquet":
         from torchcoll.analysis.parquet import write_parquet
 
         if not options.output:
             raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
-        write_parquet(runs, options.output)
+        file = io.BytesIO()
+        write_parquet(runs, file)
+        write_file(options.output, file.getvalue(), "output", options.force)
     elif options.output:
-        with _created(options.output) as file:
-            show(*runs, format=options.format, file=file)
+        text = io.StringIO()
+        show(*runs, format=options.format, file=text)
+        write_file(options.output, text.getvalue(), "output", options.force)
     else:
         show(*runs, format=options.format)
     return ExitCode.OK
-
-
-def _created(path: str) -> TextIO:
-    try:
-        return open(path, "x", encoding="utf-8")
-    except OSError as error:
-        expected = f"a file that can be written ({error.strerror})"
-        raise UsageError("output", path, expected) from None

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UnreadableError
+from torchcoll.core.errors import ExitCode, UnreadableError, tell
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -54,15 +54,16 @@ def run(options: argparse.Namespace) -> ExitCode:
                 raise UnreadableError("file", path, "output of another tool; this one is ours")
             found = import_file(path, known, options.importer)
         except UnreadableError as error:
-            print(error.line(), file=sys.stderr)
+            tell(error.line())
             code = ExitCode.UNREADABLE
             continue
         for line in command.report_lines(path, found):
-            print(one_line(line))
+            # Who reads stdout alone gets nothing of a file of which nothing was read.
+            print(one_line(line), file=None if found.runs else sys.stderr)
         if not found.runs:
             code = ExitCode.UNREADABLE
             if not found.refused:
-                print(nothing_read(path, found).line(), file=sys.stderr)
+                tell(nothing_read(path, found).line())
         runs += found.runs
     for run in runs:
         if labels:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UnreadableError
+from torchcoll.core.errors import ExitCode, UnreadableError, tell
 
 if TYPE_CHECKING:
     from torchcoll.analysis.dump import Dump
@@ -32,7 +31,6 @@ def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.libraries.nccl.dump import is_dump
     from torchcoll.report.found import FORMATS
     from torchcoll.report.log import show_logs
-    from torchcoll.report.output import one_line
     from torchcoll.report.view import choice
 
     choice(options.format, "format", FORMATS)
@@ -47,11 +45,11 @@ def run(options: argparse.Namespace) -> ExitCode:
                 reader, problems = read_log(path)
                 readers.append(reader)
         except UnreadableError as error:  # the others are worth reading
-            print(error.line(), file=sys.stderr)
+            tell(error.line())
             code = ExitCode.UNREADABLE
             continue
         for problem in problems:
-            print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
+            tell(f"torchcoll: warning: {problem}")
     if readers or dumps:
         jobs = [job_log(job) for job in jobs_of(readers)]
         show_logs(jobs, file_rows(readers), options.format, dumps=dumps)

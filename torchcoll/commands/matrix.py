@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.errors import ExitCode, UsageError, printable, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> ExitCode | int:
         for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
     ]
     for note in notes:
-        _tell(f"torchcoll: note: {note}")
+        tell(f"torchcoll: note: {note}")
     folder_path = Path(options.output)
     if options.dry_run:
         return _dry_run(plan, folder_path)
@@ -143,15 +143,11 @@ def _dry_run(plan: Plan, folder: Any) -> ExitCode:
 
     cells, launches = len(plan.cells), plan.launches
     counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
-    _tell(f"{counts} = {cells * launches}, in this order:")
+    tell(f"{counts} = {cells * launches}, in this order:")
     for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
-        print(command_line(words, job.cell.variables))
+        print(printable(command_line(words, job.cell.variables)))
     return ExitCode.OK
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class _Watcher:
@@ -176,7 +172,7 @@ class _Watcher:
     def note(self, text: str) -> None:
         if not self._quiet:
             self._line.clear()
-            _tell(text)
+            tell(text)
 
     def began(self, job: Job) -> None:
         self._doing = job.stem
@@ -186,12 +182,10 @@ class _Watcher:
         self._line.show(self._progress.text(self._doing))
 
     def ended(self, job: Job, record: Mapping[str, Any]) -> None:
-        from torchcoll.report.output import one_line
-
         self._progress.finished += 1
         self._done += 1
         seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
-        why = f": {one_line(record['reason'])}" if record["reason"] else ""
+        why = f": {record['reason']}" if record["reason"] else ""
         if not self._terminal or record["status"] != "ok":
             self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
 

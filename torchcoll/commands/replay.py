@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.errors import ExitCode, UsageError, tell
 
 if TYPE_CHECKING:
     from torchcoll.bench.launcher import Launch
@@ -82,7 +83,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
             found.write(file.writer)
             found.path = file.path
             if there:
-                print(f"traffic file: {file.path}", file=sys.stderr)
+                tell(f"traffic file: {file.path}")
             show(found, format=options.format)
             if lost:
                 complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
@@ -99,14 +100,18 @@ class _File:
         self._name = name
         self.path: Path | None = None
         self.writer: Writer | None = None
+        self._made: list[Path] = []  # folders, the innermost first
 
     def emit(self, record: str, data: dict[str, Any]) -> None:
         """A record of the session, which writes its header before anything else."""
-        from torchcoll.bench.output import open_default
+        from torchcoll.bench.output import RUNS_FOLDER, open_default
         from torchcoll.core.records import Writer
 
         if record != "header":
             return
+        folder = Path(RUNS_FOLDER if self._name is None else self._name).absolute()
+        folder = folder if self._name is None else folder.parent
+        self._made = [one for one in (folder, *folder.parents) if not one.exists()]
         if self._name is None:
             self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
         else:
@@ -130,3 +135,6 @@ class _File:
         if self.writer:
             self.writer.discard_empty()
             self.writer = None
+            with contextlib.suppress(OSError):  # another job may use it by now
+                for folder in self._made:
+                    folder.rmdir()

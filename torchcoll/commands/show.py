@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError
+from torchcoll.core.errors import ExitCode, UsageError, tell
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -45,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
     add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
     add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
+    add("--force", action="store_true", help="replace the files of --junit and --health")
     add("--calls", action="store_true", help="every call of each case in order")
 
 
@@ -56,6 +56,11 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _shown(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.report.files import check_new
+
+    for what in ("junit", "health"):
+        if path := getattr(options, what):
+            check_new(path, what, options.force)
     from torchcoll.importers.registry import leave_out, read_all
     from torchcoll.report.notes import lines_beside
     from torchcoll.report.text import SHOWN, Judging, has_verdict, show
@@ -80,7 +85,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
     show(*runs, **choices)
     for text in lines_beside(options.format, runs):
-        print(f"torchcoll: {text}", file=sys.stderr)
+        tell(f"torchcoll: {text}")
     if traffic:
         print()
         _show_traffic(options, traffic)
@@ -113,13 +118,12 @@ _OF_VERDICT = ("fabric", "rules", "against")
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    own = ("files", "run", "reference", "gate", "junit", "health")
+    own = ("files", "run", "reference", "gate", "junit", "health", "force")
     return {k: v for k, v in vars(options).items() if k not in own}
 
 
 def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
     from torchcoll.core.traffic import Traffic
-    from torchcoll.report.output import one_line
     from torchcoll.report.text import show
 
     for name in ("reference", "gate", "junit", "health"):
@@ -129,7 +133,7 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
     show(*found, **_choices(options))
     for traffic in found if options.format in ("csv", "json") else ():
         for problem in traffic.problems:
-            print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
+            tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
 
 
@@ -154,6 +158,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
     """What --gate, --junit and --health ask for."""
     if not _asks(options):
         return ExitCode.OK
+    from torchcoll.report.files import write_file
     from torchcoll.report.text import Judging
     from torchcoll.verdict.export import health_text, junit_text
     from torchcoll.verdict.words import FAIL, NO_REFERENCE
@@ -164,18 +169,12 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
         ("junit", options.junit, junit_text),
         ("health", options.health, health_text),
     ):
-        if not path:
-            continue
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text_of(runs, verdicts))
-        except OSError as error:
-            expected = f"a file that can be written ({error.strerror})"
-            raise UsageError(what, path, expected) from None
+        if path:
+            write_file(path, text_of(runs, verdicts), what, options.force)
     unjudged = sum(verdict.word == NO_REFERENCE for verdict in verdicts)
     if options.gate and unjudged:
         text = f"{unjudged} of {len(runs)} runs had no reference: nothing was judged"
-        print(f"torchcoll: warning: --gate: {text}", file=sys.stderr)
+        tell(f"torchcoll: warning: --gate: {text}")
     failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
     return ExitCode.FAILED if failed else ExitCode.OK
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 
-from torchcoll.core.errors import ExitCode
+from torchcoll.core.errors import ExitCode, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
     from torchcoll.report.found import FORMATS
-    from torchcoll.report.output import one_line
     from torchcoll.report.text import show
     from torchcoll.report.view import choice
 
@@ -35,8 +33,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         # The new file is whole: what was wrong in those that were read has to be said in it.
         kept = [*traffic.notes, *traffic.problems]
         dataclasses.replace(traffic, notes=kept).save(options.output)
-        print(f"written: {one_line(options.output)}", file=sys.stderr)
+        tell(f"written: {options.output}")
     show(traffic, format=options.format)
     for problem in traffic.problems if options.format in ("csv", "json") else ():
-        print(f"torchcoll: warning: {one_line(problem)}", file=sys.stderr)
+        tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK

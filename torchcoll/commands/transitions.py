@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from torchcoll.core.errors import ExitCode
+from torchcoll.core.errors import ExitCode, tell
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--refine", action="store_true", help="print the sizes that would narrow each zone")
     add("--format", default="table", help="table, markdown, csv or json")
     add("--plot", metavar="FILE", help="a picture too: laws and zones (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     if options.plot:
-        check_path(options.plot)
+        check_path(options.plot, options.force)
     found = transitions(
         options.files,
         over_ranks=options.over_ranks,
@@ -40,5 +40,5 @@ def run(options: argparse.Namespace) -> ExitCode:
     tell_beside(found, options.format)
     if options.plot:
         plot(found, options.plot)
-        print(f"torchcoll: picture: {options.plot}", file=sys.stderr)
+        tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK

@@ -8,6 +8,7 @@ Every message has one form, so that people and scripts read it alike::
 from __future__ import annotations
 
 import re
+import sys
 from enum import IntEnum
 
 
@@ -31,14 +32,14 @@ class TorchcollError(Exception):
         self.what = what
         text = what
         if got is not None:
-            text += f": got {_one_line(got)}"
+            text += f": got {_short(got)}"
             if expected:
                 text += f", expected {expected}"
         elif expected:
             text += f": expected {expected}"
         if action:
             text = f"{text.rstrip('.')}. {action}"
-        super().__init__(text)
+        super().__init__(printable(text))
 
     def line(self) -> str:
         """The one line a command prints."""
@@ -76,6 +77,23 @@ def brief(error: BaseException) -> str:
     return text.split(". ")[0][:160] or type(error).__name__
 
 
-def _one_line(value: object, limit: int = 120) -> str:
-    text = " ".join(str(value).split()) if str(value).strip() else "an empty text"
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: ESC, BEL, C1, bidi marks, ends of lines, and
+    surrogates, which no encoding has. A blank stands for each.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def one_line(text: object) -> str:
+    """Text from a file or a library on one line, without control characters."""
+    return printable(" ".join(str(text).split()))
+
+
+def tell(text: str) -> None:
+    """One line on stderr: what a program that reads stdout must not get."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _short(value: object, limit: int = 120) -> str:
+    text = one_line(value).strip() or "an empty text"
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -8,30 +8,61 @@ import math
 import shlex
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.bounds import MOST_LINE, Held, Problems, Unpacking
 from torchcoll.core.checksums import CheckSums, begins_another
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.units import format_bytes
 
 _RESULTS = "result file"
 _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
 _GZIP = b"\x1f\x8b"
-MOST_RANKS = 1 << 20  # that a file may claim
+_CHUNK = 1 << 20
 TRUNCATED = "truncated: the file has no end record"
 # What a line that holds anything may raise.
 UNUSABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
-def lines_of(path: Path, problems: list[str], what: str = _RESULTS) -> Iterator[bytes]:
+def lines_of(
+    path: Path, problems: list[str], what: str = _RESULTS, longest: int = MOST_LINE
+) -> Iterator[bytes]:
     """The lines of a file, packed or not; a .gz that was copied in part gives those up to the cut.
 
-    Raises UnreadableError when the file cannot be read.
+    A line of more than ``longest`` bytes ends there. Raises UnreadableError when the file cannot be
+    read, or unpacks as no real one does.
     """
+    for number, line in enumerate(_pieces(path, problems, what, longest), 1):
+        if len(line) <= longest:
+            yield line
+        else:
+            problems.append(f"{path}:{number}: longer than {format_bytes(longest)}: cut there")
+            yield line[:longest]
+
+
+def chunks_of(path: Path, problems: list[str], what: str) -> Iterator[bytes]:
+    """As ``lines_of``, the bytes in pieces of any length."""
+    return _pieces(path, problems, what, 0)
+
+
+def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterator[bytes]:
+    """Lines, of which those that are too long have one byte more; or chunks, with longest 0."""
     try:
         with open(path, "rb") as file:
             packed = file.peek(2).startswith(_GZIP)
-            yield from gzip.GzipFile(fileobj=file) if packed else file
+            source = gzip.GzipFile(fileobj=file) if packed else file
+            growth = Unpacking(what, path)
+
+            def grown(piece: bytes) -> None:
+                if packed:
+                    growth.add(len(piece), file.tell(), lines=1)
+
+            read = _reader(source, longest, grown) if longest else partial(source.read, _CHUNK)
+            for piece in iter(read, b""):
+                grown(piece)
+                yield piece
     except (EOFError, zlib.error) as error:
         problems.append(f"{path}: cut off or damaged: {_brief(error)}")
     except FileNotFoundError:
@@ -41,6 +72,24 @@ def lines_of(path: Path, problems: list[str], what: str = _RESULTS) -> Iterator[
     except OSError as error:
         why = error.strerror or error  # gzip's own errors have no strerror
         raise UnreadableError(what, path, f"a readable file ({why})") from None
+
+
+def _reader(source: Any, longest: int, grown: Callable[[bytes], None]) -> Callable[[], bytes]:
+    """A line at each call; of one that is too long the rest is passed over."""
+
+    cut = False
+
+    def read() -> bytes:
+        nonlocal cut
+        # Not before the next is asked for: who looks at the first line reads no more than that.
+        while cut and (rest := source.readline(_CHUNK)):
+            grown(rest)
+            cut = not rest.endswith(b"\n")
+        line: bytes = source.readline(longest + 1)
+        cut = len(line) > longest and not line.endswith(b"\n")
+        return line
+
+    return read
 
 
 def read_records(
@@ -61,7 +110,9 @@ def read_records(
     expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'
     number = 0
     sums = CheckSums(b"")
+    held, unusable = Held(what, path), Problems(problems)
     for number, line in enumerate(lines_of(path, problems, what), 1):
+        held.add(line)
         if number == 1:
             try:
                 data = parse_line(line)
@@ -89,7 +140,8 @@ def read_records(
             if begins_another(line):
                 raise _two_in_one(what, path, number) from None
             cut = "" if line.endswith(b"\n") else " (cut off)"
-            problems.append(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
+            unusable.add(f"{path}:{number}: unusable record{cut}: {_brief(error)}")
+    unusable.end(path)
     if not number:
         raise UnreadableError(what, path, f"{expected}; this one is empty")
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.checksums import LineWriter
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.lines import MOST_RANKS, TRUNCATED, read_records
+from torchcoll.core.lines import TRUNCATED, read_records
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -25,6 +26,7 @@ from torchcoll.core.result import (
     check_lists,
     check_texts,
     check_whole,
+    or_none,
 )
 
 SCHEMA = "torchcoll/1"
@@ -278,7 +280,7 @@ def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str
     """The usable part of a header; of UNUSABLE it raises what refuses the file."""
     if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
         raise TypeError
-    check_whole(header.get("ranks") or 0)
+    check_whole(*or_none(header.get("ranks")))
     if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
         raise ValueError
     header.pop("record")
@@ -322,7 +324,7 @@ def _ranks(run: Run, data: dict[str, Any]) -> None:
     members = [dict(member) for member in data["ranks"]]
     for member in members:
         check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
-        check_whole(*(member.get(name) or 0 for name in ("rank", "pid")))
+        check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
     run.members = members
 
 

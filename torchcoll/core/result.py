@@ -32,6 +32,11 @@ def check_whole(*numbers: object) -> None:
             raise TypeError("not a whole number of 63 bits")
 
 
+def or_none(*numbers: object) -> tuple[object, ...]:
+    """Those that are not None, for check_whole: ``x or 0`` would take {} and '' for 0 as well."""
+    return tuple(number for number in numbers if number is not None)
+
+
 def check_texts(*texts: object) -> None:
     """Raises TypeError unless all are texts, or None."""
     if not all(text is None or isinstance(text, str) for text in texts):
@@ -55,7 +60,7 @@ def check_lists(*lists: object, durations: bool = False) -> None:
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """``Case.from_json``, for files: its numbers are bounded too."""
     case = Case.from_json(data)
-    check_whole(case.nbytes, case.root or 0, case.coalesce)
+    check_whole(case.nbytes, *or_none(case.root), case.coalesce)
     if case.nbytes < 0 or case.coalesce < 1:
         raise ValueError("a case of negative size")
     return case
@@ -125,7 +130,7 @@ class Given:
         texts = (given.statistic, given.over_ranks, given.clock, given.size_basis)
         if not all(isinstance(text, str) for text in texts) or type(given.derived) is not bool:
             raise TypeError("a given figure has a field of another type")
-        check_whole(given.calls or 0, given.nbytes or 0)
+        check_whole(*or_none(given.calls, given.nbytes))
         return given
 
 
@@ -161,7 +166,7 @@ class Choice:
         choice = cls(**{k: v for k, v in data.items() if k in known})
         if not all(isinstance(t, str) for t in (choice.algorithm, choice.protocol, choice.source)):
             raise TypeError("not a text")
-        check_whole(choice.channels or 0)
+        check_whole(*or_none(choice.channels))
         return choice
 
 
@@ -260,9 +265,8 @@ class CaseResult:
             check_lists(*matrix, durations=True)
         check_lists(self.batches, self.members, self.connect_ns)
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
-        check_whole(self.ordinal or 0, self.calls_per_sample, self.settled or 0)
-        unknown = (self.busiest_nbytes, self.steady_ns)
-        check_whole(*(number for number in unknown if number is not None))
+        check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
+        check_whole(*or_none(self.busiest_nbytes, self.steady_ns))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")

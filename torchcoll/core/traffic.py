@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import Writer
-from torchcoll.core.result import check_texts, check_whole
+from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
 
 # Beside the names of core/collectives.py: one side of a point-to-point message each.
@@ -92,7 +92,7 @@ class TrafficCall:
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
         sizes = (call.nbytes_in, call.nbytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, call.tensors, call.start_ns or 0)
+        check_whole(*numbers, *or_none(call.start_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")

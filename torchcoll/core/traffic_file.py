@@ -30,9 +30,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.lines import (
-    MOST_RANKS,
     TRUNCATED,
     UNUSABLE,
     lines_of,
@@ -138,8 +138,11 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
         path = Path(path)
         if path.is_dir():
             return any(is_traffic(file) for file in path.iterdir() if file.is_file())
-        line = next(iter(lines_of(path, [])), b"")
-        return str(parse_line(line)["schema"]).startswith("torchcoll-traffic/")
+        line = next(iter(lines_of(path, [], longest=1 << 20)), b"")
+        # A large JSON of one line is not worth decoding for that.
+        return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
+            "torchcoll-traffic/"
+        )
     except (UnreadableError, OSError, *UNUSABLE):
         return False
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import one_line as one_line
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
@@ -149,11 +150,6 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def one_line(text: object) -> str:
-    """Text from a file or a library on one line, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(str(text).split()))
 
 
 def counted(number: int, word: str) -> str:

@@ -5,6 +5,7 @@ An importer is a module, built in or named by an entry point of the group ``torc
     NAME = "osu"                                     what --from takes
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: Options) -> Imported
+    LONG_LINES = True                                where a line may be longer than MOST_TEXT
 
 ``lines`` are (line number, text), without ANSI codes and launchers' prefixes. ``read`` never raises
 for what a file holds: a row that it cannot use is refused with its line and a reason.
@@ -18,10 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from torchcoll.core.bounds import MOST_RANKS, MOST_ROWS, MOST_TOLD
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
 from torchcoll.core.dtypes import DTYPES, find_dtype
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.result import CaseResult, Given, Run, Verification
 from torchcoll.core.units import format_ranges
 
@@ -29,7 +31,6 @@ Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
 # Sizes of types that torchcoll does not measure; a log may have them.
 _OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
-_MOST_RANKS = 1 << 20
 STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
 
 
@@ -46,8 +47,8 @@ class Options:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.ranks is not None and not 1 <= self.ranks <= _MOST_RANKS:
-            raise UsageError("ranks", self.ranks, f"1 to {_MOST_RANKS}")
+        if self.ranks is not None and not 1 <= self.ranks <= MOST_RANKS:
+            raise UsageError("ranks", self.ranks, f"1 to {MOST_RANKS}")
         if self.statistic not in (None, *STATISTICS):
             raise UsageError("statistic", self.statistic, f"one of {', '.join(STATISTICS)}")
         if self.collective is not None:
@@ -76,9 +77,19 @@ class Imported:
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
+        self._check()
+
+    def take(self, rows: int = 1) -> None:
+        """So many rows more were read. Raises UnreadableError for more than a table has."""
+        self.rows += rows
+        self._check()
+
+    def _check(self) -> None:
+        if self.rows + len(self.refused) > MOST_ROWS:
+            raise UnreadableError("file", f"more than {MOST_ROWS} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
-        if text not in self.warnings:
+        if text not in self.warnings and len(self.warnings) < MOST_TOLD:
             self.warnings.append(text)
 
     def choose(self, option: str, asked: Value | None, told: Value | None) -> Value | None:
@@ -132,7 +143,7 @@ def whole(text: object) -> int | None:
 def ranks_told(text: object) -> int | None:
     """A number of ranks as a file may hold it, else None."""
     value = whole(text)
-    return value if value and value <= _MOST_RANKS else None
+    return value if value and value <= MOST_RANKS else None
 
 
 def collective_named(text: str) -> str | None:
@@ -283,5 +294,6 @@ def rounding(text: str) -> float:
     """Half a unit in the last place of a number as it was printed."""
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    exponent = int(power) if power.lstrip("+-").isdigit() else 0
-    return float(0.5 * 10.0 ** (exponent - decimals))
+    exponent = whole(power.lstrip("+-")) or 0
+    exponent = min(exponent, 300) * (-1 if power.startswith("-") else 1)
+    return float(0.5 * 10.0 ** (exponent - min(decimals, 300)))

@@ -10,6 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.records import save
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
+from torchcoll.core.variables import masked_labels
 from torchcoll.importers.base import Imported
 
 
@@ -30,7 +31,8 @@ def labels_of(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if not text.partition("=")[0].strip() or "=" not in text:
             raise UsageError("label", text, "KEY=VALUE, such as kernel=6.8.0-generic")
-    return {key.strip(): value for key, _, value in (text.partition("=") for text in texts)}
+    pairs = (text.partition("=") for text in texts)
+    return masked_labels({key.strip(): value for key, _, value in pairs})
 
 
 def report_lines(path: str, found: Imported) -> Iterator[str]:

@@ -22,6 +22,8 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
+    ranks_told,
+    whole,
 )
 
 NAME = "deepspeed"
@@ -93,7 +95,7 @@ class _Reader:
     def line(self, line: int, text: str) -> None:
         if match := _TITLE.search(text):
             self.title, self.logger = match[1], False
-            self.ranks = self.options.ranks or int(match[2])
+            self.ranks = self.options.ranks or ranks_told(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title = True, ""
             self.straggler = "straggler" in text
@@ -109,7 +111,7 @@ class _Reader:
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
-            self.found.rows += 1
+            self.found.take()
             self.results.setdefault((self.ranks, kind), []).append(result)
 
     def bench(self, fields: Sequence[str]) -> CaseResult | str:
@@ -124,7 +126,10 @@ class _Reader:
         if not time or scale is None:
             return "no duration"
         given = Given(time * scale, "mean", "rank0", "host")
-        nbytes = int(elements[1]) * int(elements[2])
+        count, each = whole(elements[1]), whole(elements[2])
+        nbytes = whole((count or 0) * (each or 0))
+        if not nbytes:
+            return f"the description {fields[1]} has no elements x bytes"
         return case_of(self.title, nbytes, given, self.options, self.ranks)
 
     def logged(self, line: int, text: str) -> None:
@@ -142,7 +147,10 @@ class _Reader:
         remarks = []
         if match[2] != "B":
             remarks.append(f"the size was printed as {match[1]} {match[2]}: rounded")
-        given = Given(latency * 1e6, TRIMMED, "rank0", calls=int(match[3]))
-        nbytes = round(size * _UNITS[match[2]])
+        given = Given(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
+        nbytes = whole(float(round(size * _UNITS[match[2]])))
+        if nbytes is None:
+            self.found.refuse(line, "no size or no latency")
+            return
         result = case_of(self.title, nbytes, given, self.options, self.ranks, remarks)
         self.add(line, result, "comms logger")

@@ -13,13 +13,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.summary import median
 from torchcoll.importers.base import Imported, Line, Options, make_run, number, whole
 from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
-from torchcoll.importers.nccl_tests_json import decoded
+from torchcoll.importers.documents import decoded, document
 
 NAME = "deepspeed-json"
+LONG_LINES = True
 _RAW = re.compile(r'\{\s*"[^"]+"\s*:\s*\{\s*"\d+"\s*:\s*\[\s*\d+\s*,\s*\[')
 WORLD = "the ranks are all of the job ({n}): the logger does not tell the group of a call"
 
@@ -31,7 +33,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 def read(lines: Iterable[Line], options: Options) -> Imported:
     found = Imported()
-    data, cut = decoded("\n".join(text for _, text in lines))
+    data, cut = decoded(document(lines))
     if cut:
         found.warn("the file is cut off: what is whole was read")
     if not isinstance(data, Mapping):
@@ -39,7 +41,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         return found
     summary, metadata = data.get("summary"), _mapping(data.get("metadata"))
     world = whole(metadata.get("world_size")) or 0
-    ranks = options.ranks or (world if world < 1 << 20 else 0)
+    ranks = options.ranks or (world if world <= MOST_RANKS else 0)
     if ranks and not options.ranks:
         found.warn(WORLD.format(n=ranks))
     if data.get("straggler_analysis"):
@@ -57,7 +59,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
             found.refuse(0, result)
         else:
             results.append(result)
-    found.rows = len(results)
+    found.take(len(results))
     if results:
         source = {"tool": "DeepSpeed", "format": "comms logger, JSON"}
         found.runs.append(make_run(results, options, source, ranks=ranks))

@@ -11,7 +11,6 @@ that a call had started or ended are not: it may have looked much later.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +22,11 @@ from torchcoll.core.units import counted
 from torchcoll.importers.base import itemsize, number, whole
 from torchcoll.importers.torch_words import (
     Numbers,
+    check_ranks,
     collective_of,
     dtype_of,
     hidden_op,
+    product,
     rank_in,
     ranks_in,
 )
@@ -40,7 +41,8 @@ def is_dump(data: object) -> bool:
 
 def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
     """The calls of one rank. Raises UnreadableError without entries, or where no rank is told."""
-    entries = [entry for entry in data.get("entries") or [] if isinstance(entry, dict)]
+    listed = data.get("entries")
+    entries = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
     if not entries:
         raise UnreadableError(
             f"Flight Recorder dump {path}",
@@ -67,7 +69,8 @@ def read_dump(data: Mapping[str, Any], path: Path) -> Traffic:
         if call:
             calls.append(call)
     traffic.calls = {rank: calls}
-    members = (r for group in traffic.groups.values() for r in group.ranks)
+    members = {r for group in traffic.groups.values() for r in group.ranks}
+    check_ranks(members, path)
     traffic.ranks = max(rank, *members, 0) + 1
     traffic.notes = [*_notes(entries, calls), *hidden_op(calls)]
     return traffic
@@ -145,8 +148,11 @@ _NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
 def _nbytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
-    elements = sum(math.prod(one) for one in sizes)
+    counts = [product(one) for one in sizes]
+    elements = sum(count for count in counts if count is not None)
     each = itemsize(dtype)
+    if None in counts or elements * (each or 0) >= 1 << 62:
+        raise ValueError("a shape that is none")
     if elements and each is None:
         raise ValueError(f"dtype {dtype} of unknown size")
     return elements * (each or 0)
@@ -154,10 +160,10 @@ def _nbytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
 
 def _peer(name: str, collective: str, ranks: Sequence[int]) -> int | None:
     """The other side of ``nccl:send 0->1`` and ``nccl:recv 1<-0``, as a rank of the world."""
-    found = re.search(r"(\d+)(?:->|<-)(\d+)", name)
-    if collective not in ("send", "recv") or not found:
+    found = re.search(r"(?:->|<-)(\d+)", name)
+    peer = whole(found[1]) if found and collective in ("send", "recv") else None
+    if peer is None:
         return None
-    peer = int(found[2])
     return ranks[peer] if peer < len(ranks) else peer
 
 

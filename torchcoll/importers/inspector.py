@@ -28,6 +28,7 @@ from torchcoll.importers.base import (
 )
 
 NAME = "nccl-inspector"
+LONG_LINES = True
 _PER_RANK = ("all_gather", "reduce_scatter")
 _GPU_CLOCK = "kernel_gpu"  # kernel_cpu and collective_cpu are the host's, of the same events
 _BATCH = ("coll_records", "p2p_records", "proxy_records")
@@ -82,7 +83,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
             if why:
                 found.refuse(line, why)
             else:
-                found.rows += 1
+                found.take()
         left = max(0, left - 1)
     if lost:
         found.warn(LOST.format(n=lost))

@@ -11,9 +11,8 @@ operators.
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -33,7 +32,15 @@ from torchcoll.importers.kineto_events import (
     kernels_of,
     steps_of,
 )
-from torchcoll.importers.torch_words import Numbers, collective_of, dtype_of, hidden_op, rank_in
+from torchcoll.importers.torch_words import (
+    Numbers,
+    check_ranks,
+    collective_of,
+    dtype_of,
+    hidden_op,
+    product,
+    rank_in,
+)
 from torchcoll.libraries.nccl.calls import choice_of_kernel
 
 SOURCE = "kineto"
@@ -79,8 +86,9 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     own = _numbered(pairs, _in_steps(timed, spans))
     own = [call for call in own if call.nbytes_in != UNKNOWN]  # after they were counted
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: own})
-    members = (member + 1 for group in traffic.groups.values() for member in group.ranks)
-    traffic.ranks = max(whole(info.get("world_size")) or 1, rank + 1, *members)
+    members = {member for group in traffic.groups.values() for member in group.ranks}
+    check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
+    traffic.ranks = max(whole(info.get("world_size")) or 1, rank + 1, *(m + 1 for m in members))
     traffic.steps = {rank: spans} if spans else {}
     traffic.notes = _notes(own, maker, works, others)
     return traffic, steps[0][0] if steps else None
@@ -104,7 +112,7 @@ def _works(
     gloo has no reduce_scatter: it runs all_reduce, of the whole input, or of the tensors of a list
     one by one, of which there are as many as ``ranks``.
     """
-    waiting: dict[str, list[Event]] = defaultdict(list)
+    waiting: dict[str, deque[Event]] = defaultdict(deque)
     for work in works:
         waiting[collective_of(work.name)].append(work)
     found: dict[Issued, list[Event]] = {}
@@ -114,7 +122,9 @@ def _works(
         collective, sizes = collective_of(one.event.name), elements_of(one.event)
         several = one.event.name == "c10d::reduce_scatter_"
         own = waiting["all_reduce" if collective == "reduce_scatter" else collective]
-        fitting = (w for w in own if w.start >= one.event.start and _fits(w, sizes))
+        while own and own[0].start < one.event.start:  # nor is it of a later call
+            own.popleft()
+        fitting = (w for w in own if _fits(w, sizes))
         found[one] = list(islice(fitting, ranks if several else 1))
         for work in found[one]:
             own.remove(work)
@@ -127,9 +137,8 @@ def _fits(work: Event, sizes: set[int]) -> bool:
     if not sizes or not isinstance(dims, list) or not dims:
         return True
     shapes = [shape for shape in dims if isinstance(shape, list)]
-    each = {math.prod(n for n in shape if isinstance(n, int)) for shape in shapes}
-    total = sum(math.prod(n for n in shape if isinstance(n, int)) for shape in shapes)
-    return bool(sizes & {total, *each})
+    each = [product(n for n in shape if isinstance(n, int)) or 0 for shape in shapes]
+    return bool(sizes & {sum(each), *each})
 
 
 Pair = tuple[Issued, TrafficCall]

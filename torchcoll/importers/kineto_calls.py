@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.importers.base import itemsize, whole
 from torchcoll.importers.kineto_events import Event, Issued
-from torchcoll.importers.torch_words import collective_of, dtype_of, ranks_in
+from torchcoll.importers.torch_words import collective_of, dtype_of, product, ranks_in
 
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
@@ -69,7 +69,7 @@ def _regular(args: Mapping[str, Any]) -> tuple[int, ...]:
     """Ranks at equal distances: what torch tells of a group beside a list that may be cut."""
     start, stride = whole(args.get("Global rank start")), whole(args.get("Global rank stride"))
     size = whole(args.get("Group size"))
-    if start is None or not stride or not size or size > 1 << 20:
+    if start is None or not stride or not size or size > MOST_RANKS:
         return ()
     return tuple(range(start, start + size * stride, stride))
 
@@ -171,7 +171,7 @@ class Calls:
             sides[1] = 0 if collective == "gather" else sides[1]
             sides[0] = 0 if collective == "scatter" else sides[0]
         each = itemsize(dtype)
-        known = each is not None and None not in sides
+        known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         nbytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
         if not known:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not told"] += 1
@@ -240,7 +240,9 @@ class _Arguments:
 
     def elements(self, place: int) -> int | None:
         shapes = self.dims(place)
-        return sum(math.prod(shape) for shape in shapes) if shapes else None
+        counts = [product(shape) for shape in shapes]
+        known = [count for count in counts if count is not None]
+        return sum(known) if shapes and len(known) == len(counts) else None
 
     def dtype(self, place: int) -> str | None:
         return dtype_of(self.types[place]) if place < len(self.types) and self.dims(place) else None
@@ -256,5 +258,5 @@ class _Arguments:
         lists = [ranks_in(self.values[i]) if i < len(self.values) else () for i in (4, 3)]
         if self.types[:1] != ["TensorList"]:
             return lists
-        shapes = [tuple(math.prod(shape) for shape in self.dims(place)) for place in (1, 0)]
+        shapes = [tuple(product(s) or 0 for s in self.dims(place)) for place in (1, 0)]
         return shapes if len({*shapes[0], *shapes[1]}) > 1 else [(), ()]

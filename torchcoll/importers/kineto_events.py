@@ -8,11 +8,11 @@ backend; one that holds a ``record_param_comms`` is the same call. Functional co
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any
 
 from torchcoll.core.intervals import Span
@@ -22,11 +22,13 @@ PARAM = "record_param_comms"
 # What record_param_comms tells beside calls: waiting for one, and the frame of several.
 _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
+_DEEPEST = 1000  # operators in each other: each call looks at all that are open
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """A complete event. start, end: ns from the first event of the trace."""
 
@@ -39,7 +41,8 @@ class Event:
 
     @property
     def id(self) -> object:
-        return self.args.get("External id")
+        found = self.args.get("External id")
+        return found if isinstance(found, (int, str)) else None
 
 
 @dataclass(eq=False)
@@ -54,29 +57,32 @@ class Issued:
         return "Collective name" in self.event.args
 
 
+def event_of(one: object) -> Event | None:
+    """A complete event, from ts 0; None for one that tells nothing here, as most do not."""
+    if not isinstance(one, dict) or one.get("ph") != "X":
+        return None
+    category, name = str(one.get("cat")), str(one.get("name"))
+    if category not in _WANTED and not name.startswith("gloo:"):
+        return None
+    begin, duration, args = one.get("ts"), number(one.get("dur")), one.get("args")
+    if not isinstance(begin, (int, float)) or not abs(begin) < 1e18 or duration is None:
+        return None
+    start = round(begin * 1000)
+    thread = intern(str(one.get("pid"))), intern(str(one.get("tid")))
+    end = start + round(duration * 1000)
+    args = args if isinstance(args, dict) else {}
+    return Event(intern(name), intern(category), thread, start, end, args)
+
+
 def events_of(data: Mapping[str, Any]) -> list[Event]:
     """The complete events (``ph`` X), outer ones before what they hold; broken ones are left out.
 
-    ``ts`` and ``dur`` are microseconds with three decimals.
+    ``ts`` and ``dur`` are microseconds with three decimals. ``traceEvents`` has them as objects of
+    the JSON, or as ``event_of`` has made them.
     """
-    found = []
-    for one in data["traceEvents"]:
-        if not isinstance(one, dict) or one.get("ph") != "X":
-            continue
-        begin, duration, args = one.get("ts"), number(one.get("dur")), one.get("args")
-        if not isinstance(begin, (int, float)) or not math.isfinite(begin) or duration is None:
-            continue
-        start = round(begin * 1000)
-        found.append(
-            Event(
-                str(one.get("name")),
-                str(one.get("cat")),
-                (str(one.get("pid")), str(one.get("tid"))),
-                start,
-                start + round(duration * 1000),
-                args if isinstance(args, dict) else {},
-            )
-        )
+    listed = data["traceEvents"]
+    made = (one if isinstance(one, Event) else event_of(one) for one in listed)
+    found = [event for event in made if event]
     found.sort(key=lambda event: (event.start, -event.end))
     first = found[0].start if found else 0
     for event in found:
@@ -120,7 +126,8 @@ def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
             elif not around and not event.name.startswith("_c10d_functional::"):
                 found[event] = Issued(event)
                 counted.add(event)
-        open_.append(event)
+        if len(open_) < _DEEPEST:
+            open_.append(event)
     return list(found.values()), [(e.start, e.end) for e in events if e not in busy]
 
 

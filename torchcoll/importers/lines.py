@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
+from torchcoll.core.bounds import MOST_TEXT, MOST_TOLD, Unpacking
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
 
@@ -23,8 +24,8 @@ _PREFIX = re.compile(
 # A message of a library, which may begin inside a row that another process is printing.
 # A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
 _LOG = re.compile(
-    r"(?:[A-Za-z_][\w.-]*)?:\d+:\d+ \[\S*\] .*$"
-    r"|\[\S*\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
+    r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
+    r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
     r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
     r"|NCCL_TESTS_ALLTOALLV\S*.*$"
 )
@@ -37,10 +38,11 @@ _LONGEST = 1 << 24  # a line beyond this is no text
 class _Unpacked(io.RawIOBase):
     """A .gz as it unpacks, its start read already; a cut one gives what there is."""
 
-    def __init__(self, start: bytes, rest: IO[bytes]) -> None:
+    def __init__(self, start: bytes, rest: IO[bytes], name: str) -> None:
+        self._growth, self._read = Unpacking("file", name), 0
         self._packed, self._rest = start, rest
         self._unpacker = zlib.decompressobj(31)  # with gzip's header
-        self._ready = b""
+        self._ready = memoryview(b"")  # of which a part costs no copy of the rest
         self.problem = ""
 
     def readable(self) -> bool:
@@ -57,7 +59,10 @@ class _Unpacked(io.RawIOBase):
             if self._unpacker.eof:  # another file packed behind the first
                 self._unpacker = zlib.decompressobj(31)
             try:
-                self._ready = self._unpacker.decompress(packed)
+                unpacked = self._unpacker.decompress(packed)
+                self._ready = memoryview(unpacked)
+                self._read += len(packed) - len(self._unpacker.unused_data)
+                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
             except zlib.error as error:
                 self.problem = f"damaged: {error}"
             self._packed = self._unpacker.unused_data
@@ -65,6 +70,30 @@ class _Unpacked(io.RawIOBase):
         self._ready = self._ready[len(part) :]
         target[: len(part)] = part
         return len(part)
+
+
+class Shortened:
+    """Lines of text, of which none is longer than a row can be."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = lines
+        self.cut: list[int] = []
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, text in self._lines:
+            if len(text) > MOST_TEXT:
+                if len(self.cut) < MOST_TOLD:
+                    self.cut.append(number)
+                text = text[:MOST_TEXT]
+            yield number, text
+
+    @property
+    def warning(self) -> str:
+        """'' where all are as they were."""
+        if not self.cut:
+            return ""
+        count = f"{len(self.cut)} lines" if len(self.cut) > 1 else "a line"
+        return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self.cut[0]}"
 
 
 class Source:
@@ -80,7 +109,7 @@ class Source:
             self._file: IO[bytes] = self._disk or sys.stdin.buffer
             self.start = self._file.read(_HEAD)
             if self.start.startswith(b"\x1f\x8b"):
-                self._unpacked = _Unpacked(self.start, self._file)
+                self._unpacked = _Unpacked(self.start, self._file, self.name)
                 self._file = io.BufferedReader(self._unpacked, _HEAD)
                 self.start = self._file.read(_HEAD)
             self.start += self._file.readline(_LONGEST)
@@ -116,7 +145,7 @@ class Source:
         window: list[str] = []
         for _, text in self.lines(keep=True):
             if "NCCL INFO" not in text and "|CCL_" not in text:
-                window.append(text)
+                window.append(text[:MOST_TEXT])
                 if len(window) >= _WINDOW:
                     yield window
                     window = []

@@ -123,7 +123,7 @@ def results_of(rows: Iterable[Row], launch: Launch, found: Imported) -> list[Cas
         if why:
             found.refuse(row.line, why)
             continue
-        found.rows += 1
+        found.take()
         for block in row.blocks:
             result = _result(row, block, launch)
             if launch.ranks != 1 and not launch.cpu_time and _disagrees(result, block):

@@ -6,9 +6,7 @@ of its own runs are kept.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -29,6 +27,7 @@ from torchcoll.importers.base import (
     number,
     whole,
 )
+from torchcoll.importers.documents import decoded, document
 from torchcoll.importers.nccl_tests import (
     STEP_1M,
     Block,
@@ -40,9 +39,7 @@ from torchcoll.importers.nccl_tests import (
 )
 
 NAME = "nccl-tests-json"
-
-# C's printf of an infinite double, which is no JSON; NaN is printed as a string.
-_BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
+LONG_LINES = True
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -55,8 +52,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 def read(lines: Iterable[Line], options: Options) -> Imported:
     found = Imported()
-    text = "\n".join(text for _, text in lines)
-    data, cut = decoded(text)
+    data, cut = decoded(document(lines))
     if cut:
         found.warn("the file is cut off: what is whole was read")
     if not isinstance(data, Mapping):
@@ -68,43 +64,6 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         found.warn("the file holds no results")
     _read(data, rows, cut, options, found)
     return found
-
-
-def decoded(text: str) -> tuple[Any, bool]:
-    """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
-    text = text.strip()
-    for attempt in (text, _BARE.sub(" null", text)):
-        try:
-            return json.loads(attempt), False
-        except (ValueError, RecursionError):
-            continue
-    text = _BARE.sub(" null", text)
-    end = len(text)
-    for _ in range(10_000):
-        end = text.rfind("}", 0, end)
-        if end < 0:
-            break
-        closing = _closing(text[: end + 1])
-        if closing is not None:
-            try:
-                return json.loads(text[: end + 1] + closing), True
-            except (ValueError, RecursionError):
-                continue
-    return None, True
-
-
-def _closing(text: str) -> str | None:
-    """What closes the brackets that are open, strings apart; None inside a string."""
-    plain = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    if '"' in plain:
-        return None
-    stack: list[str] = []
-    for char in plain:
-        if char in "{[":
-            stack.append("}" if char == "{" else "]")
-        elif char in "}]" and (not stack or stack.pop() != char):
-            return None
-    return "".join(reversed(stack))
 
 
 def _read(
@@ -216,9 +175,14 @@ def _row(row: object, place: int, launch: Launch, options: Options) -> Row | str
         count,
         options.dtype or dtype_named(str(row.get("type") or "")) or "",
         op if op and op != "none" else None,
-        max(0, int(root)) if entry.has_root and root.lstrip("-").isdigit() else None,
+        _root(root) if entry.has_root else None,
         blocks,
     )
+
+
+def _root(text: str) -> int | None:
+    """-1 is all of them, one after the other: shown as 0, as before."""
+    return 0 if text == "-1" else whole(text)
 
 
 def _count(value: object) -> int | None:

@@ -63,8 +63,8 @@ def parse_row(line: int, text: str, names: Sequence[str], placed: Sequence[str])
 def _op_and_root(rest: Sequence[str]) -> tuple[str | None, int | None]:
     op, root = None, None
     for token in rest:
-        if token.lstrip("-").isdigit():
-            root = int(token) if int(token) >= 0 else None
+        if token.removeprefix("-").isdecimal():
+            root = whole(token)  # -1 is none
         elif token != "none":
             op = token
     return op, root

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
 from torchcoll.importers.base import (
@@ -275,13 +276,13 @@ class _Reader:
         return self.part
 
     def member(self, part: _Part, match: re.Match[str]) -> None:
-        rank = int(match[1])
+        rank = whole(match[1])
         part.zeros += rank == 0
-        if rank < 1 << 20:
+        if rank is not None and rank < MOST_RANKS:
             part.members[rank] = {
                 "rank": rank,
                 "host": match[3],
-                "pid": int(match[2] or 0),
+                "pid": whole(match[2]) or 0,
                 "device": f"cuda:{match[4]}",
                 "device_name": match[6].strip(),
             }

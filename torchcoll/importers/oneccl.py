@@ -195,7 +195,7 @@ class _Reader:
             if "does nothing" in result:
                 self.found.warn("rows of an empty reduce_scatter are dropped")
             return
-        self.found.rows += 1
+        self.found.take()
         self.results.setdefault(result.ranks, []).append(result)
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:

@@ -85,7 +85,7 @@ class _Reader:
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
-            self.found.rows += 1
+            self.found.take()
             self.results.append(result)
 
     def result(self, record: dict[str, str]) -> CaseResult | str:

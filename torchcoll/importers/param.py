@@ -73,7 +73,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         if isinstance(result, str):
             found.refuse(line, result)
         else:
-            found.rows += 1
+            found.take()
             results.append(result)
     if results:
         source = {"tool": "PARAM", "format": "text"}

@@ -50,6 +50,7 @@ _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
 _ONLY = {"nccl": "cuda", "xccl": "xpu"}  # backends that have one kind of device
+_GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/csv.py
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 
@@ -95,9 +96,8 @@ def _fields(text: str) -> list[str]:
     if "," in plain or "\t" in plain or ";" in plain:
         delimiter = "," if "," in plain else "\t" if "\t" in plain else ";"
         try:
-            return [
-                f.strip() for f in next(csv.reader([plain.lstrip("#")], delimiter=delimiter), [])
-            ]
+            fields = next(csv.reader([plain.lstrip("#")], delimiter=delimiter), [])
+            return [_GUARD.sub("", field.strip()) for field in fields]
         except csv.Error:
             return []
     return []
@@ -178,7 +178,7 @@ class _Reader:
         if isinstance(result, str):
             self.found.refuse(line, result)
         else:
-            self.found.rows += 1
+            self.found.take()
             self.results.setdefault(result.ranks, []).append(result)
 
     def unit(self, key: str, unit_of: Callable[[str], Unit]) -> float:

@@ -30,6 +30,7 @@ from torchcoll.importers.base import (
 from torchcoll.importers.nccl_tests import Block, Launch, Row, results_of
 
 NAME = "rccl-tests"
+LONG_LINES = True
 _NEEDED = {"collective", "size", "time", "busbw"}
 _OBJECT = re.compile(r"\{[^{}]*\}")
 

@@ -12,18 +12,17 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, tell
 from torchcoll.core.records import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
 from torchcoll.core.traffic_file import is_traffic
-from torchcoll.importers.base import Imported, Importer, Options
-from torchcoll.importers.lines import Source
+from torchcoll.importers.base import Imported, Importer, Line, Options
+from torchcoll.importers.lines import Shortened, Source
 from torchcoll.importers.nccl_tests import repeats
 
 GROUP = "torchcoll.importers"
@@ -103,8 +102,12 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
         )
     options = options or Options()
     options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
+    lines: Iterable[Line] = source.lines()
+    shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
     with uncollected():  # rows are many, and hold no cycles
-        found = importer.read(source.lines(), options)
+        found = importer.read(iter(shortened or lines), options)
+    if shortened and shortened.warning:
+        found.warn(shortened.warning)
     found.importer = importer.NAME
     if options.statistic and importer.NAME != _PLAIN:
         found.warn(f"--statistic {options.statistic} is for plain tables: not used")
@@ -198,7 +201,7 @@ def leave_out(traffic: Sequence[str]) -> None:
     """One line on stderr that names these traffic files; none where there are none."""
     if traffic:
         text = f"{_few(traffic)}; torchcoll show FILE shows what it holds"
-        print(f"torchcoll: note: traffic is no result, left out: {text}", file=sys.stderr)
+        tell(f"torchcoll: note: traffic is no result, left out: {text}")
 
 
 def _few(paths: Sequence[str]) -> str:

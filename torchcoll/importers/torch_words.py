@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import TrafficCall
-from torchcoll.importers.base import dtype_named
+from torchcoll.importers.base import dtype_named, whole
 
 # Without underscores and the words below: the dispatcher (c10d::allgather_into_tensor_coalesced_),
 # record_param_comms (_allgather_base) and the Flight Recorder (nccl:_all_gather_base) differ.
@@ -42,6 +44,7 @@ _DTYPES = {
     "complexfloat": "complex64",
     "complexdouble": "complex128",
 }
+_BOUND = 1 << 62  # sizes from here on are none
 HIDDEN_OP = "the reduce operation is not in the trace: it is shown as unknown"
 
 
@@ -75,16 +78,37 @@ def rank_in(path: str | os.PathLike[str], bare: bool = False) -> int | None:
     stem = re.sub(r"(\.pt\.trace)?(\.jsonl?)?(\.gz)?$", "", os.path.basename(path))
     found = re.findall(r"rank[_-]?(\d+)", stem, re.IGNORECASE)
     found = found or (re.findall(r"(\d+)$", stem) if bare else [])
-    return int(found[-1]) if found else None
+    rank = whole(found[-1]) if found else None
+    return None if rank is None or rank >= MOST_RANKS else rank
 
 
 def ranks_in(value: object) -> tuple[int, ...]:
     """The ranks of a group: a list, or its text; () where it is neither or was shortened."""
     if isinstance(value, str):
         inner = value.strip().removeprefix("[").removesuffix("]")
-        value = [int(part) if part.strip().isdecimal() else None for part in inner.split(",")]
-    whole = isinstance(value, list) and all(type(rank) is int and rank >= 0 for rank in value)
-    return tuple(value) if whole and isinstance(value, list) else ()
+        value = [whole(part) if part.strip().isdecimal() else None for part in inner.split(",")]
+    good = isinstance(value, list) and all(type(n) is int and 0 <= n < _BOUND for n in value)
+    return tuple(value) if good and isinstance(value, list) else ()
+
+
+def product(shape: Iterable[object]) -> int | None:
+    """Elements of a tensor; None where the shape is none, or no memory holds that many."""
+    found = 1
+    for number in shape:
+        if type(number) is not int or number < 0:
+            return None
+        found *= number
+        if found >= _BOUND:
+            return None
+    return found
+
+
+def check_ranks(numbers: Iterable[int], path: os.PathLike[str]) -> None:
+    """Raises UnreadableError for a rank beyond what a world may have."""
+    most = max(numbers, default=0)
+    if most >= MOST_RANKS:
+        expected = f"ranks from 0 to {MOST_RANKS - 1}"
+        raise UnreadableError(f"trace {path}", f"rank {most}", expected)
 
 
 class Numbers:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.bounds import Held
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.lines import lines_of
+from torchcoll.core.lines import chunks_of
 from torchcoll.core.traffic import Group, Traffic, join
 from torchcoll.core.traffic_file import is_traffic, latest
 from torchcoll.core.units import format_ranges
+from torchcoll.importers.documents import members
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import is_trace, read_trace
+from torchcoll.importers.kineto_events import event_of
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
+_LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
+_HELD_RATIO, _ITEM_NBYTES = 6, 500  # of objects that were JSON, in memory
 _KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
 
 
@@ -91,12 +96,9 @@ def _read(path: Path) -> tuple[Traffic, int | None]:
     if is_traffic(path):
         return Traffic.load(path), None
     problems: list[str] = []
-    content = b"".join(lines_of(path, problems, "trace"))
-    if content.startswith(_PICKLE):
-        raise _pickle_error(path)
+    data = _document(path, problems)
     if problems:
         raise UnreadableError("trace", problems[0], "a whole file")
-    data = _json(content, path)
     if is_trace(data):
         return read_trace(data, path)
     if is_dump(data):
@@ -104,11 +106,28 @@ def _read(path: Path) -> tuple[Traffic, int | None]:
     raise UnreadableError("trace", path, _KINDS)
 
 
-def _json(content: bytes, path: Path) -> Any:
+def _document(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The outermost object; of a trace only the events that tell something."""
+    chunks = chunks_of(path, problems, "trace")
+    first = next(chunks, b"")
+    if first.startswith(_PICKLE):
+        raise _pickle_error(path)
+    found: dict[str, Any] = {}
+    held = Held("trace", path)
     try:
-        return json.loads(content, strict=False)  # names of events may hold control characters
+        for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
+            one = event_of(value) if item and key == "traceEvents" else value
+            if item and one is None:
+                continue
+            held.add_nbytes(_HELD_RATIO * length + _ITEM_NBYTES)
+            if item:
+                found[key].append(one)
+            else:
+                found[key] = one
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
-        raise UnreadableError("trace", path, _KINDS) from None
+        if not problems:
+            raise UnreadableError("trace", path, _KINDS) from None
+    return found
 
 
 def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:

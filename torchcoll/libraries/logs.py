@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from torchcoll.core.bounds import MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.lines import lines_of
 from torchcoll.libraries.nccl import jobs as nccl_jobs
@@ -60,12 +61,12 @@ def read_log(path: str) -> tuple[Reader, list[str]]:
     """
     problems: list[str] = []
     reader = _reader(path)
-    reader.read(lines_of(Path(path), problems, "log"))
+    reader.read(lines_of(Path(path), problems, "log", MOST_TEXT))
     return reader, problems
 
 
 def _reader(path: str) -> Reader:
-    for line in lines_of(Path(path), [], "log"):
+    for line in lines_of(Path(path), [], "log", MOST_TEXT):
         if _NCCL.search(line):
             return nccl.Reader(path)
         if _ONECCL.search(line):

@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import (
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+)
 from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.nccl import algorithms as nccl
 
@@ -38,11 +44,12 @@ class Cell:
     arguments: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        """As the manifest keeps it: secrets are masked."""
         return {
             "name": self.name,
-            "axes": dict(self.axes),
-            "variables": dict(self.variables),
-            "arguments": list(self.arguments),
+            "axes": masked_labels(self.axes),
+            "variables": masked_variables(self.variables),
+            "arguments": masked_words(self.arguments),
         }
 
 
@@ -68,7 +75,8 @@ def variable_dimension(text: str) -> Dimension:
             raise UsageError(
                 f"env {name}", value, "words that NCCL knows", f"It does not know {word!r}."
             )
-        part = value if name in FORCING else joined(_short(name), value)
+        shown = masked_value(name, value)  # the name is that of files and labels
+        part = value if name in FORCING else joined(_short(name), shown)
         found.append(Cell(file_safe(part) if value else "", {}, {name: value or None}))
     return found
 
@@ -86,7 +94,7 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
     parts = _short_paths(values) if name in AXES_OF_LIBRARIES else None
     return [
         Cell(
-            file_safe(parts[value] if parts else joined(name, value)),
+            file_safe(parts[value] if parts else joined(name, masked_labels({name: value})[name])),
             {name: value},
             _variables_of(name, value, environ),
         )

@@ -80,7 +80,12 @@ def _mismatches(run: Run, job: Job, recorded: Recorded) -> Iterator[str]:
         asked = job.cell.axes.get(name, "")
         # Of nproc a node there are several times as many. An MPI that is not the launcher's leaves
         # every process alone.
-        if asked.isdigit() and int(asked) and (run.ranks < 1 or run.ranks % int(asked)):
+        if (
+            asked.isascii()
+            and asked.isdigit()
+            and int(asked)
+            and (run.ranks < 1 or run.ranks % int(asked))
+        ):
             yield f"{name} is {asked}, and {counted(run.ranks, 'rank')} found each other"
     yield from _lost(run, job.cell, recorded)
     version = _nccl_version(run)

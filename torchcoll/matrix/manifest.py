@@ -85,8 +85,12 @@ def _is_launch(line: dict[str, Any]) -> bool:
         line.get("record") == "launch"
         and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
         and isinstance(line.get("file"), (str, type(None)))
-        and isinstance(line.get("seconds"), (int, float, type(None)))
+        and _is_seconds(line.get("seconds"))
     )
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value < 1e9)  # type: ignore[operator]
 
 
 def is_plan(spec: Any) -> bool:

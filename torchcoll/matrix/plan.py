@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import masked_variables, masked_words
 from torchcoll.libraries.forcing import FORCING
 from torchcoll.libraries.variables import unknown_variables
 from torchcoll.matrix.cells import (
@@ -78,7 +79,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "command": list(self.command.words),
+            "command": masked_words(self.command.words),
             "cells": [cell.to_json() for cell in self.cells],
             "launches": self.launches,
             "seed": self.seed,
@@ -143,7 +144,10 @@ def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str
 
 
 def command_line(words: Sequence[str], variables: Mapping[str, str | None]) -> str:
-    """As it can be typed: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
+    """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
+    variables = masked_variables(variables)
     unset = [word for name, value in variables.items() if value is None for word in ("-u", name)]
     settings = [f"{n}={shlex.quote(v)}" for n, v in variables.items() if v is not None]
-    return " ".join([*(["env", *unset] if unset else []), *settings, shlex.join(words)])
+    return " ".join(
+        [*(["env", *unset] if unset else []), *settings, shlex.join(masked_words(words))]
+    )

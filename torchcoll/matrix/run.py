@@ -9,12 +9,20 @@ import signal
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import FrameType
 from typing import Any, Protocol
 
 from torchcoll.core.errors import TorchcollError
+from torchcoll.core.variables import (
+    MASK,
+    masked,
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+)
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.matrix import processes
 from torchcoll.matrix.check import Recorded, check, unverified
@@ -100,32 +108,44 @@ def _one(
     output = read_log(log, start)
     status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
     aside = None if usable else folder.set_aside(job)
+    last = "\n".join(output.splitlines()[-_LAST_LINES:])
     return {
         "cell": job.cell.name,
         "launch": job.launch,
         "attempt": folder.attempts(job) + 1,
-        "axes": dict(job.cell.axes),
-        "variables": dict(job.cell.variables),
-        "command": words,
+        "axes": masked_labels(job.cell.axes),
+        "variables": masked_variables(job.cell.variables),
+        "command": masked_words(words),
         "start_utc": utc,
         "exit_code": ended.exit_code if ended else None,
         "seconds": round(ended.seconds, 3) if ended else None,
         "status": status,
-        "reason": reason,
+        "reason": _without_secrets(reason, job, words),
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
-        "output": "" if status == "ok" else "\n".join(output.splitlines()[-_LAST_LINES:]),
+        "output": "" if status == "ok" else _without_secrets(last, job, words),
         "library": library,
     }
 
 
+def _without_secrets(text: str, job: Job, words: Sequence[str]) -> str:
+    """What a launch said, without what it was given as a secret."""
+    given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
+    for word, shown in zip(words, masked_words(words), strict=True):
+        if shown != word:
+            given += [word, word.rpartition("=")[2] if shown.endswith(f"={MASK}") else word]
+    for secret in sorted(given, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return "\n".join(map(masked, text.split("\n")))
+
+
 def labels_of(job: Job, recorded: Recorded) -> dict[str, str]:
     """The axes; and variables that result files do not keep, or a file would not tell its own."""
-    labels = dict(job.cell.axes)
+    labels = masked_labels(job.cell.axes)
     for name in unverified(job.cell, recorded):
         if (value := job.cell.variables[name]) is not None:
-            labels[name] = value
+            labels[name] = masked_value(name, value)
     return labels
 
 
@@ -234,7 +254,9 @@ def summary(plan: Plan, folder: Folder) -> list[dict[str, Any]]:
         jobs = [Job(cell, launch) for launch in range(1, plan.launches + 1)]
         last = [record for job in jobs if (record := folder.last(job)) is not None]
         counts = Counter(str(record["status"]) for record in last)
-        seconds = [r["seconds"] for r in last if r["status"] == "ok" and r["seconds"] is not None]
+        seconds = [
+            r["seconds"] for r in last if r["status"] == "ok" and r.get("seconds") is not None
+        ]
         reasons = [r["reason"] for r in last if r["status"] != "ok" and r["reason"]]
         rows.append(
             {

@@ -1,13 +1,16 @@
 """The rows as CSV: every field of a Row in base units, unknown as an empty field.
 
 A list is its items with commas between them, as the options of the command line take lists; an
-empty one is an empty field.
+empty one is an empty field. Spreadsheets run a cell that begins with ``= @ + -`` as a formula: a
+text that does so, and is no number, gets a ``'`` before it, which they do not show and
+``torchcoll import`` takes away.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +19,9 @@ from torchcoll.core.summary import over_ranks_of
 from torchcoll.report.json import ROWS
 from torchcoll.report.output import one_line
 from torchcoll.report.view import Records, View
+
+_FORMULA = re.compile(r"'*[=@+-]")
+_NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*", re.IGNORECASE)
 
 
 def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
@@ -56,7 +62,7 @@ def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ())
         names = list(dict.fromkeys(name for record in records for name in record))
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
+    writer.writerow({name: _cell(name) for name in names})
     for record in records:
         writer.writerow({k: _cell(v) for k, v in record.items()})
     return out.getvalue()
@@ -64,5 +70,10 @@ def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ())
 
 def _cell(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return ",".join(one_line(item) for item in value)
-    return one_line(value) if isinstance(value, str) else value
+        value = ",".join(one_line(item) for item in value)
+    return _no_formula(one_line(value)) if isinstance(value, str) else value
+
+
+def _no_formula(text: str) -> str:
+    # "'=1" too, or reading would take the wrong one away.
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text

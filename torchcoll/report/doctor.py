@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from torchcoll.core.errors import printable
 from torchcoll.report.grid import Grid, Head, plain_lines
 from torchcoll.report.output import Output, one_line
 
@@ -32,7 +33,7 @@ def _print(out: Output, style: str, line: str) -> None:
     from rich.text import Text
 
     # Only the mark is coloured, which is the line's first word, or a heading's whole line.
-    text = Text(line)
+    text = Text(printable(line))
     start = len(line) - len(line.lstrip())
     text.stylize(style, start, len(line) if not start else line.index(" ", start))
     console.print(text, soft_wrap=True)

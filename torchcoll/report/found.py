@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from torchcoll.core.errors import tell
 from torchcoll.report.csv import records_csv
 from torchcoll.report.grid import Grid
 from torchcoll.report.notes import lines_beside
@@ -61,4 +61,4 @@ def print_forms(
 def tell_beside(found: Any, format: str) -> None:
     """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
     for text in lines_beside(format, found.runs, [f"note: {text}" for text in found.notes]):
-        print(f"torchcoll: {text}", file=sys.stderr)
+        tell(f"torchcoll: {text}")

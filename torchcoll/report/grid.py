@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from torchcoll.core.errors import printable
 from torchcoll.report.output import Output
 
 T = TypeVar("T")
@@ -174,7 +175,7 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
         table.add_column(Text("\n".join(titles)), no_wrap=True, min_width=width)
     styles = grid.styles or [""] * len(grid.rows)
     for row, style in zip(grid.rows, styles, strict=True):
-        cells = zip(row, grid.heads, widths, strict=True)
+        cells = zip(map(printable, row), grid.heads, widths, strict=True)
         table.add_row(*(Text(aligned(*cell)) for cell in cells), style=style)
     return table
 

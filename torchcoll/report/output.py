@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from torchcoll.core.errors import printable
 from torchcoll.core.units import one_line as one_line
 
 
@@ -35,17 +36,20 @@ class Output:
 
     def write(self, text: str) -> None:
         encoding = getattr(self.file, "encoding", None) or "utf-8"
+        # Once for all reports: labels, hosts and file names may hold what a terminal obeys.
+        if not text.replace("\n", "").isprintable():
+            text = "\n".join(map(printable, text.split("\n")))
         self.file.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def lines(self, lines: Iterable[str]) -> None:
         """Each as a line of its own; on a terminal, long ones are wrapped between words."""
         for line in lines:
-            self.write(self.wrapped(line) + "\n")
+            self.write(self.wrapped(printable(line)) + "\n")
 
     def lines_unwrapped(self, lines: Iterable[str]) -> None:
         """As ``lines`` for the rows of a table: a row is one line whatever the width."""
         for line in lines:
-            self.write(line + "\n")
+            self.write(printable(line) + "\n")
 
     def styled(self, line: str, style: str) -> None:
         """As ``lines`` for one, in a style of rich where the terminal can show it."""
@@ -55,7 +59,7 @@ class Output:
             return
         from rich.text import Text
 
-        console.print(Text(self.wrapped(line), style=style), soft_wrap=True)
+        console.print(Text(printable(self.wrapped(line)), style=style), soft_wrap=True)
 
     def wrapped(self, line: str) -> str:
         if self.width is None or len(line) <= self.width:

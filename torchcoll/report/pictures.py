@@ -5,6 +5,7 @@ Without pyplot: it looks for a display, and keeps every figure alive.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import textwrap
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.units import format_size, format_time
+from torchcoll.report.files import check_new, write_file
 from torchcoll.report.output import one_line
 from torchcoll.report.view import choice
 
@@ -30,12 +32,16 @@ _DECADES = 200  # a shorter axis has ticks at 2 and 5 too
 _CAPTION = 150  # characters in a line of that width
 
 
-def check_path(path: str | os.PathLike[str]) -> Path:
-    """Raises UsageError for a picture that could not be written, before anything is read."""
+def check_path(path: str | os.PathLike[str], force: bool = True) -> Path:
+    """Raises UsageError for a picture that could not be written, before anything is read.
+
+    force: one that is there may be replaced.
+    """
     file = Path(path)
     choice(file.suffix.lower(), "picture", SUFFIXES)
     if not file.parent.is_dir():
         raise UsageError("picture", path, "a folder that exists")
+    check_new(path, "picture", force)
     return file
 
 
@@ -113,9 +119,9 @@ def write_caption(figure: Figure, caption: Sequence[str]) -> None:
 
 
 def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Raises UsageError for a path that cannot be written."""
-    try:
-        figure.savefig(check_path(path), dpi=120)
-    except OSError as error:
-        expected = f"a file that can be written ({error.strerror})"
-        raise UsageError("picture", path, expected) from None
+    """In place of one that is there, never through a link. Raises UsageError for a path that
+    cannot be written.
+    """
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
+    write_file(path, drawn.getvalue(), "picture", force=True)

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from torchcoll.core.bounds import Held
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnreadableError
+from torchcoll.core.lines import UNUSABLE, lines_of
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
@@ -53,9 +55,11 @@ def is_points(path: str) -> bool:
 def load_points(path: str) -> list[Point]:
     """The points of a file. Raises UnreadableError where it is broken."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = b"".join(lines_of(Path(path), [], "reference"))
+        Held("reference", path).add(content)
+        data = json.loads(content)
         return [_point(record) for record in data["points"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *UNUSABLE) as error:
         raise UnreadableError("reference", path, f"a file of points ({error})") from None
 
 

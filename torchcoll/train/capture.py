@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
+from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.traffic_file import RANK_FILE
 from torchcoll.train.decode import OPERATORS, Schema, decode, tensors
@@ -83,7 +83,7 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
             except TorchcollError as error:
                 if not failed:
                     raise
-                print(error.line(), file=sys.stderr)  # and let the body's own error through
+                tell(error.line())  # and let the body's own error through
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -27,6 +27,7 @@ _LIMIT = (
     *("only", "source"),
 )
 _ONLY = ("ranks", "dtype", "op")  # fields of a Row
+_MOST_NBYTES = 1 << 16  # of a file of rules; ours have 1 KB
 _MOST_GBPS = 1e9  # beyond, a figure is a slip
 _LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
 
@@ -183,14 +184,20 @@ def _rule(file: Any) -> Rule:
             import tomllib
         else:
             import tomli as tomllib
-        table = tomllib.loads(file.read_bytes().decode())
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_NBYTES + 1)
+        if len(content) > _MOST_NBYTES:
+            raise UsageError("rules", file, f"a file of at most {_MOST_NBYTES} bytes")
+        table = tomllib.loads(content.decode())
     except ImportError:
         raise UsageError(
             "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"
         ) from None
     except OSError as error:
         raise UsageError("rules", file, f"a file that can be read ({error.strerror})") from None
-    except ValueError as error:  # not UTF-8, not TOML
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML
+        if isinstance(error, UsageError):
+            raise
         raise UsageError("rules", f"{file} ({error})", "a TOML file") from None
     rule = Rule(table, str(file))
     _check(table, rule.path)

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torchcoll.core.bounds import MOST_DEPTH, MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.lines import lines_of
 
 ROOTS = ("system", "graphs")
 _WHAT = "XML"
+_MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
 _EXPECTED = "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)"
 # expat's numbers of what only the end of the text can bring about: nothing there, an open token,
 # half a character, an open CDATA section.
@@ -79,11 +81,20 @@ class Node:
 class _Builder:
     """expat's calls -> nodes. ``root`` is there from the first element on."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
         self.root: Node | None = None
         self._open: Node | None = None
+        self._path = path
+        self._depth = self._count = 0
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
+        self._depth += 1
+        self._count += 1
+        if self._depth > MOST_DEPTH or self._count > _MOST_NODES:
+            what = f"XML {self._path}"
+            if self._depth > MOST_DEPTH:
+                raise UnreadableError(what, "more", f"at most {MOST_DEPTH} elements in each other")
+            raise UnreadableError(what, "more", f"at most {_MOST_NODES} elements")
         node = Node(tag, attributes, self._open)
         if self._open is not None:
             self._open.children.append(node)
@@ -91,6 +102,7 @@ class _Builder:
         self._open = node
 
     def end(self, tag: str) -> None:
+        self._depth -= 1
         if self._open is not None:
             self._open.whole = True
             self._open = self._open.parent
@@ -104,7 +116,7 @@ def is_dump(path: str) -> bool:
 
     Raises UnreadableError for a file that cannot be read.
     """
-    lines = (line for line in lines_of(Path(path), [], "log") if line.strip())
+    lines = (line for line in lines_of(Path(path), [], "log", MOST_TEXT) if line.strip())
     return bool(_BEGINS.match(next(lines, b"")))
 
 
@@ -118,7 +130,7 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
     from defusedxml.ElementTree import DefusedXMLParser, ParseError
 
     problems: list[str] = []
-    builder = _Builder()
+    builder = _Builder(path)
     parser = DefusedXMLParser(target=builder, forbid_dtd=True)
     try:
         for line in lines_of(Path(path), problems, _WHAT):

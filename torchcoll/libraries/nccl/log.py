@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from torchcoll.core.bounds import MOST_PROCESSES
+from torchcoll.core.errors import UnreadableError
 from torchcoll.libraries.calls import Tally
 from torchcoll.libraries.nccl import said
 from torchcoll.libraries.nccl.known import is_known
@@ -21,11 +23,11 @@ from torchcoll.libraries.nccl.tuning_table import Column
 _MARK = b" NCCL "
 _LONGEST = 4096  # NCCL's own buffer has 1024
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
-_PREFIX = re.compile(rb"([\w.-]*):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
+_PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
 # A whole prefix, to find one inside another line.
 _INSIDE = re.compile(
-    rb"(?:\[[\d :.-]+\] )?([\w.-]+):(\d{1,10}):(\d{1,10}) \[-?\w*\] "
-    rb"(?:\S+:\d+ (?:\(\w+\) )?)?NCCL (?:INFO|WARN) "
+    rb"(?:\[[\d :.-]{1,64}\] )?([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\] "
+    rb"(?:\S{1,255}:\d{1,9} (?:\(\w+\) )?)?NCCL (?:INFO|WARN) "
 )
 _BARE_VERSION = re.compile(rb"NCCL version (\d+\.\d+[\w.+-]*)")
 
@@ -142,6 +144,8 @@ class Reader:
 
     def made(self, host: str, pid: int) -> Process:
         """A process that nothing was read of yet."""
+        if len(self._known) >= MOST_PROCESSES:
+            raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
         process = self._known[host, pid] = Process(host, pid, self.file)
         self.processes.append(process)
         return process

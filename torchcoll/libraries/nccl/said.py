@@ -202,7 +202,7 @@ def loaded(reader: Reader, message: str) -> bool:
 def variable(reader: Reader, message: str) -> bool:
     found = _SET.search(message)
     if found:
-        value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdigit() else found[2]
+        value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdecimal() else found[2]
         reader.process.variables[found[1]] = value
     return bool(found)
 

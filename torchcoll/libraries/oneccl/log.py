@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from torchcoll.core.bounds import MOST_PROCESSES
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.libraries.calls import Call, Tally
 
@@ -162,6 +164,8 @@ class Reader:
         number = int(match[1] or 0)
         process = self._known.get(number)
         if process is None:
+            if len(self._known) >= MOST_PROCESSES:
+                raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
             process = self._known[number] = Process(number, self.file)
             self.processes.append(process)
         self._process, self._collective = process, ""

@@ -1,0 +1,122 @@
+"""What a terminal or a spreadsheet would obey reaches neither."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from handmade import case, result, run
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.records import load, save
+from torchcoll.report.csv import records_csv
+from torchcoll.report.grid import Grid, Head, rich_table
+from torchcoll.report.output import Output
+
+EVIL = "a\x1b[31m\x07\x00\x9b2J\u202eb\nc\ud800"  # ESC, BEL, NUL, C1, bidi, a line end, a surrogate
+
+
+def clean(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+def test_error_lines():
+    for error in (
+        UsageError("file", EVIL, "x"),
+        UsageError(f"trace {EVIL}", "y", "x"),
+        UsageError("file", "y", f"a {EVIL}", f"See {EVIL}."),
+    ):
+        assert error.line().isprintable()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[f"a{EVIL}"], ["show", "a\x1b]0;b\x07.jsonl"], ["show", "x", "--columns", "\x9bz"]],
+)
+def test_arguments(capsys, arguments):
+    assert main(arguments) in (2, 3)
+    told = capsys.readouterr().err
+    assert told.startswith("torchcoll: error: ") and told.count("\n") == 1 and clean(told)
+
+
+def _file(folder, name="run.jsonl"):
+    asked = {"collective": "all_reduce", "nbytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
+    records = [
+        {"record": "header", "schema": "torchcoll/1", "ranks": 2, "run_id": EVIL, "start_utc": EVIL,
+         "spec": {"labels": {EVIL: EVIL, "formula": "=1+1"}}, "environment": {"host": EVIL, "torch": EVIL}},
+        {"record": "ranks", "ranks": [{"rank": r, "host": f"h{EVIL}", "device": "cpu"} for r in (0, 1)]},
+        {"record": "case", "case": asked, "status": "ok", "ranks": 2, "nbytes": 8, "reason": EVIL,
+         "time_ns": {"host": [[5], [6]]}, "warnings": [EVIL], "stop": EVIL},
+        {"record": "case", "case": asked | {"nbytes": 16}, "status": "failed", "ranks": 2, "reason": EVIL},
+        {"record": "event", "kind": "warning", "message": EVIL},
+    ]  # fmt: skip
+    path = folder / name
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["--format", "markdown"], ["--format", "csv"], ["--format", "nccl-tests"]),
+        *(["--per-rank"], ["--calls"], ["--pivot", "backend"]),
+    ],
+)
+def test_what_a_file_holds(tmp_path, capsys, words):
+    assert main(["show", str(_file(tmp_path, "r\x1b[1m.jsonl")), *words]) == 0
+    told = capsys.readouterr()
+    assert clean(told.out) and clean(told.err)
+
+
+def test_a_table_on_a_terminal(tmp_path):
+    grid = Grid([Head("h")], [[EVIL]])
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system=None).print(rich_table(grid))
+    assert clean(out.getvalue())
+    Output(out).write(EVIL)
+    assert clean(out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
+        ("-a", "'-a"),
+        ("'=1", "''=1"),
+        (["=a", "b"], "'=a,b"),
+        # Numbers are no formulas.
+        (-5, "-5"),
+        (-0.25, "-0.25"),
+        ("-5", "-5"),
+        ("+1.5e-3", "+1.5e-3"),
+        ([-1, 2], "-1,2"),
+        ("a=1", "a=1"),
+    ],
+)
+def test_cells_that_a_spreadsheet_would_run(value, cell):
+    (row,) = csv.DictReader(io.StringIO(records_csv([{"x": value}])))
+    assert row["x"] == cell
+
+
+def test_a_cell_comes_back_as_it_was(tmp_path):
+    """``torchcoll import`` reads CSV: the types and operations of foreign texts too."""
+    rows = [{"collective": "all_reduce", "size": 1024, "time_us": 3.5, "ranks": 2, "op": "=sum"}]
+    path = tmp_path / "a.csv"
+    path.write_text(records_csv(rows))
+    assert "'=sum" in path.read_text()
+    assert main(["import", str(path), "-o", str(tmp_path / "a.jsonl")]) == 0
+    assert load(tmp_path / "a.jsonl").results[0].case.op == "=sum"
+
+
+def test_a_surrogate_in_the_name_of_a_side_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "run.jsonl"
+    save(run(*(result(case=case(nbytes=1 << n)) for n in (10, 12))), path)
+    assert main(["plot", f"a\ud800={path}", "-o", str(tmp_path / "a.svg")]) == 0

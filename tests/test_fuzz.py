@@ -1,0 +1,57 @@
+"""Some of the inputs of tests/fuzz.py, and those that were once uncaught."""
+
+from __future__ import annotations
+
+import fuzz
+import pytest
+
+
+@pytest.mark.parametrize("name", fuzz.READERS)
+def test_nothing_but_our_own_errors(tmp_path, name):
+    found = fuzz.run(name, range(40), tmp_path)
+    assert found.uncaught == {}
+    assert found.outcomes["read"] and sum(found.outcomes.values()) == 40
+
+
+@pytest.mark.parametrize("name", fuzz.READERS)
+def test_what_was_not_changed_is_read(tmp_path, name):
+    reader = fuzz.READERS[name]
+    for seed in reader.seeds:
+        (tmp_path / reader.name).write_text(seed)
+        reader.read(tmp_path / reader.name)  # raises what is wrong
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("DeepSpeed", "16x4", f"{HUGE}x4"),
+        ("DeepSpeed", "on 8 devices", f"on {HUGE} devices"),
+        ("DeepSpeed", "  2                   12.34", f"  {HUGE}  12.34"),
+        ("nccl-tests text", "Rank  0 Group", f"Rank  {HUGE} Group"),
+        ("nccl-tests text", "Pid   4711", f"Pid   {HUGE}"),
+        ("nccl-tests text", "     sum      -1", "     sum      ²"),
+        ("nccl-tests JSON", '"    -1"', '"²"'),
+        ("nccl-tests JSON", '"    -1"', f'"{HUGE}"'),
+        ("Kineto", '"External id": 5', '"External id": [5]'),
+        ("Kineto", " 250\n", " 1e308\n"),
+        ("Flight Recorder", "3,\n     4", "1e308,\n     1e308"),
+        ("Flight Recorder", "send 0->1", f"send 0->{HUGE}"),
+        ("traffic", '"start_ns": 5000', '"start_ns": {}'),
+        ("manifest", '"seconds": 3.25, ', ""),
+        ("manifest", '"seconds": 3.25', '"seconds": 1e308'),
+        ("manifest", '"seconds": 3.25', '"seconds": true'),
+        ("rules", "ranks = [16, 32]", "ranks = " + "[" * 3000),
+        ("points", '[{"name"', "[" * 100_000 + '{"name"'),
+    ],
+)  # fmt: skip
+def test_what_was_uncaught(tmp_path, name, old, new):
+    reader = fuzz.READERS[name]
+    seed = next(seed for seed in reader.seeds if old in seed)
+    (tmp_path / reader.name).write_text(seed.replace(old, new, 1))
+    try:
+        reader.read(tmp_path / reader.name)
+    except fuzz.TorchcollError as error:
+        assert error.line().isprintable()

@@ -1,0 +1,83 @@
+"""A small file does not take the machine: the inputs of tests/hostile.py that matter most."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import hostile
+import pytest
+
+from torchcoll.cli import main
+from torchcoll.core.records import load
+from torchcoll.importers import base
+
+# What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
+LIMIT_NBYTES = 1_800_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("a dump of rank 90000000", "got rank 90000000, expected ranks from 0 to 1048575"),
+        ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 100 times its size. Where"),
+        ("nested XML, log", "got more, expected at most 100 elements in each other"),
+        ("nested JSON, trace", "a traffic file of torchcoll, a Kineto trace or a Flight Recorder"),
+        ("a long line of a log", ""),
+    ],
+)
+def test_what_it_takes(tmp_path, name, said):
+    path = hostile.write(name, tmp_path)
+    done = hostile.read(name, path, LIMIT_NBYTES)
+    assert "Traceback" not in done.stderr and "MemoryError" not in done.stderr
+    assert said in done.stderr
+    assert done.returncode == (3 if said else 0)
+    assert done.stderr.count("\n") == 1 or not said
+
+
+@pytest.mark.parametrize("command", ["show", "log", "import"])
+def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command):
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(b"0" * (1 << 20)) * 700)
+    assert main([command, str(path)]) == 3
+    assert "unpacks to at most 256 MiB" in capsys.readouterr().err
+
+
+def test_what_packs_as_real_files_do_is_read(tmp_path):
+    """A file of 40 000 equal cases packs 100 to 1 and more, and is small."""
+    case = {**dict.fromkeys(("dtype", "op", "root", "in_place")), "collective": "all_reduce"}
+    case |= {"nbytes": 8, "cadence": "isolated", "backend": "gloo", "device": "cpu"}
+    record = {"record": "case", "case": case, "status": "ok", "ranks": 2, "nbytes": 8}
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        file.write('{"record":"header","schema":"torchcoll/1","ranks":2}\n')
+        file.write((json.dumps(record) + "\n") * 40_000)
+        file.write('{"record":"end","status":"complete"}\n')
+    assert path.stat().st_size * 100 < 40_000 * len(json.dumps(record))
+    assert len(load(path).results) == 40_000
+
+
+def test_problems_are_counted_where_they_are_many(tmp_path):
+    path = tmp_path / "a.jsonl"
+    header = '{"record":"header","schema":"torchcoll/1","ranks":2}\n'
+    path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
+    problems = load(path).problems
+    assert len(problems) == 1001
+    assert problems[-1] == f"{path}: 500 more unusable records"
+
+
+def test_a_table_of_too_many_rows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(base, "MOST_ROWS", 100)
+    path = tmp_path / "all_reduce.csv"
+    path.write_text("size,time (us)\n" + "1024,3.5\n" * 101)
+    assert main(["import", str(path)]) == 3
+    assert "got more than 100 rows, expected less. Split it." in capsys.readouterr().err
+
+
+def test_a_line_of_text_that_is_too_long_is_said(tmp_path, capsys):
+    path = tmp_path / "all_reduce.csv"
+    path.write_text("size,time (us)\n1024,3.5\n" + "9" * 20_000 + ",3\n")
+    assert main(["import", str(path)]) == 0
+    assert (
+        "a line longer than 16384 characters: cut there; the first is 3" in capsys.readouterr().out
+    )

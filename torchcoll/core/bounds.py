@@ -1,0 +1,100 @@
+"""What a file may make its reader hold, unpack and compute: the bounds of all readers.
+
+A file of a few bytes must not take the machine: whatever is in it, reading takes about 1 GB at most
+and seconds. Files that are large on disk may take more, in proportion to their size: who has a
+result file of 400 MB measured it. So what is held is bounded by the size on disk, what is streamed
+by it where it is packed, and the rest by numbers that no real file comes near.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError
+
+MOST_RANKS = 1 << 20  # that a file may claim
+MOST_LINE = 64 << 20  # bytes of JSON in a line: a case of 65 536 ranks has 20 MB
+MOST_TEXT = 1 << 14  # characters of a line of text; the longest seen, a list of options, has 3000
+MOST_DEPTH = 100  # of nested elements; NCCL's own have 8
+MOST_ROWS = 250_000  # of a table of another tool, refused ones too: 3 KB each
+MOST_PROCESSES = 1 << 16  # in one log
+MOST_TOLD = 1000  # lines on what is wrong with one file
+_HELD_NBYTES = 1_000_000_000
+_HELD_RATIO = 16  # a plain file of whole numbers takes 5 to 9 times its size
+_RECORD_NBYTES = 2000  # the object that a record becomes
+_UNPACKED_NBYTES = 256 << 20
+# Of real traces 10 to 30, of logs up to 60; a bomb has 1000.
+_UNPACKED_RATIO = 100
+_LINE_NBYTES = 64  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
+# All but what JSON's structure is made of.
+_CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
+_STRUCTURE_NBYTES = 36  # a whole number in a list; a list and a text have several such bytes
+
+
+class Held:
+    """What has been read of a file and is kept, estimated in bytes of memory."""
+
+    def __init__(self, what: str, path: str | os.PathLike[str]) -> None:
+        self._what, self._path = what, path
+        try:
+            size = os.stat(path).st_size
+        except OSError:  # it is not read from there
+            size = 0
+        self._most = max(_HELD_NBYTES, _HELD_RATIO * size)
+        self._nbytes = 0
+
+    def add(self, json: bytes) -> None:
+        """A record, as JSON. Raises UnreadableError where it does not fit any more."""
+        structure = len(json.translate(None, _CONTENT))
+        self.add_nbytes(len(json) + _STRUCTURE_NBYTES * structure + _RECORD_NBYTES)
+
+    def add_nbytes(self, nbytes: int) -> None:
+        """As ``add``, by an estimate of the memory itself."""
+        self._nbytes += nbytes
+        if self._nbytes > self._most:
+            raise UnreadableError(
+                self._what,
+                self._path,
+                "records that fit into 1 GB of memory, or into 16 times the size of the file",
+                "Unpack a .gz, which then may take more, or split the file.",
+            )
+
+
+class Unpacking:
+    """How far a packed file may grow."""
+
+    def __init__(self, what: str, path: object) -> None:
+        self._what, self._path = what, path
+        self._nbytes = 0
+
+    def add(self, unpacked: int, packed: int, lines: int = 0) -> None:
+        """unpacked: bytes more, in so many ``lines``; packed: bytes read by now, all together.
+
+        Raises UnreadableError for what grows as no real file does.
+        """
+        self._nbytes += unpacked + _LINE_NBYTES * lines
+        if self._nbytes > _UNPACKED_NBYTES + _UNPACKED_RATIO * packed:
+            raise UnreadableError(
+                self._what,
+                self._path,
+                "a .gz that unpacks to at most 256 MiB, or to 100 times its size",
+                "Where it is no bomb: gunzip it, and name the plain file.",
+            )
+
+
+class Problems:
+    """The list of what is wrong with a file, which says how many more there are in place of all."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+        self._count = 0
+
+    def add(self, text: str) -> None:
+        self._count += 1
+        if self._count <= MOST_TOLD:
+            self._told.append(text)
+
+    def end(self, path: Any) -> None:
+        if self._count > MOST_TOLD:
+            self._told.append(f"{path}: {self._count - MOST_TOLD} more unusable records")
