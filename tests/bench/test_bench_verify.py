@@ -95,12 +95,14 @@ def test_reductions(op, ranks):
         for turn in turns_of(asked):
             rows, expected = held(asked, ranks, turn), result(asked, ranks, turn)
             got = reduced_by_torch(op, rows, ranks)
-            assert torch.allclose(got.double(), expected.double(), rtol=0, atol=1e-15), asked
             if got.dtype != torch.float64:
-                assert torch.equal(got.long(), expected.to(kind).long()), asked
-            elif op != "avg":
+                expected = expected.to(kind)
+                assert torch.equal(got.to(kind), expected), asked
+            elif op == "avg":
+                assert torch.allclose(got, expected, rtol=0, atol=1e-15), asked
+            else:
                 assert torch.equal(expected.to(kind).double(), got), (asked, "is not exact")
-            untouched &= rows.double() == expected.to(kind).double()
+            untouched &= rows == expected.to(kind)
         assert ranks == 1 or not untouched.any(), asked
 
 
@@ -143,10 +145,10 @@ def test_every_contribution_counts_somewhere(op, ranks):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_averages_without_a_rank_are_beyond_the_allowance(dtype, ranks):
     asked = case(dtype=dtype, op="avg")
-    rows = held(asked, ranks, elements=1024).double()
     for rank in range(ranks):
         for times in (0, 2):
             checker, buffers = checker_of(asked, ranks, 0)
+            rows = held(asked, ranks, elements=len(buffers.recv)).double()
             checker.prepare()
             buffers.recv.copy_((rows.sum(0) + (times - 1) * rows[rank]) / ranks)
             assert checker.count_wrong() == (len(buffers.recv), len(buffers.recv)), (rank, times)
@@ -212,13 +214,15 @@ def test_sums_are_those_of_the_issue():
 
 
 def test_each_call_has_other_values():
-    """What an earlier call left is no answer, at any place; nor in the second of two checks."""
+    """What an earlier call left is no answer; nor in the second of two checks."""
     for op in ("sum", "prod", "min", "max", "avg", "bxor"):
         for asked in reductions(op):
             for ranks in (2, 3):
                 kept = [result(asked, ranks, turn) for turn in (0, *turns_of(asked))]
                 for one, other in itertools.combinations(kept, 2):
-                    assert not (one == other).any(), (asked, ranks)
+                    # Of bxor's values there are 32.
+                    most = 60 if op == "bxor" else 0
+                    assert int((one == other).sum()) <= most, (asked, ranks)
 
 
 def test_moves_differ_in_places_ranks_and_calls():
