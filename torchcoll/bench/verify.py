@@ -86,8 +86,8 @@ class Pattern:
         self.length = -(-ROW_ELEMENTS // self.period) * self.period
         # float8 and unsigned types are not made from Python numbers everywhere: convert from wide.
         wide = torch.float64 if dtype.is_floating_point else torch.int64
-        one = torch.as_tensor(values, dtype=wide).to(dtype)
-        self._repeated = one.repeat(self.length // self.period + 1).to(device)
+        self.one = torch.as_tensor(values, dtype=wide).to(dtype)
+        self._repeated = self.one.repeat(self.length // self.period + 1).to(device)
 
     def row(self, shift: int) -> Any:
         start = shift % self.period
@@ -403,6 +403,7 @@ class Checker:
         self._first = self._input(0)  # is wanted before every batch
         self._turn = 0
         self._now = self._first
+        self._expected: Pattern | None = None  # of a reduction in this turn, once it is wanted
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -434,7 +435,7 @@ class Checker:
         the input. What another rank sends is none here (broadcast).
         """
         recv = self._buffers.recv
-        self._turn, self._now = turn, self._input(turn)
+        self._turn, self._now, self._expected = turn, self._input(turn), None
         self._fill(self._now)
         if not self._buffers.in_place:
             self._poison(recv)
@@ -452,17 +453,18 @@ class Checker:
     @property
     def _poison_value(self) -> float:
         dtype = self._buffers.recv.dtype
-        wide = moved_values(self._torch, self._case) if self._moved else self._result
-        return poison_value(self._torch, dtype, wide.to(dtype))
+        return poison_value(self._torch, dtype, (self._moved or self._reduced).one)
 
     @property
-    def _result(self) -> Any:
-        return self._values(self._turn).result()
+    def _reduced(self) -> Pattern:
+        if self._expected is None:
+            self._expected = self._pattern(self._values(self._turn).result())
+        return self._expected
 
     def count_wrong(self) -> tuple[int, int]:
         """(elements checked, elements wrong) of this rank's output."""
         allowed, checked, wrong = self._allowed(), 0, 0
-        reduced = None if self._moved else self._pattern(self._result)
+        reduced = None if self._moved else self._reduced
         for segment in self._segments:
             pattern, shift = reduced or self._moved, segment.source_offset
             if segment.source is not None:
