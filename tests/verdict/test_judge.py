@@ -200,7 +200,7 @@ def test_more_than_the_ring_below_the_size_of_nvls_is_no_less():
 
 
 def test_sizes_that_no_limit_holds_for():
-    held = "all_reduce from 256M and all_gather from 1G"
+    held = "all_reduce from 64M and all_gather from 1G"
     small = [case_of(99, nbytes=MIB), case_of(99, "all_gather", nbytes=MIB, op=None)]
     assert line(*small) == (
         f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 cases correct"
