@@ -305,10 +305,10 @@ class _Measurement:
         if not (sizing.nbytes and sizing.case.verifiable):
             return None
         session.progress.step(f"{name}: verification")
-        if self.rotation:
-            self.rotation.stand()
         checked = wrong = changed = 0
         for turn in self.checker.turns:
+            if self.rotation:  # which goes on with each call
+                self.rotation.stand()
             self.checker.prepare(turn)
             try:
                 self.align()

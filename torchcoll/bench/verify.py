@@ -116,6 +116,11 @@ class Pattern:
             pulse()
 
 
+def poison(torch: Any, buffer: Any) -> None:
+    """Values that few right answers hold, floats none: NaN."""
+    buffer.fill_(poison_value(torch, buffer.dtype, torch.empty(0)))
+
+
 def poison_value(torch: Any, dtype: Any, expected: Any) -> float:
     """What no right answer of ``expected`` holds: NaN, or a whole number that is not among them."""
     if dtype.is_floating_point:
@@ -364,6 +369,18 @@ def move_shift(rank: int, turn: int) -> int:
     return rank * _RANK_STEP + turn * _TURN_STEP
 
 
+def input_of(
+    torch: Any, sizing: Sizing, rank: int, buffer: Any, turn: int = 0
+) -> tuple[Pattern, int]:
+    """The pattern of the rank's input, of the buffer's type, and where in it the input begins."""
+    case = sizing.case
+    if not case.op:
+        moved = Pattern(torch, moved_values(torch, case), buffer.dtype, buffer.device)
+        return moved, move_shift(rank, turn)
+    values = Values(torch, case, sizing.ranks, turn).input(rank)
+    return Pattern(torch, values, buffer.dtype, buffer.device), 0
+
+
 def turns_of(case: Case) -> tuple[int, ...]:
     """The checked calls of a case."""
     return (FIRST_TURN, FIRST_TURN + 1) if case.op in ("min", "max") else (FIRST_TURN,)
@@ -399,8 +416,8 @@ class Checker:
         self._buffers = buffers
         self._pulse = pulse
         self._segments = COLLECTIVES[self._case.collective].segments(sizing.layout(rank))
-        self._moved = None if self._case.op else self._pattern(moved_values(torch, self._case))
-        self._first = self._input(0)  # is wanted before every batch
+        self._first = input_of(torch, sizing, rank, buffers.send)  # is wanted before every batch
+        self._moved = None if self._case.op else self._first[0]
         self._turn = 0
         self._now = self._first
         self._expected: Pattern | None = None  # of a reduction in this turn, once it is wanted
@@ -417,10 +434,9 @@ class Checker:
         return Values(self._torch, self._case, self._sizing.ranks, turn)
 
     def _input(self, turn: int) -> tuple[Pattern, int]:
-        """The pattern of this rank's input, and where in it the input begins."""
         if self._moved:
             return self._moved, move_shift(self._rank, turn)
-        return self._pattern(self._values(turn).input(self._rank)), 0
+        return input_of(self._torch, self._sizing, self._rank, self._buffers.send, turn)
 
     def _fill(self, source: tuple[Pattern, int]) -> None:
         pattern, shift = source
