@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -51,8 +52,13 @@ def result(asked: Case, ranks: int, turn: int = FIRST_TURN, elements: int = 600)
     return Values(torch, asked, ranks, turn).result()[:elements]
 
 
+@cache
+def moved_table(asked: Case) -> list[float]:
+    return moved_values(torch, asked).tolist()
+
+
 def moved(asked: Case, rank: int, elements: int, turn: int = FIRST_TURN) -> list[float]:
-    values = moved_values(torch, asked).tolist()
+    values = moved_table(asked)
     return [values[(move_shift(rank, turn) + i) % len(values)] for i in range(elements)]
 
 
@@ -154,11 +160,11 @@ def test_averages_without_a_rank_are_beyond_the_allowance(dtype, ranks):
             assert checker.count_wrong() == (len(buffers.recv), len(buffers.recv)), (rank, times)
 
 
-@pytest.mark.parametrize("ranks", [100, 300])
-def test_the_largest_jobs(ranks):
+def test_the_largest_jobs():
     """sum of inputs of 1 to 5 passed bf16's last exact integer at 64 ranks."""
+    ranks = 300
     for op in ("sum", "prod", "max", "bor", "bxor"):
-        for dtype in ("bfloat16", "int8") if op in ("sum", "prod", "max") else ("int8",):
+        for dtype in ("bfloat16",) if op in ("sum", "prod", "max") else ("int8",):
             asked = case(dtype=dtype, op=op)
             rows = held(asked, ranks, elements=60)
             expected = result(asked, ranks, elements=60).to(rows.dtype)
