@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 # A bandwidth that any machine has: the figure is beyond it, and so the verdict is FAIL.
 SLOW = "--sizes 64K -n 2 --label link_gbps=1e-6"
 
 
-def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
-    measured = launch("all_reduce", f"{SLOW} --gate", 2).ended(1)
+def own_host(rank):
+    """The label is of what connects hosts: each rank is on one of its own."""
+    socket.gethostname = lambda: f"node{rank}"
+
+
+def test_ranks_of_one_host_do_not_cross_the_link(launch):
+    measured = launch("all_reduce", f"{SLOW} --gate", 2).ended(0)
     last = measured.stdout().splitlines()[-1]
-    assert last.startswith("FAIL 1 of 1 case implausible: busbw up to ")
+    assert "; label link_gbps not used: all ranks share one host; first result after " in last
+
+
+def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
+    measured = launch("all_reduce", f"{SLOW} --gate", 2, setup=own_host).ended(1)
+    last = measured.stdout().splitlines()[-1]
+    assert last.startswith("FAIL 1 of 1 case implausible: ")
     assert measured.errors() == [f"torchcoll: error: --gate: {last}"]
     end = measured.records()[-1]
     # Nothing that was measured is lost.
@@ -20,7 +33,7 @@ def test_the_verdict_ends_the_table_and_a_gate_the_run(launch):
 
 
 def test_without_a_gate_a_verdict_is_no_exit_code(launch):
-    measured = launch("all_reduce", SLOW, 2).ended(0)
+    measured = launch("all_reduce", SLOW, 2, setup=own_host).ended(0)
     assert measured.stdout().splitlines()[-1].startswith("FAIL 1 of 1 case implausible: ")
     measured = launch("all_reduce", "--sizes 64K -n 2 --gate", 2).ended(0)
     last = measured.stdout().splitlines()[-1]

@@ -35,9 +35,9 @@ def test_bounds_follow_from_links():
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("A100-SXM4-40GB", "A100"),
         ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H20", "H100"),
-        ("NVIDIA GH200 120GB", "H200"),
-        ("NVIDIA GB200", "B200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA GH200 120GB", "GH200"),
+        ("NVIDIA GB200", "GB200"),
         ("NVIDIA A10", None),
         ("NVIDIA GeForce RTX 5090", None),
         ("Intel(R) Data Center GPU Max 1550", None),
@@ -48,6 +48,11 @@ def test_bounds_follow_from_links():
 def test_names(name, known):
     device = device_named(name)
     assert (device and device.name) == known
+
+
+def test_a_part_has_the_bounds_of_its_generation_and_its_own_name():
+    h20, h100 = device_named("NVIDIA H20"), device_named("NVIDIA H100 80GB HBM3")
+    assert (h20.ring_gbps, h20.wire_gbps) == (h100.ring_gbps, h100.wire_gbps)
 
 
 def members(*names):

@@ -179,7 +179,7 @@ def test_a_link_that_is_down(here, capsys):
 
 
 def test_a_fabric_is_known_by_links_and_never_by_the_generation_alone(here, capsys):
-    for links, fabrics in ((18, "nvswitch-h100 or nvswitch-h200"), (8, "")):
+    for links, fabrics in ((18, "nvswitch-h100 or nvswitch-h20 or nvswitch-h200"), (8, "")):
         own = f'<nvlink target="fffffff:ff:ff.0" count="{links}" tclass="0x068000"/>'
         (here / "h.xml").write_text(system(gpu(0, own, sm=90), gpu(1, own, sm=90)))
         found = [line for line in shown(capsys, "h.xml") if "--fabric" in line]

@@ -20,6 +20,11 @@ def name_of(stated=None, own=None, **how):
 def test_recognised_by_its_links():
     assert name_of(device="NVIDIA H200", **SXM) == "nvswitch-h200"
     assert name_of(device="NVIDIA H100 80GB HBM3", **SXM) == "nvswitch-h100"
+    # An H20 has the links of an H100; nobody knows its NVLS, so it is not held against 480 GB/s.
+    assert name_of(device="NVIDIA H20", **SXM) == "nvswitch-h20"
+    assert name_of(device="NVIDIA GB200", **SXM) == "nvswitch-b200"
+    for other in ("NVIDIA H800", "NVIDIA GH200 480GB", "AMD Instinct MI300X", "NVIDIA B300"):
+        assert name_of(device=other, **SXM) is None
     assert name_of(device="NVIDIA A100-SXM4-80GB", nvlinks=12, to_switch=True) == "nvswitch-a100"
 
 

@@ -200,7 +200,7 @@ def test_more_than_the_ring_below_the_size_of_nvls_is_no_less():
 
 
 def test_sizes_that_no_limit_holds_for():
-    held = "all_reduce from 256M and all_gather from 1G"
+    held = "all_reduce from 64M and all_gather from 1G"
     small = [case_of(99, nbytes=MIB), case_of(99, "all_gather", nbytes=MIB, op=None)]
     assert line(*small) == (
         f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 cases correct"
@@ -281,8 +281,10 @@ def test_what_an_import_lacks_to_be_judged():
         "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN)"
     )
-    for labels in ({"gpu": "H200"}, {"link_gbps": "450"}):
-        assert NOT_JUDGED not in imported(labels=labels)
+    assert NOT_JUDGED not in imported(labels={"gpu": "H200"})
+    told = imported(labels={"link_gbps": "450"})
+    assert NOT_JUDGED in told
+    assert told.endswith("; label link_gbps not used: which ranks share a host is unknown")
     assert NOT_JUDGED not in imported(device="cpu", backend="gloo")
     assert imported(labels={"fabric": "nvswitch-h200"}).startswith("WARN 300 GB/s")
 

@@ -202,7 +202,7 @@ class _Measurement:
         if self.sizing.case.cadence != "isolated":
             calls += len(self.batches) * self.device.lead_calls
         if self.communicator.calls is not None:
-            self.communicator.calls += calls * self.sizing.case.coalesce + ("checked" in samples)
+            self.communicator.calls += calls * self.sizing.case.coalesce
         return _results(
             session,
             self.sizing,
@@ -298,7 +298,9 @@ class _Measurement:
         return None
 
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
-        """One more call on fresh data; [status, reason] where some rank could not check."""
+        """One more call on fresh data, two where one cannot tell; [status, reason] where some rank
+        could not check.
+        """
         session, failure = self.session, ""
         sizing = self.sizing
         if not (self.spec.check and self.communicator.backend.communicates):
@@ -306,23 +308,30 @@ class _Measurement:
         if not (sizing.nbytes and sizing.case.verifiable):
             return None
         session.progress.step(f"{name}: verification")
-        if self.rotation:
-            self.rotation.stand()
-        self.checker.prepare()
-        try:
-            self.align()
-            self.timed()
-            self.device.synchronize()
-        except RuntimeError as error:
-            session.trouble(brief(error))
-        try:
-            samples["checked"], samples["wrong"] = self.checker.count_wrong()
-        except (RuntimeError, MemoryError) as error:
-            failure = brief(error)
+        checked = wrong = changed = 0
+        for turn in self.checker.turns:
+            if self.rotation:  # which goes on with each call
+                self.rotation.stand()
+            self.checker.prepare(turn)
+            try:
+                self.align()
+                self.timed()
+                self.device.synchronize()
+            except RuntimeError as error:
+                session.trouble(brief(error))
+            if self.communicator.calls is not None:
+                self.communicator.calls += sizing.case.coalesce
+            try:
+                elements, differing = self.checker.count_wrong()
+                changed += self.checker.count_changed()
+            except (RuntimeError, MemoryError) as error:
+                failure = failure or brief(error)
+            else:
+                checked, wrong = checked + elements, wrong + differing
         failed = session.control.failed(failure)
         if failed is None:
+            samples.update(checked=checked, wrong=wrong, changed=changed)
             return None
-        samples.pop("checked", None)
         names, text = failed
         status = "oom" if _is_memory(text) else "failed"
         return [status, f"verification on {names}: {text}"]

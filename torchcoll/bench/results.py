@@ -60,7 +60,7 @@ def _result(
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
     if "checked" in first:
-        counts = [(s["checked"], s["wrong"]) for s in gathered]
+        counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
     if result.settled is None:
         result.warnings.append(
@@ -90,7 +90,7 @@ def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseRes
         stop="count",
     )
     if gathered[0][2]:
-        _verify(result, ranks, [checked for _, _, checked in gathered])
+        _verify(result, ranks, [(*checked, 0) for _, _, checked in gathered])
     return result
 
 
@@ -109,12 +109,14 @@ def _sized(sizing: Sizing, status: str, ranks: int, **facts: Any) -> CaseResult:
 
 
 def _verify(
-    result: CaseResult, ranks: Sequence[int], counts: list[tuple[int, int]], tolerance: int = 0
+    result: CaseResult, ranks: Sequence[int], counts: list[tuple[int, int, int]], tolerance: int = 0
 ) -> None:
-    """counts: elements checked and elements wrong of each of the ranks."""
-    checked, wrong = (sum(column) for column in zip(*counts, strict=True))
-    odd = tuple(rank for rank, (_, n) in zip(ranks, counts, strict=True) if n)
-    result.verification = Verification(checked, wrong, odd, tolerance)
-    if wrong:
+    """counts: elements checked, elements wrong and elements of the input changed, of each rank."""
+    checked, wrong, changed = (sum(column) for column in zip(*counts, strict=True))
+    odd = tuple(rank for rank, (_, *n) in zip(ranks, counts, strict=True) if any(n))
+    result.verification = Verification(checked, wrong, odd, tolerance, changed)
+    told = [f"{wrong} of {checked} elements wrong"] if wrong else []
+    told += [f"{changed} elements of the input changed"] if changed else []
+    if told:
         result.status = "wrong"
-        result.reason = f"{wrong} of {checked} elements wrong"
+        result.reason = ", ".join(told)

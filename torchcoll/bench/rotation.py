@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchcoll.bench.device import Call
-from torchcoll.bench.verify import Buffers, Pattern, input_shift, input_values, poison
+from torchcoll.bench.verify import Buffers, input_of, poison
 from torchcoll.core.case import CHECK_CHUNK_NBYTES, Sizing
 
 # A call for each place is made beforehand: making one takes longer than many a call. More than the
@@ -34,7 +34,7 @@ class Rotation:
         pulse: Callable[[], object],
     ) -> None:
         self._torch = torch
-        self._case = sizing.case
+        self._sizing = sizing
         self._rank = rank
         self._buffers = buffers
         self._pulse = pulse
@@ -67,8 +67,7 @@ class Rotation:
             for start in range(0, len(recv), step):
                 poison(self._torch, recv[start : start + step])
                 self._pulse()
-        values, shift = input_values(self._case), input_shift(self._case, self._rank)
-        pattern = Pattern(self._torch, values, send.dtype, send.device)
+        pattern, shift = input_of(self._torch, self._sizing, self._rank, send)
         first = self._next * self._stride if len(send) else 0
         for part in (send[first:], send[:first]):
             pattern.fill(part, shift, pulse=self._pulse)

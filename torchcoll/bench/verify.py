@@ -2,16 +2,18 @@
 
 Patterns are held exactly by every type; what differs is counted, not only noticed.
 
-Every input repeats a short table, so every expected output is a short row too, whatever the size.
-Rejected: tables of period 3 for sums and 2**k for moves. Those cannot fail where the
-ranks are a multiple of 3 (all sums are 0) or where a block lands a multiple of the period away, the
-likeliest fault of all. The periods here are primes, and no sum over all ranks vanishes everywhere.
+A check is worth what it would find. No rank's own input equals the result, so an element that the
+library left alone is seen; no contribution is void (`Values` says how, and what no pattern can do).
+Every input repeats a table of prime length, so every expected output is one too, whatever the size.
+Rejected: tables of period 3 for sums and 2**k for moves, which cannot fail where the ranks are a
+multiple of 3 or a block lands a multiple of the period away; and sums of -1, 0 and 1, in which a
+quarter of the places, left as they were, passed.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -79,13 +81,13 @@ class Pattern:
     ``row(shift)`` is a whole number of periods that begins at ``shift``.
     """
 
-    def __init__(self, torch: Any, values: Sequence[float], dtype: Any, device: Any) -> None:
+    def __init__(self, torch: Any, values: Any, dtype: Any, device: Any) -> None:
         self.period = len(values)
         self.length = -(-ROW_ELEMENTS // self.period) * self.period
         # float8 and unsigned types are not made from Python numbers everywhere: convert from wide.
         wide = torch.float64 if dtype.is_floating_point else torch.int64
-        one = torch.tensor(values, dtype=wide).to(dtype)
-        self._repeated = one.repeat(self.length // self.period + 1).to(device)
+        self.one = torch.as_tensor(values, dtype=wide).to(dtype)
+        self._repeated = self.one.repeat(self.length // self.period + 1).to(device)
 
     def row(self, shift: int) -> Any:
         start = shift % self.period
@@ -115,124 +117,273 @@ class Pattern:
 
 
 def poison(torch: Any, buffer: Any) -> None:
-    """Values that no right answer holds (floats: NaN) or few do (integers: near the end of the
-    range that patterns leave alone).
-    """
-    if buffer.dtype.is_floating_point:
-        buffer.fill_(float("nan"))
-        return
-    range_of = torch.iinfo(buffer.dtype)
-    buffer.fill_(range_of.min + 1 if range_of.min else range_of.max - 1)
+    """Values that few right answers hold, floats none: NaN."""
+    buffer.fill_(poison_value(torch, buffer.dtype, torch.empty(0)))
 
 
-_MOVES_PERIOD = 65521
-# Reductions are tabulated over all ranks for one period: keep it short.
-_REDUCED_PERIOD = 251
-_RANK_STEP = 31  # moves of rank r begin so many elements further: distinct for 65521 ranks
-_STEPS_WITHIN = 2  # running sums of the steps table stay within +- this
+def poison_value(torch: Any, dtype: Any, expected: Any) -> float:
+    """What no right answer of ``expected`` holds: NaN, or a whole number that is not among them."""
+    if dtype.is_floating_point:
+        return float("nan")
+    limits = torch.iinfo(dtype)
+    # Near the ends of the range, but for unsigned sums, which wrap round to there.
+    for value in (limits.min + 1 if limits.min else limits.max - 1, 85, 86):
+        if not bool((expected == value).any()):
+            break
+    return float(value) if value < 1 << 53 and value > -(1 << 53) else value
+
+
+# Primes: no count of ranks, block or shift that comes up divides them. Tables of reductions are
+# computed for each rank and call: keep them short.
+_PERIOD = 65521
+_REDUCED_PERIOD = 4093
+# Moves of rank r begin so many elements further (the period's golden section: small multiples of it
+# lie far from each other and from those of a block), and those of each call so many.
+_RANK_STEP = 40495
+_TURN_STEP = 21841
 _CHUNK_ELEMENTS = CHECK_CHUNK_NBYTES // CHECK_ELEMENT_NBYTES
+_STEPS_BETWEEN = (-1, 3)  # where running sums of the steps stay
+_BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+# The steady calls have turn 0; a check has others, so that what an earlier call left is no answer.
+FIRST_TURN = 1
 
 
 @cache
-def _steps() -> tuple[int, ...]:
-    """-1, 0, 1 in an order whose running sum stays within +-2 and ends at 1.
+def _places(torch: Any, period: int = _REDUCED_PERIOD) -> tuple[Any, Any]:
+    """i**3 and i**5 modulo the period: two numbers for each place that neither repeat nor mirror.
 
-    So a sum over any ranks in a row stays within +-4, and one that goes round the end within +-8:
-    exact in every type, in whatever order a backend adds. The 1 keeps sums over 251 ranks from
-    vanishing.
+    The difference of two places a fixed way apart is no constant, so that nothing shifted or
+    swapped falls on itself, whatever it is taken modulo.
     """
-    draw, height = random.Random(1), 0
+    i = torch.arange(period, dtype=torch.int64)
+    square = i * i % period
+    return square * i % period, square * (square * i % period) % period
+
+
+@cache
+def _steps(count: int, total: int) -> tuple[int, ...]:
+    """``count`` steps of 1 and -1, in no order, that sum to ``total``.
+
+    Those in a row sum to at most 4: in whatever type, a ring or a tree adds exactly. Rejected:
+    1 and -1 by turns, whose every other one sum to half the count.
+    """
+    draw, height = random.Random(count), 0
+    low, high = _STEPS_BETWEEN
     steps: list[int] = []
-    while len(steps) < _REDUCED_PERIOD or height != 1:
-        if len(steps) == _REDUCED_PERIOD:
-            steps, height = [], 0
-        step = draw.choice([s for s in (-1, 0, 1) if abs(height + s) <= _STEPS_WITHIN])
-        height += step
-        steps.append(step)
+    for left in range(count - 1, -1, -1):
+        ways = [
+            step
+            for step in (1, -1)
+            if low <= height + step <= high and abs(total - height - step) <= left
+        ]
+        steps.append(ways[0] if len(ways) == 1 or draw.random() < 0.5 else ways[1])
+        height += steps[-1]
     return tuple(steps)
 
 
 @cache
-def _table(most: int, period: int) -> tuple[int, ...]:
-    """``period`` numbers from 0 to ``most``: all different where they fit, else drawn by seed."""
-    if most >= period - 1:
-        return tuple(range(period))
-    draw = random.Random(2)
-    return tuple(draw.randrange(most + 1) for _ in range(period))
+def _terms(op: str, ranks: int) -> tuple[int, ...]:
+    """What the ranks add, in one order: none is 0, none is the sum (avg: the mean) of all.
 
-
-def input_values(case: Case) -> tuple[float, ...]:
-    """One period; rank r's input is ``values[(input_shift(case, r) + i) mod period]`` at i."""
-    dtype = DTYPES[case.dtype or "uint8"]
-    if case.op in ("sum", "avg"):
-        # Unsigned types have no -1; their sums wrap round, which is exact too.
-        low = 1 if dtype.kind == "uint" else 0
-        return tuple(step + low for step in _steps())
-    if case.op == "prod":
-        if dtype.kind == "float":
-            return tuple(2.0**step for step in _steps())
-        # Odd integers never multiply to 0 modulo a power of two, however many ranks there are.
-        return tuple(2 * step + 3 for step in _steps())
-    # Integers leave the poison out, which is their type's largest but one.
-    most = dtype.exact if dtype.kind == "float" else dtype.exact - 2
-    if case.op is None:
-        return _table(most, _MOVES_PERIOD)
-    if case.op in ("band", "bor"):
-        return _sparse(dtype, ones=case.op == "bor")
-    return _table(most, _REDUCED_PERIOD)
-
-
-def _sparse(dtype: Dtype, ones: bool) -> tuple[int, ...]:
-    """Few bits set (or clear), so that many ranks do not set (or clear) them all."""
-    bits = dtype.exact.bit_length()
-    draw = random.Random(3)
-    found = [
-        1 << draw.randrange(bits) if draw.random() < 0.25 else 0 for _ in range(_REDUCED_PERIOD)
-    ]
-    return tuple(found if ones else [dtype.exact ^ bit for bit in found])
-
-
-def input_shift(case: Case, rank: int) -> int:
-    return rank if case.op in ("sum", "avg", "prod") else _RANK_STEP * rank
-
-
-def reduced_values(case: Case, ranks: int) -> list[float]:
-    """One period of the reduction over all ranks, computed in Python's own numbers."""
-    values = input_values(case)
-    shifts = [input_shift(case, rank) for rank in range(ranks)]
-    dtype = DTYPES[case.dtype or "uint8"]
-    reduced = [
-        _reduce(case.op or "", [values[(shift + i) % len(values)] for shift in shifts])
-        for i in range(len(values))
-    ]
-    if dtype.kind == "float":
-        return reduced
-    # Integers wrap round; the average of integers is an integer division.
-    bits = 8 * dtype.itemsize
-    wrapped = [int(value) % (1 << bits) for value in reduced]
-    if dtype.kind == "int":
-        wrapped = [v - (1 << bits) if v >= 1 << (bits - 1) else v for v in wrapped]
-    return list(wrapped)
-
-
-def _reduce(op: str, column: list[Any]) -> Any:
+    Sums are 2 of +-1; for odd numbers, whose sums of +-1 are odd and so may be 1, one term is 2 and
+    the sum 4. Means are those of 1 or 2, so less than 1; of two ranks 1/2.
+    """
+    odd = ranks % 2
+    if ranks == 1:
+        return (1,)
     if op == "avg":
-        return sum(column) / len(column)
-    if op == "sum":
-        return sum(column)
-    if op in ("min", "max"):
-        return min(column) if op == "min" else max(column)
-    value, *rest = column
-    for other in rest:
-        if op == "prod":
-            value *= other
-        elif op == "band":
-            value &= other
-        elif op == "bor":
-            value |= other
-        else:
-            value ^= other
-    return value
+        return (2, -1) if ranks == 2 else _steps(ranks, 1 if odd else 2)
+    return (2, *_steps(ranks - 1, 2)) if odd else _steps(ranks, 2)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What the ranks put into a reduction and what comes out, one period of places.
+
+    Own input is never the result, at no place and on no rank (from two ranks on), and each
+    contribution counts: without it, or with it twice, something else would come out. max and min
+    cannot have that in one call: the rank that wins already holds the result, and nobody else's
+    input counts. So they are checked twice, and another rank wins in the second call. Of band and
+    bor what is doubled changes nothing, and an element has fewer bits than there may be ranks: at
+    each place some of them contribute.
+
+    The ranks' parts are dealt out by place. Sums of bounded terms are exact in any type, products
+    are powers, whose exponents are those sums: of 2, or (whole numbers wrap round) of 3, which has
+    an inverse modulo 2**bits. avg of whole numbers divides the sum and drops the rest.
+    """
+
+    torch: Any
+    case: Case
+    ranks: int
+    turn: int = 0
+
+    @property
+    def _dtype(self) -> Dtype:
+        return DTYPES[self.case.dtype or "uint8"]
+
+    @property
+    def _float(self) -> bool:
+        return self._dtype.kind == "float"
+
+    def _part(self, rank: int, turn: int = 0, parts: int = 0) -> Any:
+        """Which part the rank has at each place."""
+        return (_places(self.torch)[0] + rank + turn) % (parts or self.ranks)
+
+    @property
+    def _sign(self) -> Any:
+        return 1 - 2 * ((_places(self.torch)[1] + self.turn) & 1)
+
+    @property
+    def _variety(self) -> Any:
+        return _places(self.torch)[1] // 2
+
+    def input(self, rank: int) -> Any:
+        """float64 or int64, as it is before it becomes the type's (which wraps round)."""
+        torch, op = self.torch, self.case.op or ""
+        if op in ("sum", "prod") or (op == "avg" and self._float):
+            terms = torch.tensor(_terms(op, self.ranks))
+            return self._of_exponents(terms[self._part(rank)] * self._sign)
+        if op == "avg":
+            large = self.ranks * (self._mean - 1) + 1
+            return torch.where(self._part(rank) == 0, large, 1) * self._signed
+        if op in ("min", "max"):
+            low, high = self._pair
+            odd, rest = (low, high) if op == "min" else (high, low)
+            return torch.where(self._part(rank, self.turn) == 0, odd, rest)
+        if op == "bxor":
+            first, second, rest = self._masks
+            part = self._part(rank)
+            others = torch.where(part == 1, second, rest) if self.ranks % 2 else rest
+            return torch.where(part == 0, first, others)
+        bit = self._part(rank, self.turn, self._bit_parts)
+        one = torch.where(bit < self._bits, 1 << bit.clamp(max=self._bits - 1), 0)
+        return self._full ^ one if op == "band" else one
+
+    def result(self) -> Any:
+        """As ``input``: what the reduction over all ranks is, in numbers that do not round."""
+        torch, op = self.torch, self.case.op or ""
+        if op in ("sum", "prod"):
+            return self._of_exponents(sum(_terms(op, self.ranks)) * self._sign)
+        if op == "avg" and self._float:
+            return sum(_terms(op, self.ranks)) * self._sign.double() / self.ranks
+        if op == "avg":
+            total = self._wrapped(self.ranks * self._mean * self._signed)
+            return torch.div(total, self.ranks, rounding_mode="trunc")
+        if op in ("min", "max"):
+            return self._pair[0 if op == "min" else 1]
+        if op == "bxor":
+            first, second, rest = self._masks
+            if self.ranks == 1:
+                return first
+            return first ^ second ^ rest if self.ranks % 2 else first ^ rest
+        # The ranks' bits are neighbours, from the first rank's on and round the end.
+        begin = torch.arange(self._bit_parts)
+        together = torch.zeros_like(begin)
+        for bit in range(self._bits):
+            together |= ((bit - begin) % self._bit_parts < self.ranks).long() << bit
+        found = together[self._part(0, self.turn, self._bit_parts)]
+        return self._full ^ found if op == "band" else found
+
+    def _of_exponents(self, exponents: Any) -> Any:
+        if self.case.op != "prod":
+            return exponents.double() if self._float else exponents
+        if self._float:
+            return 2.0 ** exponents.double()
+        modulus = 1 << 8 * self._dtype.itemsize
+        powers = [pow(3, exponent, modulus) for exponent in range(-4, 5)]
+        signed = [p - modulus if p >= modulus // 2 else p for p in powers]
+        return self.torch.tensor(signed)[exponents + 4]
+
+    @property
+    def _signed(self) -> Any:
+        return 1 if self._dtype.kind == "uint" else self._sign
+
+    @property
+    def _mean(self) -> Any:
+        """2 and more, as far as the sum of all ranks fits; where not even 2 does it wraps round."""
+        kinds = max(1, min(9, self._dtype.exact // self.ranks) - 1)
+        return 2 + (self._variety + self.turn) % kinds
+
+    def _wrapped(self, total: Any) -> Any:
+        bits = 8 * self._dtype.itemsize
+        if bits == 64:  # which torch's own numbers have done
+            return total
+        low = 0 if self._dtype.kind == "uint" else 1 << (bits - 1)
+        return (total + low) % (1 << bits) - low
+
+    @property
+    def _pair(self) -> tuple[Any, Any]:
+        """Neighbours, away from 0 and 1, in which a sum or a product could be a maximum."""
+        kinds = min(self._dtype.exact, 100) - 2
+        least = 2 + (self._variety + self.turn * (kinds // 3)) % kinds
+        if self._dtype.kind == "uint":
+            return least, least + 1
+        below = self._sign < 0
+        return (
+            self.torch.where(below, -least - 1, least).to(self._wide),
+            self.torch.where(below, -least, least + 1).to(self._wide),
+        )
+
+    @property
+    def _wide(self) -> Any:
+        return self.torch.float64 if self._float else self.torch.int64
+
+    @property
+    def _masks(self) -> tuple[Any, Any, Any]:
+        """Three that differ. An even number of equal ones would vanish: one rank holds the first,
+        of an odd number of ranks another the second, the rest the last.
+        """
+        kind, turn = self._variety, self.turn
+        first, second = 32 + (kind // 31 + 7 * turn) % 32, 64 + (kind // 7 + 5 * turn) % 32
+        return first, second, 1 + (kind + 11 * turn) % 31
+
+    @property
+    def _bits(self) -> int:
+        return 8 * self._dtype.itemsize - 1  # not the sign's
+
+    @property
+    def _full(self) -> int:
+        return (1 << self._bits) - 1
+
+    @property
+    def _bit_parts(self) -> int:
+        # One more than the ranks, so that some bit is left out: else all places were alike.
+        return max(self.ranks + 1, self._bits)
+
+
+def moved_values(torch: Any, case: Case) -> Any:
+    """One period; rank r's input is ``values[(move_shift(r, turn) + i) mod period]`` at i.
+
+    Without 0, whose sign a comparison may not see, and without whole numbers' poison.
+    """
+    dtype = DTYPES[case.dtype or "uint8"]
+    if dtype.kind == "uint":
+        return 1 + _places(torch, _PERIOD)[0] % min(_PERIOD, dtype.exact - 2)
+    kinds = min(_PERIOD, 2 * (dtype.exact - 1))
+    number = _places(torch, _PERIOD)[0] % kinds
+    values = (1 + number // 2) * (1 - 2 * (number & 1))
+    return values.double() if dtype.kind == "float" else values
+
+
+def move_shift(rank: int, turn: int) -> int:
+    return rank * _RANK_STEP + turn * _TURN_STEP
+
+
+def input_of(
+    torch: Any, sizing: Sizing, rank: int, buffer: Any, turn: int = 0
+) -> tuple[Pattern, int]:
+    """The pattern of the rank's input, of the buffer's type, and where in it the input begins."""
+    case = sizing.case
+    if not case.op:
+        moved = Pattern(torch, moved_values(torch, case), buffer.dtype, buffer.device)
+        return moved, move_shift(rank, turn)
+    values = Values(torch, case, sizing.ranks, turn).input(rank)
+    return Pattern(torch, values, buffer.dtype, buffer.device), 0
+
+
+def turns_of(case: Case) -> tuple[int, ...]:
+    """The checked calls of a case."""
+    return (FIRST_TURN, FIRST_TURN + 1) if case.op in ("min", "max") else (FIRST_TURN,)
 
 
 def tolerance_ulp(case: Case, ranks: int) -> int:
@@ -246,6 +397,8 @@ def tolerance_ulp(case: Case, ranks: int) -> int:
 class Checker:
     """The patterns of one case on one rank. ``pulse`` is called now and then: long fills and
     comparisons are work, not a hang.
+
+    ``prepare(turn)``, the call, ``count_wrong`` and ``count_changed``; for each of ``turns``.
     """
 
     def __init__(
@@ -262,58 +415,105 @@ class Checker:
         self._rank = rank
         self._buffers = buffers
         self._pulse = pulse
-        self._input = self._pattern(input_values(self._case))
+        self._segments = COLLECTIVES[self._case.collective].segments(sizing.layout(rank))
+        self._first = input_of(torch, sizing, rank, buffers.send)  # is wanted before every batch
+        self._moved = None if self._case.op else self._first[0]
+        self._turn = 0
+        self._now = self._first
+        self._expected: Pattern | None = None  # of a reduction in this turn, once it is wanted
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        return turns_of(self._case)
 
     def _pattern(self, values: Any) -> Pattern:
         buffer = self._buffers.send
         return Pattern(self._torch, values, buffer.dtype, buffer.device)
 
+    def _values(self, turn: int) -> Values:
+        return Values(self._torch, self._case, self._sizing.ranks, turn)
+
+    def _input(self, turn: int) -> tuple[Pattern, int]:
+        if self._moved:
+            return self._moved, move_shift(self._rank, turn)
+        return input_of(self._torch, self._sizing, self._rank, self._buffers.send, turn)
+
+    def _fill(self, source: tuple[Pattern, int]) -> None:
+        pattern, shift = source
+        pattern.fill(self._buffers.send, shift, pulse=self._pulse)
+
     def refill(self) -> None:
         """Fresh input. In place 200 sums of ones are infinite, so every batch begins with this."""
-        shift = input_shift(self._case, self._rank)
-        self._input.fill(self._buffers.send, shift, pulse=self._pulse)
+        self._fill(self._first)
 
-    def prepare(self) -> None:
-        """Fresh input, and poison wherever the output is not the input."""
+    def prepare(self, turn: int = FIRST_TURN) -> None:
+        """Fresh input, other than that of the calls before, and poison wherever the output is not
+        the input. What another rank sends is none here (broadcast).
+        """
         recv = self._buffers.recv
-        for start in range(0, len(recv), _CHUNK_ELEMENTS):
-            poison(self._torch, recv[start : start + _CHUNK_ELEMENTS])
+        self._turn, self._now, self._expected = turn, self._input(turn), None
+        self._fill(self._now)
+        if not self._buffers.in_place:
+            self._poison(recv)
+            return
+        for segment in self._segments:
+            if segment.source not in (None, self._rank):
+                self._poison(recv.narrow(0, segment.offset, segment.length))
+
+    def _poison(self, buffer: Any) -> None:
+        value = self._poison_value
+        for start in range(0, len(buffer), _CHUNK_ELEMENTS):
+            buffer[start : start + _CHUNK_ELEMENTS].fill_(value)
             self._pulse()
-        self.refill()
+
+    @property
+    def _poison_value(self) -> float:
+        dtype = self._buffers.recv.dtype
+        return poison_value(self._torch, dtype, (self._moved or self._reduced).one)
+
+    @property
+    def _reduced(self) -> Pattern:
+        if self._expected is None:
+            self._expected = self._pattern(self._values(self._turn).result())
+        return self._expected
 
     def count_wrong(self) -> tuple[int, int]:
         """(elements checked, elements wrong) of this rank's output."""
-        case, torch = self._case, self._torch
-        allowed = self._allowed()
-        reduced: Pattern | None = None
-        checked = wrong = 0
-        layout = self._sizing.layout(self._rank)
-        for segment in COLLECTIVES[case.collective].segments(layout):
-            pattern, shift = self._input, segment.source_offset
-            if segment.source is None:
-                pattern = reduced = reduced or self._pattern(
-                    reduced_values(case, self._sizing.ranks)
-                )
-            else:
-                shift += input_shift(case, segment.source)
+        allowed, checked, wrong = self._allowed(), 0, 0
+        reduced = None if self._moved else self._reduced
+        for segment in self._segments:
+            pattern, shift = reduced or self._moved, segment.source_offset
+            if segment.source is not None:
+                shift += move_shift(segment.source, self._turn)
+            assert pattern
             part = self._buffers.recv.narrow(0, segment.offset, segment.length)
-            for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
-                # Not sum(): it would make an int64 of every comparison.
-                wrong += int(torch.count_nonzero(_differs(torch, got, expected, allowed)))
-                self._pulse()
+            wrong += self._differing(part, pattern, shift, allowed)
             checked += segment.length
         return checked, wrong
 
-    def _allowed(self) -> float:
-        """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average.
+    def count_changed(self) -> int:
+        """Elements of the input that the call has changed, where it may change none."""
+        pattern, shift = self._now
+        return 0 if self._buffers.in_place else self._differing(self._buffers.send, pattern, shift)
 
-        Partial sums stay within 2 x _STEPS_WITHIN and one more for every 251 ranks.
+    def _differing(self, buffer: Any, pattern: Pattern, shift: int, allowed: float = 0.0) -> int:
+        found, torch = 0, self._torch
+        for got, expected in pattern.chunks(buffer, shift, _CHUNK_ELEMENTS):
+            # Not sum(): it would make an int64 of every comparison.
+            found += int(torch.count_nonzero(_differs(torch, got, expected, allowed)))
+            self._pulse()
+        return found
+
+    def _allowed(self) -> float:
+        """The error allowed in avg: ``tolerance_ulp`` ulp of the largest partial average. Partial
+        sums stay within 4, and within as many as the ranks that add 1.
         """
         ranks = self._sizing.ranks
         ulp = tolerance_ulp(self._case, ranks)
         if not ulp:
             return 0.0
-        largest = 2 * _STEPS_WITHIN + ranks / _REDUCED_PERIOD
+        low, high = _STEPS_BETWEEN
+        largest = min(high - low, _terms("avg", ranks).count(1))
         eps: float = self._torch.finfo(self._buffers.recv.dtype).eps
         return ulp * eps * largest / ranks
 
@@ -322,6 +522,6 @@ def _differs(torch: Any, got: Any, expected: Any, allowed: float) -> Any:
     if allowed:
         # Not `>`: NaN must count as wrong.
         return ~((got.double() - expected.double()).abs() <= allowed)
-    if got.dtype.is_floating_point and got.element_size() == 1:
-        return got.view(torch.uint8) != expected.view(torch.uint8)  # float8 has no comparison
-    return got != expected
+    # As bits: NaN is what it is, and float8 has no comparison.
+    bits = getattr(torch, _BITS[got.element_size()])
+    return got.view(bits) != expected.view(bits)

@@ -10,6 +10,7 @@ Memory: the data sheets' bandwidth; a copy within the device reads and writes, s
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -39,13 +40,15 @@ _ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB2
 
 
 def device_named(name: str) -> Device | None:
-    """``NVIDIA A100-SXM4-80GB`` -> A100; None for a device whose bound is not known."""
+    """``NVIDIA A100-SXM4-80GB`` -> A100; None for a device whose bound is not known. A part with
+    the bounds of another keeps its own name: what was measured on the other is not expected of it.
+    """
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     for word in words:
         found = _ALIASES.get(word, word)
         for device in DEVICES:
             if device.name == found:
-                return device
+                return dataclasses.replace(device, name=word)
     return None
 
 

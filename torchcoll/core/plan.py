@@ -41,7 +41,8 @@ def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
 
 
 def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
-    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in.
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
+    out of place the input.
 
     Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
     coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
@@ -49,11 +50,13 @@ def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
     """
     buffers = sizing.buffer_nbytes(rank)
     case = sizing.case
-    entry = COLLECTIVES[case.collective]
-    if not (check and case.verifiable) or (entry.rooted_output and rank != case.root):
+    if not (check and case.verifiable):
         return buffers
-    received = sizing.elements(rank)[1]
-    return buffers + min(CHECK_CHUNK_NBYTES, received * CHECK_ELEMENT_NBYTES)
+    sent, received = sizing.elements(rank)
+    if COLLECTIVES[case.collective].rooted_output and rank != case.root:
+        received = 0  # nobody looks at it
+    looked_at = received if case.in_place else max(sent, received)
+    return buffers + min(CHECK_CHUNK_NBYTES, looked_at * CHECK_ELEMENT_NBYTES)
 
 
 def needs_nbytes(sizing: Sizing, check: bool) -> list[int]:

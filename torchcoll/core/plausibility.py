@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.hardware import Device, device_of
-from torchcoll.core.result import Run
+from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row, libraries_of, summarise
 
 IMPLAUSIBLE = "implausible"
@@ -30,6 +32,9 @@ _MEETS_NOBODY = (
     "one rank: busbw is 0, for nothing was communicated. If there were to be more: {tool} built "
     "without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"
 )
+# GPUs that NVLink connects over hosts (GB200 NVL72, GH200 NVL32): their traffic need not pass the
+# interfaces, and no rank records how far its NVLinks reach.
+_RACK = re.compile(r"\bG[BH][23]00\b")
 # What cases that differ in nothing but the size share, as fields of a Row.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "cadence", "clock", "group", "ranks"),
@@ -55,25 +60,29 @@ def doubted(row: Row, reason: str | None) -> Row:
 def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
     """id of each result that is not possible -> why, with its likely causes.
 
-    The bound is the bandwidth of all links of a rank in one direction: as the label ``link_gbps``
-    states it, else that of the device's generation, where the device is known. rows: those of all
-    results (completion over ranks, default clocks), where they are known: samples are many.
+    The bounds are the bandwidth of all links of a rank in one direction, by the device's generation
+    where it is known, and what the label ``link_gbps`` states of a rank's share of its host's
+    interfaces, for what must pass them. rows: those of all results (completion over ranks, default
+    clocks), where they are known: samples are many.
     """
-    device, link_gbps = device_of(run), stated_link_gbps(run)
+    device, link_gbps = device_of(run), None if link_unused(run) else stated_link_gbps(run)
     numbers = [
         number
         for number, result in enumerate(run.results)
         if result.status == "ok" and (link_gbps is not None or result.case.device != "cpu")
     ]
     timed: list[tuple[int, Row]] = []
-    for number in numbers:
-        row = rows[number] if rows is not None else summarise(run.results[number])
-        if row.median_ns is not None:  # 0 is no time either
-            timed.append((id(run.results[number]), row))
     reasons: dict[int, str] = {}
-    for key, row in timed:
-        if reason := _beyond_links(row, device, link_gbps) or _too_short(row):
-            reasons[key] = reason
+    for number in numbers:
+        result = run.results[number]
+        row = rows[number] if rows is not None else summarise(result)
+        if row.median_ns is None:  # 0 is no time either
+            continue
+        timed.append((id(result), row))
+        hosts = _hosts(run, result) if link_gbps is not None else []
+        reason = _beyond_interfaces(row, hosts, link_gbps) or _beyond_links(row, device)
+        if reason := reason or _too_short(row):
+            reasons[id(result)] = reason
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
             reasons |= {key: text for key, _ in sweep}
@@ -108,7 +117,9 @@ def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool)
 
 
 def stated_link_gbps(run: Run) -> float | None:
-    """The label ``link_gbps``: GB/s in one direction; None where it is no bandwidth."""
+    """The label ``link_gbps``: GB/s of a rank's share of what connects hosts, in one direction;
+    None where it is no bandwidth.
+    """
     try:
         number = float(run.labels.get("link_gbps", ""))
     except (TypeError, ValueError):
@@ -116,20 +127,94 @@ def stated_link_gbps(run: Run) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-def _beyond_links(row: Row, device: Device | None, link_gbps: float | None) -> str:
-    if row.busbw_gbps is None or row.ranks < 2 or (device is None and link_gbps is None):
+def link_unused(run: Run) -> str:
+    """Why the label ``link_gbps`` bounds nothing in this run; '' where it does, or is not there."""
+    if stated_link_gbps(run) is None:
         return ""
-    # An unknown device, or a network, may reduce in its switches.
-    multicast = device is None or device.multicast
-    if link_gbps is not None:
-        link, whose = link_gbps, "the links that were stated"
-    else:
-        assert device is not None
-        link, whose = device.wire_gbps, f"all links of one {device.name}"
-    if row.busbw_gbps <= SLACK * ceiling_gbps(row.collective, row.ranks, link, multicast):
+    why = ""
+    names = [str(m.get("device_name") or "") for m in run.members]
+    hosts = {str(m["host"]) for m in run.members if m.get("host")}
+    if not run.members or not all(m.get("host") for m in run.members):
+        why = "which ranks share a host is unknown"
+    elif len(hosts) == 1:
+        why = "all ranks share one host"
+    elif any(_RACK.search(name.upper()) for name in names):
+        why = "NVLinks may connect these hosts"
+    return f"label link_gbps not used: {why}" if why else ""
+
+
+def _hosts(run: Run, result: CaseResult) -> list[str]:
+    """The host of each rank of the case; [] where the case has other ranks than the launch."""
+    ranks = result.members or range(len(run.members))
+    known = all(rank < len(run.members) for rank in ranks)
+    hosts = [str(run.members[rank]["host"]) for rank in ranks] if known else []
+    return hosts if len(hosts) == result.ranks else []
+
+
+def crossing(collective: str, hosts: Sequence[str], root: int | None) -> float:
+    """The least that the busiest host must send or receive, over S and the ranks of a host.
+
+    hosts: of each rank. 0.0: nothing must pass an interface, or it is not known how much. Within a
+    host everything is free, and switches may reduce and copy, so each algorithm moves as much or
+    more:
+
+    - all_reduce, reduce: the sum of each host has to leave it, or the result to reach it: S. A ring
+      of rings moves 2 (h - 1) / h S of all_reduce, SHARP S (Graham et al., COMHPC 2016). broadcast:
+      S leaves the root's host and reaches each other one.
+    - all_gather, reduce_scatter, hypercube: what belongs to the other hosts comes in, what belongs
+      to this one goes out, or the other way round (Thakur, Rabenseifner, Gropp 2005, their lower
+      bounds, with hosts for processes).
+    - gather, scatter: all that is not on the root's host passes its interfaces.
+    - all_to_all: each rank has a part for each rank of the other hosts.
+    - sendrecv: the ranks whose neighbour is on another host.
+    """
+    ranks, own = len(hosts), Counter(hosts)
+    # A host with fewer ranks may have all the interfaces of the others.
+    most = max(own.values(), default=0)
+    if len(own) < 2:
+        return 0.0
+    if collective in ("all_reduce", "reduce", "broadcast"):
+        return 1 / most
+    if collective in ("all_gather", "reduce_scatter", "hypercube"):
+        return max(max(ranks - n, n) for n in own.values()) / ranks / most
+    if collective in ("gather", "scatter"):
+        return (ranks - own[hosts[root or 0]]) / ranks / most
+    if collective == "all_to_all":
+        return max(n * (ranks - n) for n in own.values()) / ranks / most
+    if collective == "sendrecv":
+        after = [*hosts[1:], hosts[0]]
+        away = [pair for pair in zip(hosts, after, strict=True) if pair[0] != pair[1]]
+        out, into = (Counter(side) for side in zip(*away, strict=True))
+        return max(*out.values(), *into.values()) / most
+    return 0.0
+
+
+def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) -> str:
+    share = crossing(row.collective, hosts, row.root)
+    if row.busbw_gbps is None or link_gbps is None or not share:
+        return ""
+    entry = COLLECTIVES[row.collective]
+    most = link_gbps / share * entry.moved(row.ranks) * entry.bus_factor(row.ranks)
+    if row.busbw_gbps <= SLACK * most:
+        return ""
+    many = sorted(set(Counter(hosts).values()))
+    each = f"{many[0]}" if len(many) == 1 else f"{many[0]} to {many[-1]}"
+    return (
+        f"busbw beyond what the stated links carry between hosts ({link_gbps:g} GB/s a rank in one "
+        f"direction, {each} rank{'s' if many[-1] > 1 else ''} a host)"
+    )
+
+
+def _beyond_links(row: Row, device: Device | None) -> str:
+    if row.busbw_gbps is None or row.ranks < 2 or device is None:
+        return ""
+    ceiling = ceiling_gbps(row.collective, row.ranks, device.wire_gbps, device.multicast)
+    if row.busbw_gbps <= SLACK * ceiling:
         return ""
     # Without the figure: equal texts are one footnote.
-    return f"busbw beyond {whose} ({link:g} GB/s in one direction)"
+    return (
+        f"busbw beyond all links of one {device.name} ({device.wire_gbps:g} GB/s in one direction)"
+    )
 
 
 def _too_short(row: Row) -> str:

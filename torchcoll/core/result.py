@@ -68,15 +68,22 @@ def case_from_json(data: Mapping[str, Any]) -> Case:
 
 @dataclass(frozen=True)
 class Verification:
-    """Outcome of the check: elements that are wrong, of those checked, over all ranks.
+    """Outcome of the check: elements that are wrong, of those checked, over all ranks and checked
+    calls.
 
     ``tolerance_ulp`` is 0 where values must be equal, else the units in the last place allowed.
+    ``changed``: elements of the input that a call out of place has changed.
     """
 
     checked: int
     wrong: int
     wrong_ranks: tuple[int, ...] = ()
     tolerance_ulp: int = 0
+    changed: int = 0
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.wrong or self.changed)
 
 
 # Fields of Given that are no floating-point figures.
@@ -274,7 +281,8 @@ class CaseResult:
             raise ValueError("a result of negative size")
         if self.verification:
             check = self.verification
-            check_whole(check.checked, check.wrong, check.tolerance_ulp, *check.wrong_ranks)
+            check_whole(check.checked, check.wrong, check.tolerance_ulp, check.changed)
+            check_whole(*check.wrong_ranks)
 
 
 _RESULT_FIELDS = {f.name for f in dataclasses.fields(CaseResult)}

@@ -188,7 +188,7 @@ def verified(result: CaseResult) -> str:
     """Words, not a number: correct, wrong or unchecked."""
     if result.verification is None or not result.verification.checked:
         return "unchecked"
-    return "wrong" if result.verification.wrong else "correct"
+    return "wrong" if result.verification.failed else "correct"
 
 
 def summarise(

@@ -42,7 +42,7 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     if result.reason:
         yield one_line(result.reason)
     check = result.verification
-    if check is not None and check.wrong and check.wrong_ranks:
+    if check is not None and check.failed and check.wrong_ranks:
         yield f"wrong on rank{'s' if len(check.wrong_ranks) > 1 else ''} " + format_ranges(
             check.wrong_ranks
         )

@@ -13,7 +13,12 @@ from typing import Any
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.first import first_result_ns
-from torchcoll.core.plausibility import IMPLAUSIBLE, stated_link_gbps, summarise_run
+from torchcoll.core.plausibility import (
+    IMPLAUSIBLE,
+    link_unused,
+    stated_link_gbps,
+    summarise_run,
+)
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import FAKE, ONE_RANK, Row
 from torchcoll.core.units import counted, format_time, one_line
@@ -182,7 +187,7 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
 def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
     """Why nobody asked whether an imported figure is possible, and what would tell."""
     known = any(m.get("device_name") for m in run.members) or run.labels.get("gpu")
-    bounded = known or stated_link_gbps(run) is not None
+    bounded = known or (stated_link_gbps(run) is not None and not link_unused(run))
     accelerator = any(row.device != "cpu" for row in rows)
     missing = {
         "ranks": "--ranks N" if any(row.ranks < 1 for row in rows) else "",
@@ -205,5 +210,7 @@ def _facts(
         some = f"{counted(correct, 'case')} correct" if correct else "no values checked"
         rest = len(ran) - correct
         yield Phrase("", f"{some}, {rest} unchecked" if correct and rest else some)
+    if unused := link_unused(run):
+        yield Phrase("", unused)
     if (first := first_result_ns(run)) is not None:
         yield Phrase("", f"first result after {format_time(first, 3).strip()}")
