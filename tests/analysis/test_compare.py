@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from launches import given, launches, measured, run
+from launches import given, in_turn, launches, measured, run
 from scipy import stats
 
 import torchcoll
@@ -17,6 +17,8 @@ BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
 
 def verdicts(base, new, **choices):
+    if isinstance(base, list) and isinstance(new, list):
+        base, new = in_turn(base, new)
     return [(row.verdict, row.reason) for row in compare(base, new, **choices).rows]
 
 

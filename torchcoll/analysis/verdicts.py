@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.analysis.linear import Figures, side_ratio
+from torchcoll.analysis.linear import Figures, plain_ratio, side_ratio
 from torchcoll.analysis.needed import MOST_LAUNCHES, asked, launches_range
 from torchcoll.analysis.stats import LEVEL, Ratio, holm, least_mann_whitney, mann_whitney
 from torchcoll.core.units import counted
@@ -57,8 +57,7 @@ def measure(figures: Figures, single: str = "") -> Judged:
 
 def ratio_alone(figures: Figures, reason: str) -> Judged:
     """A ratio that is never evidence, however many launches there are."""
-    ratio = Ratio(side_ratio(figures).ratio)
-    return Judged(figures.of(0), figures.of(1), "unclear", reason, ratio)
+    return Judged(figures.of(0), figures.of(1), "unclear", reason, plain_ratio(figures))
 
 
 def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
