@@ -176,5 +176,12 @@ def test_a_launch_that_is_slow_in_some_cases_stays():
 
 
 def test_a_side_keeps_two_launches():
-    few = [figures((100.0, 101.0, 99.0, 100.0, 100.5, 200.0), (0, 1, 0, 0, 0, 1), range(6))]
-    assert outliers(few) == []
+    values = (100.0, 101.0, 99.0, 100.0, 100.5, 200.0, 99.5, 100.0, 99.0)
+    assert outliers([figures(values, (0, 1, 0, 0, 0, 1, 0, 0, 0), range(9))]) == []
+    (one,) = outliers([figures(values, (0, 1, 0, 0, 0, 1, 1, 0, 0), range(9))])
+    assert one.launch == (1, 1)
+
+
+def test_of_six_launches_none_is_left_out():
+    """1000, 1000, 1010, 1010 have a line through them, without the other two."""
+    assert outliers([figures((1000, 1000, 1010, 1010, 990, 990), (0, 1) * 3, range(6))]) == []

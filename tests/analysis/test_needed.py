@@ -54,7 +54,7 @@ def test_the_error_of_launches_in_turn():
     ("change", "spread", "tested"), [(0.05, 0.02, 25), (0.0, 0.01, 25), (0.03, 0.01, 1)]
 )
 def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, spread, tested):
-    """Launches A B A B ..., numpy's lstsq and scipy's t: at least 0.88, with one less below 0.92."""
+    """Launches A B A B ..., by numpy's lstsq and scipy's t; with one launch less it is not."""
     difference = math.log1p(change)
     number = launches_needed(asked(0.02, tested), ORDERED, difference, spread)
     shares = []
@@ -121,6 +121,11 @@ def test_without_spread_there_is_no_range():
     assert launches_range(asked(0.02, 1), Ratio(1.1), 1) == (None, None)
 
 
+def test_so_many_launches_so_near_the_threshold():
+    ratio = ratio_of(LIMIT, 0.01 * ORDERED.error(900), 1797, 0.01, ORDERED)
+    assert launches_range(asked(0.02, 1), ratio, 900) == (None, None)
+
+
 def test_pairs_have_a_range_of_pairs():
     ratio = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
     low, high = launches_range(asked(0.1, 1), ratio, 3)
@@ -128,7 +133,7 @@ def test_pairs_have_a_range_of_pairs():
 
 
 def test_launches_that_bring_the_upper_end_below_the_threshold():
-    """By simulated launches: the upper end of Student's 95 % interval, without a true difference."""
+    """By simulated launches: the upper end of Student's 95 % interval of what is no difference."""
     number = launches_to_bound(Ratio(1.0, spread=0.01), 0.02)
     shares = []
     for launches in (number, number - 1):

@@ -1,9 +1,9 @@
 """How often ``compare`` is wrong, how often it finds a change, and what its 'needs' is worth.
 
-    python tests/benchmarks/compare_simulation.py [REPETITIONS [errors|needs|agreement]]
+    python tests/benchmarks/compare_simulation.py [REPETITIONS [PART...]]
 
-Logarithms of figures go through the model and the residuals that ``compare`` has, all repetitions
-at once; the outlier rule, Holm and the verdicts are written here again for arrays. That this is what
+Logarithms of figures go through the model and the residuals of ``compare``, all repetitions at
+once; the outlier rule, Holm and the verdicts are written here again for arrays. That this is what
 ``torchcoll compare`` does with result files is checked in every run (``agreement``): each verdict,
 ratio and p. A case of a launch has its own normal noise, ``shared`` noise is the same in all cases
 of a launch. Drift is a share a launch; an outlier is a launch at random, 30 % slow in all cases.
@@ -17,6 +17,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -65,7 +66,7 @@ class Scenario:
     step: float = 0.0  # of the machine, between the sixth and the seventh launch
 
     def __str__(self) -> str:
-        words = [f"{self.order:6}", f"{100 * self.noise:g} % {self.tails} noise"]
+        words = [f"{100 * self.noise:g} % {self.tails} noise"]
         words += [f"{100 * self.drift:g} % drift"] if self.drift else []
         words += [("", "outlier", "2 outliers")[self.outlier]] if self.outlier else []
         words += ["shared noise"] if self.shared == 1 else []
@@ -73,7 +74,7 @@ class Scenario:
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
         words += ["1 case"] if self.cases == 1 else []
-        return ", ".join(words)
+        return f"{self.order:8}{', '.join(words)}"
 
 
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
@@ -246,20 +247,21 @@ POWERED = tuple(
 )
 
 
-def report_errors(repetitions: int) -> None:
-    heads = ("nothing changed", "false alarm in any case", "a launch left out")
-    for name, scenarios in (("asked", ASKED), ("beside", BESIDE)):
-        print(f"\n{heads[0] + ', ' + name:52}{heads[1]:26}{heads[2]}")
-        for scenario in scenarios:
-            found = rates(scenario, repetitions)
-            alarms = interval(found.alarms, repetitions)
-            out = f"{100 * found.left_out / repetitions:.1f} %"
-            print(f"{scenario!s:52}{alarms:26}{out}", flush=True)
-    print(f"\n{'one case +5 %':52}{'found':26}{'false alarm in another case'}")
+def report_alarms(scenarios: Sequence[Scenario], repetitions: int) -> None:
+    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a launch left out")
+    for scenario in scenarios:
+        found = rates(scenario, repetitions)
+        alarms = interval(found.alarms, repetitions)
+        out = f"{100 * found.left_out / repetitions:.1f} %"
+        print(f"{scenario!s:64}{alarms:26}{out}", flush=True)
+
+
+def report_power(repetitions: int) -> None:
+    print(f"\n{'one case +5 %':64}{'found':26}false alarm in another case")
     for scenario in POWERED:
         found = rates(scenario, repetitions)
         alarms = interval(found.alarms, repetitions)
-        print(f"{scenario!s:52}{interval(found.hits, repetitions):26}{alarms}", flush=True)
+        print(f"{scenario!s:64}{interval(found.hits, repetitions):26}{alarms}", flush=True)
 
 
 # -- the path through files --------------------------------------------------------------------
@@ -312,7 +314,7 @@ def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
     for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2]):
         agree, total = agreement(scenario, repetitions)
-        print(f"{scenario!s:52}{agree} of {total} cases agree", flush=True)
+        print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
 
 # -- how many launches it needs ----------------------------------------------------------------
@@ -397,21 +399,22 @@ def report_range(change: float, noise: float, what: Asked, repetitions: int) -> 
     )
 
 
-def report(repetitions: int, parts: list[str]) -> None:
-    title("compare, simulated")
-    print(
-        f"{CASES} cases, {LAUNCHES} launches a side, threshold {100 * THRESHOLD:g} %, "
-        f"{repetitions} comparisons a row"
-    )
-    if "agreement" in parts:
-        report_agreement(AGREEMENTS)
-    if "errors" in parts:
-        report_errors(repetitions)
-    if "needs" in parts:
-        report_needs(4 * repetitions)
-        report_ranges(repetitions // 10)
+PARTS = {
+    "agreement": lambda _: report_agreement(AGREEMENTS),
+    "asked": lambda repetitions: report_alarms(ASKED, repetitions),
+    "beside": lambda repetitions: report_alarms(BESIDE, repetitions),
+    "power": report_power,
+    "needs": lambda repetitions: report_needs(4 * repetitions),
+    "ranges": lambda repetitions: report_ranges(repetitions // 10),
+}
 
 
 if __name__ == "__main__":
-    count, *chosen = [*sys.argv[1:], *["4000"][len(sys.argv) - 1 :]]
-    report(int(count), chosen or ["agreement", "errors", "needs"])
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
+    title("compare, simulated")
+    print(
+        f"{CASES} cases, {LAUNCHES} launches a side, threshold {100 * THRESHOLD:g} %, "
+        f"{count} comparisons a row"
+    )
+    for part in sys.argv[2:] or PARTS:
+        PARTS[part](count)

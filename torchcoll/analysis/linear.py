@@ -25,6 +25,7 @@ from torchcoll.analysis.stats import NO_SPREAD, ONE_NOISE, ORDERED, Ratio, exp, 
 OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a launch
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
 _FEWEST = 2  # launches of a side that must remain
+_FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3
 
 
@@ -132,13 +133,11 @@ def least_squares(
 def deleted_residuals(model: Model, rest: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
     """[launch][case...]: how far each launch is from the model of the others, as a normal deviate
     of the same p as its t, so that cases with other numbers of launches can stand beside it, and
-    as a logarithm; 0 where the others leave nothing to judge by.
+    as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
     """
     degrees = model.degrees - 1
-    if degrees < 1:
-        return numpy.zeros(rest.shape), numpy.zeros(rest.shape)
     free = model.free.reshape((-1, *[1] * (rest.ndim - 1)))
-    alone = free < NO_SPREAD  # nothing but itself tells of a parameter
+    alone = free < NO_SPREAD
     free = numpy.where(alone, 1.0, free)
     off = numpy.where(alone, 0.0, rest / free)
     squares = numpy.maximum((rest**2).sum(axis=0) - off * rest, 0.0) / degrees
@@ -204,10 +203,10 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
 def _medians(
     cases: Sequence[Figures],
 ) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
-    """Of each launch the medians over the cases (deviate, logarithm), and the limit of the first."""
+    """Of each launch the medians over the cases (deviate, logarithm), and the deviates' limit."""
     alike: dict[tuple[object, object], list[Figures]] = {}
     for case in cases:
-        if case.testable and _model(case).degrees > 1:
+        if case.testable and _model(case).degrees > _FEWEST_DEGREES:
             alike.setdefault((case.launches, case.order), []).append(case)
     deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
     for several in alike.values():
