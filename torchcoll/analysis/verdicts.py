@@ -13,13 +13,10 @@ from torchcoll.core.units import counted
 
 VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
-    "needs: launches a side, alternating, that would settle it 9 times in 10: the number is "
-    "between these with 80 %, for the ratio and the spread are known from these launches alone"
+    "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
+    "as the launches tell"
 )
-ONE_AFTER_THE_OTHER = (
-    "measured one after the other: a step between the sides would look the same (alternate the "
-    "launches)"
-)
+ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
 
 
 @dataclass(frozen=True)
