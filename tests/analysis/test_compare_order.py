@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from launches import given, in_turn, launches, measured, run
@@ -148,11 +149,22 @@ def test_a_difference_in_some_cases_says_in_how_many():
     assert str(found) == "stopped by: precision -> cap (in 1 of 3 cases)"
 
 
-def test_buffers_of_nccl_tests_are_others():
+def test_a_difference_in_the_reuse_of_buffers_is_named():
     """nccl-tests walks through its largest buffer; a file that does not tell is unknown."""
-    theirs = run(given(100), source={"tool": "nccl-tests", "version": "2.17"})
-    assert any("buffer_reuse" in note for note in compare(run(measured(100)), theirs).notes)
-    assert not any("buffer_reuse" in n for n in compare(*(run(measured(100)) for _ in "ab")).notes)
+
+    def one(reuse):
+        result = measured(100)
+        return run(replace(result, case=replace(result.case, buffer_reuse=reuse)))
+
+    assert (
+        "compared although they differ: buffer_reuse (same -> rotate)"
+        in compare(one("same"), one("rotate")).notes
+    )
+    assert any(
+        "matched without buffer_reuse" in note
+        for note in compare(one("unknown"), one("rotate")).notes
+    )
+    assert not any("buffer_reuse" in n for n in compare(one("same"), one("same")).notes)
 
 
 def test_absurd_figures_in_files_are_compared(in_tmp_path, capsys):

@@ -52,12 +52,8 @@ def value_of(item: Measured, name: str) -> Any:
 
 
 def kind_of(item: Measured, apart: Sequence[str] = ()) -> dict[str, Any]:
-    """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``.
-
-    Nor how its buffers were used: files that do not tell would be another kind.
-    """
-    aside = ("ranks", "clock", "buffer_reuse")
-    kind = {name: value_of(item, name) for name in NAMES if name not in aside}
+    """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
+    kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
     return kind | {name: value_of_fact(item.facts, name) for name in apart}
 
 
