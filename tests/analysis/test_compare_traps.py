@@ -8,7 +8,7 @@ import io
 import shutil
 
 import pytest
-from launches import given, launches, measured, run
+from launches import given, in_turn, launches, measured, run
 
 from torchcoll.analysis.compare import compare
 from torchcoll.cli import main
@@ -136,7 +136,7 @@ def test_a_duration_below_0_is_no_case(tmp_path):
 def test_a_launch_without_a_figure_is_counted():
     broken = run(measured(100))
     broken.results[0].time_ns = {"host": [[0] * 3] * 2}
-    (row,) = compare(launches([100, 101]), [*launches([100, 102]), broken]).rows
+    (row,) = compare(*in_turn(launches([100, 101]), [*launches([100, 102]), broken])).rows
     assert row.notes == ("1 of 3 launches of new left out: no figure",)
 
 

@@ -13,7 +13,6 @@ from scipy import stats
 
 from torchcoll.analysis.stats import (
     holm,
-    launches_needed,
     least_mann_whitney,
     mann_whitney,
     paired_ratio,
@@ -91,41 +90,6 @@ def test_mann_whitney_cannot_go_below_its_least():
     assert least_mann_whitney(6, 6) == pytest.approx(2 / 924)
     assert mann_whitney(range(1, 7), range(11, 17)) == pytest.approx(0.0021645, abs=1e-7)
     assert least_mann_whitney(1, 1) == 1
-
-
-def test_launches_that_find_a_difference():
-    """The number that it names finds the change nine times in ten: simulated with scipy alone."""
-    rng = numpy.random.default_rng(1)
-    logs = rng.normal(0, 0.02, (2, 6))
-    logs = (logs - logs.mean(axis=1, keepdims=True)) / logs.std(axis=1, ddof=1, keepdims=True)
-    found = welch_ratio(numpy.exp(0.02 * logs[0]), numpy.exp(0.02 * logs[1] + math.log(1.05)))
-    assert found.spread == pytest.approx(0.02)
-    # z of 0.05 / 50 is 3.0902 and of 0.9 is 1.2816: 2 (4.3718 * 0.02 / 0.04879)^2 + 3.0902^2 / 4.
-    number = launches_needed(found, 25, 0.02)
-    assert number == math.ceil(6.423 + 2.387) == 9
-    base = rng.normal(0, 0.02, (4000, number))
-    new = rng.normal(math.log(1.05), 0.02, (4000, number))
-    p = stats.ttest_ind(base, new, axis=1, equal_var=False).pvalue
-    assert 0.86 < (p < 0.05 / 25).mean() < 0.97
-
-
-def test_launches_that_show_the_same():
-    rng = numpy.random.default_rng(2)
-    base = numpy.exp([0.02, -0.02, 0.01, -0.01])
-    number = launches_needed(welch_ratio(base, base[::-1]), 25, 0.02)
-    spread = math.sqrt(0.001 / 3)
-    logs = rng.normal(0, spread, (4000, 2, number))
-    inside = 0
-    for a, b in logs:
-        result = welch_ratio(numpy.exp(a), numpy.exp(b))
-        inside += result.low_90 > 1 / 1.02 and result.high_90 < 1.02
-    assert 0.86 < inside / 4000 < 0.97
-
-
-def test_launches_without_an_answer():
-    assert launches_needed(welch_ratio([100], [110]), 1, 0.02) is None
-    base, new = numpy.exp([0.01, -0.01]), 1.02 * numpy.exp([0.01, -0.01])
-    assert launches_needed(welch_ratio(base, new), 1, 0.02) is None  # at the threshold
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e9), st.floats(1, 1e9)), min_size=1, max_size=8))

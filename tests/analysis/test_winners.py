@@ -8,7 +8,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.analysis.stats import Ratio, launches_to_bound, welch_low
+from torchcoll.analysis.stats import welch_low
 from torchcoll.analysis.winners import may_be_best, regret, regret_interval, runs_of_winners
 
 AUTO = [104.0, 101.0, 103.0, 105.0]
@@ -79,10 +79,3 @@ def test_less_than_the_threshold_is_a_tie():
 def test_runs_of_winners_are_as_few_as_can_be():
     tied = [["a"], ["a", "b"], ["b"], [], ["b", "c"], ["c"]]
     assert runs_of_winners(tied) == [(0, 1, ["a"]), (2, 4, ["b"]), (5, 5, ["c"])]
-
-
-def test_launches_that_bring_the_upper_end_below_the_threshold():
-    # 2 (3.2415 * 0.01 / log(1.02))^2 + 1.96^2 / 4 = 5.36 + 0.96: z of 97.5 % and of 90 %.
-    assert launches_to_bound(Ratio(1.0, spread=0.01), 0.02) == 7
-    assert launches_to_bound(Ratio(1.03, spread=0.01), 0.02) is None
-    assert launches_to_bound(Ratio(1.0), 0.02) is None

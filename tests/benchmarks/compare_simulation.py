@@ -1,11 +1,12 @@
-"""How often ``compare`` is wrong, and how often it finds a change: by simulation, through files.
+"""How often ``compare`` is wrong, how often it finds a change, and what its 'needs' is worth.
 
-    python tests/benchmarks/compare_simulation.py [REPETITIONS [PROCESSES]]
+    python tests/benchmarks/compare_simulation.py [REPETITIONS [PART...]]
 
-Each repetition writes the result files of a before and an after (25 cases, launches as asked) and
-runs ``torchcoll compare before after --format json`` on them. The noise is a factor on the whole
-of a case in one launch: normal, or Student's t with 3 degrees of freedom scaled to the same
-standard deviation. Calls scatter by 5 % around it, which must not matter.
+Logarithms of figures go through the model and the residuals of ``compare``, all repetitions at
+once; the outlier rule, Holm and the verdicts are written here again for arrays. That this is what
+``torchcoll compare`` does with result files is checked in every run (``agreement``): each verdict,
+ratio and p. A case of a launch has its own normal noise, ``shared`` noise is the same in all cases
+of a launch. Drift is a share a launch; an outlier is a launch at random, 30 % slow in all cases.
 """
 
 from __future__ import annotations
@@ -14,103 +15,196 @@ import contextlib
 import io
 import json
 import math
-import random
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from scipy import stats
+import numpy
+from common import title
+from scipy import special, stats
 
+from torchcoll.analysis.linear import (
+    deleted_residuals,
+    least_squares,
+    model_of,
+    outlier_limit,
+)
+from torchcoll.analysis.needed import MOST_LAUNCHES, Asked, asked, launches_needed, launches_range
+from torchcoll.analysis.stats import LEVEL, ORDERED, ratio_of
 from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.core.records import save
 from torchcoll.core.result import CaseResult, Run
 
 CASES = 25
-CALLS = 9
-RANKS = 2
+LAUNCHES = 6
 CHANGED = 12  # the number of the case that changes, where one does
+OUTLIER = 0.3
+THRESHOLD = 0.02
+ORDERS = 50  # drawn where the order is random, each with as many repetitions
+AGREEMENTS = 10
+RANKS = 2
 _END = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated: launches a side, noise between launches, change of one case."""
+    """What is simulated. order: the sides in the order of their launches, or ``random``."""
 
-    launches: int
-    noise: float
+    order: str
+    noise: float = 0.01
+    drift: float = 0.0
+    outlier: int = 0  # so many launches
     change: float = 0.0
-    heavy: bool = False  # Student's t with 3 degrees of freedom
+    shared: float = 0.0  # share of the variance that all cases of a launch have in common
+    tails: str = "normal"
+    cases: int = CASES
+    factor: float = 1.0  # noise of the new side over that of the base
+    step: float = 0.0  # of the machine, between the sixth and the seventh launch
 
     def __str__(self) -> str:
-        what = f"one case +{100 * self.change:g} %" if self.change else "nothing changed"
-        tails = "t3" if self.heavy else "normal"
-        return f"{what:16} {self.launches:2} launches, {100 * self.noise:g} % {tails} noise"
+        words = [f"{100 * self.noise:g} % {self.tails} noise"]
+        words += [f"{100 * self.drift:g} % drift"] if self.drift else []
+        words += [("", "outlier", "2 outliers")[self.outlier]] if self.outlier else []
+        words += ["shared noise"] if self.shared == 1 else []
+        words += ["half of it shared"] if 0 < self.shared < 1 else []
+        words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
+        words += [f"step of {100 * self.step:g} %"] if self.step else []
+        words += ["1 case"] if self.cases == 1 else []
+        return f"{self.order:8}{', '.join(words)}"
 
 
-SCENARIOS = (
-    Scenario(6, 0.02),
-    Scenario(6, 0.02, heavy=True),
-    Scenario(6, 0.01, 0.05),
-    Scenario(6, 0.01, 0.05, heavy=True),
-    Scenario(6, 0.02, 0.05),
-    Scenario(10, 0.02, 0.05),
-)
+FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
+ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB"}
 
 
-def launch(scenario: Scenario, change: float, rng: random.Random) -> Run:
-    results = []
-    for number in range(CASES):
-        nbytes = 1024 << (number % 20)
-        case = Case(
-            *("all_reduce" if number < 20 else "broadcast", nbytes, "float32"),
-            *("sum" if number < 20 else None, None if number < 20 else 0, True),
-            *("isolated", "gloo", "cpu"),
-        )
-        z = rng.gauss(0, 1)
-        if scenario.heavy:  # normal over the root of chi squared of 3, over its deviation
-            z *= math.sqrt(3 / rng.gammavariate(1.5, 2)) / math.sqrt(3)
-        middle = 20_000 + nbytes / 10
-        middle *= math.exp(scenario.noise * z) * (1 + change * (number == CHANGED))
-        # Half of the calls below and half above, so that the median is the middle.
-        away = sorted(math.exp(abs(rng.gauss(0, 0.05))) for _ in range(CALLS // 2))
-        calls = [middle / a for a in away] + [middle] + [middle * a for a in away]
-        row = [round(call) for call in calls]
-        results.append(
-            CaseResult(case, "ok", RANKS, nbytes=nbytes, time_ns={"host": [row] * RANKS})
-        )
-    return Run(header={"ranks": RANKS}, results=results, end=_END)
+def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
+    """The side of each launch in order of time."""
+    order = {name: letters for letters, name in NAMES.items()}.get(scenario.order, ABAB)
+    sides = [int(letter == "B") for letter in order]
+    return tuple(rng.permutation(sides).tolist() if scenario.order == "random" else sides)
 
 
-def repetition(scenario: Scenario, seed: int) -> tuple[bool, bool]:
-    """(some unchanged case called faster or slower, the changed case called slower)."""
-    rng = random.Random(f"{scenario} {seed}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, change in (("before", 0.0), ("after", scenario.change)):
-            for number in range(scenario.launches):
-                save(launch(scenario, change, rng), Path(folder) / name / f"{number}.jsonl")
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            code = main(["compare", f"{folder}/before", f"{folder}/after", "--format", "json"])
-    assert code == 0
-    rows = json.loads(out.getvalue())["rows"]
-    assert len(rows) == CASES
-    verdicts = [row["verdict"] for row in rows]
-    changed = CHANGED if scenario.change else -1
-    alarms = [v for i, v in enumerate(verdicts) if i != changed and v in ("faster", "slower")]
-    return bool(alarms), verdicts[changed] == "slower"
+def draw(
+    scenario: Scenario, sides: tuple[int, ...], repetitions: int, rng: numpy.random.Generator
+) -> numpy.ndarray:
+    """Logarithms [launch][repetition][case]."""
+    shape = len(sides), repetitions, scenario.cases
+    own, common = (_noise(scenario.tails, rng, size) for size in (shape, (*shape[:2], 1)))
+    z = math.sqrt(1 - scenario.shared) * own + math.sqrt(scenario.shared) * common
+    side = numpy.array(sides)[:, None, None]
+    place = numpy.arange(len(sides))[:, None, None]
+    logs = scenario.noise * z * numpy.where(side == 1, scenario.factor, 1.0)
+    logs = logs + math.log1p(scenario.drift) * place
+    logs = logs + math.log1p(scenario.step) * (place >= LAUNCHES)
+    slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
+    for number in range(scenario.outlier):
+        logs[slow[:, number], numpy.arange(repetitions)] += math.log1p(OUTLIER)
+    if scenario.change:
+        logs[:, :, CHANGED] += math.log1p(scenario.change) * side[:, :, 0]
+    return logs
 
 
-def rates(scenario: Scenario, repetitions: int, processes: int = 1) -> tuple[int, int]:
-    """How many repetitions gave a false alarm, and how many found the change."""
-    seeds = range(repetitions)
-    if processes == 1:
-        found = [repetition(scenario, seed) for seed in seeds]
-    else:
-        with ProcessPoolExecutor(processes) as pool:
-            found = list(pool.map(repetition, [scenario] * repetitions, seeds, chunksize=10))
-    return sum(alarm for alarm, _ in found), sum(hit for _, hit in found)
+def _noise(tails: str, rng: numpy.random.Generator, shape: tuple[int, ...]) -> numpy.ndarray:
+    """Of deviation 1: normal, or Student's t with 3 degrees of freedom."""
+    if tails == "normal":
+        return rng.standard_normal(shape)
+    return rng.standard_t(3, shape) / math.sqrt(3)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """[repetition][case]: faster and slower as -1 and 1, same, p and ratio; left_out: launches."""
+
+    differs: numpy.ndarray
+    same: numpy.ndarray
+    p: numpy.ndarray
+    effect: numpy.ndarray
+    left_out: numpy.ndarray
+
+
+def judge(sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray) -> Judged:
+    """All repetitions with these launches; those with outliers without them."""
+    found, (worst, far) = _once(sides, order, logs, 0)
+    for launch in set(worst.tolist()):
+        which = numpy.flatnonzero(worst == launch)
+        keep = [i for i in range(len(sides)) if i != launch]
+        rest = tuple(sides[i] for i in keep), tuple(order[i] for i in keep), logs[keep][:, which]
+        one, (second, also) = _once(*rest, 1)
+        _put(found, which[far[which]], one, far[which])
+        for other in set(second[also].tolist()):
+            again = also & (second == other)
+            keep = [i for i in range(len(rest[0])) if i != other]
+            own = tuple(tuple(what[i] for i in keep) for what in rest[:2])
+            two, _ = _once(*own, rest[2][keep][:, again], 2)
+            _put(found, which[again], two, numpy.ones(again.sum(), bool))
+    return found
+
+
+def _once(
+    sides: tuple[int, ...], order: tuple[float, ...], logs: numpy.ndarray, left_out: int
+) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
+    """With these launches alone, and of each repetition the worst of them and if it is too far."""
+    model = model_of(sides, order)
+    effect, spread, rest = least_squares(model, logs)
+    error = spread * model.error
+    t_90 = special.stdtrit(model.degrees, 0.95)
+    p = holm(2 * special.stdtr(model.degrees, -abs(effect) / error))
+    limit = math.log1p(THRESHOLD)
+    significant = (p < LEVEL) & (abs(effect) > limit)
+    found = Judged(
+        numpy.where(significant, numpy.sign(effect), 0).astype(int),
+        ~significant & (abs(effect) + t_90 * error < limit),
+        p,
+        effect,
+        numpy.full(logs.shape[1], left_out),
+    )
+    deviates = abs(numpy.median(deleted_residuals(model, rest)[0], axis=2))
+    return found, (deviates.argmax(axis=0), deviates.max(axis=0) > outlier_limit(len(sides)))
+
+
+def _put(found: Judged, places: numpy.ndarray, other: Judged, which: numpy.ndarray) -> None:
+    for name in vars(found):
+        getattr(found, name)[places] = getattr(other, name)[which]
+
+
+def holm(p: numpy.ndarray) -> numpy.ndarray:
+    """Holm's over the last axis."""
+    order = p.argsort(axis=-1)
+    many = p.shape[-1] - numpy.arange(p.shape[-1])
+    adjusted = numpy.minimum(1, numpy.maximum.accumulate(
+        numpy.take_along_axis(p, order, -1) * many, axis=-1))  # fmt: skip
+    found = numpy.empty_like(p)
+    numpy.put_along_axis(found, order, adjusted, -1)
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of all repetitions: with a false alarm, with the change found, with launches left out."""
+
+    alarms: int
+    hits: int
+    left_out: int
+
+
+def rates(scenario: Scenario, repetitions: int, seed: int = 0) -> Found:
+    rng = numpy.random.default_rng([seed, *str(scenario).encode()])
+    orders = ORDERS if scenario.order == "random" else 1
+    alarms = hits = left_out = 0
+    for number in range(orders):
+        own = repetitions // orders + (number < repetitions % orders)
+        sides = sides_of(scenario, rng)
+        judged = judge(sides, tuple(map(float, range(len(sides)))), draw(scenario, sides, own, rng))
+        others = numpy.arange(scenario.cases) != (CHANGED if scenario.change else -1)
+        alarms += int((judged.differs[:, others] != 0).any(axis=1).sum())
+        hits += int((judged.differs[:, ~others] == 1).sum())
+        left_out += int((judged.left_out > 0).sum())
+    return Found(alarms, hits, left_out)
 
 
 def interval(count: int, of: int) -> str:
@@ -119,15 +213,208 @@ def interval(count: int, of: int) -> str:
     return f"{100 * count / of:5.1f} % ({100 * exact.low:.1f} to {100 * exact.high:.1f})"
 
 
-def report(repetitions: int, processes: int) -> None:
-    print(f"{CASES} cases, {repetitions} repetitions each, through files and torchcoll compare")
-    print(f"{'':46}{'false alarm in any case':26}change found")
-    for scenario in SCENARIOS:
-        alarms, hits = rates(scenario, repetitions, processes)
-        power = interval(hits, repetitions) if scenario.change else "-"
-        print(f"{scenario!s:46}{interval(alarms, repetitions):26}{power}", flush=True)
+# -- false alarms and power --------------------------------------------------------------------
+
+DRIFTS = (0.001, 0.002, 0.005, 0.01, 0.02)
+ASKED = (
+    *(Scenario("A-B", drift=d, outlier=o) for d in DRIFTS for o in (0, 1)),
+    *(Scenario("A-B", noise=0.05, drift=d, outlier=o) for d in DRIFTS[::2] for o in (0, 1)),
+    *(
+        Scenario(order, drift=0.01, outlier=o)
+        for order in ("ABBA", "random", "ABAB")
+        for o in (0, 1)
+    ),
+    *(Scenario(order) for order in ("A-B", "ABBA", "random", "ABAB")),
+)
+BESIDE = (
+    Scenario("ABBA", shared=1.0),
+    Scenario("A-B", shared=1.0),
+    Scenario("A-B", shared=0.5, drift=0.01, outlier=1),
+    Scenario("A-B", drift=0.01, outlier=2),
+    Scenario("ABBA", drift=0.01, outlier=2),
+    Scenario("ABBA", cases=1),
+    Scenario("A-B", cases=1, drift=0.01, outlier=1),
+    Scenario("ABBA", tails="t3"),
+    Scenario("A-B", tails="t3", drift=0.01),
+    Scenario("ABBA", tails="t3", shared=1.0),
+    Scenario("ABBA", factor=3.0),
+    Scenario("A-B", step=0.05),
+)
+POWERED = tuple(
+    Scenario(order, change=0.05, drift=drift, outlier=outlier)
+    for order in ("ABBA", "random", "ABAB")
+    for drift, outlier in ((0.0, 0), (0.01, 0), (0.0, 1), (0.01, 1), (0.02, 1), (0.01, 2))
+)
+
+
+def report_alarms(scenarios: Sequence[Scenario], repetitions: int) -> None:
+    print(f"\n{'nothing changed':64}{'false alarm in any case':26}a launch left out")
+    for scenario in scenarios:
+        found = rates(scenario, repetitions)
+        alarms = interval(found.alarms, repetitions)
+        out = f"{100 * found.left_out / repetitions:.1f} %"
+        print(f"{scenario!s:64}{alarms:26}{out}", flush=True)
+
+
+def report_power(repetitions: int) -> None:
+    print(f"\n{'one case +5 %':64}{'found':26}false alarm in another case")
+    for scenario in POWERED:
+        found = rates(scenario, repetitions)
+        alarms = interval(found.alarms, repetitions)
+        print(f"{scenario!s:64}{interval(found.hits, repetitions):26}{alarms}", flush=True)
+
+
+# -- the path through files --------------------------------------------------------------------
+
+
+def launch(logs: numpy.ndarray, number: int) -> Run:
+    """A launch that started ``number`` minutes after the first, one figure a case."""
+    results = []
+    for place, log in enumerate(logs):
+        asked_for = Case("all_reduce", 8 << place, "float32", "sum", None, True, "isolated",
+                         "gloo", "cpu")  # fmt: skip
+        call = round(1e12 * math.exp(log))  # so that rounding is no noise
+        times = {"host": [[call] * 3] * RANKS}
+        results.append(CaseResult(asked_for, "ok", RANKS, nbytes=8 << place, time_ns=times))
+    start = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=number)
+    return Run(header={"ranks": RANKS, "start_utc": start.isoformat()}, results=results, end=_END)
+
+
+def through_files(sides: tuple[int, ...], logs: numpy.ndarray) -> list[dict[str, object]]:
+    """The rows of ``torchcoll compare`` on the files of logs [launch][case]."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (side, own) in enumerate(zip(sides, logs, strict=True)):
+            save(launch(own, number), Path(folder) / "ba"[side] / f"{number}.jsonl")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main(["compare", f"{folder}/b", f"{folder}/a", "--format", "json"])
+    assert code == 0
+    rows: list[dict[str, object]] = json.loads(out.getvalue())["rows"]
+    return rows
+
+
+def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int, int]:
+    """(cases in which both ways agree, all cases)."""
+    rng = numpy.random.default_rng([seed, *str(scenario).encode()])
+    agree = total = 0
+    for _ in range(repetitions):
+        sides = sides_of(scenario, rng)
+        logs = draw(scenario, sides, 1, rng)
+        ours = judge(sides, tuple(map(float, range(len(sides)))), logs)
+        for place, row in enumerate(through_files(sides, logs[:, 0])):
+            differs, same = ours.differs[0, place], ours.same[0, place]
+            verdict = ("same" if same else "unclear", "slower", "faster")[differs]
+            numbers = (row["ratio"], row["p_value"])
+            expected = (math.exp(ours.effect[0, place]), ours.p[0, place])
+            total += 1
+            agree += row["verdict"] == verdict and numpy.allclose(numbers, expected, rtol=1e-6)
+    return agree, total
+
+
+def report_agreement(repetitions: int) -> None:
+    print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2]):
+        agree, total = agreement(scenario, repetitions)
+        print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
+
+
+# -- how many launches it needs ----------------------------------------------------------------
+
+TRUTHS = (0.0, 0.01, 0.015, 0.025, 0.03, 0.05, 0.1)
+NOISES = (0.01, 0.02, 0.05)
+
+
+def settled(truth: float, noise: float, launches: int, repetitions: int, seed: int = 2) -> float:
+    """How often so many launches a side, A B A B ..., give the true verdict at Holm's first level
+    of CASES, by simulated launches.
+    """
+    rng = numpy.random.default_rng([seed, launches, round(1e4 * truth), round(1e4 * noise)])
+    sides = (0, 1) * launches
+    model = model_of(sides, tuple(map(float, range(2 * launches))))
+    z = rng.standard_normal((2 * launches, repetitions))
+    logs = noise * z + truth * numpy.array(sides)[:, None]
+    effect, spread, _ = least_squares(model, logs)
+    error, limit = spread * model.error, math.log1p(THRESHOLD)
+    if abs(truth) > limit:
+        p = 2 * special.stdtr(model.degrees, -abs(effect) / error)
+        return float(((p < LEVEL / CASES) & (effect > limit)).mean())
+    return float((abs(effect) + special.stdtrit(model.degrees, 0.95) * error < limit).mean())
+
+
+def report_needs(repetitions: int) -> None:
+    print(f"\n{'truth, noise':18}{'N':>5}   {'settled with N':>15}{'with N - 1':>12}")
+    what = asked(THRESHOLD, CASES)
+    for change in TRUTHS:
+        for noise in NOISES:
+            truth = math.log1p(change)
+            number = launches_needed(what, ORDERED, truth, noise)
+            both = (number, number - 1) if number else ()
+            texts = [f"{settled(truth, noise, n, repetitions):.3f}" for n in both] or ["-", "-"]
+            name = f"{100 * change:g} %, {100 * noise:g} %"
+            print(f"{name:18}{number or 'over 1000':>5}   {texts[0]:>15}{texts[1]:>12}", flush=True)
+
+
+def report_ranges(repetitions: int) -> None:
+    print(
+        f"\nthe range that is printed, of unclear cases among {CASES} with 6 launches a side, "
+        f"{repetitions} a row\n{'truth, noise':18}{'N':>5}{'unclear':>10}{'holds N':>24}"
+        f"{'N below it':>12}{'above':>8}   middle range"
+    )
+    what = asked(THRESHOLD, CASES)
+    for change in TRUTHS:
+        for noise in NOISES:
+            report_range(change, noise, what, repetitions)
+
+
+def report_range(change: float, noise: float, what: Asked, repetitions: int) -> None:
+    truth = math.log1p(change)
+    number = launches_needed(what, ORDERED, truth, noise)
+    rng = numpy.random.default_rng([3, round(1e4 * change), round(1e4 * noise)])
+    degrees, share = ORDERED.degrees(LAUNCHES), ORDERED.error(LAUNCHES)
+    found: list[tuple[int, int]] = []
+    tries = 0
+    while len(found) < repetitions and tries < 40 * repetitions:
+        tries += 1
+        effect = truth + noise * share * rng.standard_normal()
+        spread = noise * math.sqrt(rng.chisquare(degrees) / degrees)
+        ratio = ratio_of(effect, spread * share, degrees, spread, ORDERED)
+        significant = (ratio.p_value or 0) < what.level and abs(effect) > what.limit
+        inside = abs(effect) + special.stdtrit(degrees, 0.95) * spread * share < what.limit
+        if not significant and not inside:
+            low, high = launches_range(what, ratio, LAUNCHES)
+            found.append((low or MOST_LAUNCHES + 1, high or MOST_LAUNCHES + 1))
+    name = f"{100 * change:g} %, {100 * noise:g} %"
+    if len(found) < repetitions / 2:
+        print(f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %   too few")
+        return
+    # Who is left unclear by six needs seven at least.
+    true = max(number or MOST_LAUNCHES + 1, LAUNCHES + 1)
+    below, above = (sum(one) for one in zip(*((true < a, true > b) for a, b in found), strict=True))
+    middle = [sorted(ends)[len(found) // 2] for ends in zip(*found, strict=True)]
+    print(
+        f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %"
+        f"{interval(len(found) - below - above, len(found)):>24}"
+        f"{100 * below / len(found):10.1f} %{100 * above / len(found):6.1f} %   "
+        f"{middle[0]} to {middle[1]}",
+        flush=True,
+    )
+
+
+PARTS = {
+    "agreement": lambda _: report_agreement(AGREEMENTS),
+    "asked": lambda repetitions: report_alarms(ASKED, repetitions),
+    "beside": lambda repetitions: report_alarms(BESIDE, repetitions),
+    "power": report_power,
+    "needs": lambda repetitions: report_needs(4 * repetitions),
+    "ranges": lambda repetitions: report_ranges(repetitions // 10),
+}
 
 
 if __name__ == "__main__":
-    numbers = [int(argument) for argument in sys.argv[1:]]
-    report(*numbers, *(1000, 2)[len(numbers) :])
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
+    title("compare, simulated")
+    print(
+        f"{CASES} cases, {LAUNCHES} launches a side, threshold {100 * THRESHOLD:g} %, "
+        f"{count} comparisons a row"
+    )
+    for part in sys.argv[2:] or PARTS:
+        PARTS[part](count)

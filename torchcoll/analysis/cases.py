@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.hardware import unlike, unlike_ranks
+from torchcoll.analysis.linear import Figures, Outlier, outliers
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.analysis.verdicts import Judged, incomparable, judge, measure, ratio_alone
+from torchcoll.analysis.verdicts import (
+    ONE_AFTER_THE_OTHER,
+    Judged,
+    incomparable,
+    judge,
+    measure,
+    ratio_alone,
+)
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median, told
 
@@ -61,7 +69,9 @@ class Compared:
 
 
 def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
-    """What was found of two sets of launches. p_value and mann_whitney_p are Holm's."""
+    """What was found of two sets of launches. p_value and mann_whitney_p are Holm's; needs_low and
+    needs_high are launches a side, where they would settle an unclear case.
+    """
     ratio = judged.ratio
     return {
         "verdict": judged.verdict,
@@ -75,38 +85,78 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
         "new": new,
         "base_launches": len(judged.base),
         "new_launches": len(judged.new),
+        "needs_low": judged.needed[0] if judged.needed else None,
+        "needs_high": judged.needed[1] if judged.needed else None,
     }
 
 
 def compared_rows(
     pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
-) -> list[Compared]:
+) -> tuple[list[Compared], list[Outlier]]:
+    """The cases, and the launches that were left out of all of them."""
     different = unlike(base, new)
+    orders = Orders(pairs)
+    every = [figures_of(pair, orders) for pair in pairs]
+    reasons = [
+        _why_not(pair, figures, metric) or different or unlike_ranks(pair)
+        for pair, figures in zip(pairs, every, strict=True)
+    ]
+    found = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
+    out = [one.launch for one in found]
     cases = []
-    for pair in pairs:
-        ours, theirs = launches_of(pair.base), launches_of(pair.new)
-        reason = _why_not(pair, ours, theirs, metric) or different or unlike_ranks(pair)
-        values = [x for x, _ in ours], [x for x, _ in theirs]
+    for pair, figures, reason in zip(pairs, every, reasons, strict=True):
+        kept = figures.without(out)
         if reason:
-            cases.append(incomparable(*values, reason))
+            cases.append(incomparable(figures.of(0), figures.of(1), reason))
         else:
-            cases.append(case_of(pair, *values, base, new))
+            cases.append(case_of(pair, kept, base, new))
     judged = judge(cases, threshold, metric != "time")
-    return [_compared(pair, case) for pair, case in zip(pairs, judged, strict=True)]
+    rows = [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
+    return rows, found
 
 
-def case_of(
-    pair: Pair, ours: Sequence[float], theirs: Sequence[float], base: Side, new: Side
-) -> Judged:
+class Orders:
+    """The number of each start among those of all launches that have a part in the comparison.
+
+    Launches that were started in the same second, and both sides of one launch, have one number.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        matched = [pair for pair in pairs if pair.base and pair.new]
+        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if _enters(m)}
+        known = sorted(start for start in starts if start is not None)
+        # One that is unknown may be any: the others alone are no order.
+        self._numbers = {start: float(n) for n, start in enumerate(known)}
+        self.known = None not in starts
+
+    def of(self, starts: Iterable[float | None]) -> tuple[float, ...] | None:
+        if not self.known:
+            return None
+        return tuple(self._numbers[start] for start in starts if start is not None)
+
+
+def figures_of(pair: Pair, orders: Orders) -> Figures:
+    """The launches of both sides that have a right result."""
+    both = [(side, launches_of(items)) for side, items in enumerate((pair.base, pair.new))]
+    own = [(value, (side, items[0])) for side, several in both for value, items in several]
+    matched = bool(pair.base and pair.new)
+    return Figures(
+        tuple(value for value, _ in own),
+        tuple((side, first.launch) for _, (side, first) in own),
+        orders.of(first.start for _, (_, first) in own) if matched else None,
+    )
+
+
+def case_of(pair: Pair, figures: Figures, base: Side, new: Side) -> Judged:
     """The ratio of figures, one a launch, of what may be compared."""
     if base.reference != new.reference:
-        return ratio_alone(ours, theirs, "reference, a published figure")
+        return ratio_alone(figures, "reference, a published figure")
     if how := _measured_apart(pair, base, new):
-        return ratio_alone(ours, theirs, how)
+        return ratio_alone(figures, how)
     if base.keeps_samples and new.keeps_samples:
-        return measure(ours, theirs)
+        return measure(figures)
     given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
-    return measure(ours, theirs, "single means, " if given == {"mean"} else "single figures, ")
+    return measure(figures, "single means, " if given == {"mean"} else "single figures, ")
 
 
 def is_right(item: Measured) -> bool:
@@ -114,21 +164,25 @@ def is_right(item: Measured) -> bool:
     return item.row.status == "ok" and item.row.verified != "wrong"
 
 
+def _enters(item: Measured) -> bool:
+    return is_right(item) and bool(item.figure)
+
+
 def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
     """One figure a launch, of those that are right: a case that ran twice in one is one."""
     by_launch: dict[int, list[Measured]] = {}
     for item in items:
-        if is_right(item) and item.figure:
+        if _enters(item):
             by_launch.setdefault(item.launch, []).append(item)
     return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
 
 
-def _why_not(pair: Pair, ours: Sequence[Any], theirs: Sequence[Any], metric: str) -> str:
+def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
     """Why a case has no ratio; '' where it has one."""
     if not pair.base or not pair.new:
         return f"only in {'base' if pair.base else 'new'}"
-    for name, items, found in (("base", pair.base, ours), ("new", pair.new, theirs)):
-        if found:
+    for side, (name, items) in enumerate((("base", pair.base), ("new", pair.new))):
+        if figures.of(side):
             continue
         bad = next((m for m in items if not is_right(m)), None)
         if any(m.row.statistic == COLD_CALL for m in items):
@@ -168,12 +222,16 @@ def _measured_apart(pair: Pair, base: Side, new: Side) -> str:
     return f"measured in different ways: {', '.join(texts)}" if texts else ""
 
 
-def _compared(pair: Pair, judged: Judged) -> Compared:
+def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
     items = pair.new or pair.base
-    good = [m.row for _, own in launches_of(items) for m in own]
+    side = int(bool(pair.new))
+    kept = [m for m in items if (side, m.launch) not in left_out] if judged.ratio else items
+    good = [m.row for _, own in launches_of(kept) for m in own]
     notes = []
+    if judged.p_value is not None and not judged.interleaved:
+        notes.append(ONE_AFTER_THE_OTHER)
     for name, side_items in (("base", pair.base), ("new", pair.new)):
-        out = [m for m in side_items if not (is_right(m) and m.figure)]
+        out = [m for m in side_items if not _enters(m)]
         if out and len(out) < len(side_items):
             words = ", ".join(dict.fromkeys(map(_why_out, out)))
             notes.append(f"{len(out)} of {len(side_items)} launches of {name} left out: {words}")

@@ -19,6 +19,7 @@ from torchcoll.analysis.environments import (
 )
 from torchcoll.analysis.fit import Fitted, fit_pairs
 from torchcoll.analysis.hardware import Profile, profile
+from torchcoll.analysis.linear import Outlier
 from torchcoll.analysis.matching import NAMES, Pair, pairs_of
 from torchcoll.analysis.model import error_note
 from torchcoll.analysis.sides import (
@@ -30,13 +31,16 @@ from torchcoll.analysis.sides import (
     check_together,
     reading_of,
     side,
+    start_of,
     values_by_name,
 )
 from torchcoll.analysis.verdicts import (
+    ONE_AFTER_THE_OTHER,
     beyond,
     mann_whitney_notes,
     percent,
 )
+from torchcoll.analysis.ways import ways_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.records import load_all
 from torchcoll.core.summary import OVER_RANKS
@@ -49,7 +53,8 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 @dataclass
 class Comparison:
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
-    hardware: (the first pair of the table, base, new) for each table.
+    hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
+    that were outliers, by their files.
     """
 
     base: Side
@@ -63,6 +68,7 @@ class Comparison:
     by: tuple[str, ...] = ()
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def tally(self) -> dict[str, int]:
@@ -119,16 +125,17 @@ def compare(
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
-    rows = compared_rows(pairs, ours, theirs, metric, threshold)
-    found = Comparison(
-        ours, theirs, metric, threshold, reading, rows, differences_of(ours, theirs), by=names
-    )
+    rows, apart = compared_rows(pairs, ours, theirs, metric, threshold)
+    differences = [*differences_of(ours, theirs), *ways_of(pairs)]
+    found = Comparison(ours, theirs, metric, threshold, reading, rows, differences, by=names)
+    found.left_out = [_launch_name(found, one) for one in apart]
     if fit:
         settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric)
+        out = [one.launch for one in apart]
+        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
-    found.notes = _notes(found, pairs)
+    found.notes = [*_outlier_notes(found, apart), *_notes(found, pairs)]
     return found
 
 
@@ -209,7 +216,36 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
         )
     notes += error_note(found.base, found.new, found.rows, found.metric)
     notes += _nothing_sent(found)
+    notes += _order_notes(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+
+
+def _launch_name(found: Comparison, one: Outlier) -> str:
+    side, number = one.launch
+    run = (found.base, found.new)[side].runs[number]
+    return str(run.path or f"launch {number + 1} of {(found.base, found.new)[side].name}")
+
+
+def _outlier_notes(found: Comparison, apart: Sequence[Outlier]) -> list[str]:
+    """The launches that are left out, and why."""
+    return [
+        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other launches "
+        f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
+        for name, one in zip(found.left_out, apart, strict=True)
+    ]
+
+
+def _order_notes(found: Comparison) -> list[str]:
+    """What the order of the launches in time leaves open."""
+    tested = [one.judged for one in found.fitted or found.rows if one.judged.p_value is not None]
+    if not tested:
+        return []
+    if found.fitted and not all(judged.interleaved for judged in tested):
+        return [ONE_AFTER_THE_OTHER]  # rows have it as a footnote
+    starts = {start_of(part) for s in (found.base, found.new) for part in s.parts}
+    if None in starts:
+        return ["start times are not known of all launches: a drift would look like a difference"]
+    return []
 
 
 def _nothing_sent(found: Comparison) -> list[str]:

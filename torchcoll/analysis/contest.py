@@ -21,15 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.forced import Forced
-from torchcoll.analysis.stats import (
-    LEVEL,
-    Ratio,
-    geometric,
-    holm,
-    launches_needed,
-    launches_to_bound,
-    welch_ratio,
-)
+from torchcoll.analysis.needed import asked, launches_needed, launches_to_bound
+from torchcoll.analysis.stats import LEVEL, Ratio, geometric, holm, welch_ratio
 from torchcoll.analysis.verdicts import p_text, percent
 from torchcoll.analysis.winners import may_be_best, regret, regret_interval, runs_of_winners
 from torchcoll.core.result import Choice
@@ -217,7 +210,12 @@ def _verdict(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: f
         size.reason = "launches are equal: no spread to judge by"
         return
     # One cell shown to be faster settles it; else all must be shown not to be.
-    faster = [launches_needed(r, tested, threshold) for r in unsettled if r.ratio > limit]
+    what = asked(threshold, tested)
+    faster = [
+        launches_needed(what, r.design, math.log(r.ratio), r.spread or 0.0)
+        for r in unsettled
+        if r.ratio > limit
+    ]
     slower = [launches_to_bound(r, threshold) for r in unsettled if r.ratio <= limit]
     known = [n for n in faster if n] if faster else slower
     numbers = [n for n in known if n]

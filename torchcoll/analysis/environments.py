@@ -30,14 +30,16 @@ _OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that is not the same on both sides, with the values that each side has."""
+    """What is not the same on both sides, with the values that each side has."""
 
     name: str
     base: tuple[str, ...]
     new: tuple[str, ...]
+    where: str = ""  # '' in all cases
 
     def __str__(self) -> str:
-        return f"{self.name}: {_several(self.base)} -> {_several(self.new)}"
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.name}: {_several(self.base)} -> {_several(self.new)}{where}"
 
 
 def differences_of(base: Side, new: Side) -> list[Difference]:

@@ -8,15 +8,16 @@ is told how badly it fits: a library that changes its algorithm at some size fol
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
 from scipy import optimize
 
-from torchcoll.analysis.cases import case_of, is_right, other_clock, record_of
+from torchcoll.analysis.cases import Orders, case_of, is_right, other_clock, record_of
 from torchcoll.analysis.hardware import unlike, unlike_ranks
+from torchcoll.analysis.linear import Figures
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
@@ -79,10 +80,15 @@ class Fitted:
 
 
 def fit_pairs(
-    pairs: Sequence[Pair], base_side: Side, new_side: Side, threshold: float, metric: str = "algbw"
+    pairs: Sequence[Pair],
+    base_side: Side,
+    new_side: Side,
+    threshold: float,
+    metric: str = "algbw",
+    left_out: Sequence[tuple[int, int]] = (),
 ) -> list[Fitted]:
     """Latency and bandwidth of every table; Holm is over all of them. metric: ``busbw`` makes the
-    bandwidth that, anything else algbw.
+    bandwidth that, anything else algbw. left_out: launches, as (side, number).
     """
     metric = "busbw" if metric == "busbw" else "algbw"
     different = unlike(base_side, new_side)
@@ -91,30 +97,41 @@ def fit_pairs(
         if pair.base and pair.new:
             tables.setdefault(repr((pair.common, pair.own)), []).append(pair)
     found = []
+    orders = Orders(pairs)
     for table in tables.values():
         ours = _lines([pair.base for pair in table], metric)
         theirs = _lines([pair.new for pair in table], metric)
         both = [misfit_of([getattr(pair, name) for pair in table]) for name in ("base", "new")]
         worst = max(filter(None, both), key=lambda one: one.share, default=None)
         for figure in ("latency", "bandwidth"):
-            base, new = (
-                [value for line in lines if (value := getattr(line, figure))]
-                for lines in (ours, theirs)
+            own = [
+                (value, (side, launch), start)
+                for side, lines in enumerate((ours, theirs))
+                for (launch, start), line in lines.items()
+                if (value := getattr(line, figure)) and (side, launch) not in left_out
+            ]
+            figures = Figures(
+                tuple(value for value, *_ in own),
+                tuple(launch for _, launch, _ in own),
+                orders.of(start for *_, start in own),
             )
+            base, new = figures.of(0), figures.of(1)
             reason = different or unlike_ranks(table[0]) or other_clock(table[0])
             reason = reason or _uncounted(figure, table[0], metric)
             reason = reason or _why_not(figure, base, new)
-            reason = reason or _unresolved(figure, (len(base), len(ours)), (len(new), len(theirs)))
+            reason = reason or _unresolved(
+                figure, *(_resolved(figure, lines) for lines in (ours, theirs))
+            )
             if reason:
                 case = incomparable(base, new, reason)
             elif worst and worst.share > POOR:
                 off = f"off by {_off(worst.share)} at {format_size(worst.nbytes)}"
-                case = Judged(tuple(base), tuple(new), "unclear", f"no line: {off}")
+                case = Judged(base, new, "unclear", f"no line: {off}")
             else:
-                case = case_of(table[0], base, new, base_side, new_side)
+                case = case_of(table[0], figures, base_side, new_side)
                 if worst and _within_misfit(case, worst.share, threshold):
                     text = f"the line is off by {_off(worst.share)}, more than this ratio"
-                    case = ratio_alone(base, new, text)
+                    case = ratio_alone(figures, text)
             misfit = (worst.share, worst.nbytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [one.figure == "bandwidth" for one in found]
@@ -178,6 +195,10 @@ def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str
     return ""
 
 
+def _resolved(figure: str, lines: Mapping[Any, Line]) -> tuple[int, int]:
+    return sum(bool(getattr(line, figure)) for line in lines.values()), len(lines)
+
+
 def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
     for name, values in (("base", base), ("new", new)):
         if not values:
@@ -185,20 +206,28 @@ def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
     return ""
 
 
-def _lines(sizes: Sequence[Sequence[Measured]], metric: str) -> list[Line]:
-    """The line of each launch that has enough sizes, its bandwidth as ``metric`` counts it."""
+def _lines(
+    sizes: Sequence[Sequence[Measured]], metric: str
+) -> dict[tuple[int, float | None], Line]:
+    """The line of each launch (its number, its start) that has enough sizes, its bandwidth as
+    ``metric`` counts it.
+    """
     points: dict[int, list[tuple[int, float]]] = {}
+    starts: dict[int, float | None] = {}
     for items in sizes:
         for m in items:
             if is_right(m) and m.row.median_ns and m.row.nbytes:
                 points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
+                starts.setdefault(m.launch, m.start)
     row = sizes[0][0].row
     share = _share(row, metric)
-    return [
-        replace(line, bandwidth=line.bandwidth * share if line.bandwidth and share else None)
-        for own in points.values()
+    return {
+        (launch, starts[launch]): replace(
+            line, bandwidth=line.bandwidth * share if line.bandwidth and share else None
+        )
+        for launch, own in points.items()
         if (line := fit_line(own)) is not None
-    ]
+    }
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:

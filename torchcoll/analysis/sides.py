@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 from torchcoll.analysis.files import Source as Source
@@ -22,6 +23,7 @@ from torchcoll.libraries.forcing import OF_NCCL
 Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
+UNTIL_PRECISE = "until precise"  # without -n
 UNTOLD = "not told"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
@@ -38,6 +40,8 @@ class Measured:
     figure: float | None
     facts: dict[str, str]
     knows_requested: bool  # False: imported, the size in the file is the actual one
+    start: float | None = None  # of the launch that measured it, in seconds; None is unknown
+    iters: str = ""  # what its launch asked for; '' is unknown
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Side:
         for number, run in enumerate(self.runs):
             libraries, doubts = libraries_of(run), doubts_of(run)
             for part, results in run.launches():
-                facts = known_of(part)
+                facts, start, iters = known_of(part), start_of(part), _iters_of(part)
                 for result in results:
                     row = summarise(result, reading.over_ranks, library=libraries[id(result)])
                     if reading.mean and result.time_ns:
@@ -123,8 +127,28 @@ class Side:
                     figure = figure if figure and 0 < figure < math.inf else None
                     if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
                         figure = None
-                    found.append(Measured(row, result, number, figure, facts, not run.source))
+                    knows = not run.source
+                    found.append(Measured(row, result, number, figure, facts, knows, start, iters))
         return found
+
+
+def _iters_of(run: Run) -> str:
+    """The calls that a launch asked for, or UNTIL_PRECISE; '' where its file does not tell."""
+    spec = run.header.get("spec") or {}
+    if run.source or "iters" not in spec:
+        return ""
+    return UNTIL_PRECISE if spec["iters"] is None else str(spec["iters"])
+
+
+def start_of(run: Run) -> float | None:
+    """When a launch began, in seconds of UTC; None where its file does not tell it."""
+    text = str(run.header.get("start_utc") or "")
+    try:
+        # Python 3.10 reads no Z.
+        when = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _told(given: Given | None) -> str:

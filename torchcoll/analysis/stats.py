@@ -1,4 +1,7 @@
-"""Ratios of launches: Welch's t on logarithms, Holm, Mann-Whitney, and how many launches it takes.
+"""Ratios of launches on logarithms: Welch's t, pairs, Holm, Mann-Whitney.
+
+``compare`` has a model of its own (analysis/linear.py), in which the launches stand in time; how
+many launches a verdict takes is in analysis/needed.py.
 
 The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
 taken for such they find a difference between identical systems four times in five. Logarithms,
@@ -8,17 +11,45 @@ because noise is a share of the duration, and because a ratio is what is asked f
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy
-from scipy import stats
+from scipy import special, stats
 
 LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
-POWER = 0.9  # with which `launches_needed` settles a case
-MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
 # Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
-_NO_SPREAD = 1e-9
+NO_SPREAD = 1e-9
+_LARGEST = math.log(sys.float_info.max)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
+    freedom. in_order: the launch number is a parameter, and the launches alternate.
+    """
+
+    figures: int
+    parameters: int
+    in_order: bool = False
+
+    def degrees(self, launches: int) -> int:
+        return self.figures * launches - self.parameters
+
+    def error(self, launches: int) -> float:
+        """The error of the difference, as a share of the spread of one launch.
+
+        Under strict A B A B ... of n = 2 N launches the squared correlation of side and number is
+        3 / (n^2 - 1): the side is known a little worse for it.
+        """
+        told = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / launches / told)
+
+
+PAIRED = Design(1, 1)
+ONE_NOISE = Design(2, 2)
+ORDERED = Design(2, 3, in_order=True)
 
 
 def geometric(values: Iterable[float | None]) -> float | None:
@@ -35,7 +66,8 @@ class Ratio:
 
     ``low`` and ``high`` bound it with 95 %, ``low_90`` and ``high_90`` with 90 %; both and
     ``p_value`` are None with one launch on a side, and where no launch differs from another.
-    ``spread``: the standard deviation of the logarithm of one launch, pooled over the sides.
+    ``spread``: the standard deviation of the logarithm of one launch, pooled over the sides;
+    ``error`` that of the logarithm of the ratio, on so many ``degrees`` of freedom.
     """
 
     ratio: float
@@ -45,6 +77,9 @@ class Ratio:
     high_90: float | None = None
     p_value: float | None = None
     spread: float | None = None
+    error: float | None = None
+    degrees: float = 0.0
+    design: Design = ONE_NOISE
 
 
 def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
@@ -55,9 +90,9 @@ def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
     """
     difference, error, degrees = _welch(base, new)
     if error is None:
-        return Ratio(math.exp(difference))
+        return Ratio(exp(difference))
     variances = float(numpy.log(base).var(ddof=1)), float(numpy.log(new).var(ddof=1))
-    return _ratio(difference, error, degrees, math.sqrt(sum(variances) / 2))
+    return ratio_of(difference, error, degrees, math.sqrt(sum(variances) / 2))
 
 
 def welch_low(base: Sequence[float], new: Sequence[float], error_rate: float) -> float | None:
@@ -65,7 +100,7 @@ def welch_low(base: Sequence[float], new: Sequence[float], error_rate: float) ->
     difference, error, degrees = _welch(base, new)
     if error is None:
         return None
-    return math.exp(difference - float(stats.t.isf(error_rate, degrees)) * error)
+    return exp(difference - float(stats.t.isf(error_rate, degrees)) * error)
 
 
 def _welch(base: Sequence[float], new: Sequence[float]) -> tuple[float, float | None, float]:
@@ -76,7 +111,7 @@ def _welch(base: Sequence[float], new: Sequence[float]) -> tuple[float, float | 
         return difference, None, 0.0
     squares = float(b.var(ddof=1)) / len(b), float(n.var(ddof=1)) / len(n)
     error = math.sqrt(sum(squares))
-    if error < _NO_SPREAD:
+    if error < NO_SPREAD:
         return difference, None, 0.0
     degrees = sum(squares) ** 2 / (squares[0] ** 2 / (len(b) - 1) + squares[1] ** 2 / (len(n) - 1))
     return difference, error, degrees
@@ -86,32 +121,47 @@ def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
     """The geometric mean of the pairs' ratios new / base, with the interval and p of Student's t on
     their logarithms: the pair is the replicate, what both of a pair share cancels.
 
-    All figures are above 0. ``spread`` is that of one of a pair, so that ``launches_needed`` gives
-    the number of pairs.
+    All figures are above 0. ``spread`` is that of one of a pair.
     """
     logs = numpy.log(new) - numpy.log(base)
     mean = float(logs.mean())
     if len(logs) < 2:
-        return Ratio(math.exp(mean))
+        return Ratio(exp(mean))
     deviation = float(logs.std(ddof=1))
     error = deviation / math.sqrt(len(logs))
-    if error < _NO_SPREAD:
-        return Ratio(math.exp(mean))
-    return _ratio(mean, error, len(logs) - 1, deviation / math.sqrt(2))
+    if error < NO_SPREAD:
+        return Ratio(exp(mean))
+    return ratio_of(mean, error, len(logs) - 1, deviation / math.sqrt(2), PAIRED)
 
 
-def _ratio(difference: float, error: float, degrees: float, spread: float) -> Ratio:
+def ratio_of(
+    difference: float,
+    error: float,
+    degrees: float,
+    spread: float,
+    design: Design = ONE_NOISE,
+) -> Ratio:
     """By Student's t, from a difference of mean logarithms and its standard error."""
-    t_95, t_90 = (float(q) for q in stats.t.ppf((0.975, 0.95), degrees))
+    t_95, t_90 = (float(special.stdtrit(degrees, q)) for q in (0.975, 0.95))
     return Ratio(
-        math.exp(difference),
-        low=math.exp(difference - t_95 * error),
-        high=math.exp(difference + t_95 * error),
-        low_90=math.exp(difference - t_90 * error),
-        high_90=math.exp(difference + t_90 * error),
-        p_value=float(2 * stats.t.sf(abs(difference) / error, degrees)),
+        exp(difference),
+        low=exp(difference - t_95 * error),
+        high=exp(difference + t_95 * error),
+        low_90=exp(difference - t_90 * error),
+        high_90=exp(difference + t_90 * error),
+        p_value=float(2 * special.stdtr(degrees, -abs(difference) / error)),
         spread=spread,
+        error=error,
+        degrees=degrees,
+        design=design,
     )
+
+
+def exp(logarithm: float) -> float:
+    """As math.exp, at most the largest float: files may hold any figures, and no interval of three
+    launches is too wide for them.
+    """
+    return math.exp(logarithm) if logarithm < _LARGEST else sys.float_info.max
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -136,49 +186,3 @@ def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:
 def least_mann_whitney(base: int, new: int) -> float:
     """The smallest two-sided p that so many launches can reach: 0.00216 for 6 against 6."""
     return 2 / math.comb(base + new, base)
-
-
-def launches_needed(ratio: Ratio, cases: int, threshold: float) -> int | None:
-    """Launches a side that would settle a case of this ratio and spread, with POWER.
-
-    An estimate beyond the threshold is settled as a difference, at the level that Holm leaves the
-    smallest of ``cases`` p values; one within it as the same, by its 90 % interval. None where
-    there is no spread, or more than MOST_LAUNCHES: the ratio is at the threshold. By the normal
-    approximation, with a quarter of z squared for t (W. C. Guenther, American Statistician 35
-    (1981) 243).
-    """
-    if ratio.spread is None:
-        return None
-    difference, limit = abs(math.log(ratio.ratio)), math.log1p(threshold)
-    z_power = float(stats.norm.ppf(POWER))
-    margin = abs(difference - limit)
-    if margin < _NO_SPREAD:
-        return None
-    if difference > limit:
-        z = float(stats.norm.ppf(1 - LEVEL / (2 * max(cases, 1))))
-        # Significant, and the estimate beyond the threshold.
-        needed = _normal(z + z_power, ratio.spread, difference) + z * z / 4
-        needed = max(needed, _normal(z_power, ratio.spread, margin))
-    else:
-        z = float(stats.norm.ppf(0.95))
-        if difference < margin / 10:  # both bounds can fail
-            z_power = float(stats.norm.ppf((1 + POWER) / 2))
-        needed = _normal(z + z_power, ratio.spread, margin) + z * z / 4
-    return max(2, math.ceil(needed)) if needed <= MOST_LAUNCHES else None
-
-
-def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:
-    """Launches a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
-    POWER; None as in ``launches_needed``, and where the ratio itself is beyond.
-    """
-    margin = math.log1p(threshold) - math.log(ratio.ratio)
-    if ratio.spread is None or margin < _NO_SPREAD:
-        return None
-    z = float(stats.norm.ppf(0.975))
-    needed = _normal(z + float(stats.norm.ppf(POWER)), ratio.spread, margin) + z * z / 4
-    return max(2, math.ceil(needed)) if needed <= MOST_LAUNCHES else None
-
-
-def _normal(z: float, spread: float, distance: float) -> float:
-    """Launches a side for which the error of a difference is ``distance`` / z."""
-    return 2 * (z * spread / distance) ** 2

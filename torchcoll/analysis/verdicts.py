@@ -6,22 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.analysis.stats import (
-    LEVEL,
-    Ratio,
-    holm,
-    launches_needed,
-    least_mann_whitney,
-    mann_whitney,
-    welch_ratio,
-)
+from torchcoll.analysis.linear import Figures, plain_ratio, side_ratio
+from torchcoll.analysis.needed import MOST_LAUNCHES, asked, launches_range
+from torchcoll.analysis.stats import LEVEL, Ratio, holm, least_mann_whitney, mann_whitney
 from torchcoll.core.units import counted
 
 VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
-    "needs: launches a side that would settle it 9 times in 10, with the ratio and the spread "
-    "seen (normal approximation)"
+    "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
+    "as the launches tell"
 )
+ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,9 @@ class Judged:
     reason: str
     ratio: Ratio | None = None
     p_value: float | None = None
-    mann_whitney: float | None = None  # adjusted alike
+    mann_whitney: float | None = None  # adjusted alike; None where the order is in the way
+    interleaved: bool = True  # False: one side was measured before the other
+    needed: tuple[int | None, int | None] | None = None  # launches a side; None: over MOST_LAUNCHES
 
     @property
     def settled(self) -> bool:
@@ -42,10 +39,11 @@ class Judged:
         return self.ratio is None or self.ratio.p_value is None
 
 
-def measure(base: Sequence[float], new: Sequence[float], single: str = "") -> Judged:
+def measure(figures: Figures, single: str = "") -> Judged:
     """The ratio of one case, one figure a launch; ``single``: what one launch is, if not that."""
-    ratio = welch_ratio(base, new)
-    found = Judged(tuple(base), tuple(new), "unclear", "", ratio)
+    base, new = figures.of(0), figures.of(1)
+    ratio = side_ratio(figures)
+    found = Judged(base, new, "unclear", "", ratio, interleaved=figures.interleaved)
     if min(len(base), len(new)) == 1:
         where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"
         return replace(found, reason=f"{single}1 launch {where}")
@@ -54,10 +52,9 @@ def measure(base: Sequence[float], new: Sequence[float], single: str = "") -> Ju
     return found
 
 
-def ratio_alone(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
+def ratio_alone(figures: Figures, reason: str) -> Judged:
     """A ratio that is never evidence, however many launches there are."""
-    ratio = Ratio(welch_ratio(base, new).ratio)
-    return Judged(tuple(base), tuple(new), "unclear", reason, ratio)
+    return Judged(figures.of(0), figures.of(1), "unclear", reason, plain_ratio(figures))
 
 
 def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
@@ -65,15 +62,45 @@ def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Ju
 
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The verdict of each case among all cases of the comparison."""
-    tested = [i for i, case in enumerate(cases) if not case.settled]
-    welch = holm([case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio])
-    ranks = holm([mann_whitney(cases[i].base, cases[i].new) for i in tested])
-    judged = list(cases)
-    for place, i in enumerate(tested):
-        case = replace(cases[i], p_value=welch[place], mann_whitney=ranks[place])
-        judged[i] = _verdict(case, len(tested), threshold, more_is_faster)
+    """The verdict of each case among all cases of the comparison, and what it would take."""
+    judged = decide(cases, threshold, more_is_faster)
+    tested = [i for i, case in enumerate(judged) if not case.settled]
+    found = sum((judged[i].p_value or 0.0) < LEVEL for i in tested)
+    what = asked(threshold, len(tested), found)
+    for i in tested:
+        if judged[i].verdict != "unclear":
+            continue
+        case, ratio = judged[i], judged[i].ratio
+        assert ratio is not None
+        # What is significant by itself does not need to take its turn again.
+        own = asked(threshold, len(tested), found - 1) if (case.p_value or 0) < LEVEL else what
+        needed = launches_range(own, ratio, max(len(case.base), len(case.new)))
+        text = f"{case.reason}, {_needs_text(needed, threshold)}"
+        judged[i] = replace(case, needed=needed, reason=text)
+    if all(judged[i].interleaved for i in tested):  # else a drift would be confirmed
+        ranks = holm([mann_whitney(judged[i].base, judged[i].new) for i in tested])
+        for i, p in zip(tested, ranks, strict=True):
+            judged[i] = replace(judged[i], mann_whitney=p)
     return judged
+
+
+def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
+    """The verdicts alone."""
+    tested = [i for i, case in enumerate(cases) if not case.settled]
+    adjusted = holm([case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio])
+    judged = list(cases)
+    for i, p in zip(tested, adjusted, strict=True):
+        judged[i] = _verdict(replace(cases[i], p_value=p), threshold, more_is_faster)
+    return judged
+
+
+def _needs_text(needed: tuple[int | None, int | None], threshold: float) -> str:
+    low, high = needed
+    if low is None:
+        return f"too near {percent(threshold)} to settle"
+    if high is None:
+        return f"needs {low} to over {MOST_LAUNCHES} launches"
+    return f"needs {low} launches" if low == high else f"needs {low} to {high} launches"
 
 
 def beyond(ratio: Ratio, threshold: float) -> bool:
@@ -81,20 +108,18 @@ def beyond(ratio: Ratio, threshold: float) -> bool:
     return abs(math.log(ratio.ratio)) > math.log1p(threshold)
 
 
-def _verdict(case: Judged, tested: int, threshold: float, more_is_faster: bool) -> Judged:
+def _verdict(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
     ratio, p = case.ratio, case.p_value
-    assert ratio is not None and ratio.low_90 and ratio.high_90 and p is not None
+    assert ratio is not None and p is not None
+    assert ratio.low_90 is not None and ratio.high_90 is not None
     significant, limit = p < LEVEL, 1 + threshold
     if significant and beyond(ratio, threshold):
         faster = (ratio.ratio > 1) == more_is_faster
         return replace(case, verdict="faster" if faster else "slower", reason=p_text(p))
+    # Two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics Biopharmaceutics 15 (1987) 657).
     if 1 / limit < ratio.low_90 and ratio.high_90 < limit:
         return replace(case, verdict="same", reason=f"90 % within {percent(threshold)}")
-    needed = launches_needed(ratio, tested, threshold)
-    now = max(len(case.base), len(case.new))
-    if needed is None:
-        return replace(case, reason=f"{p_text(p)}, too near {percent(threshold)} to settle")
-    return replace(case, reason=f"{p_text(p)}, needs {max(needed, now + 1)} launches")
+    return replace(case, reason=p_text(p))
 
 
 def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
@@ -123,7 +148,10 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
     if not tested:
         return []
     what = f"Holm over {tested} cases" if tested > 1 else "one case"
-    return [f"p: Welch's t on the logarithms of the launches' figures, {what}; below 0.05 counts"]
+    ordered = any(case.ratio and case.p_value is not None and case.ratio.design.in_order
+                  for case in cases)  # fmt: skip
+    model = "side + launch number by start time" if ordered else "side"
+    return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
 
 
 def p_text(p: float) -> str:

@@ -18,6 +18,7 @@ SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
     *("verdict", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
     *("mann_whitney_p", "base", "new", "base_launches", "new_launches"),
+    *("needs_low", "needs_high"),
 )
 # `reason` of a Row says why a case did not run; here it says why the verdict is what it is.
 CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
@@ -54,7 +55,8 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         "metric": found.metric,
         "threshold": found.threshold,
         "reading": found.reading,
-        "differences": [{"name": d.name, "base": d.base, "new": d.new} for d in found.differences],
+        "differences": [vars(one) for one in found.differences],
+        "left_out": found.left_out,
         "tally": found.tally,
         "notes": found.notes,
         "profiles": [

@@ -96,6 +96,8 @@ def _above(found: Comparison) -> list[str]:
     many = len(found.base.runs) + len(found.new.runs) > 2
     several = "; geometric mean over the launches" if many else ""
     ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
+    if any(row.judged.ratio and row.judged.ratio.design.in_order for row in found.rows):
+        ratio = ratio.replace(",", " without what drifts from launch to launch,")
     known = found.ranked or found.fitted
     return [*lines, f"{figures}: {found.reading}{several}", *([ratio] if known else [])]
 

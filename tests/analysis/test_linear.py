@@ -1,0 +1,187 @@
+"""The model of a comparison, against statsmodels' figures and figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from scipy import stats
+
+from torchcoll.analysis.linear import (
+    Figures,
+    deleted_residuals,
+    least_squares,
+    model_of,
+    outlier_limit,
+    outliers,
+    side_ratio,
+)
+
+SIDES, ORDER = (0, 1, 1, 0, 1, 0, 1), (0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 8.0)
+VALUES = (100.0, 104.0, 106.5, 103.0, 109.0, 104.5, 131.0)
+
+
+def figures(values, sides, order=None):
+    launches = tuple((side, sides[:i].count(side)) for i, side in enumerate(sides))
+    return Figures(tuple(values), launches, None if order is None else tuple(order))
+
+
+def test_the_ratio_is_that_of_statsmodels():
+    """statsmodels 0.15.0: OLS(log(VALUES), [1, SIDES, ORDER]).fit(): params[1], bse[1],
+    pvalues[1], conf_int(0.05)[1], conf_int(0.1)[1], sqrt(scale), df_resid.
+    """
+    found = side_ratio(figures(VALUES, SIDES, ORDER))
+    assert math.log(found.ratio) == pytest.approx(0.06810141631523671)
+    assert found.error == pytest.approx(0.041025868963656224)
+    assert found.p_value == pytest.approx(0.1722595838782401)
+    ends = [math.log(end) for end in (found.low, found.high, found.low_90, found.high_90)]
+    assert ends == pytest.approx([-0.04580466, 0.18200749, -0.01935945, 0.15556228], abs=1e-7)
+    assert (found.spread, found.degrees) == (pytest.approx(0.05278121804225839), 4)
+
+
+def test_without_start_times_the_model_has_the_side_alone():
+    """statsmodels 0.15.0: OLS(log(VALUES), [1, SIDES]).fit(); it is Student's t."""
+    found = side_ratio(figures(VALUES, SIDES))
+    assert math.log(found.ratio) == pytest.approx(0.0900748572227571)
+    assert found.error == pytest.approx(0.06327658634531441)
+    assert found.p_value == pytest.approx(0.213879514694487)
+    assert found.degrees == 5
+
+
+def test_the_deleted_residuals_are_those_of_statsmodels():
+    """statsmodels 0.15.0: OLSInfluence(...).resid_studentized_external of the same model, on
+    4 - 1 degrees of freedom; here as normal deviates of the same p.
+    """
+    t = [1.19068058, -0.20842963, -0.15491665, 0.10132464, -1.16793145, -1.42516296, 12.88980876]
+    model = model_of(SIDES, ORDER)
+    rest = least_squares(model, numpy.log(VALUES))[2]
+    found, off = deleted_residuals(model, rest)
+    assert found == pytest.approx(stats.norm.ppf(stats.t.cdf(t, 3)), rel=1e-6)
+    assert math.exp(off[-1]) == pytest.approx(_by_the_others(), rel=1e-9)
+
+
+def _by_the_others():
+    """131 over what least squares of the six other launches (numpy's lstsq) gives for the last."""
+    matrix = numpy.column_stack((numpy.ones(7), SIDES, ORDER))
+    solved = numpy.linalg.lstsq(matrix[:-1], numpy.log(VALUES[:-1]), rcond=None)[0]
+    return 131 / math.exp(matrix[-1] @ solved)
+
+
+def test_a_drift_is_no_difference():
+    # 1 % a launch, all of one side first: 100, 101, ... and then 106.15, ...
+    values = [100 * 1.01**i * (1.001 if i % 2 else 1) for i in range(12)]
+    found = side_ratio(figures(values, (0,) * 6 + (1,) * 6, range(12)))
+    assert found.low < 1 < found.high
+    assert found.ratio == pytest.approx(1, abs=0.002)
+    # Where the times are unknown it is one of 1.01^6.
+    assert side_ratio(figures(values, (0,) * 6 + (1,) * 6)).ratio == pytest.approx(1.01**6)
+
+
+def test_sides_that_began_at_one_instant_each():
+    """Side and launch number are one column: what is left is the side."""
+    values, sides = (100.0, 102.0, 110.0, 113.0), (0, 0, 1, 1)
+    found = side_ratio(figures(values, sides, (0.0, 0.0, 1.0, 1.0)))
+    assert found == side_ratio(figures(values, sides))
+    assert found.degrees == 2
+    assert not figures(values, sides, (0.0, 0.0, 1.0, 1.0)).interleaved
+
+
+@pytest.mark.parametrize(
+    ("sides", "degrees"),
+    [("AB", 0), ("AAB", 0), ("AAAB", 0), ("AABB", 1), ("ABBA", 1), ("ABABA", 2)],
+)
+def test_few_launches(sides, degrees):
+    """One launch a side has no spread of its own; 2 + 2 have one degree of freedom."""
+    numbers = tuple(int(letter == "B") for letter in sides)
+    values = (100.0, 103.0, 104.0, 101.0, 102.0)[: len(sides)]
+    found = side_ratio(figures(values, numbers, range(len(sides))))
+    assert found.degrees == degrees
+    assert (found.p_value is None) == (degrees == 0)
+    if degrees == 0:
+        base = [v for v, s in zip(values, numbers, strict=True) if s == 0]
+        new = [v for v, s in zip(values, numbers, strict=True) if s == 1]
+        assert found.ratio == pytest.approx(stats.gmean(new) / stats.gmean(base))
+
+
+def test_absurd_figures_overflow_nothing():
+    """Of 1 and 2^62 ns in turn the interval is wider than a float can say."""
+    values = (1.0, 2.0**62, 1.0, 2.0**62, 2.0**61)
+    found = side_ratio(figures(values, (0, 0, 1, 1, 0), range(5)))
+    assert 0 <= found.low < found.high < math.inf
+
+
+@pytest.mark.parametrize(
+    ("order", "sides", "answer"),
+    [
+        ((0, 1, 2, 3), (0, 0, 1, 1), False),
+        ((2, 3, 0, 1), (0, 0, 1, 1), False),
+        ((0, 2, 1, 3), (0, 0, 1, 1), True),
+        ((0, 1, 0, 1), (0, 0, 1, 1), True),  # both sides of the same launches
+        (None, (0, 0, 1, 1), True),
+    ],
+)
+def test_whether_the_launches_were_interleaved(order, sides, answer):
+    assert figures((1.0, 2.0, 3.0, 4.0), sides, order).interleaved is answer
+
+
+def cases(count, slow=(), factor=1.3, launches=12):
+    """Noise of 1 %, the launches in ``slow`` slow by ``factor`` in every case."""
+    rng = numpy.random.default_rng(5)
+    sides = (0, 1) * (launches // 2)
+    found = []
+    for _ in range(count):
+        values = 100 * numpy.exp(0.01 * rng.standard_normal(launches))
+        values[list(slow)] *= factor
+        found.append(figures(values.tolist(), sides, range(launches)))
+    return found
+
+
+def test_a_launch_that_is_slow_in_all_cases_is_left_out():
+    (one,) = outliers(cases(25, [3]))
+    assert one.launch == (1, 1)
+    assert one.factor == pytest.approx(1.3, abs=0.01)
+    assert one.t > one.limit
+    # Two-sided, 1 % / 12: the normal deviate of 0.01 / 24.
+    assert one.limit == pytest.approx(stats.norm.isf(0.01 / 24)) == outlier_limit(12)
+    assert outliers(cases(25)) == []
+
+
+def test_two_launches_are_left_out_and_no_third():
+    # One that is slower, so that none hides behind the others.
+    several = [
+        figures(
+            [v * (1.5 if i == 2 else 1) for i, v in enumerate(case.values)],
+            tuple(side for side, _ in case.launches),
+            case.order,
+        )
+        for case in cases(25, [7])
+    ]
+    assert [one.launch for one in outliers(several)] == [(0, 1), (1, 3)]
+    thrice = [
+        figures(
+            [v * {2: 6.0, 7: 2.5}.get(i, 1) for i, v in enumerate(case.values)],
+            tuple(side for side, _ in case.launches),
+            case.order,
+        )
+        for case in cases(25, [9])
+    ]
+    assert [one.launch for one in outliers(thrice)] == [(0, 1), (1, 3)]
+
+
+def test_a_launch_that_is_slow_in_some_cases_stays():
+    """Case by case it would be left out where it is far off, and the errors would grow."""
+    mixed = cases(10, [3])[:10] + cases(25)[10:]
+    assert outliers(mixed) == []
+
+
+def test_a_side_keeps_two_launches():
+    values = (100.0, 101.0, 99.0, 100.0, 100.5, 200.0, 99.5, 100.0, 99.0)
+    assert outliers([figures(values, (0, 1, 0, 0, 0, 1, 0, 0, 0), range(9))]) == []
+    (one,) = outliers([figures(values, (0, 1, 0, 0, 0, 1, 1, 0, 0), range(9))])
+    assert one.launch == (1, 1)
+
+
+def test_of_six_launches_none_is_left_out():
+    """1000, 1000, 1010, 1010 have a line through them, without the other two."""
+    assert outliers([figures((1000, 1000, 1010, 1010, 990, 990), (0, 1) * 3, range(6))]) == []

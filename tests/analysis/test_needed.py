@@ -1,0 +1,148 @@
+"""How many launches a verdict takes, against noncentral t and against simulated launches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from scipy import stats
+
+from torchcoll.analysis.needed import (
+    asked,
+    launches_needed,
+    launches_range,
+    launches_to_bound,
+    power,
+)
+from torchcoll.analysis.stats import (
+    ONE_NOISE,
+    ORDERED,
+    PAIRED,
+    Ratio,
+    paired_ratio,
+    ratio_of,
+)
+
+LIMIT = math.log(1.02)
+
+
+def at(design, launches, difference, spread, tested=25):
+    arrays = numpy.array([difference]), numpy.array([spread])
+    return float(power(asked(0.02, tested), design, launches, *arrays)[0])
+
+
+@pytest.mark.parametrize("launches", [3, 6, 12])
+def test_far_beyond_the_threshold_power_is_that_of_noncentral_t(launches):
+    """40 % at a spread of 10 %: the threshold is in nothing's way, significance alone decides."""
+    difference, spread = math.log(1.4), 0.1
+    degrees = 2 * launches - 2
+    far = difference / (spread * math.sqrt(2 / launches))
+    quantile = stats.t.isf(0.05 / 25 / 2, degrees)
+    expected = stats.nct.sf(quantile, degrees, far)
+    assert at(ONE_NOISE, launches, difference, spread) == pytest.approx(expected, abs=2e-3)
+
+
+def test_the_error_of_launches_in_turn():
+    """By numpy's inverse of the normal equations: A B A B ... of 4 launches a side."""
+    matrix = numpy.column_stack((numpy.ones(8), [0, 1] * 4, range(8)))
+    assert ORDERED.error(4) == pytest.approx(math.sqrt(numpy.linalg.inv(matrix.T @ matrix)[1, 1]))
+    assert (ORDERED.degrees(4), ONE_NOISE.degrees(4), PAIRED.degrees(4)) == (5, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "spread", "tested"), [(0.05, 0.02, 25), (0.0, 0.01, 25), (0.03, 0.01, 1)]
+)
+def test_the_number_is_the_least_that_settles_it_nine_times_in_ten(change, spread, tested):
+    """Launches A B A B ..., by numpy's lstsq and scipy's t; with one launch less it is not."""
+    difference = math.log1p(change)
+    number = launches_needed(asked(0.02, tested), ORDERED, difference, spread)
+    shares = []
+    for launches in (number, number - 1):
+        rng = numpy.random.default_rng(launches)
+        sides = [0, 1] * launches
+        matrix = numpy.column_stack((numpy.ones(2 * launches), sides, range(2 * launches)))
+        noise = spread * rng.standard_normal((2 * launches, 20_000))
+        logs = noise + difference * numpy.array(sides)[:, None]
+        solved, squares, *_ = numpy.linalg.lstsq(matrix, logs, rcond=None)
+        degrees = 2 * launches - 3
+        inverse = numpy.linalg.inv(matrix.T @ matrix)[1, 1]
+        error = numpy.sqrt(squares / degrees * inverse)
+        if change > 0.02:
+            p = 2 * stats.t.sf(abs(solved[1]) / error, degrees)
+            shares.append(((p < 0.05 / tested) & (solved[1] > LIMIT)).mean())
+        else:
+            t = stats.t.ppf(0.95, degrees)
+            shares.append((abs(solved[1]) + t * error < LIMIT).mean())
+    assert shares[0] > 0.88
+    assert shares[1] < 0.92
+
+
+def test_holm_leaves_more_to_the_next_one():
+    assert asked(0.02, 25).level == pytest.approx(0.002)
+    assert asked(0.02, 25, 20).level == pytest.approx(0.01)
+    assert asked(0.02, 5, 5).level == pytest.approx(0.05)
+
+
+def test_at_the_threshold_no_number_is_enough():
+    assert launches_needed(asked(0.02, 1), ORDERED, LIMIT, 0.01) is None
+    assert launches_needed(asked(0.02, 1), ORDERED, 1.01 * LIMIT, 0.01) is None
+
+
+@pytest.mark.parametrize(("change", "spread"), [(0.05, 0.05), (0.0, 0.02), (0.03, 0.02)])
+def test_the_range_holds_the_number_in_eight_of_ten(change, spread):
+    """Of 60 cases that six launches a side left unclear: 80 % would give fewer than 41 once in
+    100 times.
+    """
+    truth, what, rng = math.log1p(change), asked(0.02, 25), numpy.random.default_rng(1)
+    number = launches_needed(what, ORDERED, truth, spread)
+    held = total = 0
+    while total < 60:
+        effect = truth + spread * ORDERED.error(6) * rng.standard_normal()
+        seen = spread * math.sqrt(rng.chisquare(9) / 9)
+        error = seen * ORDERED.error(6)
+        ratio = ratio_of(effect, error, 9, seen, ORDERED)
+        significant = ratio.p_value < 0.002 and abs(effect) > LIMIT
+        if significant or abs(effect) + stats.t.ppf(0.95, 9) * error < LIMIT:
+            continue
+        total += 1
+        low, high = launches_range(what, ratio, 6)
+        held += low is not None and low <= number <= (high or 10_000)
+    assert held >= 41
+
+
+def test_a_range_begins_behind_the_launches_that_are_there():
+    ratio = ratio_of(math.log(1.06), 0.02, 9, 0.03, ORDERED)
+    low, high = launches_range(asked(0.02, 25), ratio, 6)
+    assert 7 <= low < high
+
+
+def test_without_spread_there_is_no_range():
+    assert launches_range(asked(0.02, 1), Ratio(1.1), 1) == (None, None)
+
+
+def test_so_many_launches_so_near_the_threshold():
+    ratio = ratio_of(LIMIT, 0.01 * ORDERED.error(900), 1797, 0.01, ORDERED)
+    assert launches_range(asked(0.02, 1), ratio, 900) == (None, None)
+
+
+def test_pairs_have_a_range_of_pairs():
+    ratio = paired_ratio([1.0, 1.0, 1.0], [math.exp(x) for x in (0.1, 0.2, 0.3)])
+    low, high = launches_range(asked(0.1, 1), ratio, 3)
+    assert 4 <= low < high
+
+
+def test_launches_that_bring_the_upper_end_below_the_threshold():
+    """By simulated launches: the upper end of Student's 95 % interval of what is no difference."""
+    number = launches_to_bound(Ratio(1.0, spread=0.01), 0.02)
+    shares = []
+    for launches in (number, number - 1):
+        rng = numpy.random.default_rng(launches)
+        base, new = 0.01 * rng.standard_normal((2, 20_000, launches))
+        squares = (base.var(axis=1, ddof=1) + new.var(axis=1, ddof=1)) / launches
+        upper = stats.t.ppf(0.975, 2 * launches - 2) * numpy.sqrt(squares)
+        shares.append((new.mean(axis=1) - base.mean(axis=1) + upper < LIMIT).mean())
+    assert shares[0] > 0.89
+    assert shares[1] < 0.91
+    assert launches_to_bound(Ratio(1.03, spread=0.01), 0.02) is None
+    assert launches_to_bound(Ratio(1.0), 0.02) is None

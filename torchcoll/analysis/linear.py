@@ -1,0 +1,222 @@
+"""The model of a comparison: log figure = case + side + drift x launch number, and its outliers.
+
+The launch number is its place in the order of starting. What drifts with time (a machine that
+warms up, a neighbour that comes) is in the model, so that it is no difference of the sides; where
+it is unknown the drift is left out, and the comparison says so.
+
+Rejected: Welch's t, which takes drift for a difference where one side was measured first, and for
+noise where the launches alternate; pairs of neighbours, in which a drift under strict A B A B is a
+difference again; ranks, of which six against six cannot pass Holm over 24 cases. The price is one
+noise for both sides.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+from scipy import special
+
+from torchcoll.analysis.stats import NO_SPREAD, ONE_NOISE, ORDERED, Ratio, exp, ratio_of
+
+OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a launch
+MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
+_FEWEST = 2  # launches of a side that must remain
+_FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
+_PARAMETERS = 3
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One case: a figure above 0 of each launch.
+
+    launches: (side, number) of each, side 0 is the base; order: the number of its start among
+    those of both sides, None where some start is unknown.
+    """
+
+    values: tuple[float, ...]
+    launches: tuple[tuple[int, int], ...]
+    order: tuple[float, ...] | None = None
+
+    def of(self, side: int) -> tuple[float, ...]:
+        own = zip(self.values, self.launches, strict=True)
+        return tuple(value for value, (number, _) in own if number == side)
+
+    @property
+    def testable(self) -> bool:
+        """Two launches a side at least."""
+        return min(len(self.of(0)), len(self.of(1))) >= _FEWEST
+
+    @property
+    def interleaved(self) -> bool:
+        """False where one side was measured before the other; True too where nobody knows."""
+        if self.order is None:
+            return True
+        own, other = (
+            [n for n, (number, _) in zip(self.order, self.launches, strict=True) if number == side]
+            for side in (0, 1)
+        )
+        return not own or not other or (max(own) >= min(other) and max(other) >= min(own))
+
+    def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
+        keep = [i for i, launch in enumerate(self.launches) if launch not in left_out]
+        return Figures(
+            tuple(self.values[i] for i in keep),
+            tuple(self.launches[i] for i in keep),
+            None if self.order is None else tuple(self.order[i] for i in keep),
+        )
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A launch that is like no other. factor: by how much its figures are off the model of the
+    others, t: its deleted residual as a normal deviate, medians over the cases.
+    """
+
+    launch: tuple[int, int]
+    factor: float
+    t: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """The least squares of one set of launches: what does not depend on the figures.
+
+    matrix: [launch][1, side, number], without the number where it is unknown or tells what the
+    side does (each side was started at one instant). projection: its pseudo-inverse, with which
+    numpy's lstsq solves too. free: 1 - leverage of each launch. error: of the side, as a share of
+    the spread of one launch.
+    """
+
+    matrix: numpy.ndarray
+    projection: numpy.ndarray
+    free: numpy.ndarray
+    error: float
+    degrees: int
+
+    @property
+    def in_order(self) -> bool:
+        return bool(self.matrix.shape[1] == _PARAMETERS)
+
+
+@functools.lru_cache(maxsize=256)
+def model_of(sides: tuple[int, ...], order: tuple[float, ...] | None) -> Model:
+    matrix = numpy.column_stack((numpy.ones(len(sides)), numpy.array(sides, dtype=float)))
+    if order is not None:
+        full = numpy.column_stack((matrix, numpy.array(order) - numpy.mean(order)))
+        matrix = full if numpy.linalg.matrix_rank(full) == _PARAMETERS else matrix
+    projection = numpy.linalg.pinv(matrix)
+    free = 1 - numpy.einsum("ij,ji->i", matrix, projection)
+    error = math.sqrt(float(projection[1] @ projection[1]))
+    return Model(matrix, projection, free, error, len(sides) - matrix.shape[1])
+
+
+def _model(figures: Figures) -> Model:
+    return model_of(tuple(side for side, _ in figures.launches), figures.order)
+
+
+def least_squares(
+    model: Model, logs: numpy.ndarray
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Of logs [launch][case...]: the effect of the side and the spread of one launch [case...],
+    and the residuals [launch][case...].
+    """
+    coefficients = numpy.tensordot(model.projection, logs, 1)
+    rest = logs - numpy.tensordot(model.matrix, coefficients, 1)
+    return coefficients[1], numpy.sqrt((rest**2).sum(axis=0) / model.degrees), rest
+
+
+def deleted_residuals(model: Model, rest: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """[launch][case...]: how far each launch is from the model of the others, as a normal deviate
+    of the same p as its t, so that cases with other numbers of launches can stand beside it, and
+    as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
+    """
+    degrees = model.degrees - 1
+    free = model.free.reshape((-1, *[1] * (rest.ndim - 1)))
+    alone = free < NO_SPREAD
+    free = numpy.where(alone, 1.0, free)
+    off = numpy.where(alone, 0.0, rest / free)
+    squares = numpy.maximum((rest**2).sum(axis=0) - off * rest, 0.0) / degrees
+    t = off / numpy.maximum(numpy.sqrt(squares / free), NO_SPREAD)
+    return numpy.copysign(special.ndtri(special.stdtr(degrees, -abs(t))), t), off
+
+
+def outlier_limit(launches: int) -> float:
+    """What the largest of so many normal deviates passes with OUTLIER_LEVEL at most."""
+    return -float(special.ndtri(OUTLIER_LEVEL / 2 / launches))
+
+
+def side_ratio(figures: Figures) -> Ratio:
+    """new / base at one launch number, by ordinary least squares on the logarithms.
+
+    With one launch on a side, or without any spread, the plain ratio alone.
+    """
+    model, logs = _model(figures), numpy.log(figures.values)
+    if figures.testable and model.degrees > 0:
+        effect, spread = (float(value) for value in least_squares(model, logs)[:2])
+        if spread > NO_SPREAD:
+            design = ORDERED if model.in_order else ONE_NOISE
+            return ratio_of(effect, spread * model.error, model.degrees, spread, design)
+    return plain_ratio(figures)
+
+
+def plain_ratio(figures: Figures) -> Ratio:
+    """Of the geometric means, whenever they were measured."""
+    base, new = (numpy.log(figures.of(side)) for side in (0, 1))
+    return Ratio(exp(float(new.mean() - base.mean())))
+
+
+def outliers(cases: Sequence[Figures]) -> list[Outlier]:
+    """The launches that are left out of all cases: MOST_OUTLIERS at most, the furthest first.
+
+    A launch is judged by the median over the cases of its studentised deleted residual: it must be
+    off as a whole. Left out case by case, whatever is far off would be, and the errors of the test
+    would grow. Source: R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982),
+    2.2.2: the largest of n residuals by Bonferroni. Two of like size hide each other from it (30 %
+    and 50 % at 1 % noise: neither is far off beside the other), so the second one is looked at
+    whatever the first one says, and decides on both (B. Rosner, Technometrics 25 (1983) 165).
+    """
+    left: list[tuple[int, int]] = []
+    shown = 0
+    while len(left) < MOST_OUTLIERS:
+        medians, limit = _medians([case.without(left) for case in cases])
+        counts = [sum(side == number for side, _ in medians) for number in (0, 1)]
+        able = [launch for launch in medians if counts[launch[0]] > _FEWEST]
+        if not able:
+            break
+        left.append(max(able, key=lambda launch: abs(medians[launch][0])))
+        if abs(medians[left[-1]][0]) > limit:
+            shown = len(left)
+    found = []
+    for launch in left[:shown]:
+        others = [one for one in left[:shown] if one != launch]
+        medians, limit = _medians([case.without(others) for case in cases])
+        t, off = medians[launch]
+        found.append(Outlier(launch, exp(off), t, limit))
+    return found
+
+
+def _medians(
+    cases: Sequence[Figures],
+) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
+    """Of each launch the medians over the cases (deviate, logarithm), and the deviates' limit."""
+    alike: dict[tuple[object, object], list[Figures]] = {}
+    for case in cases:
+        if case.testable and _model(case).degrees > _FEWEST_DEGREES:
+            alike.setdefault((case.launches, case.order), []).append(case)
+    deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
+    for several in alike.values():
+        model = _model(several[0])
+        logs = numpy.log([case.values for case in several]).T
+        found = deleted_residuals(model, least_squares(model, logs)[2])
+        for launch, *both in zip(several[0].launches, *found, strict=True):
+            deviates.setdefault(launch, []).append(numpy.array(both))
+    medians = {}
+    for launch, own in deviates.items():
+        t, off = numpy.median(numpy.concatenate(own, axis=1), axis=1)
+        medians[launch] = float(t), float(off)
+    return medians, outlier_limit(len(deviates)) if deviates else math.inf
