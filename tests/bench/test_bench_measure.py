@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 from ranks import ticking
 
 from torchcoll.bench import environment, measure
+from torchcoll.bench.communicators import Communicators
+from torchcoll.bench.control import Control
+from torchcoll.bench.device import Cpu
 
 
 def test_set_up_phases(launch):
@@ -55,8 +61,92 @@ def test_fresh_group(launch):
 def test_a_shared_communicator(launch):
     first, second = launch("all_reduce", "--sizes 8,16 -n 2", 2).ended(0).run.results
     assert (first.communicator, first.connect_ns) == ("shared", [])
-    calls = len(first.cold_ns[0]) + 2 + 1  # the last one is verified
+    calls = len(first.cold_ns[0]) + len(first.lead_ns[0]) + 2 + 1  # the last one is verified
     assert (first.ordinal, second.ordinal) == (0, calls)
+    assert 1 <= len(first.lead_ns[0]) <= 10
+
+
+def test_lead_calls_of_each_batch(launch):
+    """As many before each batch as rank 0 decides, by its last cold call: of 1 us 10, of 4 ms 2,
+    and one of those that take longer than all lead calls may.
+    """
+    for call_ns, leads in ((1000, 10), (4_000_000, 2), (20_000_000, 1)):
+
+        def clock(rank: int, call_ns: int = call_ns) -> None:
+            made = ticking()
+            made.now = lambda: made.call([call_ns])() or made.time_ns
+            Cpu.__init__.__defaults__ = (made.now,)
+
+        options = "--sizes 8 -n 1500"
+        result = launch("all_reduce", options, 2, setup=clock).ended(0).only()
+        assert result.batches == [1000, 500]
+        assert [len(row) for row in result.lead_ns] == [2 * leads] * 2
+        assert [len(row) for row in result.time_ns["host"]] == [1500] * 2
+
+
+def test_time_stamps(launch):
+    """Of each case and batch, by both clocks; of each cold call on each rank."""
+    before = (time.perf_counter_ns(), time.time_ns())
+    run = launch("all_reduce", "--sizes 8,1K -n 1200", 2).ended(0).run
+    after = (time.perf_counter_ns(), time.time_ns())
+    assert run.problems == []
+    stamps = [before]
+    for result in run.results:
+        assert len(result.batch_start_ns) == len(result.batches) == 2
+        stamps.append((result.start_ns, result.start_wall_ns))
+        assert result.start_ns <= result.cold_start_ns[0][0] <= result.batch_start_ns[0]
+        stamps += zip(result.batch_start_ns, result.batch_start_wall_ns, strict=True)
+        for starts, durations in zip(result.cold_start_ns, result.cold_ns, strict=True):
+            assert len(starts) == len(durations)
+            ends = [start + ns for start, ns in zip(starts, durations, strict=True)]
+            assert all(end <= begin for end, begin in zip(ends, starts[1:], strict=False))
+    stamps.append(after)
+    for clock in zip(*stamps, strict=True):
+        assert list(clock) == sorted(clock)
+
+
+def test_where_the_time_went(launch):
+    """Lead calls, barriers and gathers are parts of the case's wall time, and the table says it."""
+    measured = launch("all_reduce", "--sizes 8,1K -n 50", 2).ended(0)
+    for result in measured.run.results:
+        spent = result.spent_ns
+        assert list(spent) == ["lead", "barriers", "gathers", "case"]
+        assert spent["lead"] == sum(result.lead_ns[0])
+        assert min(spent.values()) > 0
+        parts = spent["lead"] + spent["barriers"] + spent["gathers"]
+        assert parts + sum(result.time_ns["host"][0]) <= spent["case"]
+    assert "; of the time of all cases: lead calls " in measured.stdout()
+
+
+def test_only_call_0_of_a_communicator_is_aligned_through_the_store(launch):
+    """A barrier would pay for connecting, and the store leaves the ranks 91 us apart. What aligned
+    call 0 of each case is told on stderr.
+    """
+
+    def setup(rank: int) -> None:
+        align, barriers = Control.align, Communicators.align
+
+        def by_store(control) -> None:
+            print("store", file=sys.stderr)
+            align(control)
+
+        def by_barrier(communicators, backend):
+            barrier = barriers(communicators, backend)
+            return lambda: (print("barrier", file=sys.stderr), barrier())
+
+        Control.align, Communicators.align = by_store, by_barrier
+
+    options = "--sizes 8,16,32 -n 0 -c 0"
+    measured = launch("all_reduce", options, 2, setup=setup).ended(0)
+    words = measured.stderr(1).split()
+    cold = [len(result.cold_ns[1]) for result in measured.run.results]
+    # 10 before the first call of a further case; 50 are of the cost of measuring.
+    barriers = cold[0] - 1 + sum(10 + calls - 1 for calls in cold[1:]) + 50
+    assert words.count("barrier") == barriers
+    # The last store alignment is the leaving.
+    assert words.index("store") == 0 and words.count("store") == 2 and words[-1] == "store"
+    fresh = launch("all_reduce", f"{options} --fresh-group", 2, setup=setup).ended(0)
+    assert fresh.stderr(1).split().count("store") == 3 + 1
 
 
 def test_warm_up_is_stored(launch):

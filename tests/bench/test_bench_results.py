@@ -10,7 +10,8 @@ CASE = Case("all_reduce", 16, "float32", "sum", None, True, "isolated", "gloo", 
 
 
 def sent(cold, checked=None, wrong=0, connect=None):
-    words = {"cold": [cold, cold + 1], "warmup": [], "connect": connect}
+    words = {"cold": [cold, cold + 1], "cold_start": [cold, cold + 50], "lead": [], "warmup": []}
+    words["connect"] = connect
     return words if checked is None else {**words, "checked": checked, "wrong": wrong}
 
 
@@ -23,6 +24,7 @@ def test_sub_groups():
     pair, alone = results_of([(0, 2), (1,)], size_case(case, 2), gathered, steady, **facts)
     assert (pair.case.group, pair.members, pair.ranks) == ("list/0", [0, 2], 2)
     assert pair.cold_ns == [[10, 11], [30, 31]]
+    assert pair.cold_start_ns == [[10, 60], [30, 80]]
     assert pair.time_ns == {"host": [[100, 200], [102, 202]]}
     assert pair.verification == Verification(8, 1, (2,))
     assert (pair.status, pair.reason) == ("wrong", "1 of 8 elements wrong")

@@ -11,7 +11,13 @@ import pytest
 
 from torchcoll.bench.clock import FakeClock
 from torchcoll.bench.device import Cpu
-from torchcoll.bench.stopping import SettlingRule, StoppingRule, cap_calls, next_look
+from torchcoll.bench.stopping import (
+    SettlingRule,
+    StoppingRule,
+    cap_calls,
+    next_look,
+    times_of_calls,
+)
 from torchcoll.core import plan
 
 
@@ -324,22 +330,34 @@ def test_isolated_calls():
     Cpu(clock.now).isolated(clock.call([5, 6, 8]), align, 3, {"host": samples})
     assert samples == [7, 5, 6, 8]
     assert clock.now() == 7000 + 19
+    starts = {"host": [], "start": []}
+    Cpu(clock.now).isolated(clock.call([5, 6]), clock.call([10, 20]), 2, starts)
+    assert starts == {"host": [5, 6], "start": [7019 + 10, 7019 + 10 + 5 + 20]}
 
 
 def test_back_to_back_calls():
-    """Each call ends where the next begins: the samples add up to what passed."""
-    clock, samples = FakeClock(), []
+    """Each call ends where the next begins: the samples add up to what passed. Lead calls, of
+    which nothing remains in the steady ones, go before.
+    """
+    clock, samples, lead = FakeClock(), [], [9]
     clock.call([100])()
-    Cpu(clock.now).stream(clock.call([5, 6, 8]), 3, {"host": samples})
-    assert samples == [5, 6, 8]
-    assert sum(samples) == clock.now() - 100
+    Cpu(clock.now).stream(clock.call([70, 30, 5, 6, 8]), 3, {"host": samples}, 2, lead)
+    assert (samples, lead) == ([5, 6, 8], [9, 70, 30])
+    assert sum(samples) == clock.now() - 200
+
+
+def test_times_of_calls():
+    """Rank 1 stalls in call 1, rank 0 hears of it in call 2: back to back that is one stall."""
+    everyone = [{"host": [10, 10, 60]}, {"host": [10, 60, 11]}]
+    assert times_of_calls(everyone, back_to_back=False) == [10, 60, 60]
+    assert times_of_calls(everyone, back_to_back=True) == [10, 60, 11]
 
 
 def test_stream_counts_what_is_between_the_calls():
     """Time that passes in reading the clock belongs to a sample; nothing is lost."""
     ticks = iter([0, 10, 25, 45])
     samples: list[int] = []
-    Cpu(lambda: next(ticks)).stream(lambda: None, 3, {"host": samples})
+    Cpu(lambda: next(ticks)).stream(lambda: None, 3, {"host": samples}, 0, [])
     assert samples == [10, 15, 20]
     ticks = iter([0, 10, 25, 45])
     samples = []
@@ -352,7 +370,7 @@ def test_samples_are_there_as_they_are_made():
     samples: list[int] = []
     lengths: list[int] = []
     Cpu().isolated(lambda: lengths.append(len(samples)), lambda: None, 3, {"host": samples})
-    Cpu().stream(lambda: lengths.append(len(samples)), 2, {"host": samples})
+    Cpu().stream(lambda: lengths.append(len(samples)), 2, {"host": samples}, 0, [])
     assert lengths == [0, 1, 2, 3, 4]
 
 

@@ -241,17 +241,18 @@ def test_isolated_is_idle_at_both_stamps():
 
 
 def test_stream_puts_an_event_between_calls():
-    machine = Machine(ms=[9.0, 0.5, 0.001234, 2.0])
+    machine, lead = Machine(ms=[9.0, 4.0, 0.5, 0.001234, 2.0]), []
     device = machine.open()
     clocks = device.clocks("stream")
-    device.stream(machine.call, 3, clocks)
+    device.stream(machine.call, 3, clocks, 2, lead)
     assert machine.log == [
-        *["event on cuda:0"] * 4,
-        "call",  # so that the first event does not complete on an idle device
+        *["event on cuda:0"] * 6,
         "record",
+        *["call", "record"] * 2,  # so that a steady call does not begin on an idle device
         *["stamp", "call", "stamp", "record"] * 3,
         "synchronize",
     ]
+    assert lead == [9_000_000, 4_000_000]
     assert clocks == {"device": [500_000, 1_234, 2_000_000], "issue": [10, 10, 10]}
     assert next(iter(clocks)) == "device"
 
@@ -260,9 +261,11 @@ def test_batches_are_appended():
     machine = Machine(ms=[9.0, 1.0, 9.0, 2.0])
     device = machine.open()
     clocks = device.clocks("stream")
-    device.stream(machine.call, 1, clocks)
-    device.stream(machine.call, 1, clocks)
+    lead = []
+    device.stream(machine.call, 1, clocks, 1, lead)
+    device.stream(machine.call, 1, clocks, 1, lead)
     assert clocks["device"] == [1_000_000, 2_000_000]
+    assert lead == [9_000_000, 9_000_000]
 
 
 @pytest.mark.parametrize(
@@ -280,8 +283,8 @@ def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
     device = machine.open()
     assert device.calls_per_sample == 10
     clocks = device.clocks("stream")
-    device.stream(machine.call, calls, clocks)
-    expected = [*["event on xpu:0"] * (len(each) + 1), "call", "record"]
+    device.stream(machine.call, calls, clocks, 1, [])
+    expected = [*["event on xpu:0"] * (len(each) + 2), "record", "call", "record"]
     for count in each:
         expected += [*["stamp", "call", "stamp"] * count, "record"]
     assert machine.log == [*expected, "synchronize"]
@@ -306,7 +309,7 @@ def test_a_graph_is_captured_once_and_replayed():
     machine.log.clear()
     clocks = device.clocks("graph")
     assert list(clocks) == ["device", "issue"]
-    device.stream(replay, 2, clocks)
+    device.stream(replay, 2, clocks, 1, [])
     assert machine.log.count("replay") == 1 + 2 and "call" not in machine.log
 
 
@@ -325,10 +328,10 @@ def test_the_cost_of_an_event_pair():
 
 
 def test_on_the_cpu_stream_runs_free():
-    stamps = iter([0, 5, 9, 20])
+    stamps, lead = iter([0, 5, 9, 20]), []
     clocks = {"host": []}
-    Cpu(lambda: next(stamps)).stream(lambda: None, 3, clocks)
-    assert clocks == {"host": [5, 4, 11]}
+    Cpu(lambda: next(stamps)).stream(lambda: None, 2, clocks, 1, lead)
+    assert (lead, clocks) == ([5], {"host": [4, 11]})
 
 
 # -- communicators -----------------------------------------------------------------------------

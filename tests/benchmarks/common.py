@@ -53,11 +53,18 @@ def tcp_store(rank: int, ranks: int, port: int) -> Any:
     return dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]]) -> str:
-    """Median over the pairs of ours / base, with a bootstrap interval over pairs (1000, seed 0)."""
-    ratios, rng = [ours / base for ours, base in pairs], random.Random(0)
+def interval(ratios: Sequence[float], percent: int = 95) -> tuple[float, float, float]:
+    """Median of the ratios, and its bootstrap interval over them (1000 draws, seed 0)."""
+    rng = random.Random(0)
     drawn = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(1000))
-    return f"{statistics.median(ratios):.3f} (95 % {drawn[25]:.3f} to {drawn[974]:.3f})"
+    out = (100 - percent) * 5
+    return statistics.median(ratios), drawn[out], drawn[999 - out]
+
+
+def paired_ratio(pairs: Sequence[tuple[float, float]], percent: int = 95) -> str:
+    """Median over the pairs of ours / base, with its interval."""
+    middle, low, high = interval([ours / base for ours, base in pairs], percent)
+    return f"{middle:.3f} ({percent} % {low:.3f} to {high:.3f})"
 
 
 def title(what: str) -> None:

@@ -103,6 +103,81 @@ def test_round_trip(tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
+STAMPS = {"start_ns": 10, "start_wall_ns": 1010, "batch_start_ns": [12, 15]}
+STAMPS |= {"batch_start_wall_ns": [1012, 1015]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        ({}, {}, None),
+        ({"start_ns": None, "batch_start_ns": []}, {}, None),  # unknown
+        ({}, {"start_ns": 14, "batch_start_ns": [16]}, None),  # sub-groups: at the same time
+        ({}, {"start_ns": 9, "batch_start_ns": [16]}, "monotonic"),
+        ({"batch_start_ns": [15, 12]}, {}, "monotonic"),
+        ({"batch_start_ns": [9, 12]}, {}, "monotonic"),
+        ({}, {"start_wall_ns": 1009}, "wall"),
+        ({"batch_start_wall_ns": [1015, 1011]}, {}, "wall"),
+    ],
+)
+def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, problem):
+    late = {"start_ns": 20, "start_wall_ns": 1020, "batch_start_ns": [20]}
+    run, path = a_run(), tmp_path / "run.jsonl"
+    run.results = [
+        CaseResult(CASES[0], "ok", 2, **(STAMPS | first)),
+        CaseResult(CASES[1], "ok", 2, **(late | second)),
+    ]
+    save(run, path)
+    again = load(path)
+    assert again.results == run.results
+    why = {
+        "monotonic": "the file is damaged, or of two launches",
+        "wall": "the clock was set meanwhile",
+    }
+    at = CASES[0 if first and not second else 1].describe()
+    told = [f"{path}: {problem} stamps run backwards at {at}: {why[problem]}"] if problem else []
+    assert again.problems == told
+
+
+def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
+    """They are read, as unknown."""
+    new = "start_ns start_wall_ns cold_start_ns batch_start_ns batch_start_wall_ns lead_ns spent_ns"
+    path = tmp_path / "old.jsonl"
+    lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
+    for line in lines:
+        for name in new.split() if line["record"] == "case" else ():
+            del line[name]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load(path)
+    assert run.problems == [] and len(run.results) == 3
+    for result in run.results:
+        assert (result.start_ns, result.start_wall_ns, result.spent_ns) == (None, None, {})
+        assert result.batch_start_ns == result.batch_start_wall_ns == result.lead_ns == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("start_ns", "1"),
+        ("start_wall_ns", 1.5),
+        ("cold_start_ns", [["a"]]),
+        ("batch_start_ns", [1 << 63]),
+        ("batch_start_wall_ns", 7),
+        ("lead_ns", [[-1]]),
+        ("lead_ns", {"host": []}),
+        ("spent_ns", [1]),
+        ("spent_ns", {"case": "1"}),
+    ],
+)
+def test_a_case_with_a_broken_stamp_is_a_problem(tmp_path, name, value):
+    lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
+    lines[4][name] = value
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load(path)
+    assert len(run.results) == 2 and len(run.problems) == 1
+
+
 def test_the_file_is_json_lines_with_record_first(tmp_path):
     save(a_run(), tmp_path / "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines()

@@ -15,6 +15,7 @@ from torchcoll.core.result import CaseResult, Choice, Given, Run, Verification
 from torchcoll.core.summary import (
     Row,
     default_clock,
+    host_bound,
     median,
     over_ranks,
     paired_ratio,
@@ -114,6 +115,66 @@ def test_over_ranks_refuses_other_words():
 def result(**fields):
     values = {"case": CASE, "status": "ok", "ranks": 2, "count": 250, "nbytes": 1000}
     return CaseResult(**{**values, "nbytes_in": 1000, "nbytes_out": 1000, **fields})
+
+
+STREAM = dataclasses.replace(CASE, cadence="stream")
+# Two batches of 3 and 2 calls. Rank 0 stalls in the first (90), rank 1 hears of it one call later;
+# rank 1 is slower in the second. Times of the batches: 110 and 120, 50 and 70.
+INTERVALS = [[10, 90, 10, 25, 25], [10, 10, 100, 30, 40]]
+
+
+def test_the_figure_of_a_stream_is_its_period():
+    """(120 + 70) / 5 = 38 on the slowest rank of each batch. The maxima over ranks, 10 90 100 30
+    40, count the stall twice: their mean is 54, their median 40.
+    """
+    measured = result(case=STREAM, time_ns={"host": INTERVALS}, batches=[3, 2])
+    row = summarise(measured)
+    assert (row.statistic, row.median_ns, row.calls) == ("period", 38, 5)
+    assert row.algbw_gbps == pytest.approx(1000 / 38)
+    # The spread is of the intervals on those ranks: 10, 10, 30, 40, 100, at places 0.2 and 3.8.
+    assert (row.low_ns, row.high_ns) == (10, pytest.approx(40 + 0.8 * 60))
+    # Fastest: 110 and 50; mean of the ranks: 115 and 60; rank 0 again 110 and 50.
+    readings = {how: summarise(measured, how).median_ns for how in ("min", "mean", "rank0")}
+    assert readings == {"min": 32, "mean": 35, "rank0": 32}
+    isolated = result(time_ns={"host": INTERVALS}, batches=[3, 2])
+    assert (summarise(isolated).statistic, summarise(isolated).median_ns) == ("median", 40)
+
+
+@pytest.mark.parametrize("batches", [[], [5], [4, 4]])
+def test_a_stream_whose_batches_are_not_told_is_one_batch(batches):
+    """Rank 0: 160 of 5 calls, rank 1: 190."""
+    measured = result(case=STREAM, time_ns={"host": INTERVALS}, batches=batches)
+    assert summarise(measured).median_ns == 38
+    lost = [INTERVALS[0], INTERVALS[1][:2]]  # a rank that was lost: whole calls are kept
+    assert summarise(result(case=STREAM, time_ns={"host": lost}, batches=[5])).median_ns == 50
+
+
+def test_a_period_weighs_samples_by_their_calls():
+    """Means of up to 3 calls: of the batch of 7 calls 3, 3 and 1, of the next one 2."""
+    clocks = {"device": [[10, 20, 60, 30]], "issue": [[1, 2, 3, 4, 5, 6, 7, 8, 90]]}
+    measured = result(case=STREAM, time_ns=clocks, batches=[7, 2], calls_per_sample=3)
+    row = summarise(measured)
+    assert (row.clock, row.median_ns, row.calls) == ("device", (30 + 60 + 60 + 60) / 9, 9)
+    # Times to issue are no intervals: they have a median.
+    issue = summarise(measured, clock="issue")
+    assert (issue.statistic, issue.median_ns) == ("median", 5)
+
+
+@pytest.mark.parametrize(
+    ("issue", "bound"),
+    [
+        ([8, 8, 8, 8], (8, 10)),
+        ([7.5, 7.5, 9, 9], (7.5, 10)),
+        ([7, 7, 7, 7], None),
+        ([2, 2, 10, 10], None),  # a full queue held the host back later on
+        ([], None),
+    ],
+)
+def test_host_bound(issue, bound):
+    clocks = {"device": [[10, 12, 8, 10]], "issue": [issue] if issue else []}
+    assert host_bound(result(case=STREAM, time_ns=clocks, batches=[4])) == bound
+    isolated = {"host": [[10] * 4], "issue": [[10] * 4]}
+    assert host_bound(result(time_ns=isolated, batches=[4])) is None
 
 
 def test_row_by_hand():

@@ -54,6 +54,9 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     # Beside our own samples both readings are told.
     own = run(result(case=case(cadence="stream")), ranks=8)
     line = shown(first, own, pivot="file").splitlines()[2]
+    assert line.startswith("period over calls, max over ranks or mean over calls, mean over ranks")
+    own = run(result(case=case(cadence="unknown")), ranks=8)
+    line = shown(first, own, pivot="file").splitlines()[2]
     assert line.startswith("median over calls, max over ranks or mean over calls, mean over ranks")
     assert "ranks are not aligned: the maximum over ranks" in line
 

@@ -199,9 +199,14 @@ def test_the_first_call_of_sub_groups_is_that_of_all_of_them():
 
 
 def test_a_stream_is_no_completion():
-    asked = case(cadence="stream")
+    asked, unknown = case(cadence="stream"), case(cadence="unknown")
+    period = "period = time of the batches on the slowest rank / calls"
+    assert period in header_lines(run(), [asked])
+    assert f"completion = max over ranks; {period}" in header_lines(run(), [case(), asked])
     assert (
         "time = max over ranks; ranks are not aligned: the maximum over ranks is not the completion"
-    ) in header_lines(run(), [asked])
+    ) in header_lines(run(), [unknown])
     assert "completion = max over ranks" in header_lines(run(), [case()])
-    assert "time = mean over ranks, not the completion" in header_lines(run(), [asked], "mean")
+    assert "time = mean over ranks, not the completion" in header_lines(run(), [case()], "mean")
+    of_mean = "period = time of the batches, mean over ranks, / calls"
+    assert of_mean in header_lines(run(), [asked], "mean")

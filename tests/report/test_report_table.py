@@ -44,6 +44,65 @@ def test_one_case_on_8_ranks(shown):
     )
 
 
+def test_a_stream_shows_its_period_and_names_its_spread(shown):
+    """Two batches, of 30 and 10 ms on the slowest rank, over 20 + 5 calls: 1.6 ms."""
+    fast, slow = [1_000_000] * 20 + [2_000_000] * 5, [1_500_000] * 20 + [1_000_000] * 5
+    asked = case(cadence="stream")
+    text = shown(run(result(2, case=asked, time_ns={"host": [fast, slow]}, batches=[20, 5])))
+    assert "\nperiod = time of the batches on the slowest rank / calls\n" in text
+    assert "\nlow, high = p5, p95 of the intervals between calls, within this launch\n" in text
+    assert body(text).splitlines()[:3] == [
+        "size      first    period       low      high  calls   algbw   busbw  verified",
+        "          call                   p5       p95           GB/s    GB/s",
+        " 64M  5.000 ms*  1.600 ms  1.500 ms  2.000 ms     25  41.943  41.943  correct",
+    ]
+    # Beside calls after a barrier both are named.
+    both = shown(run(result(2), result(2, case=asked), ranks=2))
+    assert "completion = max over ranks; period = time of the batches on the slowest" in both
+    assert " statistic " in body(both).splitlines()[0] and "  time " in body(both).splitlines()[0]
+
+
+def test_two_modes_are_told_beside_the_median(shown):
+    """35 % of the calls take 2 to 4 ms."""
+    times = (
+        [500_000] * 13 + [2_000_000, 3_000_000, 4_000_000, 4_000_000, 4_000_000] + [4_000_000] * 2
+    )
+    text = shown(run(result(2, time_ns={"host": [times] * 2}), ranks=2))
+    assert (
+        "\n[1] two modes: 35 % of the calls take 2.3 to 4.0 ms, the others 500 to 500 us\n" in text
+    )
+    assert " correct [1]\n" in text
+    # A period is a mean, which both modes enter.
+    stream = result(2, case=case(cadence="stream"), time_ns={"host": [times] * 2}, batches=[20])
+    assert "two modes" not in shown(run(stream, ranks=2))
+
+
+def test_host_bound_is_told(shown):
+    clocks = {"device": [[10_000] * 20], "issue": [[8_000] * 20]}
+    asked = case(cadence="stream", device="cuda", backend="nccl")
+    bound = "host-bound: the host takes 8.00 us to issue a call of 10.0 us"
+    text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
+    assert f"\n[1] {bound}; --cadence graph shows the device's own time\n" in text
+    asked = case(cadence="stream", device="xpu", backend="xccl")  # captures no graphs
+    text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
+    assert f"\n[1] {bound}\n" in text
+
+
+def test_what_measuring_took_of_the_time(shown):
+    """Of 200 ms lead calls 3, barriers 50, gathers 1; sub-groups, at the same time, count once."""
+
+    def spent(start, **changed):
+        parts = {"case": 100_000_000, "lead": 1_500_000, "barriers": 25_000_000, "gathers": 500_000}
+        return result(2, batches=[21], start_ns=start, spent_ns=parts, **changed)
+
+    groups = [spent(7, case=case(group=f"mod:2/{n}")) for n in range(2)]
+    text = shown(run(*groups, spent(9), ranks=4))
+    line = (
+        "cost of measuring, a call: timed loop 80 ns, barrier 35.0 us; of the time of all cases: "
+    )
+    assert f"\n{line}lead calls 1.5 %, barriers 25.0 %, gathers 0.5 %\n" in text
+
+
 def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes(shown):
     def timed(nbytes, cold, time, ranks=2):
         asked = case(nbytes=nbytes)

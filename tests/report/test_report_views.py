@@ -256,6 +256,49 @@ def test_calls_in_order(shown):
     assert shown(launch, calls=True).endswith(line)
 
 
+def test_calls_stand_where_they_ran(shown):
+    """Lead calls go before the steady ones of each batch; kinds and numbers, for machines too."""
+    launch = run(
+        result(
+            2,
+            cold_ns=[[90_000], [90_000]],
+            lead_ns=[[50_000, 40_000], [51_000, 41_000]],
+            time_ns={"host": [[20_000, 21_000, 22_000], [20_000, 21_000, 22_000]]},
+            batches=[2, 1],
+        ),
+        ranks=2,
+    )
+    rows = shown(launch, calls=True).split("rank\n", 1)[1].splitlines()[:6]
+    assert [row.split()[:3] for row in rows] == [
+        *(["0", "cold", "90.00"], ["1", "lead", "51.00"], ["2", "steady", "20.00"]),
+        *(["3", "steady", "21.00"], ["4", "lead", "41.00"], ["5", "steady", "22.00"]),
+    ]
+    found = list(csv.DictReader(io.StringIO(shown(launch, calls=True, format="csv"))))
+    assert [(r["call"], r["kind"], r["ns"]) for r in found if r["rank"] == "1"] == [
+        *(("0", "cold", "90000"), ("1", "lead", "51000"), ("2", "steady", "20000")),
+        *(("3", "steady", "21000"), ("4", "lead", "41000"), ("5", "steady", "22000")),
+    ]
+
+
+def test_per_rank_of_a_stream_has_each_ranks_period(shown):
+    launch = run(
+        result(
+            2,
+            case=case(cadence="stream"),
+            time_ns={"host": [[10_000, 10_000, 40_000], [20_000, 20_000, 26_000]]},
+            batches=[3],
+        ),
+        ranks=2,
+    )
+    lines = shown(launch, per_rank=True).splitlines()
+    (head,) = [n for n, line in enumerate(lines) if line.startswith("rank  host")]
+    assert "period" in lines[head] and "median" not in lines[head]
+    assert [line.split()[3:5] for line in lines[head + 2 : head + 4]] == [
+        ["20.00", "us"],  # 60 us / 3
+        ["22.00", "us"],  # 66 us / 3
+    ]
+
+
 def test_calls_of_a_stream_are_no_completions(shown):
     text = shown(run(result(2, case=case(cadence="stream")), ranks=2), calls=True)
     assert "completion " not in text.replace("not the completion", "")
@@ -389,7 +432,10 @@ def test_pivot_leaves_out_what_has_no_bandwidth(shown):
 
 def test_pivot_of_a_stream_is_no_completion(shown):
     text = shown(run(timed(1_000, cadence="stream"), ranks=2), pivot="ranks")
-    assert "; cadence: stream; ranks are not aligned: the maximum over ranks is not the " in text
+    assert "period over calls, max over ranks; clock: host; cadence: stream\n" in text
+    assert "median" not in text and "aligned" not in text
+    text = shown(run(timed(1_000, cadence="unknown"), ranks=2), pivot="ranks")
+    assert "; cadence: unknown; ranks are not aligned: the maximum over ranks is not the " in text
 
 
 def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, on_terminal):

@@ -17,7 +17,17 @@ from torchcoll.core.facts import facts_of
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.records import load_all
 from torchcoll.core.result import CaseResult, Given, Run
-from torchcoll.core.summary import COLD_CALL, OVER_RANKS, Row, libraries_of, over_ranks, summarise
+from torchcoll.core.summary import (
+    COLD_CALL,
+    OVER_RANKS,
+    PERIOD,
+    Row,
+    default_clock,
+    has_period,
+    libraries_of,
+    mean_time,
+    summarise,
+)
 from torchcoll.libraries.forcing import OF_NCCL
 
 Reader = Callable[[Iterable[Source]], list[Run]]
@@ -49,10 +59,17 @@ class Reading:
     """How the samples of a case become one duration."""
 
     over_ranks: str = "max"
-    mean: bool = False  # over the calls; else their median
+    mean: bool = False  # over the calls; else their median, or the period of calls back to back
 
     def __str__(self) -> str:
-        return f"{'mean' if self.mean else 'median'} over calls, {self.over_ranks} over ranks"
+        return self._text("median")
+
+    def of(self, result: CaseResult) -> str:
+        """What the figure of a case with samples is of its calls and ranks."""
+        return self._text(PERIOD if has_period(result, default_clock(result)) else "median")
+
+    def _text(self, usual: str) -> str:
+        return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
 
 
 @dataclass
@@ -107,7 +124,7 @@ class Side:
         """
         own = [r for r in self.results if r.time_ns or r.given]
         return " or ".join(
-            dict.fromkeys(str(reading) if r.time_ns else _told(r.given) for r in own)
+            dict.fromkeys(reading.of(r) if r.time_ns else _told(r.given) for r in own)
         )
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
@@ -179,10 +196,9 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
 
 def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
     """The row with the mean over the calls in place of the median."""
-    calls = over_ranks(result.time_ns.get(row.clock or "", []), how)
-    if not calls or not row.median_ns:
+    mean = mean_time(result, row.clock, how)
+    if not mean or not row.median_ns:
         return row
-    mean = sum(calls) / len(calls)
     scale = row.median_ns / mean
     return dataclasses.replace(
         row,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Communicator:
     """What one case's calls go through on this rank.
 
+    ``used``: torchcoll has made calls on it, so a barrier takes nothing from the next one.
     ``group`` None is the default group. ``ranks``: ranks of the launch in it. ``calls``: calls that
     torchcoll has made on it, barriers for alignment aside; None: others had made some before.
     ``how``: shared, or how a fresh one was made: by new_group, or split off its parent by torch.
@@ -33,6 +34,7 @@ class Communicator:
     calls: int | None = 0
     how: str = "shared"
     connect_ns: int | None = None
+    used: bool = False
 
 
 class Communicators:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,6 @@ class Cpu:
 
     kind = name = "cpu"
     captures = False
-    lead_calls = 0
     index = None
     calls_per_sample = 1
 
@@ -53,23 +53,29 @@ class Cpu:
         raise AssertionError("captures is False")
 
     def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
-        """Append the durations of ``calls`` calls to ``clocks["host"]``, ``align`` before each."""
-        now, append = self._now, clocks["host"].append
+        """Append the durations of ``calls`` calls to ``clocks["host"]``, ``align`` before each;
+        and when each began to ``clocks["start"]``, where there is one.
+        """
+        now, append, began = self._now, clocks["host"].append, _starts(clocks)
         for _ in range(calls):
             align()
             start = now()
             call()
             append(now() - start)
+            began(start)
 
-    def stream(self, call: Call, calls: int, clocks: Clocks) -> None:
-        """Back to back: each call ends where the next begins."""
-        now, append = self._now, clocks["host"].append
+    def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
+        """Back to back: each call ends where the next begins. ``leads`` calls go first, with their
+        durations in ``lead``.
+        """
+        now = self._now
         start = now()
-        for _ in range(calls):
-            call()
-            end = now()
-            append(end - start)
-            start = end
+        for count, append in ((leads, lead.append), (calls, clocks["host"].append)):
+            for _ in range(count):
+                call()
+                end = now()
+                append(end - start)
+                start = end
 
     def clocks(self, cadence: str) -> Clocks:
         """Empty samples of the clocks that this cadence reads; the first is the one shown."""
@@ -78,8 +84,6 @@ class Cpu:
 
 class Accelerator:
     """Calls are queued: the device's own clock, or the host's with a synchronise at both ends."""
-
-    lead_calls = 1  # untimed, before each batch of ``stream``
 
     def __init__(
         self, torch: Any, kind: str, index: int, now: Callable[[], int] = time.perf_counter_ns
@@ -116,9 +120,9 @@ class Accelerator:
 
     def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
         """Host and issue clock. The device is idle at both host stamps: synchronous calls of nccl,
-        xccl and ccl return once they are queued.
+        xccl and ccl return once they are queued. ``clocks["start"]`` as on the CPU.
         """
-        now, synchronize = self._now, self.synchronize
+        now, synchronize, began = self._now, self.synchronize, _starts(clocks)
         host, issue = clocks["host"].append, clocks["issue"].append
         for _ in range(calls):
             align()
@@ -130,29 +134,35 @@ class Accelerator:
             end = now()
             host(end - start)
             issue(issued - start)
+            began(start)
 
-    def stream(self, call: Call, calls: int, clocks: Clocks) -> None:
+    def stream(self, call: Call, calls: int, clocks: Clocks, leads: int, lead: list[int]) -> None:
         """Device and issue clock: an event between calls, one synchronise at the end.
 
-        One call goes before the first event. On an idle device that event would complete at once,
-        and the first sample would be the host's time to issue a call.
+        ``leads`` calls, at least one, go first, with their times in ``lead``. On an idle device the
+        first event completes at once, and the first time is the host's to issue a call.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
         counts = [each] * (calls // each) + ([calls % each] if calls % each else [])
-        events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(counts) + 1)]
-        call()
+        several = [1] * leads + counts
+        events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(several) + 1)]
         events[0].record()
-        for count, event in zip(counts, events[1:], strict=True):
+        for event in events[1 : leads + 1]:
+            call()
+            event.record()
+        for count, event in zip(counts, events[leads + 1 :], strict=True):
             for _ in range(count):
                 start = now()
                 call()
                 issue(now() - start)
             event.record()
         self.synchronize()
-        clocks["device"] += [
+        times = [
             round(begin.elapsed_time(end) * 1e6 / count)  # elapsed_time is in ms
-            for count, begin, end in zip(counts, events, events[1:], strict=False)
+            for count, begin, end in zip(several, events, events[1:], strict=False)
         ]
+        lead += times[:leads]
+        clocks["device"] += times[leads:]
 
     def graph(self, call: Call) -> Call:
         """``call`` captured once; the result replays it (where ``captures``).
@@ -185,6 +195,12 @@ class Accelerator:
 
 
 Device = Cpu | Accelerator
+
+
+def _starts(clocks: Clocks) -> Callable[[int], None]:
+    """Where the start of each call goes; of most nobody wants it."""
+    starts = clocks.get("start")
+    return deque[int](maxlen=0).append if starts is None else starts.append
 
 
 def nothing() -> None:

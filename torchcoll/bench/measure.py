@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 # vain, is refused too when its group's patience ends, and that must not look as if all were refused
 # alike (as where rank 0 refuses a variable before it has told the others where to find it).
 REFUSAL_S = 10.0
+# Whatever interrupts the calls (a decision, samples to rank 0, a refill) leaves threads asleep and
+# caches cold: the next two calls are 4 to 15 % slow on an idle machine, up to ten on a loaded one
+# (tests/benchmarks/steady.py). The pause is what counts: a refill alone changes nothing, waiting
+# for 1 ms does. Long calls do not notice: they lead for no more than so long, and one always does.
+LEAD_CALLS, LEAD_NS = 10, 10_000_000
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "memoryerror")
 
 
@@ -166,7 +171,11 @@ class _Measurement:
         self.timed = self.call  # or its captured graph: what is timed is what is verified
         self.align = nothing if session.alone else session.communicators.align(case.backend)
         self.cold: list[int] = []
+        self.cold_starts: list[int] = []
         self.warmup: list[int] = []
+        self.lead: list[int] = []
+        self.batch_starts: list[tuple[int, int]] = []  # monotonic, wall
+        self.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
         self.settled: int | None = None
@@ -176,7 +185,8 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
         ordinal = self.communicator.calls
-        samples: dict[str, Any] = {"cold": self.cold, "warmup": self.warmup}
+        samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
+        samples |= {"warmup": self.warmup, "lead": self.lead}
         samples["connect"] = self.communicator.connect_ns
         session.progress.step(f"{name}: filling the buffers")
         # Poison touches the receive buffer: else call 0 would pay for its page faults.
@@ -184,8 +194,13 @@ class _Measurement:
         if self.rotation:
             self.rotation.refill()
         session.progress.step(f"{name}: first call", self.cold)
-        session.control.align()
-        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align=nothing))
+        # A barrier would pay for connecting. Where that is done it aligns better than the store:
+        # ranks then enter within 5 us, not within 91. Several, for they take the place of lead
+        # calls: after one alone the first call is 1.3 to 1.4 of the others.
+        align = self._aligned_awake if self.communicator.used else nothing
+        if align is nothing:
+            session.control.align()
+        text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
         if text:
             status = "oom" if _is_memory(text) else "unsupported"
             return _results(session, self.sizing, samples, status=status, reason=text)
@@ -196,11 +211,9 @@ class _Measurement:
             refused = self._measure_steady(name)
         except RuntimeError as error:
             session.trouble(brief(error))
-        session.has_called = True
+        session.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
-        calls = len(self.cold) + len(self.warmup) + sum(self.batches)
-        if self.sizing.case.cadence != "isolated":
-            calls += len(self.batches) * self.device.lead_calls
+        calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
         if self.communicator.calls is not None:
             self.communicator.calls += calls * self.sizing.case.coalesce
         return _results(
@@ -211,6 +224,9 @@ class _Measurement:
             status=failed[0] if failed else "ok",
             reason=failed[1] if failed else "",
             batches=self.batches,
+            batch_start_ns=[start for start, _ in self.batch_starts],
+            batch_start_wall_ns=[wall for _, wall in self.batch_starts],
+            spent_ns=self.spent,
             ordinal=ordinal,
             communicator=self.communicator.how,
             settled=self.settled,
@@ -223,11 +239,16 @@ class _Measurement:
     def _calls_per_sample(self) -> int:
         return 1 if self.sizing.case.cadence == "isolated" else self.device.calls_per_sample
 
+    def _aligned_awake(self) -> None:
+        for _ in range(LEAD_CALLS):
+            self.align()
+
     def _timed_alone(self, durations: list[int], calls: int, align: Call | None = None) -> None:
         """Calls one by one on the host clock, the device idle at both stamps."""
-        self.device.isolated(
-            self.call, align or self.align, calls, {"host": durations, "issue": []}
-        )
+        clocks = {"host": durations, "issue": []}
+        if durations is self.cold:
+            clocks["start"] = self.cold_starts
+        self.device.isolated(self.call, align or self.align, calls, clocks)
 
     def _cold(self, name: str) -> None:
         """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
@@ -257,45 +278,68 @@ class _Measurement:
         return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
 
     def _measure_steady(self, name: str) -> list[str] | None:
-        """Batches until rank 0's stopping rule is content with the completions of the calls;
+        """Batches until rank 0's stopping rule is content with the times of the calls;
         [status, reason] where no rank began.
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRule, completions
+            from torchcoll.bench.stopping import StoppingRule, times_of_calls
 
             rule = StoppingRule(
                 *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
-                means=self.sizing.case.cadence != "isolated",
+                means=self.sizing.case.back_to_back,
             )
-        cadence, call = self.sizing.case.cadence, self.call
-        if cadence == "graph":
-            call, refused = self._captured(name)
+        case, now = self.sizing.case, time.perf_counter_ns
+        if case.cadence == "graph":
+            self.timed, refused = self._captured(name)
             if refused:
                 return refused
-            self.timed = call
-        began = time.perf_counter_ns()
-        while size := session.control.decide(
-            rule and rule.next_batch(time.perf_counter_ns() - began)
-        ):
+        leads = session.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
+        began = told = now()
+        while size := session.control.decide(rule and rule.next_batch(now() - began)):
+            decided = now()
             self.refill()
-            clocks = self.device.clocks(cadence)
-            live = clocks["issue"] if "issue" in clocks else clocks["host"]
-            session.progress.step(f"{name}: steady calls", live)
-            if cadence == "isolated":
-                self.device.isolated(call, self.align, size, clocks)
-            else:
-                self.align()
-                self.device.stream(call, size, clocks)
+            self.batch_starts.append((now(), time.time_ns()))
+            clocks = self._batch(name, leads, size)
+            ended = now()
             self.batches.append(size)
             everyone = session.control.gather(clocks)
             if rule:
-                rule.add(completions(everyone), size)
+                rule.add(times_of_calls(everyone, case.back_to_back), size)
                 self.gathered.append(everyone)
+            self._account(leads, clocks, decided - told + now() - ended, ended)
+            told = now()
         if rule:
             self.stop, self.steady_ns = rule.reason, round(rule.elapsed_ns)
         return None
+
+    def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
+        """The samples of ``size`` steady calls, after the lead calls."""
+        case, device, progress = self.sizing.case, self.device, self.session.progress
+        clocks, lead = device.clocks(case.cadence), list[int]()
+        live = clocks["issue"] if "issue" in clocks else clocks["host"]
+        if case.back_to_back:
+            progress.step(f"{name}: steady calls", live)
+            self.align()
+            device.stream(self.timed, size, clocks, leads, lead)
+        else:
+            progress.step(f"{name}: lead calls", lead)
+            device.isolated(self.timed, self.align, leads, {"host": lead, "issue": []})
+            progress.step(f"{name}: steady calls", live)
+            device.isolated(self.timed, self.align, size, clocks)
+        self.lead += lead
+        return clocks
+
+    def _account(self, leads: int, clocks: dict[str, list[int]], gathers: int, ended: int) -> None:
+        """Where the time of the last batch went, which ended at ``ended``."""
+        lead = sum(self.lead[-leads:])
+        steady, each = next(iter(clocks.values())), self._calls_per_sample
+        calls = sum(steady) * each if len(steady) * each == self.batches[-1] else sum(steady)
+        self.spent["lead"] += lead
+        self.spent["gathers"] += gathers
+        waiting = ended - self.batch_starts[-1][0] - lead - calls
+        self.spent["barriers"] += max(0, waiting)
 
     def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
         """One more call on fresh data, two where one cannot tell; [status, reason] where some rank

@@ -8,6 +8,7 @@ group of all ranks, whose connections the library makes where they are needed.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +62,7 @@ class PairsRun:
         self._cases = pair_cases(session.spec, rule, first)
         self._buffers: dict[int, Buffers] = {}  # by the bytes asked
         self._tried = False
+        self._began = (0, 0)  # the last kind of call, by the monotonic and the wall clock
 
     def sweep(self) -> None:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
@@ -149,6 +151,7 @@ class PairsRun:
         cold: list[int] = []
         steady: list[int] = []
         session.progress.step(kind, steady if own else range(iters))
+        self._began = (time.perf_counter_ns(), time.time_ns())
         session.control.align()
         checked: tuple[int, int] | None = None
         if own is None:
@@ -232,7 +235,9 @@ class PairsRun:
             members = members_of(self.units, pair)
             ranks = [low for low, _ in members] + [high for _, high in members]
             own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
-            self._recorder.case(result_of_pair(own, ranks, [gathered[rank] for rank in ranks]))
+            result = result_of_pair(own, ranks, [gathered[rank] for rank in ranks])
+            result.start_ns, result.start_wall_ns = self._began
+            self._recorder.case(result)
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:
         """The pairs to run again alone, and the places of the cases in which they were slow."""

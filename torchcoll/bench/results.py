@@ -51,6 +51,8 @@ def _result(
     if not first.get("cold"):
         return result
     result.cold_ns = [s["cold"] for s in gathered]
+    result.cold_start_ns = [s["cold_start"] for s in gathered]
+    result.lead_ns = [s["lead"] for s in gathered] if first["lead"] else []
     result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
     result.time_ns = {
         clock: [s["time"][clock] for s in gathered]

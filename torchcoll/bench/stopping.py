@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from torchcoll.core.summary import median, over_ranks, relative_half_width
+from torchcoll.core.summary import median, over_ranks, relative_half_width, slowest
 
 FIRST_BATCH = 5  # where nothing is known of how long a call takes
 MIN_CALLS = 20
@@ -40,9 +40,12 @@ def cap_calls(ranks: int) -> int:
     return min(1000, max(MIN_CALLS, 200_000 // ranks))
 
 
-def completions(everyone: list[dict[str, list[int]]]) -> list[float]:
-    """The completion of each call of a batch, [rank][clock]: the maximum over ranks."""
-    return over_ranks([next(iter(clocks.values())) for clocks in everyone])
+def times_of_calls(everyone: list[dict[str, list[int]]], back_to_back: bool) -> list[float]:
+    """The time of each call of a batch, [rank][clock]: its maximum over ranks. Of calls back to
+    back the periods on the slowest rank: their maxima would count one stall several times.
+    """
+    samples = [next(iter(clocks.values())) for clocks in everyone]
+    return list(slowest(samples)) if back_to_back else over_ranks(samples)
 
 
 def next_look(calls: int) -> int:

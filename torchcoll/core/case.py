@@ -94,6 +94,13 @@ class Case:
         return case
 
     @property
+    def back_to_back(self) -> bool:
+        """True where no barrier stands between the steady calls: what is read of them is their
+        period.
+        """
+        return self.cadence in ("stream", "graph")
+
+    @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize if self.dtype else 1
 

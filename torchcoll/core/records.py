@@ -237,7 +237,30 @@ def _read_file(path: Path) -> Run:
     with uncollected():
         _read_records(path, run)
     run.lost = max(0, (run.end or {}).get("cases", 0) - len(run.results))
+    run.problems += _backward_stamps(run)
     return run
+
+
+def _backward_stamps(run: Run) -> Iterator[str]:
+    """Stamps that are earlier than those before them: of the monotonic clock a damaged file, of the
+    wall clock one that was set meanwhile. One line each.
+    """
+    clocks = (
+        ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two launches"),
+        ("wall", "start_wall_ns", "batch_start_wall_ns", "the clock was set meanwhile"),
+    )
+    for clock, start, batches, why in clocks:
+        last = None
+        for result in run.results:
+            began = getattr(result, start)
+            own = [one for one in (last, began) if one is not None]
+            # Sub-groups run their batches at the same time: only the starts are in order.
+            within = [began, *getattr(result, batches)] if began is not None else []
+            if own != sorted(own) or within != sorted(within):
+                case = result.case.describe()
+                yield f"{run.path}: {clock} stamps run backwards at {case}: {why}"
+                break
+            last = began if began is not None else last
 
 
 @contextlib.contextmanager

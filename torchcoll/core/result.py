@@ -186,9 +186,18 @@ class CaseResult:
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.
+    cold_start_ns[rank][k]: when each of the cold calls began, on the monotonic clock of the rank's
+    host: ranks of one host can be held against each other, those of several hosts cannot.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
     busiest_nbytes: all_to_all_v: the most bytes that one rank sends to the others or receives from
     them, its own share aside; None is unknown.
+    lead_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
+    that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
+    start_ns, start_wall_ns: when the case began on rank 0, by its monotonic clock and in ns since
+    1970 by its wall clock; None is unknown. batch_start_ns, batch_start_wall_ns: the same of each
+    batch, before its lead calls.
+    spent_ns: where rank 0's wall time went: ``case`` is all of it, of that ``lead`` (lead calls),
+    ``barriers`` (alignment of steady and lead calls) and ``gathers`` (decisions and samples).
     members: ranks of the launch whose samples these are, in the order of the sub-group.
     ordinal: calls that torchcoll had made on the communicator before call 0, barriers for alignment
     aside (0: it had to connect; None: others had used it before).
@@ -210,7 +219,14 @@ class CaseResult:
     cold_ns: Matrix = field(default_factory=list)
     warmup_ns: Matrix = field(default_factory=list)
     time_ns: dict[str, Matrix] = field(default_factory=dict)
+    lead_ns: Matrix = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    start_ns: int | None = None
+    start_wall_ns: int | None = None
+    cold_start_ns: Matrix = field(default_factory=list)
+    batch_start_ns: list[int] = field(default_factory=list)
+    batch_start_wall_ns: list[int] = field(default_factory=list)
+    spent_ns: dict[str, int] = field(default_factory=dict)
     calls_per_sample: int = 1  # above 1 a sample is the mean of so many calls
     members: list[int] = field(default_factory=list)  # ranks of the sub-group; [] is all
     ordinal: int | None = 0
@@ -266,11 +282,15 @@ class CaseResult:
 
     def _check_types(self) -> None:
         """A file may hold anything: what is no CaseResult is refused here, not met by a report."""
-        for matrix in (self.cold_ns, self.warmup_ns, *self.time_ns.values()):
+        durations = (self.cold_ns, self.warmup_ns, self.lead_ns, *self.time_ns.values())
+        for matrix in (*durations, self.cold_start_ns):
             if not isinstance(matrix, list):
                 raise TypeError("samples are not lists by rank")
-            check_lists(*matrix, durations=True)
+            check_lists(*matrix, durations=matrix is not self.cold_start_ns)
         check_lists(self.batches, self.members, self.connect_ns)
+        check_lists(self.batch_start_ns, self.batch_start_wall_ns)
+        check_lists(list(self.spent_ns.values()), durations=True)
+        check_whole(*(ns for ns in (self.start_ns, self.start_wall_ns) if ns is not None))
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
         check_whole(*or_none(self.busiest_nbytes, self.steady_ns))

@@ -7,8 +7,10 @@ not pay 0.9 s and 90 MB for pandas and scipy; tested against scipy and numpy.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
@@ -27,6 +29,10 @@ OVER_RANKS = ("max", "mean", "min", "rank0")
 LOW, HIGH = 0.05, 0.95  # the spread shown: 90 % of the calls of this launch lie inside
 P99_CALLS = 100  # a 99th percentile of fewer calls is their maximum by another name
 SLOW_FIRST = 3.0  # a first call beyond so many medians is marked
+# From here on the host's time to issue a call agrees with the device's period: of 10 us or more the
+# event between two calls (2 to 3 us on CUDA) is the rest.
+HOST_BOUND = 0.75
+PERIOD = "period"  # what a figure is of calls back to back: time of the batches / calls
 COLD_CALL = "one cold call"  # what a figure is of the calls that is of no settled one
 ONE_RANK = "one rank, no communication: times, but no bandwidth"
 FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
@@ -93,6 +99,91 @@ def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     return [sum(call) / len(samples) for call in zip(*samples, strict=False)]
 
 
+def slowest(samples: Matrix, how: str = "max") -> list[int]:
+    """The intervals of the rank that took longest for all of them; of ``min`` the fastest.
+
+    [rank][call] of one batch of calls back to back. Rejected: the maximum over ranks of each
+    interval, as of calls after a barrier. One stall delays every rank in turn and would count
+    several times: 1.06 to 1.13 of the true period on 2 ranks, 1.2 to 1.8 on 4.
+    """
+    rows = list(zip(*zip(*samples, strict=False), strict=True))  # whole calls, as above
+    return list((min if how == "min" else max)(rows, key=sum, default=()))
+
+
+def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> list[float]:
+    """One duration a sample of the steady calls, read over ranks; the figures of a case are theirs.
+
+    Of calls back to back these are intervals between the ends of calls, of each batch on its
+    slowest rank (``max``), so that their sum is the time that the batches took there.
+    """
+    samples = result.time_ns.get(clock or "", [])
+    if not has_period(result, clock) or how in ("mean", "rank0"):
+        return over_ranks(samples, how)
+    times: list[float] = []
+    for first, last in batches_of(result, samples):
+        times += slowest([row[first:last] for row in samples], how)
+    return times
+
+
+def steady_figure(result: CaseResult, clock: str | None, how: str = "max") -> float | None:
+    """What a table shows of the steady calls: their median; of calls back to back the period, which
+    is the time of all batches on the slowest rank / calls. ns; None without samples.
+    """
+    times = steady_times(result, clock, how)
+    if not times:
+        return None
+    return _mean(result, times) if has_period(result, clock) else median(times)
+
+
+def has_period(result: CaseResult, clock: str | None) -> bool:
+    """Whether the samples of this clock are intervals that follow each other without a gap."""
+    return result.case.back_to_back and clock in ("host", "device")
+
+
+def mean_time(result: CaseResult, clock: str | None, how: str = "max") -> float | None:
+    """The mean over the steady calls; of calls back to back it is their period."""
+    times = steady_times(result, clock, how)
+    return _mean(result, times) if times else None
+
+
+def host_bound(result: CaseResult) -> tuple[float, float] | None:
+    """(time to issue a call, period) in ns where calls back to back wait for the host that issues
+    them: the two agree then. None where they do not, or are not known.
+
+    Issuing is read from its faster half: a full queue holds the host back, and late issues take as
+    long as the device does. Events between the calls take the host's time too, beside the issue.
+    """
+    period = steady_figure(result, "device")
+    issue = steady_times(result, "issue")
+    if not (has_period(result, "device") and period and issue):
+        return None
+    issued = quantile(sorted(issue), 0.25)
+    return (issued, period) if issued >= HOST_BOUND * period else None
+
+
+def _mean(result: CaseResult, times: Sequence[float]) -> float:
+    calls = _calls_of(result, len(times))
+    total: float = sum(map(operator.mul, times, calls))
+    return total / sum(calls)
+
+
+def _calls_of(result: CaseResult, samples: int) -> list[int]:
+    """How many calls each sample is the mean of: all alike, but the last one of a batch."""
+    each, calls = result.calls_per_sample, []
+    for size in result.batches if each > 1 else ():
+        calls += [each] * (size // each) + ([size % each] if size % each else [])
+    return calls if len(calls) == samples else [1] * samples
+
+
+def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
+    """First and last sample of each batch; all are one where the file does not tell."""
+    each, length = result.calls_per_sample, min(map(len, samples), default=0)
+    ends = list(accumulate(-(-size // each) for size in result.batches))
+    if not ends or ends[-1] != length:
+        return [(0, length)]
+    return list(zip([0, *ends], ends, strict=False))
+
+
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
     """What the time of this case is of the ranks: ``how`` of our samples, of given figures what
     their source tells; None where it does not.
@@ -109,7 +200,8 @@ class Row:
     Times in ns, bandwidth in GB/s, None where unknown. ``low_ns`` and ``high_ns`` are the 5th and
     95th percentile of the calls of this launch: a spread, not a confidence interval.
 
-    statistic: what ``median_ns`` is: the median of our own samples, of an imported file whatever
+    statistic: what ``median_ns`` is: the median of our own samples, or PERIOD of calls back to back
+    (low, high and p99 are then of the intervals on the slowest rank); of an imported file whatever
     it gives (mean, ...), COLD_CALL for one call that is the first of its size. ranks, count and
     calls are 0 where an imported file does not tell them.
     """
@@ -199,10 +291,10 @@ def summarise(
 ) -> Row:
     """The row of one case, read over ranks by ``how`` on ``clock`` (None: ``default_clock``)."""
     clock = clock or default_clock(result)
-    steady = sorted(over_ranks(result.time_ns.get(clock or "", []), how))
+    steady = sorted(steady_times(result, clock, how))
     cold = over_ranks(result.cold_ns, how)
     given = result.given if result.given and result.given.clock == clock and not steady else None
-    middle = quantile(steady, 0.5) if steady else given.time_ns if given else None
+    middle = steady_figure(result, clock, how) if steady else given.time_ns if given else None
     case = result.case
     # Coalesced calls are timed together: their bytes are too. The fake backend moves none, and what
     # ranks that share one GPU move says nothing.
@@ -245,7 +337,7 @@ def summarise(
         nbytes_out=result.nbytes_out,
         first_call_ns=cold[0] if cold else given.first_call_ns if given else None,
         second_call_ns=cold[1] if len(cold) > 1 else None,
-        statistic="median" if steady else told,
+        statistic=(PERIOD if has_period(result, clock) else "median") if steady else told,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,

@@ -21,7 +21,7 @@ NAME = "torchcoll-text"
 _FIRST = re.compile(r"# .* in the text format of nccl-tests$")
 _REUSE = re.compile(r"# torchcoll: buffer reuse: (\w+)")
 _RAN = re.compile(r"# torchcoll: torch\.distributed \S+ on (\S+), cadence ([\w-]+)")
-_OURS = re.compile(r"# torchcoll: time is the (median) over calls of (.*)")
+_OURS = re.compile(r"# torchcoll: time is the (median|period) over calls of (.*)")
 _SOURCE = re.compile(
     r"# torchcoll: time = (.+?) over calls, (?:over ranks: (\w+)|(\w+) over ranks)[,:]"
 )

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchcoll.core.result import CaseResult, Matrix, Run
-from torchcoll.core.summary import SLOW_FIRST, Row, median, over_ranks
+from torchcoll.core.summary import (
+    PERIOD,
+    SLOW_FIRST,
+    Row,
+    batches_of,
+    default_clock,
+    has_period,
+    median,
+    over_ranks,
+)
 from torchcoll.core.units import format_time
 from torchcoll.report.columns import DIMENSIONS, Entry, values_of
 from torchcoll.report.grid import Grid, Head
@@ -87,10 +96,13 @@ def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
             "rank_device": member.get("device"),
             "clock": clock,
             "calls": len(calls) * result.calls_per_sample,
-            "median_ns": median(own),
+            "median_ns": sum(own) / len(own) if has_period(result, clock) else median(own),
             "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
             "longest_share": sum(a == b for a, b in zip(own, slowest, strict=True)) / len(calls),
         }
+
+
+_KINDS = {"warmup": "warm-up"}
 
 
 def rank_of(result: CaseResult, place: int) -> int:
@@ -104,7 +116,7 @@ def _per_rank(run: Run, entry: Entry) -> Grid:
         Head("rank", repeat=True),
         Head("host", left=True),
         Head("device", left=True),
-        Head("median"),
+        Head(PERIOD if row.statistic == PERIOD else "median"),
         Head("longer than", "fastest"),
         Head("longest", "% of calls"),
     ]
@@ -132,23 +144,39 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
-    before = max(map(len, result.cold_ns), default=0), max(map(len, result.warmup_ns), default=0)
-    parts: list[tuple[str, str, int, Matrix]] = [
-        ("host", "cold", 0, result.cold_ns),
-        ("host", "warmup", before[0], result.warmup_ns),
-        *((name, "steady", sum(before), samples) for name, samples in result.time_ns.items()),
-    ]
-    for name, kind, first, samples in parts:
-        for place, durations in enumerate(samples if clock in (None, name) else []):
-            for number, ns in enumerate(durations, first):
-                yield {
-                    "rank": rank_of(result, place),
-                    "clock": name,
-                    "kind": kind,
-                    "call": number,
-                    "calls_per_sample": result.calls_per_sample if kind == "steady" else 1,
-                    "ns": ns,
-                }
+    for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
+        for kind, first, samples in _in_order(result, name) if clock in (None, name) else ():
+            for place, durations in enumerate(samples):
+                for number, ns in enumerate(durations, first):
+                    yield {
+                        "rank": rank_of(result, place),
+                        "clock": name,
+                        "kind": kind,
+                        "call": number,
+                        "calls_per_sample": result.calls_per_sample if kind == "steady" else 1,
+                        "ns": ns,
+                    }
+
+
+def _in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, int, Matrix]]:
+    """(kind, number of the first, samples) of the calls on this clock, as they ran: the cold ones,
+    warm-up, then of each batch its lead calls and the steady ones.
+    """
+    number = 0
+    parts = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
+    for kind, samples in parts:
+        if samples and clock == "host":
+            yield kind, number, samples
+        number += max(map(len, samples), default=0)
+    steady = result.time_ns.get(clock or "", [])
+    leads = max(map(len, result.lead_ns), default=0) // max(1, len(result.batches))
+    led = 0
+    for first, last in batches_of(result, steady):
+        if leads and clock == default_clock(result):
+            yield "lead", number, [row[led : led + leads] for row in result.lead_ns]
+        led, number = led + leads, number + leads
+        yield "steady", number, [row[first:last] for row in steady]
+        number += last - first
 
 
 def calls_grids(run: Run, view: View) -> list[Grid]:
@@ -169,14 +197,11 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         Head("slowest"),
         Head("rank"),
     ]
-    parts = (
-        ("cold", result.cold_ns),
-        ("warm-up", result.warmup_ns),
-        ("steady", result.time_ns.get(row.clock or "", [])),
-    )
+    parts = [part for part in _in_order(result, "host") if part[0] in ("cold", "warmup")]
+    parts += [part for part in _in_order(result, row.clock) if part[0] in ("lead", "steady")]
     rows: list[list[str]] = []
     slow = False
-    for kind, samples in parts:
+    for kind, _, samples in parts:
         times = over_ranks(samples, how)
         for time, call in zip(times, zip(*samples, strict=False), strict=False):
             mark = kind == "cold" and row.median_ns and time > SLOW_FIRST * row.median_ns
@@ -185,7 +210,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
             rows.append(
                 [
                     str(len(rows)),
-                    kind,
+                    _KINDS.get(kind, kind),
                     format_time(time) + ("*" if mark else " "),
                     format_time(low),
                     str(rank_of(result, call.index(low))),
@@ -203,7 +228,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         below.append(f"before call 0, its own communicator took {took} to make (the slowest rank)")
     if row.clock not in (None, "host") and (result.cold_ns or result.warmup_ns):
         clock = one_line(row.clock)
-        below.append(f"cold and warm-up calls: host clock; steady calls: {clock} clock")
+        below.append(f"cold and warm-up calls: host clock; lead and steady calls: {clock} clock")
     return Grid(heads, rows, above=[_case_line(result, row)], below=below)
 
 

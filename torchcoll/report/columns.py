@@ -6,14 +6,15 @@ Keys are the fields of core.summary.Row, which are the names of ``--columns`` an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult
-from torchcoll.core.summary import Row, over_ranks, quantile, told
+from torchcoll.core.summary import PERIOD, Row, quantile, steady_times, told
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
@@ -28,6 +29,7 @@ DIMENSIONS = (
     *("coalesce", "rehearsal", "splits", "communicator", "cadence", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
+_INTERVALS = "low, high = p5, p95 of the intervals between calls, within this launch"
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,17 @@ def values_of(items: Iterable[Any], name: str) -> list[Any]:
     return list(dict.fromkeys(v for i in items if (v := getattr(i, name, None)) is not None))
 
 
+def statistics_of(items: Iterable[Row | Case]) -> list[str]:
+    """What the figures of Rows are of the calls; of Cases, what they will be."""
+
+    def of(item: Row | Case) -> str | None:
+        if isinstance(item, Row):
+            return item.statistic
+        return PERIOD if item.back_to_back else "median"
+
+    return list(dict.fromkeys(one for item in items if (one := of(item))))
+
+
 def default_columns(
     items: Sequence[Any],
     p99: bool,
@@ -192,7 +205,7 @@ def default_columns(
         if key == "algorithm" and not algorithm:
             continue
         keys.append(key)
-    return [COLUMNS[key] for key in keys]
+    return list(_named((COLUMNS[key] for key in keys), statistics_of(items)))
 
 
 def columns_for(rows: Sequence[Row]) -> list[Column]:
@@ -205,30 +218,26 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
         has_data=bool(data),
         algorithm=any(row.algorithm for row in rows),
     )
-    statistics = values_of(rows, "statistic")
-    if statistics in ([], ["median"]):
+    if set(statistics_of(rows)) <= {"median", PERIOD}:
         return columns
-    return list(_of_given(columns, rows, statistics))
+    # Of imported rows what no row has is left out.
+    figures = ("first_call_ns", "low_ns", "high_ns", "calls")
+    return [c for c in columns if c.key not in figures or any(getattr(r, c.key) for r in rows)]
 
 
-def _of_given(
-    columns: Iterable[Column], rows: Sequence[Row], statistics: Sequence[str]
-) -> Iterable[Column]:
-    """Of imported rows: a mean is not called a median, and what no row has is left out."""
+def _named(columns: Iterable[Column], statistics: Sequence[str]) -> Iterator[Column]:
+    """A mean or a period is not called a median, nor what is of intervals a spread of calls."""
     for column in columns:
-        if column.key in ("first_call_ns", "low_ns", "high_ns", "calls") and not any(
-            getattr(row, column.key) for row in rows
-        ):
-            continue
-        if column.key == "median_ns" and len(statistics) == 1:
-            head = dataclasses.replace(column.head, first=one_line(statistics[0]))
-            column = dataclasses.replace(column, head=head)
-        elif column.key == "median_ns":
+        first, legend = column.head.first, column.head.legend
+        if column.key == "median_ns" and len(statistics) > 1:
             yield COLUMNS["statistic"]
-            column = dataclasses.replace(
-                column, head=dataclasses.replace(column.head, first="time")
-            )
-        yield column
+            first = "time"
+        elif column.key == "median_ns" and statistics:
+            first = one_line(statistics[0])
+        elif legend and PERIOD in statistics:
+            legend = _INTERVALS
+        head = dataclasses.replace(column.head, first=first, legend=legend)
+        yield dataclasses.replace(column, head=head)
 
 
 def named_columns(names: Sequence[str]) -> list[Column]:
@@ -248,8 +257,7 @@ def percentile_key(percentile: float) -> str:
 
 def percentile_ns(entry: Entry, percentile: float) -> float | None:
     """A percentile of the steady calls on the row's clock, read over ranks as the row is."""
-    samples = entry.result.time_ns.get(entry.row.clock or "", [])
-    steady = sorted(over_ranks(samples, entry.how))
+    steady = sorted(steady_times(entry.result, entry.row.clock, entry.how))
     return quantile(steady, percentile / 100) if steady else None
 
 

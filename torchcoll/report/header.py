@@ -11,10 +11,10 @@ from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.first import cold_by_rank, connect_ns, first_results
-from torchcoll.core.result import Given, Run
-from torchcoll.core.summary import COLD_CALL, over_ranks
+from torchcoll.core.result import CaseResult, Given, Run
+from torchcoll.core.summary import COLD_CALL, PERIOD, over_ranks
 from torchcoll.core.units import counted, format_ranges, format_time
-from torchcoll.report.columns import values_of
+from torchcoll.report.columns import statistics_of, values_of
 from torchcoll.report.output import one_line
 
 _CADENCES = {
@@ -27,6 +27,12 @@ _READINGS = {
     "mean": "time = mean over ranks, not the completion",
     "min": "time = min over ranks, not the completion",
     "rank0": "time = rank 0 alone, not the completion",
+}
+_PERIODS = {
+    "max": "period = time of the batches on the slowest rank / calls",
+    "mean": "period = time of the batches, mean over ranks, / calls",
+    "min": "period = time of the batches on the fastest rank / calls",
+    "rank0": "period = time of the batches on rank 0 / calls",
 }
 NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is not the completion"
 _FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names them all
@@ -67,9 +73,14 @@ def asked_cases(run: Run) -> Sequence[Case]:
 
 def reading(items: Sequence[Any], how: str) -> str:
     """What one duration a call means."""
-    if how == "max" and not set(values_of(items, "cadence")) <= {"isolated"}:
-        return f"time = max over ranks; {NOT_ALIGNED}"
-    return _READINGS[how]
+    known = statistics_of(items)
+    periods = [_PERIODS[how]] if PERIOD in known else []
+    if known == [PERIOD]:
+        return periods[0]
+    others = {i.cadence for i in items if statistics_of([i]) != [PERIOD]}
+    if how == "max" and not others <= {"isolated"}:
+        return "; ".join([*periods, "time = max over ranks", NOT_ALIGNED])
+    return "; ".join([_READINGS[how], *periods])
 
 
 def given_text(run: Run) -> str:
@@ -272,6 +283,22 @@ def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
         lines.append(", ".join(words))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]
-    if words:
-        lines.append(f"cost of measuring, a call: {', '.join(words)}")
+    parts = [f"a call: {', '.join(words)}"] if words else []
+    if shares := _shares(results):
+        parts.append(f"of the time of all cases: {shares}")
+    if parts:
+        lines.append(f"cost of measuring, {'; '.join(parts)}")
     return lines
+
+
+def _shares(results: Sequence[CaseResult]) -> str:
+    """What of the wall time of the cases went to measuring, as rank 0 saw it; '' is unknown."""
+    # Sub-groups run at the same time: they are one case, with one start.
+    spent = list({r.start_ns: r.spent_ns for r in results if r.batches}.values())
+    total = sum(one.get("case", 0) for one in spent)
+    names = (("lead calls", "lead"), ("barriers", "barriers"), ("gathers", "gathers"))
+    if not total or not all(key in one for one in spent for _, key in names):
+        return ""
+    return ", ".join(
+        f"{text} {100 * sum(one[key] for one in spent) / total:.1f} %" for text, key in names
+    )

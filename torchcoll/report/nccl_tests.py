@@ -23,6 +23,7 @@ from typing import Any
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row
+from torchcoll.report.columns import statistics_of
 from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
 from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
 from torchcoll.report.output import one_line
@@ -74,6 +75,7 @@ def block_start(
     iters = spec.get("iters") if "iters" in spec else 0
     iters = _LEAST_ITERS if iters is None else iters
     group = f", sub-group {one_line(first.group)}" if first.group else ""
+    statistic = statistics_of([first])[0]
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",
         f"# Collective test starting: {program(first.collective)}",
@@ -83,11 +85,11 @@ def block_start(
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
         f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, cadence "
         f"{one_line(first.cadence)}{group}",
-        f"# torchcoll: time is the median over calls of {_READINGS.get(how, how)}",
+        f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
     ]
     if text := given_text(run):
         lines[-1] = f"# torchcoll: {text}"
-    elif how == "max" and first.cadence != "isolated":
+    elif how == "max" and first.cadence != "isolated" and not first.back_to_back:
         lines.append(f"# torchcoll: {NOT_ALIGNED}")
     lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
     if run.ranks == 1:

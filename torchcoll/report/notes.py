@@ -9,8 +9,17 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchcoll.core.facts import facts_of
+from torchcoll.core.modes import two_modes
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import FAKE, ONE_RANK, Row
+from torchcoll.core.summary import (
+    FAKE,
+    ONE_RANK,
+    Row,
+    default_clock,
+    has_period,
+    host_bound,
+    steady_times,
+)
 from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.output import one_line
 
@@ -49,6 +58,32 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
     yield from (one_line(text) for text in result.warnings)
+    yield from _of_calls(result)
+
+
+def _of_calls(result: CaseResult) -> Iterable[str]:
+    """Where one figure for all calls says too little."""
+    clock = default_clock(result)
+    if not has_period(result, clock) and (modes := two_modes(steady_times(result, clock))):
+        yield (
+            f"two modes: {_share(modes.share)} of the calls take {_range(modes.slow)}, "
+            f"the others {_range(modes.fast)}"
+        )
+    if bound := host_bound(result):
+        issued, period = (format_time(ns, 3).strip() for ns in bound)
+        text = f"host-bound: the host takes {issued} to issue a call of {period}"
+        graph = result.case.device == "cuda" and result.case.cadence == "stream"
+        yield f"{text}; --cadence graph shows the device's own time" if graph else text
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _range(ns: tuple[float, float]) -> str:
+    """``2.1 to 4.0 ms``; both with their unit where that differs."""
+    (low, unit), (high, other) = (format_time(one, 2).strip().split() for one in ns)
+    return f"{low} to {high} {other}" if unit == other else f"{low} {unit} to {high} {other}"
 
 
 def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[str]:

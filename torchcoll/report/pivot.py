@@ -15,7 +15,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.facts import facts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import COLD_CALL, Row, median
+from torchcoll.core.summary import COLD_CALL, PERIOD, Row, median
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, values_of
 from torchcoll.report.grid import Grid, Head
@@ -226,7 +226,10 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     """
     sampled = [p.row for p in points if p.result.time_ns]
     told = [p.result.given for p in points if p.result.given and not p.result.time_ns]
-    read = f"median over calls, {view.over_ranks} over ranks"
+    read = " or ".join(
+        f"{statistic} over calls, {view.over_ranks} over ranks"
+        for statistic in values_of(sampled, "statistic") or ["median"]
+    )
     words = [read] if sampled or not told else []
     if told:
         readings = " or ".join(dict.fromkeys(map(given_reading, told)))
@@ -235,7 +238,9 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     for name in ("clock", "cadence"):
         values = values_of(_rows(points), name)
         words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
-    ran = sampled or ([] if told else _rows(points))
+    ran = [row for row in sampled if row.statistic != PERIOD]
+    if not sampled and not told:
+        ran = _rows(points)
     if view.over_ranks == "max" and set(values_of(ran, "cadence")) - {"isolated"}:
         words.append(NOT_ALIGNED)
     return ["; ".join(words)]
