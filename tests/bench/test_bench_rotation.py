@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchcoll.bench import measure
 from torchcoll.bench.rotation import MOST_PLACES, Rotation
 from torchcoll.bench.verify import Checker, allocate
 from torchcoll.core.case import Case, size_case
@@ -146,10 +147,11 @@ def test_a_fault_at_the_place_of_the_checked_call_is_found(launch):
 
     def setup(rank: int) -> None:
         entry = COLLECTIVES["all_reduce"]
+        measure.LEAD_CALLS, measure.LEAD_NS = 4, 10**12  # however long the calls take here
 
         def prepare(dist, layout, send, recv, op, group):
             call = entry.prepare(dist, layout, send, recv, op, group)
-            # 4 places of 1K; 3 cold calls and 2 steady ones: the sixth, which is checked, is at 1.
+            # 4 places of 1K: 20 cold calls and 4 lead calls are whole turns.
             place = recv.storage_offset() // 256
 
             def spoilt():
