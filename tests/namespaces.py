@@ -8,13 +8,17 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torchcoll.core.result import Run
 
 CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS = 0x40000000, 0x04000000, 0x00020000
 MS_SLAVE_ALL = 1 << 19 | 1 << 14  # MS_SLAVE | MS_REC
 DEVICE = "v0"  # inside of each namespace
+# Above 64 KiB, the largest packet of TCP's offload on a virtual link: a smaller bucket cuts it into
+# frames, which cost a core at 1 Gbit/s, and what is measured is no longer the link.
+BURST = "128kb"
 _PATH = f"/usr/sbin:/sbin:{os.environ.get('PATH', '')}"
 
 
@@ -38,6 +42,11 @@ def _run(*words: str) -> int:
         return 127
 
 
+def _queue(mbit: float) -> str:
+    """Bytes that wait at most: 50 ms, as in ``shape``."""
+    return f"{mbit * 1e6 / 8 * 0.05:.0f}"
+
+
 class Hosts:
     """``count`` namespaces, host i with the address 10.78.0.(i + 1)."""
 
@@ -51,10 +60,49 @@ class Hosts:
 
     def shape(self, index: int, mbit: float) -> None:
         """Both ends of this host's link: at most so many Mbit/s either way."""
-        rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "50ms")
+        rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", BURST, "latency", "50ms")
         for where, device in ((self.names[index], DEVICE), (self.switch, f"b{index}")):
             if _run("tc", "-n", where, "qdisc", "replace", "dev", device, *rate):
                 raise NoNamespaces("no token-bucket filter (sch_tbf)")
+
+    def slow_path(self, ends: tuple[int, int], mbit: float, whole: float) -> None:
+        """What these two hosts send to each other goes at ``mbit`` at most, each way; the rest of
+        what they send at ``whole``, as before. Their links stay as they are.
+        """
+        for index, other in (ends, ends[::-1]):
+            tc = ("tc", "-n", self.names[index])
+            device, rate = ("dev", DEVICE), ("htb", "burst", BURST, "cburst", BURST, "rate")
+            for words in (
+                ("qdisc", "replace", *device, "root", "handle", "1:", "htb", "default", "10"),
+                (
+                    "class",
+                    "add",
+                    *device,
+                    "parent",
+                    "1:",
+                    "classid",
+                    "1:10",
+                    *rate,
+                    f"{whole:g}mbit",
+                ),
+                (
+                    "class",
+                    "add",
+                    *device,
+                    "parent",
+                    "1:",
+                    "classid",
+                    "1:20",
+                    *rate,
+                    f"{mbit:g}mbit",
+                ),
+                ("qdisc", "add", *device, "parent", "1:10", "bfifo", "limit", _queue(whole)),
+                ("qdisc", "add", *device, "parent", "1:20", "bfifo", "limit", _queue(mbit)),
+                ("filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", "u32")
+                + ("match", "ip", "dst", f"{self.address(other)}/32", "flowid", "1:20"),
+            ):
+                if _run(*tc, *words):
+                    raise NoNamespaces("no hierarchical token bucket (sch_htb) or filter (cls_u32)")
 
     @contextlib.contextmanager
     def busy(self, index: int) -> Iterator[None]:
@@ -130,23 +178,38 @@ def hosts(count: int, mbit: float) -> Iterator[Hosts]:
             _run("ip", "netns", "del", name)
 
 
-# The three cases of the search for a culprit, used by tests/launch and tests/benchmarks.
-COUNT, MBIT = 6, 200.0
-ARGUMENTS = "--sizes 128K -n 5 -c 0"
+# The search for a culprit, used by tests/launch and tests/benchmarks.
+COUNT = 6
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is measured on links of how many Mbit/s."""
+
+    mbit: float
+    arguments: str
+
+
+SHORT = Search(200.0, "--sizes 128K -n 5 -c 0")
+DEFAULTS = Search(2000.0, "")
 KINDS = ("slow", "busy", "none")  # a link at 60 % of the others, a neighbour on it, nothing
+PATHS = {"path50": 0.5, "path70": 0.7}  # what two hosts send to each other, of the rate
 
 
 @contextlib.contextmanager
-def trouble(made: Hosts, kind: str, culprit: int) -> Iterator[None]:
-    """What is wrong with host ``culprit`` for a while."""
+def trouble(made: Hosts, kind: str, culprits: Sequence[int], mbit: float) -> Iterator[None]:
+    """What is wrong with these hosts (of a path: between these two) for a while."""
     if kind == "slow":
-        made.shape(culprit, 0.6 * MBIT)
+        made.shape(culprits[0], 0.6 * mbit)
+    if kind in PATHS:
+        made.slow_path((culprits[0], culprits[1]), PATHS[kind] * mbit, mbit)
     try:
-        with made.busy(culprit) if kind == "busy" else contextlib.nullcontext():
+        with made.busy(culprits[0]) if kind == "busy" else contextlib.nullcontext():
             yield
     finally:
-        if kind == "slow":
-            made.shape(culprit, MBIT)
+        if kind == "slow" or kind in PATHS:
+            for index in culprits:
+                made.shape(index, mbit)
 
 
 def named(run: Run) -> list[str]:

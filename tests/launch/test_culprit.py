@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from namespaces import ARGUMENTS, COUNT, KINDS, MBIT, NoNamespaces, hosts, named, trouble
+from namespaces import COUNT, KINDS, SHORT, NoNamespaces, hosts, named, trouble
 from ranks import Measured
 
 pytestmark = pytest.mark.netns
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.netns
 def network():
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(hosts(COUNT, MBIT))
+            made = stack.enter_context(hosts(COUNT, SHORT.mbit))
         except NoNamespaces as error:
             pytest.skip(f"this machine gives {error}")
         yield made
@@ -24,9 +24,9 @@ def network():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_culprit_is_named(network, tmp_path, kind):
     for culprit in (1, 3, COUNT - 1):
-        with trouble(network, kind, culprit):
+        with trouble(network, kind, [culprit], SHORT.mbit):
             launched = {"environment": network.environment, "setup": network.enter}
-            job = Measured(tmp_path / f"{culprit}", "pairs", ARGUMENTS, COUNT, **launched)
+            job = Measured(tmp_path / f"{culprit}", "pairs", SHORT.arguments, COUNT, **launched)
             job.job.wait()
         expected = [] if kind == "none" else [f"h{culprit}"]
         assert named(job.run) == expected, job.stdout() + job.stderr()

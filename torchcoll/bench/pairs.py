@@ -27,6 +27,7 @@ from torchcoll.core.tournament import (
     members_of,
     pair_cases,
     rounds,
+    rounds_of,
     units_of,
 )
 
@@ -66,9 +67,9 @@ class PairsRun:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
         session = self.session
         self._prepare()
-        schedule = rounds(len(self.units))
-        for number, met in enumerate(schedule, 1):
-            self._round(met, f"round {number} of {len(schedule)}", self._rule, self._cases)
+        count = len(self.units)
+        for number, met in enumerate(rounds(count), 1):
+            self._round(met, f"round {number} of {rounds_of(count)}", self._rule, self._cases)
         again, places = session.control.decide(self._again())
         cases = [self._cases[place] for place in places]
         # Twice, apart in time: what slows a pair for a moment is no fault of it.
