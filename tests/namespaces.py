@@ -72,6 +72,7 @@ class Hosts:
         for index, other in (ends, ends[::-1]):
             tc = ("tc", "-n", self.names[index])
             device, rate = ("dev", DEVICE), ("htb", "burst", BURST, "cburst", BURST, "rate")
+            peer = ("u32", "match", "ip", "dst", f"{self.address(other)}/32", "flowid", "1:20")
             for words in (
                 ("qdisc", "replace", *device, "root", "handle", "1:", "htb", "default", "10"),
                 (
@@ -98,8 +99,7 @@ class Hosts:
                 ),
                 ("qdisc", "add", *device, "parent", "1:10", "bfifo", "limit", _queue(whole)),
                 ("qdisc", "add", *device, "parent", "1:20", "bfifo", "limit", _queue(mbit)),
-                ("filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", "u32")
-                + ("match", "ip", "dst", f"{self.address(other)}/32", "flowid", "1:20"),
+                ("filter", "add", *device, "parent", "1:", "protocol", "ip", "prio", "1", *peer),
             ):
                 if _run(*tc, *words):
                     raise NoNamespaces("no hierarchical token bucket (sch_htb) or filter (cls_u32)")

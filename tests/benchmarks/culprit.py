@@ -1,4 +1,4 @@
-"""How often torchcoll.pairs names the right host or link, on six namespaces. Root, ip and tc needed.
+"""How often torchcoll.pairs names the right host or link, on six namespaces (root, ip, tc needed).
 
     culprit.py FILE                         what FILE has, as a table
     culprit.py FILE none=300 path50=60 path70=60 slow=60 busy=20    until FILE has so many of each
@@ -16,6 +16,7 @@ import argparse
 import gzip
 import itertools
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -38,8 +39,8 @@ _LINKS = list(itertools.combinations(range(COUNT), 2))
 def busy_seconds() -> tuple[float, float, float]:
     """(CPU time of the ranks so far, of all cores in interrupts, of all cores at rest), s."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    user, nice, system, idle, waits, hard, soft, *_ = [
-        int(word) / 100 for word in Path("/proc/stat").read_text().split()[1:9]
+    idle, waits, hard, soft = [
+        int(word) / 100 for word in Path("/proc/stat").read_text().split()[4:8]
     ]
     return used.ru_utime + used.ru_stime, hard + soft, idle + waits
 
@@ -54,7 +55,10 @@ def launched(made: Hosts, search: Search, kind: str, number: int, folder: Path) 
         job = Measured(folder / f"{kind}{number}", "pairs", search.arguments, COUNT, **where)
         job.job.wait()
     seconds, after = time.monotonic() - began, busy_seconds()
-    cores = (seconds * len(_cores()), *(b - a for a, b in zip(before, after, strict=True)))
+    cores = (
+        seconds * len(os.sched_getaffinity(0)),
+        *(b - a for a, b in zip(before, after, strict=True)),
+    )
     run = job.run
     with gzip.open(job.path.with_suffix(".jsonl.gz"), "wb") as packed:
         packed.write(job.path.read_bytes())
@@ -65,7 +69,11 @@ def launched(made: Hosts, search: Search, kind: str, number: int, folder: Path) 
         "culprits": [f"h{index}" for index in culprits],
         "named": named(run),
         "exit_code": run.end and run.end["exit_code"],
-        "said": [line for line in job.stdout().splitlines() if line.startswith(_SAID)],
+        "said": [
+            line
+            for line in job.stdout().splitlines()
+            if line.startswith(_SAID) or "too noisy" in line
+        ],
         "seconds": round(seconds, 2),
         "ranks_share": round(cores[1] / cores[0], 3),
         "interrupts_share": round(cores[2] / cores[0], 3),
@@ -74,13 +82,7 @@ def launched(made: Hosts, search: Search, kind: str, number: int, folder: Path) 
     }
 
 
-_SAID = ("SUSPECT", "not alone", "not sure", "no suspect", "too noisy")
-
-
-def _cores() -> set[int]:
-    import os
-
-    return os.sched_getaffinity(0)
+_SAID = ("SUSPECT", "not alone", "no suspect")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -112,9 +114,7 @@ def _line(kind: str, rows: list[dict[str, Any]]) -> None:
         if row["named"] == expected:
             right += 1
         else:
-            others[
-                f"{expected[0] if expected else 'nobody'}: {', '.join(row['named']) or 'nobody'}"
-            ] += 1
+            others[_words(expected, row["named"])] += 1
     text = f"  {kind}: {right} of {len(rows)} right"
     if kind == "none":
         text = f"  none: {len(rows) - right} of {len(rows)} healthy launches accuse somebody"
@@ -123,10 +123,19 @@ def _line(kind: str, rows: list[dict[str, Any]]) -> None:
     if kind in PATHS:
         hosts_named = sum(any("-" not in name for name in row["named"]) for row in rows)
         text += f", a host accused in {hosts_named}"
-    said = Counter(line.split(":")[0] for row in rows for line in row["said"][:1])
-    print(text + f"; launches that say: {dict(said)}")
+    for what, words in (
+        ("suspected in the rounds, cleared alone", "not alone"),
+        ("noisy", "noisy"),
+    ):
+        count = sum(any(words in line for line in row["said"]) for row in rows)
+        text += f"; {what} in {count}"
+    print(text)
     for words, count in others.items():
         print(f"    else {count} x {words}")
+
+
+def _words(expected: list[str], found: list[str]) -> str:
+    return f"{', '.join(expected) or 'nobody'}: {', '.join(found) or 'nobody'}"
 
 
 def main() -> None:

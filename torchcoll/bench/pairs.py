@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.device import nothing
@@ -21,6 +22,7 @@ from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, 
 from torchcoll.core.tournament import (
     LATENCY_ITERS,
     LATENCY_NBYTES,
+    PASSES,
     Pair,
     PairOptions,
     check_units,
@@ -70,12 +72,13 @@ class PairsRun:
         count = len(self.units)
         for number, met in enumerate(rounds(count), 1):
             self._round(met, f"round {number} of {rounds_of(count)}", self._rule, self._cases)
-        again, places = session.control.decide(self._again())
-        cases = [self._cases[place] for place in places]
-        # Twice, apart in time: what slows a pair for a moment is no fault of it.
-        for number, pair in enumerate(2 * again, 1):
-            text = f"alone {number} of {2 * len(again)}"
-            self._round([(pair[0], pair[1])], text, f"{self._rule} alone", cases)
+        for number in range(1, PASSES + 1):
+            again, places = session.control.decide(self._again())
+            cases = [self._cases[place] for place in places]
+            for pair in again:
+                self._round(
+                    [(pair[0], pair[1])], f"pass {number} alone", f"{self._rule} alone", cases
+                )
         self._buffers.clear()
         session.device.release()
         self._told("all ranks together")
@@ -236,7 +239,9 @@ class PairsRun:
             self._recorder.case(result_of_pair(own, ranks, [gathered[rank] for rank in ranks]))
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:
-        """The pairs to run again alone, and the places of the cases in which they were slow."""
+        """The pairs of the next pass alone, and the places of the cases in which they were slow:
+        of the suspects that no pass so far has cleared, between usual ones.
+        """
         if self.session.rank:
             return None
         from torchcoll.core.pair_times import key_of, read_pairs
@@ -244,9 +249,14 @@ class PairsRun:
 
         pairs = read_pairs(self._recorder.run)
         found = suspects(pairs, self.options.threshold) if pairs else []
-        kinds = kinds_of(found)
-        places = [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
-        return (again_alone(pairs, found) if pairs else []), places
+        left = {place for place, one in enumerate(found) if one.stands}
+        if pairs is None or not left:
+            return [], []
+        usual, chosen = again_alone(pairs, found)  # the same in each pass
+        own = [pair for pair, whose in chosen.items() if left & {*whose} and pair not in usual]
+        mixed = [pair for both in zip_longest(usual, own) for pair in both if pair]
+        kinds = kinds_of(found[place] for place in sorted(left))
+        return mixed, [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
 
     def _events(self) -> None:
         from torchcoll.core.pair_times import read_pairs

@@ -23,6 +23,7 @@ LATENCY_NBYTES = 8
 ITERS = 10
 LATENCY_ITERS = 20  # at least: they cost nothing, and their good calls are to be found
 SIZES = (8 << 20,)
+PASSES = 4  # alone, see core/suspects.py
 # A slower rank, link or node is one below 1 - 0.2 of the others: torchcoll's own choice. Healthy
 # pairs of one kind scatter by some percent; what people lose is more: one of four lanes 25 %, one
 # of two rails 50 %, a link at the speed of the generation before 50 %.
@@ -130,6 +131,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     need = need_nbytes(size_case(largest, 2), 0, spec.check)
     moved = sum(3 * calls * nbytes for nbytes in spec.sizes)
     each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6
+    time = format_time(each_s * schedule * 1e9, 3).strip()
     file, held = _kept(spec, pairs, len(units[0]))
     idle = ", one idle in each" if count % 2 else ""
     sizes = ", ".join(map(format_size, spec.sizes))
@@ -144,9 +146,9 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         f"Each pair: {max(calls - 1, LATENCY_ITERS) + 1} calls of 8 B for the latency, then "
         f"{calls} of {sizes} both ways at once, one way, and the other; the first of each is kept "
         "apart.",
-        f"Then alone, twice: the slow pairs, at most {max(8, count)}, and up to 6 usual ones. "
-        "Then all_reduce on all ranks.",
-        f"Time: about {format_time(each_s * schedule * 1e9, 3).strip()} of rounds at {_ASSUMED_GBPS:g} GB/s a pair "
+        f"Then alone, up to {PASSES} times: the slow pairs, at most {max(8, count)}, and up to 6 "
+        "usual ones. Then all_reduce on all ranks.",
+        f"Time: about {time} of rounds at {_ASSUMED_GBPS:g} GB/s a pair "
         f"({moved * schedule / 1e9:.3g} GB a rank and direction); a round waits for its "
         "slowest pair. Start-up comes on top.",
         f"Memory: {format_bytes(need)} a rank, and on rank 0 about {format_bytes(held)} of host "
