@@ -30,7 +30,7 @@ from common import title
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from namespaces import COUNT, DEFAULTS, KINDS, PATHS, SHORT, Hosts, Search, hosts, named, trouble
+from namespaces import COUNT, DEFAULTS, KINDS, PATHS, SHORT, Hosts, hosts, named, trouble
 from ranks import Measured
 
 _LINKS = list(itertools.combinations(range(COUNT), 2))
@@ -45,14 +45,14 @@ def busy_seconds() -> tuple[float, float, float]:
     return used.ru_utime + used.ru_stime, hard + soft, idle + waits
 
 
-def launched(made: Hosts, search: Search, kind: str, number: int, folder: Path) -> dict[str, Any]:
+def launched(made: Hosts, kind: str, number: int, folder: Path) -> dict[str, Any]:
     """One launch: who was the culprit, who was named, and how busy the machine was."""
     culprits = _LINKS[number % len(_LINKS)] if kind in PATHS else (number % COUNT,)
     culprits = () if kind == "none" else culprits
     began, before = time.monotonic(), busy_seconds()
-    with trouble(made, kind, culprits, search.mbit):
+    with trouble(made, kind, culprits):
         where = {"environment": made.environment, "setup": made.enter}
-        job = Measured(folder / f"{kind}{number}", "pairs", search.arguments, COUNT, **where)
+        job = Measured(folder / f"{kind}{number}", "pairs", made.search.arguments, COUNT, **where)
         job.job.wait()
     seconds, after = time.monotonic() - began, busy_seconds()
     cores = (
@@ -65,7 +65,7 @@ def launched(made: Hosts, search: Search, kind: str, number: int, folder: Path) 
     job.path.unlink()
     return {
         "kind": kind,
-        "short": search is SHORT,
+        "short": made.search is SHORT,
         "culprits": [f"h{index}" for index in culprits],
         "named": named(run),
         "exit_code": run.end and run.end["exit_code"],
@@ -153,14 +153,14 @@ def main() -> None:
     kept.mkdir(parents=True, exist_ok=True)
     done = Counter(row["kind"] for row in read(given.file) if row["short"] == given.short)
     if asked:
-        with hosts(COUNT, search.mbit) as made:
+        with hosts(COUNT, search) as made:
             while time.monotonic() < until:
                 # The kind that is furthest behind: a campaign cut short has some of each.
                 kind = min(asked, key=lambda kind: done[kind] / max(asked[kind], 1))
                 if done[kind] >= asked[kind]:
                     break
                 with tempfile.TemporaryDirectory(dir=kept) as folder:
-                    row = launched(made, search, kind, done[kind], Path(folder))
+                    row = launched(made, kind, done[kind], Path(folder))
                     for file in Path(folder).glob("*.gz"):
                         file.rename(kept / f"{'short-' if given.short else ''}{file.name}")
                 with given.file.open("a") as file:

@@ -50,7 +50,8 @@ def noise_text(pairs: Pairs, one: Noise) -> str:
     if one.calls < ITERS:
         actions.append(f"-n {ITERS}")
     least = math.ceil(100 * one.seen)
-    if not actions and least < 100:
+    # A latency has a threshold of its own.
+    if not actions and least < 100 and one.what != LATENCY:
         actions = [f"--threshold {least}%"]
     use = f"; use {' '.join(actions)}" if actions else ""
     return (

@@ -191,7 +191,7 @@ def _conclusion(
     lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
     lines += [f"SUSPECT {text}" for text in halved]
     lines += [
-        f"not alone: {one_line(suspect_text(pairs, one))}: not in every pass"
+        f"not alone: {one_line(suspect_text(pairs, one))}: not slow in every pass alone"
         for one in found
         if not one.stands
     ]
