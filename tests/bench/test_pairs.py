@@ -150,6 +150,28 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
     assert torchcoll(["pairs", str(job.path)]) == 1
 
 
+def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
+    def sluggish(rank):
+        on_hosts(1)(rank)
+        pairs.LATENCY_ITERS = 2
+        clock, made, went, rules = ticking(), pairs.PairsRun._call, pairs.PairsRun._round, [""]
+
+        def told(self, met, text, rule, cases):
+            rules[0] = rule
+            went(self, met, text, rule, cases)
+
+        def slow(*args):
+            call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
+            return lambda: (call(), rank == 2 and rules[0] == "pair" and wait())
+
+        pairs.PairsRun._round, pairs.PairsRun._call = told, slow
+
+    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
+    assert "not alone: rank 2 (node2): of the others' speed" in job.stdout()
+    assert len(read_pairs(job.run).alone) == 1
+    assert not [e for e in job.run.events if e["kind"] == "suspect"]
+
+
 def test_ranks_that_share_a_core_accuse_nobody(launch):
     """One rank is a sleeper, and all are on one core: nobody can tell the two apart."""
 
