@@ -53,7 +53,7 @@ def launched(made: Hosts, kind: str, number: int, folder: Path) -> dict[str, Any
     with trouble(made, kind, culprits):
         where = {"environment": made.environment, "setup": made.enter}
         job = Measured(folder / f"{kind}{number}", "pairs", made.search.arguments, COUNT, **where)
-        job.job.wait()
+        job.job.wait(300)
     seconds, after = time.monotonic() - began, busy_seconds()
     cores = (
         seconds * len(os.sched_getaffinity(0)),
