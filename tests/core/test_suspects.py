@@ -214,6 +214,26 @@ def test_pairs_of_two_modes_accuse_nobody():
     assert suspected == 400 and accused == 0
 
 
+def test_a_cleared_rank_hides_no_link_of_its_own():
+    """Both ways rank 1 seems slow; one way nothing is but its link to 5."""
+    pairs = made(["h"] * 6, lambda a, b: 2000 if 1 in (a, b) else 1000)
+    one_way = made(["h"] * 6, lambda *p: 2000 if {*p} == {1, 5} else 1000, key=ONE_WAY)
+    pairs.times |= one_way.times
+    assert named(suspects(pairs)) == [(1,)]
+    found = suspects(pairs, with_hidden=True)
+    assert named(found) == [(1,), (1, 5)]
+    usual, own = again_alone(pairs, found)
+    assert (1, 5) in own
+    pairs.alone = [
+        {
+            BW: dict.fromkeys([*usual, *own], Timing(1000.0, 1000.0, 0.01)),
+            ONE_WAY: {p: t for p, t in one_way.times[ONE_WAY].items() if tuple(sorted(p)) in own}
+            | {p: one_way.times[ONE_WAY][p] for p in usual},
+        }
+    ]
+    assert [(one.units, one.stands) for one in suspects(pairs)] == [((1,), False), ((1, 5), True)]
+
+
 def test_scatter_too_large_for_the_threshold_is_said():
     """A pair 30 % slower than the others. Calls spread by 35 %: 1 - exp(-3.5 x 0.35) = 71 %."""
     pairs = made(["h"] * 6, lambda a, b: 1000 / 0.7 if (a, b) == (1, 4) else 1000, key=SMALL)

@@ -248,7 +248,7 @@ class PairsRun:
         from torchcoll.core.suspects import again_alone, kinds_of, suspects
 
         pairs = read_pairs(self._recorder.run)
-        found = suspects(pairs, self.options.threshold) if pairs else []
+        found = suspects(pairs, self.options.threshold, with_hidden=True) if pairs else []
         left = {place for place, one in enumerate(found) if one.stands}
         if pairs is None or not left:
             return [], []

@@ -153,27 +153,32 @@ def _scale_of_median(count: int) -> float:
     return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
 
 
-def suspects(pairs: Pairs, threshold: float | None = None) -> list[Suspect]:
+def suspects(
+    pairs: Pairs, threshold: float | None = None, with_hidden: bool = False
+) -> list[Suspect]:
     """Units first, then links, each in order. ``threshold``: a share of the speed of the others;
-    None: that of the run.
+    None: that of the run. with_hidden: also links of units that stand as suspects themselves, by
+    another kind of call: they count once these are cleared, and run alone before.
     """
     if pairs.rehearsal:
         return []
     threshold = threshold or pairs.threshold
     found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
-    tables = _tables(pairs, threshold)
-    for table in tables:
+    tables = [(table, set[int]()) for table in _tables(pairs, threshold)]
+    for table, bad in tables:
         for unit, evidence in table.units():
             found[(unit,)].append(evidence)
-    bad = {units[0] for units in found}
-    for table in tables:
+            bad.add(unit)
+    for table, bad in tables:
         for link, evidence in table.links(bad):
             found[link].append(evidence)
     ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
-    return [
+    told = [
         Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
         for units, evidence in ordered
     ]
+    standing = {one.units[0] for one in told if one.stands and not one.is_link}
+    return [one for one in told if with_hidden or not one.is_link or not {*one.units} & standing]
 
 
 def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None) -> list[Noise]:
