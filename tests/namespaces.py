@@ -8,7 +8,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torchcoll.core.result import Run
 
@@ -16,6 +17,23 @@ CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS = 0x40000000, 0x04000000, 0x00020000
 MS_SLAVE_ALL = 1 << 19 | 1 << 14  # MS_SLAVE | MS_REC
 DEVICE = "v0"  # inside of each namespace
 _PATH = f"/usr/sbin:/sbin:{os.environ.get('PATH', '')}"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is measured on links of so many Mbit/s. burst: bytes that a link lets pass at once."""
+
+    arguments: str
+    mbit: float
+    burst: str
+
+
+SHORT = Search("--sizes 128K -n 5 -c 0", 200.0, "32kb")
+# A burst below 64 KiB, the largest packet of TCP's offload on a virtual link, cuts it into frames:
+# at 1 Gbit/s that takes both cores of a small machine, and what is measured is not the link.
+DEFAULTS = Search("", 2000.0, "128kb")
+# Of a link no more than one pair tells, so its calls have to be longer than those of SHORT.
+PATH = Search("--sizes 2M -n 5 -c 0", 2000.0, "128kb")
 
 
 class NoNamespaces(Exception):
@@ -39,9 +57,10 @@ def _run(*words: str) -> int:
 
 
 class Hosts:
-    """``count`` namespaces, host i with the address 10.78.0.(i + 1)."""
+    """``count`` namespaces, host i with the address 10.78.0.(i + 1), and links as in ``search``."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, search: Search) -> None:
+        self.search = search
         self.names = [f"tc{os.getpid()}h{index}" for index in range(count)]
         self.switch = f"tc{os.getpid()}sw"  # where the bridge is
 
@@ -49,12 +68,34 @@ class Hosts:
     def address(index: int) -> str:
         return f"10.78.0.{index + 1}"
 
-    def shape(self, index: int, mbit: float) -> None:
-        """Both ends of this host's link: at most so many Mbit/s either way."""
-        rate = ("root", "tbf", "rate", f"{mbit:g}mbit", "burst", "32kb", "latency", "50ms")
+    def shape(self, index: int, share: float = 1.0) -> None:
+        """Both ends of this host's link: at most this share of the rate, either way."""
+        rate = ("root", "tbf", "rate", f"{share * self.search.mbit:g}mbit")
+        rate += ("burst", self.search.burst, "latency", "50ms")
         for where, device in ((self.names[index], DEVICE), (self.switch, f"b{index}")):
             if _run("tc", "-n", where, "qdisc", "replace", "dev", device, *rate):
                 raise NoNamespaces("no token-bucket filter (sch_tbf)")
+
+    def slow_path(self, ends: tuple[int, int], share: float) -> None:
+        """What these two hosts send to each other goes at this share of the rate, each way; what
+        else they send as before. Their links stay as they are, until they are shaped again.
+        """
+        for index, other in (ends, ends[::-1]):
+            commands = [f"qdisc replace dev {DEVICE} root handle 1: htb default 10"]
+            for number, mbit in (("1:10", self.search.mbit), ("1:20", share * self.search.mbit)):
+                rate = f"{mbit:g}mbit burst {self.search.burst} cburst {self.search.burst}"
+                wait = mbit * 1e6 / 8 * 0.05  # bytes: 50 ms, as in ``shape``
+                commands += [
+                    f"class add dev {DEVICE} parent 1: classid {number} htb rate {rate}",
+                    f"qdisc add dev {DEVICE} parent {number} bfifo limit {wait:.0f}",
+                ]
+            commands += [
+                f"filter add dev {DEVICE} parent 1: protocol ip prio 1 u32 match ip dst "
+                f"{self.address(other)}/32 flowid 1:20"
+            ]
+            for command in commands:
+                if _run("tc", "-n", self.names[index], *command.split()):
+                    raise NoNamespaces("no hierarchical token bucket (sch_htb) or filter (cls_u32)")
 
     @contextlib.contextmanager
     def busy(self, index: int) -> Iterator[None]:
@@ -100,11 +141,11 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(count: int, mbit: float) -> Iterator[Hosts]:
+def hosts(count: int, search: Search) -> Iterator[Hosts]:
     """Made, each link shaped, and taken away. Raises NoNamespaces."""
     if os.geteuid():
         raise NoNamespaces("not root")
-    made = Hosts(count)
+    made = Hosts(count, search)
     try:
         for name in (made.switch, *made.names):
             if _run("ip", "netns", "add", name):
@@ -123,30 +164,35 @@ def hosts(count: int, mbit: float) -> Iterator[Hosts]:
             for device in ("lo", DEVICE):
                 _run("ip", "-n", name, "link", "set", device, "up")
         for index in range(count):
-            made.shape(index, mbit)
+            made.shape(index)
         yield made
     finally:
         for name in (made.switch, *made.names):
             _run("ip", "netns", "del", name)
 
 
-# The three cases of the search for a culprit, used by tests/launch and tests/benchmarks.
-COUNT, MBIT = 6, 200.0
-ARGUMENTS = "--sizes 128K -n 5 -c 0"
+# The search for a culprit, used by tests/launch and tests/benchmarks.
+COUNT = 6
+
+
 KINDS = ("slow", "busy", "none")  # a link at 60 % of the others, a neighbour on it, nothing
+PATHS = {"path50": 0.5, "path70": 0.7}  # what two hosts send to each other, of the rate
 
 
 @contextlib.contextmanager
-def trouble(made: Hosts, kind: str, culprit: int) -> Iterator[None]:
-    """What is wrong with host ``culprit`` for a while."""
+def trouble(made: Hosts, kind: str, culprits: Sequence[int]) -> Iterator[None]:
+    """What is wrong with these hosts (of a path: between these two) for a while."""
     if kind == "slow":
-        made.shape(culprit, 0.6 * MBIT)
+        made.shape(culprits[0], 0.6)
+    if kind in PATHS:
+        made.slow_path((culprits[0], culprits[1]), PATHS[kind])
     try:
-        with made.busy(culprit) if kind == "busy" else contextlib.nullcontext():
+        with made.busy(culprits[0]) if kind == "busy" else contextlib.nullcontext():
             yield
     finally:
-        if kind == "slow":
-            made.shape(culprit, MBIT)
+        if kind == "slow" or kind in PATHS:
+            for index in culprits:
+                made.shape(index)
 
 
 def named(run: Run) -> list[str]:

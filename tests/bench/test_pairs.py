@@ -38,7 +38,7 @@ def test_every_pair_has_its_samples(measured):
     found = read_pairs(run)
     every = [(a, b) for a in range(5) for b in range(a + 1, 5)]
     assert found.pairs == every
-    assert found.failed == [] and found.alone == {}
+    assert found.failed == [] and found.alone == []
     assert {k: sorted(v) for k, v in found.times.items()} == {
         (LATENCY, 8): every,
         (EXCHANGE, 1024): every,
@@ -144,10 +144,34 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
     assert [(e["host"], e["ranks"]) for e in told] == [("node2", [2])]
     assert "SUSPECT rank 2 (node2)" in job.stdout()
     assert job.run.end["exit_code"] == 1
-    for again in read_pairs(job.run).alone.values():
+    alone = read_pairs(job.run).alone
+    assert len(alone) == 4  # passes
+    for again in (times for tables in alone for times in tables.values()):
         # Its three pairs, and three usual ones beside them: all there are of four ranks.
         assert {tuple(sorted(pair)) for pair in again} == set(itertools.combinations(range(4), 2))
     assert torchcoll(["pairs", str(job.path)]) == 1
+
+
+def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
+    def sluggish(rank):
+        on_hosts(1)(rank)
+        pairs.LATENCY_ITERS = 2
+        clock, made, went, rules = ticking(), pairs.PairsRun._call, pairs.PairsRun._round, [""]
+
+        def told(self, met, text, rule, cases):
+            rules[0] = rule
+            went(self, met, text, rule, cases)
+
+        def slow(*args):
+            call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
+            return lambda: (call(), rank == 2 and rules[0] == "pair" and wait())
+
+        pairs.PairsRun._round, pairs.PairsRun._call = told, slow
+
+    job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
+    assert "not alone: rank 2 (node2): of the others' speed" in job.stdout()
+    assert len(read_pairs(job.run).alone) == 1
+    assert not [e for e in job.run.events if e["kind"] == "suspect"]
 
 
 def test_ranks_that_share_a_core_accuse_nobody(launch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import tracemalloc
 
 import pytest
 
@@ -17,14 +18,15 @@ from torchcoll.core.tournament import (
     pair_cases,
     plan_lines,
     rounds,
+    rounds_of,
     units_of,
 )
 
 
 @pytest.mark.parametrize("units", range(2, 65))
 def test_every_pair_once_in_rounds_of_disjoint_pairs(units):
-    schedule = rounds(units)
-    assert len(schedule) == units - 1 + units % 2
+    schedule = list(rounds(units))
+    assert len(schedule) == rounds_of(units) == units - 1 + units % 2
     assert all(len(met) == units // 2 for met in schedule)
     for met in schedule:
         busy = [unit for pair in met for unit in pair]
@@ -35,16 +37,16 @@ def test_every_pair_once_in_rounds_of_disjoint_pairs(units):
 
 def test_four_units_by_hand():
     # 3 stays; 0 1 2 move round it.
-    assert rounds(4) == [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
+    assert list(rounds(4)) == [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
 
 
 def test_one_unit_has_no_round():
-    assert rounds(1) == []
+    assert list(rounds(1)) == [] and rounds_of(1) == 0
 
 
 def test_512_ranks_are_planned_within_a_second():
     start = time.process_time()
-    schedule = rounds(512)
+    schedule = list(rounds(512))
     assert time.process_time() - start < 1
     assert len({pair for met in schedule for pair in met}) == 512 * 511 // 2
 
@@ -83,7 +85,7 @@ def test_the_plan_says_rounds_time_and_memory():
     text = "\n".join(plan_lines(spec, PairOptions(), 5))
     assert "5 ranks: 10 pairs in 5 rounds of 2 at once, one idle in each." in text
     # 3 kinds x 11 calls x 8 MiB a round, 5 rounds: 1384 MB, at 10 GB/s 0.138 s.
-    assert "Time: about 0.142 s of rounds at 10 GB/s a pair (1.38 GB a rank" in text
+    assert "Time: about 142 ms of rounds at 10 GB/s a pair (1.38 GB a rank" in text
     # Two buffers of 8 MiB and 2 Mi elements x 24 bytes to verify in.
     assert "Memory: 64 MiB a rank, and" in text
     # 10 pairs x 4 kinds x 1800 B and 10 x (44 + 20) x 2 samples of 40 B: 123200 B.
@@ -92,3 +94,28 @@ def test_the_plan_says_rounds_time_and_memory():
     text = "\n".join(plan_lines(spec, nodes, 512))
     assert "64 nodes (512 ranks): 2016 pairs in 63 rounds of 32 at once." in text
     assert "Assumed: 8 ranks a node; all of them meet those of the other at once." in text
+
+
+def test_16384_ranks_are_planned_in_little_memory():
+    """All their pairs would be 134 million tuples."""
+    spec = Spec(sizes=(8 << 20,), iters=10)
+    tracemalloc.start()
+    try:
+        text = "\n".join(plan_lines(spec, PairOptions(), 16384))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20 << 20
+    # 16384 x 16383 / 2.
+    assert "16384 ranks: 134209536 pairs in 16383 rounds of 8192 at once." in text
+    # 2048 nodes of 8: 2048 x 2047 / 2 pairs, of each 4 x 1800 B and 64 x 2 x 8 samples of 40 B.
+    nodes = (
+        "--by node would measure 2096128 pairs of 2048 nodes in 2047 rounds, with 8 ranks a node"
+    )
+    assert f"{nodes}, and keep about 94 GiB on rank 0." in text
+
+
+def test_few_ranks_are_not_sent_to_their_nodes():
+    spec = Spec(sizes=(8 << 20,), iters=10)
+    assert "--by node" not in "\n".join(plan_lines(spec, PairOptions(), 64))
+    assert "--by node would" not in "\n".join(plan_lines(spec, PairOptions("node"), 4096))

@@ -1,33 +1,43 @@
-"""Six hosts on one bridge, one of them behind a worse link: is it named, and nobody else?"""
+"""Six hosts on one bridge, a worse link or a worse path: is it named, and nobody else?"""
 
 from __future__ import annotations
 
 import contextlib
 
 import pytest
-from namespaces import ARGUMENTS, COUNT, KINDS, MBIT, NoNamespaces, hosts, named, trouble
+from namespaces import COUNT, PATH, SHORT, NoNamespaces, hosts, named, trouble
 from ranks import Measured
 
 pytestmark = pytest.mark.netns
 
 
 @pytest.fixture(scope="module")
-def network():
+def network(request):
     with contextlib.ExitStack() as stack:
         try:
-            made = stack.enter_context(hosts(COUNT, MBIT))
+            made = stack.enter_context(hosts(COUNT, request.param))
         except NoNamespaces as error:
             pytest.skip(f"this machine gives {error}")
         yield made
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_culprit_is_named(network, tmp_path, kind):
-    for culprit in (1, 3, COUNT - 1):
-        with trouble(network, kind, culprit):
+@pytest.mark.parametrize(
+    ("network", "kind", "every"),
+    [
+        (SHORT, "slow", [(1,), (COUNT - 1,)]),
+        (SHORT, "busy", [(3,)]),
+        (SHORT, "none", [(), (), ()]),
+        (PATH, "path50", [(0, 4)]),
+    ],
+    indirect=["network"],
+)
+def test_the_culprit_is_named(network, tmp_path, kind, every):
+    for number, culprits in enumerate(every):
+        with trouble(network, kind, culprits):
             launched = {"environment": network.environment, "setup": network.enter}
-            job = Measured(tmp_path / f"{culprit}", "pairs", ARGUMENTS, COUNT, **launched)
+            arguments = network.search.arguments
+            job = Measured(tmp_path / f"{number}", "pairs", arguments, COUNT, **launched)
             job.job.wait()
-        expected = [] if kind == "none" else [f"h{culprit}"]
+        expected = ["-".join(f"h{index}" for index in culprits)] if culprits else []
         assert named(job.run) == expected, job.stdout() + job.stderr()
         assert job.run.end["exit_code"] == len(expected)

@@ -48,6 +48,27 @@ def test_the_conclusion(small):
     assert "largest group without them: 4 ranks, ranks 0-2,4" in text
 
 
+def test_calls_that_scatter_too_much_for_the_threshold():
+    """100, 150 and 200 us: the lower quartile is 125, ln(150 / 125) / 0.6745 = 27 %."""
+    run = pairs_run(5, slow=None)
+    for result in run.results:
+        if result.case.nbytes > 8:
+            result.time_ns = {"host": [[100_000, 150_000, 200_000]] * 2}
+    out = io.StringIO()
+    assert show_pairs(run, file=out) is False
+    noisy = (
+        "both ways 1M x 3 calls spread by 27 %: too noisy to accuse at 20 %, but from 62 % on; "
+        "use --sizes 8M -n 10"
+    )
+    assert "no suspect\n" + noisy in out.getvalue()
+    out = io.StringIO()
+    show_pairs(run, "json", file=out)
+    assert json.loads(out.getvalue())["too_noisy"][0] == noisy
+    out = io.StringIO()
+    show_pairs(run, threshold=0.7, file=out)
+    assert "too noisy" not in out.getvalue()
+
+
 def test_markdown_csv_and_json(small):
     text = shown(small, "markdown")
     assert "| 3 | n3 | 5.000 us | 5.243 | 5.243 | 5.243 |" in text

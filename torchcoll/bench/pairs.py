@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.device import nothing
@@ -22,12 +23,14 @@ from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, 
 from torchcoll.core.tournament import (
     LATENCY_ITERS,
     LATENCY_NBYTES,
+    PASSES,
     Pair,
     PairOptions,
     check_units,
     members_of,
     pair_cases,
     rounds,
+    rounds_of,
     units_of,
 )
 
@@ -68,15 +71,16 @@ class PairsRun:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
         session = self.session
         self._prepare()
-        schedule = rounds(len(self.units))
-        for number, met in enumerate(schedule, 1):
-            self._round(met, f"round {number} of {len(schedule)}", self._rule, self._cases)
-        again, places = session.control.decide(self._again())
-        cases = [self._cases[place] for place in places]
-        # Twice, apart in time: what slows a pair for a moment is no fault of it.
-        for number, pair in enumerate(2 * again, 1):
-            text = f"alone {number} of {2 * len(again)}"
-            self._round([(pair[0], pair[1])], text, f"{self._rule} alone", cases)
+        count = len(self.units)
+        for number, met in enumerate(rounds(count), 1):
+            self._round(met, f"round {number} of {rounds_of(count)}", self._rule, self._cases)
+        for number in range(1, PASSES + 1):
+            again, places = session.control.decide(self._again())
+            cases = [self._cases[place] for place in places]
+            for pair in again:
+                self._round(
+                    [(pair[0], pair[1])], f"pass {number} alone", f"{self._rule} alone", cases
+                )
         self._buffers.clear()
         session.device.release()
         self._told("all ranks together")
@@ -240,17 +244,24 @@ class PairsRun:
             self._recorder.case(result)
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:
-        """The pairs to run again alone, and the places of the cases in which they were slow."""
+        """The pairs of the next pass alone, and the places of the cases in which they were slow:
+        of the suspects that no pass so far has cleared, between usual ones.
+        """
         if self.session.rank:
             return None
         from torchcoll.core.pair_times import key_of, read_pairs
         from torchcoll.core.suspects import again_alone, kinds_of, suspects
 
         pairs = read_pairs(self._recorder.run)
-        found = suspects(pairs, self.options.threshold) if pairs else []
-        kinds = kinds_of(found)
-        places = [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
-        return (again_alone(pairs, found) if pairs else []), places
+        found = suspects(pairs, self.options.threshold, with_hidden=True) if pairs else []
+        left = {place for place, one in enumerate(found) if one.stands}
+        if pairs is None or not left:
+            return [], []
+        usual, chosen = again_alone(pairs, found)  # the same in each pass
+        own = [pair for pair, whose in chosen.items() if left & {*whose} and pair not in usual]
+        mixed = [pair for both in zip_longest(usual, own) for pair in both if pair]
+        kinds = kinds_of(found[place] for place in sorted(left))
+        return mixed, [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
 
     def _events(self) -> None:
         from torchcoll.core.pair_times import read_pairs

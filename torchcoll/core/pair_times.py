@@ -27,6 +27,7 @@ class Timing(NamedTuple):
     median_ns: float
     good_ns: float  # the lower quartile; of latencies the least
     spread: float
+    calls: int = 1
 
 
 Times = dict[Pair, Timing]  # one way: (from, to)
@@ -34,7 +35,8 @@ Times = dict[Pair, Timing]  # one way: (from, to)
 
 @dataclass
 class Pairs:
-    """The pairs of a run. ``times`` and ``alone``: (kind, nbytes) -> pair -> Timing.
+    """The pairs of a run. ``times``: (kind, nbytes) -> pair -> Timing; ``alone``: the same of each
+    pass of the pairs that ran again.
 
     ``kind`` is LATENCY, EXCHANGE or SEND (one way; read from the other end it is RECEIVE).
     """
@@ -43,7 +45,7 @@ class Pairs:
     units: Units
     hosts: tuple[str, ...]  # of each unit
     times: dict[tuple[str, int], Times] = field(default_factory=dict)
-    alone: dict[tuple[str, int], Times] = field(default_factory=dict)
+    alone: list[dict[tuple[str, int], Times]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     rehearsal: bool = False
     threshold: float = THRESHOLD  # of the run
@@ -126,11 +128,19 @@ def read_pairs(run: Run) -> Pairs | None:
         if result.case.root == 1:
             pair = pair[::-1]
         found.rehearsal |= result.case.rehearsal
-        where = found.alone if rule.endswith(ALONE) else found.times
-        table = where.setdefault(key_of(result.case), {})
-        if pair not in table or timing.good_ns < table[pair].good_ns:  # alone: the better of two
-            table[pair] = timing
+        _keep(found, rule.endswith(ALONE), key_of(result.case), pair, timing)
     return found
+
+
+def _keep(found: Pairs, alone: bool, key: tuple[str, int], pair: Pair, timing: Timing) -> None:
+    """``timing`` in its table; of those alone in the first pass that has not met the pair."""
+    if not alone:
+        found.times.setdefault(key, {})[pair] = timing
+        return
+    place = sum(pair in tables.get(key, {}) for tables in found.alone)
+    if place == len(found.alone):
+        found.alone.append({})
+    found.alone[place].setdefault(key, {})[pair] = timing
 
 
 def _timing(result: CaseResult) -> Timing | None:
@@ -142,7 +152,7 @@ def _timing(result: CaseResult) -> Timing | None:
     # From the fast side, which is what is judged: half the interquartile range of a symmetric one.
     spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
     good = 0.0 if result.case.nbytes == LATENCY_NBYTES else 0.25
-    return Timing(middle, quantile(calls, good), spread)
+    return Timing(middle, quantile(calls, good), spread, len(calls))
 
 
 def link_of(pair: Pair) -> Pair:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from torchcoll.core.pair_times import Pairs
-from torchcoll.core.suspects import Evidence, Suspect
+from torchcoll.core.pair_times import LATENCY, Pairs
+from torchcoll.core.suspects import Evidence, Noise, Suspect
+from torchcoll.core.tournament import ITERS, SIZES
+from torchcoll.core.units import format_size
 
 _TOLD = 3  # kinds of calls in the line of a suspect
 
@@ -34,7 +37,30 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
     return f"{who}: of the others' speed " + "; ".join(words) + more
 
 
-def _where(one: Evidence) -> str:
+def noise_text(pairs: Pairs, one: Noise) -> str:
+    """One line: which calls scatter by how much, what can still be seen, and what helps."""
+    where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
+    calls = f"{one.what}{where} {format_size(one.nbytes)} x {one.calls} calls"
+    scatter = f"spread by {100 * one.spread:.0f} %"
+    if one.between > one.spread:
+        scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
+    actions = []
+    if one.what != LATENCY and one.nbytes < SIZES[0]:
+        actions.append(f"--sizes {format_size(SIZES[0])}")
+    if one.calls < ITERS:
+        actions.append(f"-n {ITERS}")
+    least = math.ceil(100 * one.seen)
+    # A latency has a threshold of its own.
+    if not actions and least < 100 and one.what != LATENCY:
+        actions = [f"--threshold {least}%"]
+    use = f"; use {' '.join(actions)}" if actions else ""
+    return (
+        f"{calls} {scatter}: too noisy to accuse at {100 * one.threshold:g} %, but from {least} % "
+        f"on{use}"
+    )
+
+
+def _where(one: Evidence | Noise) -> str:
     return " within the node" if one.within else " between nodes"
 
 

@@ -21,8 +21,16 @@ switches, and nothing is wrong.
 On a CPU whose host has more ranks than cores a call waits for a core, now with one partner and then
 with another: the pairs of that host accuse nobody and are compared with nothing.
 
-A suspicion stands when the pairs are slow alone too, twice, against usual pairs that were also
-measured alone: what is slow only beside the others is a matter of the network that they share.
+A suspicion stands when the pairs are slow alone too: what is slow only beside the others is a
+matter of the network that they share. They run alone in four passes, between usual pairs, and are
+cleared by the first pass in which they are not below the threshold and slower than each of these.
+A sound pair among three others is the slowest of four in every pass with a chance of 4**-4 = 0.4 %,
+however the calls scatter, where passes do not depend on each other. (The better of two passes was
+no test: gloo exchanges 8 MiB over TCP in 35 or in 70 ms, in one of the two for all calls of a pass,
+and 2 of 26 healthy launches accused a link.)
+
+The scatter is a bound on what can be told: what is slow by the threshold and yet no outlier accuses
+nobody. A run in which that can happen is too noisy for its threshold, and ``noise`` says so.
 """
 
 from __future__ import annotations
@@ -59,7 +67,8 @@ class Evidence:
 
     ratio: its speed over that of the pairs without it, medians. z: the modified z-score of that
     median. slow, pairs: how many of its pairs are below the threshold. alone_ratio: the same when
-    its pairs ran alone, over the usual pairs that ran alone; None: not measured.
+    its pairs ran alone, over the usual pairs that ran alone, the median of the passes; None: not
+    measured.
     """
 
     what: str
@@ -70,7 +79,7 @@ class Evidence:
     slow: int
     pairs: int
     alone_ratio: float | None = None
-    stands: bool | None = None  # alone too; None: nothing to tell it by
+    stands: bool | None = None  # in every pass alone too; None: nothing to tell it by
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,27 @@ class Suspect:
     @property
     def stands(self) -> bool:
         return any(one.stands is not False for one in self.evidence)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A kind of call whose scatter is too large for the threshold.
+
+    spread: scale of the logarithms of the calls of a pair, the middle one of the pairs; between:
+    that of the pairs' speeds. seen: from what share below the others on a pair is an outlier.
+    """
+
+    what: str
+    nbytes: int
+    within: bool
+    calls: int
+    spread: float
+    between: float
+    threshold: float
+
+    @property
+    def seen(self) -> float:
+        return 1 - math.exp(-Z_LIMIT * max(self.spread, self.between))
 
 
 Speeds = dict[Pair, float]
@@ -123,27 +153,48 @@ def _scale_of_median(count: int) -> float:
     return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
 
 
-def suspects(pairs: Pairs, threshold: float | None = None) -> list[Suspect]:
+def suspects(
+    pairs: Pairs, threshold: float | None = None, with_hidden: bool = False
+) -> list[Suspect]:
     """Units first, then links, each in order. ``threshold``: a share of the speed of the others;
-    None: that of the run.
+    None: that of the run. with_hidden: also links of units that stand as suspects themselves, by
+    another kind of call: they count once these are cleared, and run alone before.
     """
     if pairs.rehearsal:
         return []
     threshold = threshold or pairs.threshold
     found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
-    tables = [_Table(pairs, key, within, threshold) for key in pairs.times for within in (1, 0)]
-    for table in tables:
+    tables = [(table, set[int]()) for table in _tables(pairs, threshold)]
+    for table, bad in tables:
         for unit, evidence in table.units():
             found[(unit,)].append(evidence)
-    bad = {units[0] for units in found}
-    for table in tables:
+            bad.add(unit)
+    for table, bad in tables:
         for link, evidence in table.links(bad):
             found[link].append(evidence)
     ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
-    return [
+    told = [
         Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
         for units, evidence in ordered
     ]
+    standing = {one.units[0] for one in told if one.stands and not one.is_link}
+    return [one for one in told if with_hidden or not one.is_link or not {*one.units} & standing]
+
+
+def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None) -> list[Noise]:
+    """The kinds of calls in which nobody can be accused of being slower by ``threshold`` alone.
+    ``found``: who is left out, for a fault is no noise.
+    """
+    if pairs.rehearsal:
+        return []
+    units = {one.units[0] for one in found if not one.is_link}
+    links = {one.units for one in found if one.is_link}
+    told = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
+    return [one for one in told if one]
+
+
+def _tables(pairs: Pairs, threshold: float) -> list[_Table]:
+    return [_Table(pairs, key, within, threshold) for key in pairs.times for within in (1, 0)]
 
 
 class _Table:
@@ -155,7 +206,7 @@ class _Table:
         self._pairs, self._key, self._within = pairs, key, bool(within)
         self._threshold = max(threshold, LATENCY_THRESHOLD) if key[0] == LATENCY else threshold
         self._speeds = self._of(pairs.times)
-        self._alone = self._of(pairs.alone)
+        self._alone = [self._of(tables) for tables in pairs.alone]
         # Between nodes a bad node has many ranks: all its pairs are left out together.
         self._group = (lambda unit: unit) if within else (lambda unit: pairs.hosts[unit])
         self._groups = len({self._group(unit) for pair in self._speeds for unit in pair})
@@ -234,25 +285,34 @@ class _Table:
                 if evidence.z <= -Z_LIMIT:
                     yield link_of(pair), evidence
 
+    def noise(self, units: Collection[int], links: Collection[tuple[int, ...]]) -> Noise | None:
+        sound = [p for p in self._speeds if not {*p} & {*units} and link_of(p) not in links]
+        if len({link_of(pair) for pair in sound}) < _AGAIN:
+            return None  # as good as nothing to judge it by
+        timings = [self._pairs.times[self._key][pair] for pair in sound]
+        _, between = robust([math.log(self._speeds[pair]) for pair in sound])
+        spread = median([timing.spread for timing in timings])
+        calls = round(median([timing.calls for timing in timings]))
+        what, nbytes = self._key
+        what = "one way" if what == SEND else what
+        told = Noise(what, nbytes, self._within, calls, spread, between, self._threshold)
+        return told if told.seen > self._threshold else None
+
     def _evidence(self, what: str, met: Sequence[Pair], slow: int, others: _Others) -> Evidence:
         speed = median([self._speeds[pair] for pair in met])
         ratio = speed / others[0]
         z = modified_z(math.log(speed), *others[1:]) / _scale_of_median(len(met))
-        again = [pair for pair in met if pair in self._alone]
         mine = {link_of(pair) for pair in met}
-        usual = [
-            speed
-            for pair, speed in self._alone.items()
-            if link_of(pair) not in mine and self._usual(pair)
-        ]
-        stands = alone = None
-        if again and usual:
-            speeds = [self._alone[pair] for pair in again]
-            alone = median(speeds) / median(usual)
-            # The slowest usual pair too, for three of them have no scale of their own.
-            stands = alone <= 1 - self._threshold and median(speeds) < min(usual)
-        key = (what, self._key[1], self._within)
-        return Evidence(*key, ratio, z, slow, len(met), alone, stands)
+        ratios, stands = [], []
+        for speeds in self._alone:
+            own = [speeds[pair] for pair in met if pair in speeds]
+            usual = [s for p, s in speeds.items() if link_of(p) not in mine and self._usual(p)]
+            if own and usual:
+                ratios.append(median(own) / median(usual))
+                slower = median(own) < min(usual)
+                stands.append(slower and ratios[-1] <= 1 - self._threshold)
+        alone = (median(ratios), all(stands)) if ratios else (None, None)
+        return Evidence(what, self._key[1], self._within, ratio, z, slow, len(met), *alone)
 
     def _usual(self, pair: Pair) -> bool:
         others = self._others(pair[0])
@@ -260,12 +320,12 @@ class _Table:
         return speed is not None and (others is None or speed > (1 - self._threshold) * others[0])
 
 
-def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> list[Pair]:
-    """The pairs to run again alone: usual ones of each kind, then those of each suspect, at most
-    max(8, units) of these. Nothing where nobody is suspected.
+def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dict[Pair, list[int]]]:
+    """What runs again alone: usual pairs of each kind; and those of the suspects, at most max(8,
+    units), with the places in ``found`` of whom they tell of. Nothing where nobody is suspected.
     """
     if not found:
-        return []
+        return [], {}
     bad = {unit for one in found if not one.is_link for unit in one.units}
     links = [one.units for one in found if one.is_link]
     large = [key for key in pairs.times if key[0] == EXCHANGE]
@@ -284,21 +344,23 @@ def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> list[Pair]:
         if kind:
             middle = median([speeds[pair] for pair in kind])
             usual += sorted(kind, key=lambda pair: (abs(speeds[pair] - middle), pair))[:_AGAIN]
-    chosen: dict[Pair, None] = {}
-    for one in found:
-        if one.is_link:
-            chosen[one.units[0], one.units[1]] = None
-            continue
-        met = [pair for pair in speeds if one.units[0] in pair and pairs.judged(pair)]
-        # With partners that nobody suspects: else it would be theirs.
-        met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
-        chosen |= dict.fromkeys(met[:_AGAIN])
-    return usual + [p for p in chosen if p not in usual][: max(8, len(pairs.units))]
+    chosen: dict[Pair, list[int]] = {}
+    for place, one in enumerate(found):
+        met = [(one.units[0], one.units[-1])]
+        if not one.is_link:
+            met = [pair for pair in speeds if one.units[0] in pair and pairs.judged(pair)]
+            # With partners that nobody suspects: else it would be theirs.
+            met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
+        for pair in met[:_AGAIN]:
+            if pair in chosen or len(chosen) < max(8, len(pairs.units)):
+                chosen.setdefault(pair, []).append(place)
+    return usual, chosen
 
 
 def kinds_of(found: Iterable[Suspect]) -> set[tuple[str, int]]:
-    """The kinds of calls by which they are suspected: what runs again."""
-    kinds = {(one.what, one.nbytes) for suspect in found for one in suspect.evidence}
+    """The kinds of calls by which they are still suspected: what runs again."""
+    told = [one for suspect in found for one in suspect.evidence if one.stands is not False]
+    kinds = {(one.what, one.nbytes) for one in told}
     return {(what if what in (LATENCY, EXCHANGE) else SEND, nbytes) for what, nbytes in kinds}
 
 

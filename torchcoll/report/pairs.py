@@ -17,8 +17,8 @@ from torchcoll.core.pair_times import (
 )
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
-from torchcoll.core.suspect_texts import suspect_text
-from torchcoll.core.suspects import Z_LIMIT, Suspect, suspects, without
+from torchcoll.core.suspect_texts import noise_text, suspect_text
+from torchcoll.core.suspects import Z_LIMIT, Suspect, noise, suspects, without
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.found import Found, show_found
 from torchcoll.report.grid import Grid, Head
@@ -191,7 +191,7 @@ def _conclusion(
     lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
     lines += [f"SUSPECT {text}" for text in halved]
     lines += [
-        f"not alone: {one_line(suspect_text(pairs, one))}: slow only while the others ran"
+        f"not alone: {one_line(suspect_text(pairs, one))}: not slow in every pass alone"
         for one in found
         if not one.stands
     ]
@@ -205,6 +205,7 @@ def _conclusion(
         whole = sum(map(pairs.judged, pairs.pairs))
         some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
         lines.append(f"no suspect{some}")
+    lines += [noise_text(pairs, one) for one in noise(pairs, standing, threshold)]
     if len(pairs.units) == 3 and not standing:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
@@ -214,9 +215,11 @@ def _conclusion(
 
 
 def _records(pairs: Pairs) -> list[dict[str, Any]]:
-    """One object a pair, kind of call and pass. One way, ``first`` is the one that sends."""
+    """One object a pair, kind of call and pass (0: in the rounds, then 1, 2, ... alone). One way,
+    ``first`` is the one that sends.
+    """
     rows = []
-    for alone, tables in ((False, pairs.times), (True, pairs.alone)):
+    for number, tables in enumerate([pairs.times, *pairs.alone]):
         for key, times in tables.items():
             kind = "one way" if key[0] == SEND else key[0]
             for pair, timing in sorted(times.items()):
@@ -225,7 +228,8 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
                     {
                         "kind": kind,
                         "nbytes": key[1],
-                        "alone": alone,
+                        "alone": number > 0,
+                        "pass": number,
                         "first": pair[0],
                         "second": pair[1],
                         "first_host": pairs.hosts[pair[0]],
@@ -239,6 +243,7 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
 
 
 def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:
+    standing = [one for one in found if one.stands]
     return {
         "schema": SCHEMA,
         "file": str(run.path) if run.path else None,
@@ -251,6 +256,7 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
         "z_limit": Z_LIMIT,
         "rows": _records(pairs),
         "suspects": [_suspect_object(pairs, one) for one in found],
+        "too_noisy": [noise_text(pairs, one) for one in noise(pairs, standing, threshold)],
         "bisected": _halved(run),
         "largest_group": without(pairs, found),
         "failed": pairs.failed,
