@@ -45,14 +45,39 @@ def test_arguments(capsys, arguments):
 def _file(folder, name="run.jsonl"):
     asked = {"collective": "all_reduce", "nbytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
     records = [
-        {"record": "header", "schema": "torchcoll/1", "ranks": 2, "run_id": EVIL, "start_utc": EVIL,
-         "spec": {"labels": {EVIL: EVIL, "formula": "=1+1"}}, "environment": {"host": EVIL, "torch": EVIL}},
-        {"record": "ranks", "ranks": [{"rank": r, "host": f"h{EVIL}", "device": "cpu"} for r in (0, 1)]},
-        {"record": "case", "case": asked, "status": "ok", "ranks": 2, "nbytes": 8, "reason": EVIL,
-         "time_ns": {"host": [[5], [6]]}, "warnings": [EVIL], "stop": EVIL},
-        {"record": "case", "case": asked | {"nbytes": 16}, "status": "failed", "ranks": 2, "reason": EVIL},
+        {
+            "record": "header",
+            "schema": "torchcoll/1",
+            "ranks": 2,
+            "run_id": EVIL,
+            "start_utc": EVIL,
+            "spec": {"labels": {EVIL: EVIL, "formula": "=1+1"}},
+            "environment": {"host": EVIL, "torch": EVIL},
+        },
+        {
+            "record": "ranks",
+            "ranks": [{"rank": r, "host": f"h{EVIL}", "device": "cpu"} for r in (0, 1)],
+        },
+        {
+            "record": "case",
+            "case": asked,
+            "status": "ok",
+            "ranks": 2,
+            "nbytes": 8,
+            "reason": EVIL,
+            "time_ns": {"host": [[5], [6]]},
+            "warnings": [EVIL],
+            "stop": EVIL,
+        },
+        {
+            "record": "case",
+            "case": asked | {"nbytes": 16},
+            "status": "failed",
+            "ranks": 2,
+            "reason": EVIL,
+        },
         {"record": "event", "kind": "warning", "message": EVIL},
-    ]  # fmt: skip
+    ]
     path = folder / name
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
