@@ -17,7 +17,7 @@ def test_a_new_file(tmp_path):
     write_file(path, "é", "output")
     assert path.read_text() == "é"
     with pytest.raises(
-        UsageError, match="expected a file that does not exist[.] Name another file, or"
+        UsageError, match=r"expected a file that does not exist\. Name another file, or"
     ):
         write_file(path, "b", "output")
     write_file(path, "b", "output", force=True)
