@@ -66,7 +66,8 @@ def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
 
 @pytest.mark.parametrize("root", [0, 1, 2])
 def test_need_of_the_root(root):
-    # gather of 1200 B on 3 ranks: 100 elements each, that must stay, 300 at the root, whose output is checked.
+    # gather of 1200 B on 3 ranks: 100 elements each, which must stay; 300 at the root, which alone
+    # has an output.
     one = sizing("gather", 1200, 3, roots=root)
     expected = [1600 + 7200 if rank == root else 400 + 2400 for rank in range(3)]
     assert needs_nbytes(one, True) == expected
