@@ -45,15 +45,15 @@ def sizing(collective, nbytes, ranks, **fields):
         # in 512 B, out 1024 B
         ("all_gather", 1024, {}, 1536, 1536 + 6144),
         ("all_gather", 1024, {"in_place": True}, 1024, 1024 + 6144),
-        # in 1024 B, out 128 elements
-        ("reduce_scatter", 1024, {}, 1536, 1536 + 3072),
+        # in 1024 B, 256 elements that must stay, out 128
+        ("reduce_scatter", 1024, {}, 1536, 1536 + 6144),
         ("sendrecv", 1024, {}, 2048, 2048 + 6144),
         ("barrier", 1, {}, 0, 0),
         # Calls in a group share the buffers. What several sums in place leave is not verified.
         ("all_reduce", 1024, {"coalesce": 4}, 1024, 1024),
         ("all_gather", 1024, {"coalesce": 4}, 1536, 1536 + 6144),
         ("broadcast", 1024, {"coalesce": 4}, 1024, 1024 + 6144),
-        ("reduce_scatter", 1024, {"coalesce": 4}, 1536, 1536 + 3072),
+        ("reduce_scatter", 1024, {"coalesce": 4}, 1536, 1536 + 6144),
         ("reduce_scatter", 1024, {"coalesce": 4, "in_place": True}, 1024, 1024),
     ],
 )
@@ -66,9 +66,10 @@ def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
 
 @pytest.mark.parametrize("root", [0, 1, 2])
 def test_need_of_the_root(root):
-    # gather of 1200 B on 3 ranks: 100 elements each, 300 at the root, which alone is checked.
+    # gather of 1200 B on 3 ranks: 100 elements each, which must stay; 300 at the root, which alone
+    # has an output.
     one = sizing("gather", 1200, 3, roots=root)
-    expected = [1600 + 7200 if rank == root else 400 for rank in range(3)]
+    expected = [1600 + 7200 if rank == root else 400 + 2400 for rank in range(3)]
     assert needs_nbytes(one, True) == expected
     # reduce: everyone has the buffer, the root checks.
     one = sizing("reduce", 1200, 3, roots=root)
