@@ -394,7 +394,7 @@ def report_range(change: float, noise: float, what: Asked, repetitions: int) -> 
         f"{name:18}{number or '>1000':>5}{100 * len(found) / tries:8.1f} %"
         f"{interval(len(found) - below - above, len(found)):>24}"
         f"{100 * below / len(found):10.1f} %{100 * above / len(found):6.1f} %   "
-        f"{middle[0]} to {middle[1]}",
+        f"{middle[0]} to {middle[1] if middle[1] <= MOST_LAUNCHES else f'over {MOST_LAUNCHES}'}",
         flush=True,
     )
 

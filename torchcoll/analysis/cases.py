@@ -123,7 +123,7 @@ class Orders:
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         matched = [pair for pair in pairs if pair.base and pair.new]
-        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if _enters(m)}
+        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if is_right(m)}
         known = sorted(start for start in starts if start is not None)
         # One that is unknown may be any: the others alone are no order.
         self._numbers = {start: float(n) for n, start in enumerate(known)}

@@ -122,7 +122,7 @@ def launches_range(what: Asked, ratio: Ratio, launches: int) -> tuple[int | None
     """Between what the number lies with 80 %, as far as the ``launches`` a side behind ``ratio``
     tell, which left it unclear; None as in ``launches_needed``.
     """
-    if ratio.spread is None or ratio.error is None:
+    if ratio.spread is None or ratio.error is None or launches >= MOST_LAUNCHES:
         return None, None
     shares = (numpy.arange(_DRAWS) + 0.5) / _DRAWS
     noise = numpy.sqrt(ratio.degrees / special.chdtri(ratio.degrees, shares))[:, None]
