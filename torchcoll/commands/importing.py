@@ -57,7 +57,8 @@ def run(options: argparse.Namespace) -> ExitCode:
             tell(error.line())
             code = ExitCode.UNREADABLE
             continue
-        for line in command.report_lines(path, found):
+        lines = command.report_lines(path, found) if found.runs or found.refused else ()
+        for line in lines:
             # Who reads stdout alone gets nothing of a file of which nothing was read.
             print(one_line(line), file=None if found.runs else sys.stderr)
         if not found.runs:

@@ -8,7 +8,6 @@ an entity, so both are refused.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torchcoll.core.lines import lines_of
 
 ROOTS = ("system", "graphs")
 _WHAT = "XML"
+_MOST_FIGURE = 1e18
 _MOST_NODES = 100_000  # 64 channels of 1000 GPUs are 64 000
 _EXPECTED = "<system> (NCCL_TOPO_DUMP_FILE) or <graphs> (NCCL_GRAPH_DUMP_FILE)"
 # expat's numbers of what only the end of the text can bring about: nothing there, an open token,
@@ -45,16 +45,17 @@ class Node:
         """Decimal or ``0x``; None where it is neither."""
         text = self.text(name)
         try:
-            return int(text, 16 if text.lower().startswith("0x") else 10)
+            value = int(text, 16 if text.lower().startswith("0x") else 10)
         except ValueError:
             return None
+        return value if abs(value) < 1 << 64 else None  # identifiers have 64 bits
 
     def number(self, name: str) -> float | None:
         try:
             value = float(self.text(name))
         except ValueError:
             return None
-        return value if math.isfinite(value) else None
+        return value if abs(value) < _MOST_FIGURE else None
 
     def yes(self, name: str) -> bool | None:
         value = self.whole_number(name)
