@@ -1,6 +1,5 @@
 """What a terminal or a spreadsheet would obey reaches neither."""
 
-# ruff: noqa: E501
 from __future__ import annotations
 
 import csv
