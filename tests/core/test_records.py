@@ -175,7 +175,9 @@ def test_a_case_with_a_broken_stamp_is_a_problem(tmp_path, name, value):
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = load(path)
-    assert len(run.results) == 2 and len(run.problems) == 1
+    assert len(run.results) == 2
+    (found, lost) = run.problems
+    assert ":5: unusable record" in found and lost == "damaged: 1 case of the file cannot be read"
 
 
 def test_the_file_is_json_lines_with_record_first(tmp_path):

@@ -59,7 +59,7 @@ class Output:
             return
         from rich.text import Text
 
-        console.print(Text(printable(self.wrapped(line)), style=style), soft_wrap=True)
+        console.print(Text(self.wrapped(printable(line)), style=style), soft_wrap=True)
 
     def wrapped(self, line: str) -> str:
         if self.width is None or len(line) <= self.width:
