@@ -61,6 +61,8 @@ STORIES = [
      "2 did not give its word to rank 0"),
     # The same place in Python, and the kernel sees another thing.
     ([WAITS, word(how="spins"), WAITS], "1 spins in the collective, 0+2 wait in the collective"),
+    ([word(text="all_reduce"), word(text="broadcast"), word(text="all_reduce")],
+     "1 is in broadcast, 0+2 are in all_reduce"),
     # Libraries that poll: all of them spin.
     ([word(how="spins"), word(how="spins"), word(how="spins")], SAME),
     ([WAITS, WAITS, WAITS], SAME),

@@ -246,6 +246,7 @@ _NAMES = r"((?:rank \d+(?: \([^)]*\))?(?:, )?)+)"
 _ACCUSED = (
     rf"lost {_NAMES}",
     rf"{_NAMES} (?:is|are) in (?:user code|torchcoll)",
+    rf"{_NAMES} (?:is|are) in broadcast",
     rf"{_NAMES} left out a call",
     rf"{_NAMES} made a call",
     rf"{_NAMES} did not give",

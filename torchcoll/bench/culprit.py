@@ -31,6 +31,7 @@ _PLACES = {
 def odd_one(words: Sequence[Word], names: Names) -> str:
     """One clause; ``words`` of all ranks, in order."""
     found = _not_waiting(words, names) or _out_of_step(words, names) or _owing(words, names)
+    found = found or _other_call(words, names)
     return found or _unlike(words, names) or _behind(words, names) or _nobody(words, names)
 
 
@@ -112,6 +113,19 @@ def _owing(words: Sequence[Word], names: Names) -> str:
     if not owing or len(owing) == len(words) - 1:
         return ""
     return f"{names(owing)} did not give {'its' if len(owing) == 1 else 'their'} word to rank 0"
+
+
+def _other_call(words: Sequence[Word], names: Names) -> str:
+    """Equally far, and in different calls of the library: the fewer are named, of two both."""
+    if len({(word["steps"], word.get("part"), word.get("place")) for word in words}) > 1:
+        return ""
+    if words[0].get("place") != COLLECTIVE:
+        return ""
+    calls = _grouped(range(len(words)), lambda rank: str(words[rank].get("text")))
+    calls.sort(key=lambda call: len(call[1]))
+    if len(calls) == 1:
+        return ""
+    return ", ".join(f"{names(own)} {_be(own)} in {text}" for text, own in calls)
 
 
 def _unlike(words: Sequence[Word], names: Names) -> str:
