@@ -338,7 +338,7 @@ def launched(launcher: str, fault: str, victim: int, folder: Path) -> tuple[Any,
     rank = [str(Path(__file__)), "--rank", fault, str(victim), str(path)]
     if launcher == "torchrun":
         program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-        command = [*program, "--master-port", "0", *rank]
+        command = [*program, "--standalone", *rank]
     else:
         command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS)]
         command += [sys.executable, *rank]
