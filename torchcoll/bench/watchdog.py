@@ -29,6 +29,7 @@ _QUIET_S = 1.0  # without progress for so long, the store is asked whether anoth
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
 _LINGER_S = 0.3
+_BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
 
 
@@ -348,7 +349,11 @@ class Watchdog:
         if causes:
             symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
-        if silent:
+        # A connection that others have closed is no cause; before any other one, that a busy rank
+        # did not answer in time is no news. Where it is gone it is.
+        own = [text for _, text in causes if not any(word in text.lower() for word in _BY_OTHERS)]
+        gone = dead_ranks(control.members, control.rank)
+        if silent and not (own and {*gone}.isdisjoint(silent)):
             return f"{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
         if causes:
             return f"{symptom} in {doing}"
