@@ -96,7 +96,7 @@ def spin() -> None:
 
 
 def spin_in_c() -> None:
-    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1 << 31)  # without Python's lock
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1 << 30)  # without Python's lock
 
 
 def spin_with_the_lock() -> None:
@@ -313,6 +313,7 @@ def told(path: Path, texts: list[str]) -> tuple[list[str], str]:
 
 def forked(fault: str, victim: int, folder: Path) -> tuple[list[str], str, list[int]]:
     """Ranks that the fault has stopped are killed when the others are gone, as a launcher would."""
+    from common import free_port
     from ranks import Job
 
     path = folder / "run.jsonl"
@@ -321,7 +322,7 @@ def forked(fault: str, victim: int, folder: Path) -> tuple[list[str], str, list[
         rank = int(os.environ["RANK"])
         as_rank(fault, victim, str(path), rank)
 
-    job = Job(folder / "ranks", target, RANKS)
+    job = Job(folder / "ranks", target, RANKS, port=free_port())
     deadline = time.monotonic() + 12 * TIMEOUT_S
     while (left := job.running()) and time.monotonic() < deadline:
         if left == [victim] and FAULTS[fault] is not None:

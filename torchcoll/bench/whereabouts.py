@@ -160,11 +160,12 @@ def seen_from_beside(pid: int) -> str:
     if letter == "D":
         return "its process waits for a disk or a device"
     time.sleep(0.2)
-    ticks = [_ticks(text) for text in (first, _text(f"/proc/{pid}/stat"))]
+    last = _text(f"/proc/{pid}/stat")
+    ticks = [_ticks(text) for text in (first, last)]
     if None in ticks or not letter:
         return ""
     # Its threads cannot run Python where native code keeps the lock.
-    used = (ticks[1] or 0) > (ticks[0] or 0)
+    used = (ticks[1] or 0) > (ticks[0] or 0) or "R" in (letter, _letter(last))
     return f"its process {'spins' if used else 'sleeps or waits'} in native code"
 
 
