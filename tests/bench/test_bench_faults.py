@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -14,7 +15,7 @@ import time
 import pytest
 from ranks import Measured, command
 
-from torchcoll.bench import environment, measure, runner, watchdog
+from torchcoll.bench import control, environment, measure, runner, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 
@@ -112,7 +113,53 @@ def kill_in(where: str, victim: int):
     return setup
 
 
+def sleep_in_the_exchange(victim: int):
+    """In a word that rank 0 waits for, and the others for rank 0."""
+
+    def setup(rank: int) -> None:
+        gather, numbers = control.Control.gather, itertools.count()
+
+        def late(self, *args):
+            if next(numbers) == 12:
+                time.sleep(100)
+            return gather(self, *args)
+
+        if rank == victim:
+            control.Control.gather = late
+
+    return setup
+
+
+def sleep_with_the_lock(number, call):
+    """In C, with Python's lock: its watchdog cannot say a word."""
+    if number == 4:
+        ctypes.PyDLL(None).sleep(100)
+    call()
+
+
+def skip(number, call):
+    if number != 4:
+        call()
+
+
+def call_twice(number, call):
+    if number == 4:
+        call()
+    call()
+
+
+def come_late(number, call):
+    if number == 4:
+        time.sleep(TIMEOUT_S + 0.5)
+    call()
+
+
 WAITING = {
+    "exchange": {"setup": sleep_in_the_exchange(1)},
+    "native": {"setup": on(2, sleep_with_the_lock)},
+    "skipped": {"setup": on(2, skip)},
+    "one more": {"setup": on(0, call_twice)},
+    "late": {"setup": on(1, come_late)},
     "stopped": {"setup": on(1, stop)},
     "stopped 0": {"setup": on(0, stop)},
     "behind": {"setup": on(1, sleep_after)},
@@ -123,7 +170,7 @@ WAITING = {
     "killed": {"setup": kill_in("_hello", 1)},
     "killed 0": {"setup": kill_in("_hello", 0)},
 }
-STOPPED = {"stopped": [1], "stopped 0": [0]}
+STOPPED = {"stopped": [1], "stopped 0": [0], "native": [2]}
 KILLED = {"killed": [1], "killed 0": [0]}
 
 
@@ -180,18 +227,19 @@ def test_a_killed_rank_is_named(launch):
 
 
 def test_rank_0_is_killed(launch):
-    """It serves the store. One of the others says so; the file has what was complete."""
+    """It serves the store and writes the file: another says so, and ends the file."""
     options = "--collectives broadcast,all_reduce --sizes 8 -n 3 -T 60"
     measured = launch(None, options, 3, setup=on(0, die)).ended([-9, HANG, HANG], 45)
     (line,) = measured.errors()
     assert f"lost rank 0 ({HOST})" in line
     run = measured.run
     assert [r.case.collective for r in run.results] == ["broadcast"]
-    assert run.end is None and not run.complete
+    reason = line.removeprefix("torchcoll: error: ")
+    told = [run.end[name] for name in ("status", "exit_code", "reason", "cases")]
+    assert told == ["failed", HANG, reason, 1] and not run.complete
     assert run.in_flight.collective == "all_reduce"
-    assert run.problems == [
-        "truncated: the file has no end record; in flight: all_reduce 8 float32 sum on gloo"
-    ]
+    assert (event_of(measured)["kind"], event_of(measured)["message"]) == ("lost_rank", reason)
+    assert run.problems == [f"failed: {reason}"]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +357,27 @@ def test_a_fault_of_ours_in_start_up(launch):
     assert "Traceback" in measured.stderr(1)
 
 
+def test_no_room_for_a_thread(launch):
+    """One that cannot watch says so to the others, which do not take the store for lost."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            original = runner.own_part
+
+            def own_part(*args):
+                threading.Thread.start = refuse
+                return original(*args)
+
+            runner.own_part = own_part
+
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended([HANG, 4, HANG], 45)
+    (line,) = measured.errors()
+    assert ": rank 1: can't start new thread in " in line
+
+
 # -- signals --------------------------------------------------------------------------------------
 
 
@@ -406,13 +475,9 @@ def test_kill_9_leaves_a_file_that_loads(launch, victim, after):
         assert result.status == "ok"
         assert [len(row) for row in result.time_ns["host"]] == [200, 200]
     assert not run.complete and run.problems
-    # rank 1 can be lost between two cases
-    if victim == 0:
-        assert run.end is None
-        assert run.problems[-1].startswith("truncated: the file has no end record")
-    else:
-        assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
-        assert "lost rank 1" in run.end["reason"]
+    # a rank can be lost between two cases
+    assert (run.end["status"], run.end["exit_code"]) == ("failed", HANG)
+    assert f"lost rank {victim}" in run.end["reason"]
 
 
 # -- ranks that waited in vain --------------------------------------------------------------------
@@ -458,7 +523,8 @@ def test_a_hang_that_another_rank_sees_first(waiting):
     (line,) = measured.errors()
     told = f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo: "
     assert line.startswith(f"torchcoll: error: {told}")
-    assert "; behind: rank 1, in all_reduce 8 float32 sum on gloo: " in line
+    # rank 0 has a copy of the control, from before the hello
+    assert "; rank 1 is in user code (sleep_after, test_bench_faults.py:" in line
     assert [result.status for result in measured.run.results] == ["timeout"]
     assert event_of(measured)["kind"] == "hang"
 
@@ -468,6 +534,7 @@ def test_a_stopped_rank_is_named(waiting):
     (line,) = measured.errors()
     assert line in measured.stderr(0).splitlines()
     assert f"lost rank 1 ({HOST}) in all_reduce 8 float32 sum on gloo: " in line
+    assert "(no answer; its process is stopped; " in line
     assert f"no progress for {TIMEOUT_S} s" in line
     (result,) = measured.run.results
     assert (result.status, result.case.nbytes) == ("timeout", 8)
@@ -482,17 +549,36 @@ def test_a_stopped_rank_0_is_named(waiting):
     assert f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo" in line
 
 
-def test_a_rank_that_is_behind_is_named(waiting):
-    (line,) = waiting["behind"].errors()
-    assert f"behind: rank 1 ({HOST}), in all_reduce 8 float32 sum on gloo: " in line
-    assert f"no progress for {TIMEOUT_S} s" in line
-    assert [r.status for r in waiting["behind"].run.results] == ["timeout"]
+@pytest.mark.parametrize(("name", "where"), [("behind", "after"), ("same call", "before")])
+def test_a_rank_that_sleeps_in_a_call_is_named(waiting, name, where):
+    """Behind the others or not: it is the one that waits for nobody."""
+    (line,) = waiting[name].errors()
+    assert f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo: " in line
+    place = f"rank 1 ({HOST}) is in user code (sleep_{where}, test_bench_faults.py:"
+    assert place in line and ": sleeps), " in line
+    assert line.endswith(f"rank 0 ({HOST}), rank 2 ({HOST}) wait in the collective")
+    assert [r.status for r in waiting[name].run.results] == ["timeout"]
 
 
-def test_all_inside_the_same_call(waiting):
-    """Then nobody can tell who is late; the ranks do not claim to know."""
-    (line,) = waiting["same call"].errors()
-    assert line.endswith("all ranks wait at the same place")
+WAITS = "wait in the collective"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("exchange", f"rank 1 ({HOST}) is in user code (late, test_bench_faults.py:"),
+        ("exchange", f": sleeps), rank 0 ({HOST}), rank 2 ({HOST}) wait in the control exchange"),
+        ("late", f"rank 1 ({HOST}) is in user code (come_late, test_bench_faults.py:"),
+        ("skipped", f"; rank 2 ({HOST}) left out a call of the library: past it, with fewer calls"),
+        ("skipped", f" made; rank 0 ({HOST}), rank 1 ({HOST}) {WAITS}"),
+        ("one more", f"; rank 0 ({HOST}) made a call of the library too many; rank 1 ({HOST}), "),
+        ("native", f"lost rank 2 ({HOST}) in all_reduce 8 "),
+        ("native", "(no answer; its process sleeps or waits in native code; no progress for "),
+    ],
+)
+def test_the_odd_one_out_is_named(waiting, name, text):
+    (line,) = waiting[name].errors()
+    assert text in line
 
 
 def test_a_rank_that_never_comes_is_named(waiting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -500,6 +501,51 @@ def test_ranks_and_their_devices():
     ]
     assert [r["device"] for r in rank_map(plain())] == ["cpu", "cpu"]
     assert rank_map(plain(launch=Launch("none"))) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "neighbours", "expected"),
+    [
+        ("Open MPI", {1: {1}}, []),
+        ("Open MPI", {1: {0}}, ["2 ranks share 1 core on this host"]),
+        ("Open MPI", {}, []),  # it may have pinned the other elsewhere
+        ("torchrun", {}, ["2 ranks share 1 core on this host"]),  # it pins nobody
+    ],
+)
+def test_cores_of_pinned_ranks(launcher, neighbours, expected):
+    """By the cores of all ranks of the host, as the run judges it."""
+    launch = Launch(launcher, 0, 2, 0, 2)
+    facts = plain({}, 2, launch=launch, cpu=cpu(affinity=[0]), neighbours=neighbours)
+    facts = dataclasses.replace(facts, modules={})  # without oneCCL's workers
+    assert [finding.what for finding in findings(facts)] == expected
+
+
+def test_ranks_look_at_each_others_cores():
+    """Processes of one launcher, each pinned to its own core, as Open MPI does it."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs 2 cores")
+    program = (
+        "from torchcoll.bench.doctor import facts\n"
+        "launch, _ = facts.launch_facts()\n"
+        "print(facts.wait_for_rank_0(launch) if launch.rank else facts.neighbours(launch, 60))"
+    )
+    ranks = []
+    for rank in (1, 0):
+        names = ("COMM_WORLD_RANK", "COMM_WORLD_LOCAL_RANK")
+        env = {**os.environ, **{f"OMPI_{name}": str(rank) for name in names}}
+        env |= {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=env,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=lambda rank=rank: os.sched_setaffinity(0, {cores[rank]}),
+            )
+        )
+    texts = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert texts == ["None\n", f"{ {1: {cores[1]}} }\n"]
 
 
 # -- gathering -------------------------------------------------------------------------------

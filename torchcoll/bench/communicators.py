@@ -192,17 +192,32 @@ class Communicators:
     def of(self, backend: str) -> Iterator[Communicator]:
         """The communicator for a case; with --fresh-group made for it and destroyed after it."""
         if not self._session.spec.fresh_group:
-            yield self._shared[backend]
+            with self._watched(self._shared[backend]) as shared:
+                yield shared
             return
         made, start = len(self._made), time.perf_counter_ns()
         fresh = self._over_parts(self._shared[backend].backend, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
-            yield fresh
+            with self._watched(fresh):
+                yield fresh
         finally:
+            self._session.progress.groups = ()
             for group in self._made[made:]:
                 self._dist.destroy_process_group(group)
             del self._made[made:]
+
+    @contextlib.contextmanager
+    def _watched(self, communicator: Communicator) -> Iterator[Communicator]:
+        """The watchdog may ask how many calls torch has counted, barriers of ``align`` too; after
+        an error still, for it may be about a hang.
+        """
+        progress = self._session.progress
+        own, whole = self._object(communicator.group), self.whole(communicator.backend.name)
+        progress.groups = (own,) if own is whole else (own, whole)
+        progress.part = communicator.ranks[0]
+        yield communicator
+        progress.groups = ()
 
     def whole(self, backend: str) -> Any:
         """The group of all ranks; torch's object for the default one too."""
@@ -231,6 +246,7 @@ class Communicators:
 
     def close(self) -> None:
         """Destroy what was made here, the default group last."""
+        self._session.progress.groups = ()
         default = None in self._made
         for group in reversed([group for group in self._made if group is not None]):
             self._dist.destroy_process_group(group)

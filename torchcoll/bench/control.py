@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -116,6 +116,7 @@ class Control:
         self.timeout_s = timeout_s
         self.members: list[dict[str, Any]] = []  # filled by the hello; names ranks in messages
         self.steps = 0
+        self._awaited: list[str] = []  # what this rank waits for
         self._decided: list[str] = []
 
     def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
@@ -178,15 +179,20 @@ class Control:
         self.gather(None)
         self.decide()
 
-    def farewell(self) -> None:
-        """Align, and let rank 0, which may serve the store, leave last."""
+    def farewell(self, all_came: Callable[[], None] = lambda: None) -> None:
+        """Align, and let rank 0, which may serve the store, leave last. ``all_came``: called when
+        no rank has anything left to do but to leave.
+        """
         self.align()
+        all_came()
         self.gather(None)
 
     def _wait(self, keys: list[str], timeout_s: float | None) -> None:
         limit_s = min(timeout_s or self.timeout_s, self.timeout_s)
+        self._awaited = keys
         try:
             self.store.wait(keys, timedelta(seconds=limit_s))
+            self._awaited = []
         except RuntimeError as error:
             detail = _first_line(error)
             why = "" if "timeout" in detail else f" ({detail})"
@@ -202,6 +208,12 @@ class Control:
         except RuntimeError:
             return "the store"
         return self.names(absent) or "the store"
+
+    def lacking(self, store: Any) -> list[int]:
+        """On rank 0 the ranks whose word it waits for, or waited for in vain; asks ``store``."""
+        if self.rank:
+            return []
+        return [int(key.partition("/")[2]) for key in self._awaited if not store.check([key])]
 
     def name(self, rank: int) -> str:
         """``rank 3 (host-b)``, once the hosts are known."""
@@ -220,40 +232,56 @@ def _get_all(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]  # FileStore
 
 
-def alarm(store: Any, rank: int, progress: list[Any]) -> None:
-    """Say how far this rank is and what it met, and wake the watchdogs of the others."""
-    store.set(f"alive/{rank}", json.dumps(progress))
-    store.set("alarm", str(rank))
+def alarm(store: Any, rank: int, word: dict[str, Any]) -> None:
+    """Say how this rank is and what it met, and wake the watchdogs of the others."""
+    store.set(f"alive/{rank}", json.dumps(word))
+    store.compare_set("alarm", "", str(rank))  # the first stays: the others may be its consequence
 
 
 def survey(
-    store: Any, rank: int, ranks: int, members: list[dict[str, Any]], progress: list[Any]
-) -> list[list[Any] | None]:
-    """Who is alive, asked once trouble is suspected: each rank's progress, None for no answer.
+    store: Any,
+    rank: int,
+    ranks: int,
+    members: list[dict[str, Any]],
+    word: dict[str, Any],
+    grace_s: float = GRACE_S,
+) -> list[dict[str, Any] | None]:
+    """Who is alive, asked once trouble is suspected: each rank's word, None for no answer.
 
-    Called by the watchdog of every rank with its own client of the store. Ranks on this host whose
-    process is gone are not waited for. Rank 0, which may serve the store, returns last.
+    Called by the watchdog of every rank with its own client of the store. Where a rank of this host
+    is gone without a word that is the news, and nobody else is waited for ({} for them): the
+    launcher, which sees it too, ends this process soon. A rank whose word is there leaves
+    ``left/RANK`` behind.
     """
-    alarm(store, rank, progress)
-    answers: list[list[Any] | None] = [None] * ranks
-    deadline = time.monotonic() + GRACE_S
-    gone = dead_ranks(members, rank)
-    while time.monotonic() < deadline:
+    alarm(store, rank, word)
+    answers: list[dict[str, Any] | None] = [None] * ranks
+    deadline = time.monotonic() + grace_s
+    while True:
+        gone = dead_ranks(members, rank)  # before the look: who is gone said all it had to say
         for other in range(ranks):
             if answers[other] is None and store.check([f"alive/{other}"]):
                 answers[other] = json.loads(store.get(f"alive/{other}"))
-        if all(answer or other in gone for other, answer in enumerate(answers)):
+        silent = [other for other, answer in enumerate(answers) if answer is None]
+        if not {*gone}.isdisjoint(silent):
+            for other in {*silent} - {*gone}:
+                answers[other] = {}  # not asked
+            break
+        if not silent or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-        gone = dead_ranks(members, rank)
     if rank:
         store.set(f"left/{rank}", "")
-        return answers
-    leaving = [f"left/{other}" for other, answer in enumerate(answers) if other and answer]
+    return answers
+
+
+def see_off(store: Any, answers: Sequence[Any]) -> None:
+    """Rank 0, which may serve the store, leaves after those that answered."""
+    leaving = [
+        f"left/{other}" for other, answer in enumerate(answers) if other and answer is not None
+    ]
     deadline = time.monotonic() + GRACE_S
     while leaving and not store.check(leaving) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return answers
 
 
 def dead_ranks(members: list[dict[str, Any]], rank: int) -> list[int]:

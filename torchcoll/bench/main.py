@@ -175,6 +175,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
         on_last_words=last_words,
         library_log=library_log,
         require_idle=options.require_idle,
+        result_file=lambda: output.path if output else None,
     )
     if output:
         output.run = session.run
@@ -207,8 +208,9 @@ def _drive(session: Session, output: Output | None, sweep: Sweep) -> int:
     except TorchcollError as error:
         session.finish("failed", int(error.exit_code), str(error))
         raise
-    except Exception as error:
-        # A fault of ours: the others must not wait for this rank until the timeout.
+    except BaseException as error:
+        # A fault of ours, or somebody's sys.exit: the others must not wait for this rank until the
+        # timeout.
         if session.watchdog is None or session.control.ranks == 1:
             raise
         traceback.print_exc()

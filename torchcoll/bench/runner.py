@@ -11,18 +11,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.bench import backends, environment
 from torchcoll.bench.communicators import Communicators
-from torchcoll.bench.control import GRACE_S, Control, own_part, store_of
+from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
 from torchcoll.bench.device import cost_of_measuring, open_device, refuse_shared
 from torchcoll.bench.hosts import Hosts
 from torchcoll.bench.launcher import Launch, detect
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.case import Sizing, fingerprint
-from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    HangError,
+    TorchcollError,
+    UnavailableError,
+    UsageError,
+    tell,
+)
 from torchcoll.core.spec import Spec
 from torchcoll.core.variables import masked_words
 
@@ -82,6 +90,7 @@ class Session:
     text, whether this rank speaks for all) is the command's: with it signals are taken too.
     ``earlier`` gives rank 0's Spec, where it comes from a file that only rank 0 reads.
     ``library_log``: --library-log. ``require_idle``: refuse to open where others use the machine.
+    ``result_file``: where rank 0 writes.
     """
 
     def __init__(
@@ -98,6 +107,7 @@ class Session:
         on_last_words: Callable[[int, str, bool], None] | None = None,
         library_log: LibraryLog | None = None,
         require_idle: bool = False,
+        result_file: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self.torch = torch
         self.dist = torch.distributed
@@ -116,11 +126,14 @@ class Session:
         self._on_last_words = on_last_words
         self.library_log = library_log
         self._began = time.monotonic()
+        self._code: int | None = None  # the run's exit code, once it has one
         self.has_called = False  # some case has made its first call
         self._cost_known = False
         self._rehearsal_over: Callable[[], None] | None = None
         self._weights = ""  # hash of the weights of all_to_all_v
         self._require_idle = require_idle
+        self._result_file = result_file
+        self._file: list[str] | None = None  # where rank 0 writes, and the run's id
         self._hosts: Hosts | None = None  # where ranks communicate
         self.recorder: Recorder | None = None
         if self.rank == 0:
@@ -171,6 +184,7 @@ class Session:
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)
             self._weights = fingerprint([list(row) for row in weights.rows])
         self.on_rank_0(self._write_header)
+        self._file = self.control.decide(self._file)
         if self.library_log:
             self.library_log.start(self)
         self.communicators.open(self._phase)
@@ -180,6 +194,8 @@ class Session:
         from torchcoll.bench.preamble import header
 
         recorder.header(header(self))
+        if path := self._result_file():
+            self._file = [os.path.abspath(path), recorder.run.header["run_id"]]
 
     def _read_earlier(self) -> None:
         if self._earlier:
@@ -214,13 +230,23 @@ class Session:
         participants = 1 if self._fake else self.ranks
         self.store, client = own_part(self.dist, store, participants > 1)
         self.control = Control(self.store, self.rank, participants, self.spec.timeout_s)
-        self.watchdog = Watchdog(
-            self.control,
-            client,
-            self.progress,
-            self._last_words,
-            signals=self._on_last_words is not None,
-        )
+        try:
+            self.watchdog = Watchdog(
+                self.control,
+                client,
+                self.progress,
+                self._last_words,
+                signals=self._on_last_words is not None,
+            )
+        except RuntimeError as error:
+            if participants > 1:
+                alarm(client, self.rank, {**self.progress.word(), "cause": str(error)})
+            raise UnavailableError(
+                "threads",
+                error,
+                "room for the watchdog's two",
+                "See ulimit -u, and pids.max of the container.",
+            ) from None
 
     def _hello(self) -> None:
         """Every rank says who it is and what it was asked; the odd one is named."""
@@ -357,9 +383,15 @@ class Session:
     # -- the end -----------------------------------------------------------------------------
 
     def finish(self, status: str = "complete", exit_code: int = 0, reason: str = "") -> None:
-        """The ``end`` record."""
+        """The ``end`` record: nothing that comes after it is told any more."""
+        self._code = int(exit_code)
         if self.recorder:
             self.recorder.end(status, exit_code, time.monotonic() - self._began, reason)
+            self._account_closed()
+
+    def _account_closed(self) -> None:
+        if self.watchdog:
+            self.watchdog.over = self._code
 
     def close(self, lost: bool = False) -> None:
         """Leave together and put back what was made here; ``lost``: without the others."""
@@ -371,11 +403,11 @@ class Session:
                 return
             if self.communicators.owns_default:
                 # gloo aborts when a peer's process ends before this rank has left the group.
-                with contextlib.suppress(TorchcollError):
-                    self.control.farewell()
+                with contextlib.suppress(TorchcollError, RuntimeError):
+                    self.control.farewell(self._account_closed)
             elif not self.found_group:
                 # Refused by all ranks alike: the others are to read that from rank 0's store.
-                with contextlib.suppress(TorchcollError):
+                with contextlib.suppress(TorchcollError, RuntimeError):
                     self.control.gather(None, GRACE_S)
             self.communicators.close()
             if self.library_log:
@@ -393,6 +425,16 @@ class Session:
                     self.recorder.timed_out(self.ranks, text)
                 self.recorder.event(kind, text)
                 self.finish(status, code, text)
+        elif speaks and self._file and self.watchdog and self.watchdog.rank_0_ended:
+            from torchcoll.bench.survivor import append_end
+
+            wall_s = round(time.monotonic() - self._began, 3)
+            append_end(
+                Path(self._file[0]),
+                self._file[1],
+                {"kind": kind, "message": text, "utc": environment.utc_now()},
+                {"status": status, "exit_code": code, "wall_s": wall_s, "reason": text},
+            )
         if self._on_last_words:
             self._on_last_words(code, text, speaks)
         elif speaks:

@@ -10,22 +10,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, survey
+from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, see_off, survey
+from torchcoll.bench.whereabouts import Whereabouts, seen_from_beside
 from torchcoll.core.errors import ExitCode
 
 _POLL_S = 0.25
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
-# A rank that a signal ended so long ago is not taken for lost by one that gets the same signal now.
+# Ranks that get the same signal wait so long for each other's words, write their own, and wait
+# again before they go. Open MPI kills a second after its SIGTERM.
 _LINGER_S = 0.3
+_BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
 
 
@@ -41,11 +45,16 @@ class Progress:
     steps: int = 0
     samples: Sized = field(default_factory=list)
     beats: int = 0  # signs of life within a step, which differ from rank to rank
+    groups: Sequence[Any] = ()  # those that the case calls on: torch counts the calls
+    part: int = 0  # the first rank of its sub-group
+    halted: bool = False  # this rank is leaving: nothing new is begun
 
     def beat(self) -> None:
         self.beats += 1
 
     def step(self, doing: str, samples: Sized = ()) -> None:
+        while self.halted:  # else the others would go on with it, and hear of nothing
+            time.sleep(1)
         self.doing = doing
         self.steps += 1 + len(self.samples)
         self.samples = samples
@@ -54,10 +63,68 @@ class Progress:
     def done(self) -> int:
         return self.steps + len(self.samples)
 
-    def told(self) -> list[Any]:
-        """[steps, text] for the others."""
+    def told(self) -> str:
+        """What this rank does, with the number of the call."""
         calls = f", call {len(self.samples)}" if self.samples else ""
-        return [self.done, self.doing + calls]
+        return self.doing + calls
+
+    def word(self) -> dict[str, Any]:
+        """For the others: steps, doing, part and calls of bench/culprit.py."""
+        word = {"steps": self.done, "doing": self.told(), "part": self.part}
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
+            counts = [int(group._get_sequence_number_for_group()) for group in self.groups]
+            word["calls"] = sum(counts) if counts else None
+        return word
+
+
+class NoAnswer(RuntimeError):
+    """The store says nothing: its process is stopped. Where it is gone it says so."""
+
+
+class _Asker:
+    """Asks the store in a thread of its own, for a store whose process is stopped never answers.
+
+    The thread is there from the start, when threads can be had. It is joined in the end: one that
+    comes back from C++ while Python ends takes the process with it ('terminate called without an
+    active exception').
+    """
+
+    def __init__(self) -> None:
+        self._questions: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._answer, name="torchcoll-store", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: Callable[[], Any], limit_s: float) -> Any:
+        """The answer. Raises NoAnswer when there is none in time, and what ``question`` raises."""
+        deadline = time.monotonic() + limit_s
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        if not self._idle.wait(limit_s):
+            raise NoAnswer("no answer from the store")
+        self._idle.clear()
+        self._questions.put((question, answer))
+        try:
+            value, error = answer.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise NoAnswer("no answer from the store") from None
+        if error is not None:
+            raise error
+        return value
+
+    def _answer(self) -> None:
+        while asked := self._questions.get():
+            question, answer = asked
+            try:
+                answer.put((question(), None))
+            except RuntimeError as error:
+                answer.put((None, error))
+            finally:
+                self._idle.set()
+
+    def close(self) -> None:
+        self._questions.put(None)
+        self._thread.join(GRACE_S)
 
 
 # What the end of a run is told: status, exit code, event kind, text, and whether this rank is the
@@ -66,10 +133,11 @@ LastWords = Callable[[str, int, str, str, bool], None]
 
 
 class Watchdog:
-    """Watches ``progress`` of this rank; ``close`` ends it.
+    """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
     ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take SIGTERM
-    and SIGINT (the command does; inside somebody's training they are not ours).
+    and SIGINT (the command does; inside somebody's training they are not ours). Raises RuntimeError
+    where this process can have no more threads.
     """
 
     def __init__(
@@ -85,24 +153,34 @@ class Watchdog:
         self._store = store
         self._last_words = last_words
         self.parting = False  # ranks that end are no news any more
+        # Where the account of the run is closed, its exit code: nothing that comes after changes it
+        self.over: int | None = None
         self._leaving = threading.Lock()
-        self._asking: threading.Thread | None = None
+        self._store_gone = False
+        self._first: int | None = None  # the rank that raised the alarm before all others
+        self._where = Whereabouts()
+        self._closed = False
+        self._asker = _Asker()
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
+        self._thread = threading.Thread(target=self._watch, name="torchcoll-watchdog", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._asker.close()
+            raise
         self._handlers: dict[int, Any] = {}
         if signals:
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._handlers[number] = signal.signal(number, lambda *_: None)
-        self._closed = False
-        self._thread = threading.Thread(target=self._watch, name="torchcoll-watchdog", daemon=True)
-        self._thread.start()
 
     def close(self) -> None:
-        """End the thread and give the signals back."""
+        """End the threads and give the signals back."""
         self._closed = True
         os.write(self._write, b"\0")
         self._thread.join()
+        self._asker.close()
         if self._handlers:
             signal.set_wakeup_fd(self._old_fd)
             for number, handler in self._handlers.items():
@@ -121,7 +199,10 @@ class Watchdog:
             now = time.monotonic()
             if self._signs() != last:
                 last, since = self._signs(), now
-            elif now - since > self.control.timeout_s:
+                self._where.moved()
+                continue
+            self._where.look()
+            if now - since > self.control.timeout_s:
                 self.trouble(f"no progress for {self.control.timeout_s:g} s", "hang")
             elif now - since > _QUIET_S and (
                 self._alarmed() or (not self.parting and self._neighbour_ended())
@@ -138,130 +219,192 @@ class Watchdog:
         does not.
         """
         members, rank = self.control.members, self.control.rank
-        here = [m["rank"] for m in members if m["host"] == members[rank]["host"]]
+        here = self._here()
         if len(here) < 2:
             return False
         following = here[(here.index(rank) + 1) % len(here)]
         return bool(dead_ranks([members[rank], members[following]], 0))
 
+    def _here(self) -> list[int]:
+        """The ranks of this host, as far as they are known."""
+        members, rank = self.control.members, self.control.rank
+        return [m["rank"] for m in members if m["host"] == members[rank]["host"]]
+
     def _alarmed(self) -> bool:
-        if self.control.ranks == 1 or (self._asking and self._asking.is_alive()):
+        if self.control.ranks == 1 or self.over is not None:
             return False
         with contextlib.suppress(RuntimeError):
-            return bool(self._ask(lambda: self._store.check(["alarm"]), _POLL_S))
+            return bool(self._asker.ask(lambda: self._store.check(["alarm"]), _POLL_S))
         return False
 
-    def _ask(self, question: Callable[[], Any], limit_s: float) -> Any:
-        """The answer of the store, asked in a thread of its own: a store whose process is stopped
-        never answers. Raises RuntimeError when there is none in time.
-        """
-        answers: list[Any] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):
-                answers.append(question())
-
-        self._asking = threading.Thread(target=ask, name="torchcoll-store", daemon=True)
-        self._asking.start()
-        self._asking.join(limit_s)
-        if not answers:
-            raise RuntimeError("no answer from the store")
-        return answers[0]
-
     def _on_signal(self, number: int) -> None:
-        # torchrun ends the survivors with SIGTERM within 0.1 s when a rank is lost: then the lost
-        # rank is the news, not the signal.
-        rank = self.control.rank
-        dead = dead_ranks(self.control.members, rank)
-        if number == signal.SIGTERM and dead:
-            speaks = rank == min({*range(self.control.ranks)} - {*dead})
-            self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(dead), speaks)
-        name = signal.Signals(number).name
-        text = f"{name} in {self.progress.told()[1]}"
-        linger_s = _LINGER_S if self.control.ranks > 1 else 0.0
-        self.leave(128 + number, "interrupted", "signal", text, rank == 0, linger_s)
+        # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
+        # news, not the signal.
+        control, name = self.control, signal.Signals(number).name
+        if self.over is None and control.ranks > 1:
+            lost = self._lost_before(name)
+            if lost and number == signal.SIGTERM:
+                speaks = control.rank == min({*range(control.ranks)} - {*lost})
+                self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(lost), speaks)
+        text, speaks = f"{name} in {self.progress.told()}", control.rank == 0
+        self.leave(128 + number, "interrupted", "signal", text, speaks)
+
+    def _lost_before(self, name: str) -> list[int]:
+        """Ranks that have ended without a word, as this rank sees and those of other hosts say that
+        got the signal too.
+        """
+        control = self.control
+        here = dead_ranks(control.members, control.rank)
+        word = {**self.progress.word(), "signal": name, "dead": here}
+
+        def ask() -> list[int]:
+            answers = survey(
+                self._store, control.rank, control.ranks, control.members, word, _LINGER_S
+            )
+            told = [answer.get("dead", []) for answer in answers if answer]
+            dead = {*dead_ranks(control.members, control.rank)}.union(*told)
+            return sorted(rank for rank in dead if not answers[rank])
+
+        try:
+            return list(self._asker.ask(ask, _LINGER_S + GRACE_S))
+        except RuntimeError:
+            return here
 
     def _lost(self, ranks: list[int]) -> str:
-        names = ", ".join(self.control.name(rank) for rank in ranks)
-        return f"lost {names} in {self.progress.told()[1]}"
+        return f"lost {self.control.names(ranks)} in {self.progress.told()}"
 
     def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
-        """Ask who lives, name who is lost or behind, and leave with exit code 5. Never returns."""
+        """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
+        returns.
+        """
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
-        control, told = self.control, self.progress.told()
-        text = f"{symptom} in {told[1]}"
-        speaks = control.rank == 0
-        if control.ranks > 1:
+        self.progress.halted = True
+        control = self.control
+        text = f"{symptom} in {self.progress.told()}"
+        speaks, answers = control.rank == 0, []
+        if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
-            words = [*told, "" if hang or symptom == _ECHO else symptom, hang]
+            word = {**self.progress.word(), **self._where.told(control.timeout_s)}
+            word["steps"] += control.steps  # both only grow, alike on all ranks
+            word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
             try:
-                answers = self._ask(
-                    lambda: survey(
-                        self._store, control.rank, control.ranks, control.members, words
-                    ),
-                    2 * GRACE_S + 1,
-                )
-                hangs = [answer[3] for answer in answers if answer and answer[3]]
+                answers = self._asker.ask(lambda: self._survey(word), 2 * GRACE_S + 1)
+                hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
                 if symptom == _ECHO and hangs:  # another rank's patience ended first
                     symptom, kind = hangs[0], "hang"
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
-            except RuntimeError:
-                text = f"the store is gone, lost {control.name(0)}? {text}"
+            except RuntimeError as error:
+                text = f"{self._without_store(error)}{text}"
                 speaks = control.rank == self._first_here()
-        self._leave(ExitCode.HANG, "failed", kind, text, speaks)
+        self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
+
+    def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
+        control = self.control
+        word["lacks"] = control.lacking(self._store)
+        answers = survey(self._store, control.rank, control.ranks, control.members, word)
+        self._first = int(self._store.get("alarm"))
+        return answers
+
+    def _without_store(self, error: RuntimeError) -> str:
+        """Why there is no store, which rank 0 serves or torchrun's agent."""
+        control = self.control
+        self._store_gone = not isinstance(error, NoAnswer)
+        if 0 in dead_ranks(control.members, control.rank):
+            return f"lost {control.name(0)}: "  # others that are gone may have left for that
+        if control.members and 0 in self._here():
+            seen = seen_from_beside(control.members[0]["pid"])
+            if "stopped" in seen:
+                return f"lost {control.name(0)} (no answer; {seen}): "
+        why = "does not answer" if isinstance(error, NoAnswer) else "is gone"
+        return f"the store {why}, lost {control.name(0)} or the agent that serves it? "
+
+    @property
+    def rank_0_ended(self) -> bool:
+        """Seen on its own host; on others a store that it served is gone with it, while that of one
+        that is stopped only says nothing.
+        """
+        control = self.control
+        if not control.members or control.rank == 0:
+            return False
+        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        return 0 in dead_ranks(control.members, control.rank) or (self._store_gone and served)
 
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""
-        members, rank = self.control.members, self.control.rank
-        if not members:
-            return rank
-        host = members[rank]["host"]
-        return min((m["rank"] for m in members if m["host"] == host and m["rank"]), default=rank)
+        if not self.control.members:
+            return self.control.rank
+        return min((rank for rank in self._here() if rank), default=self.control.rank)
 
-    def _verdict(self, symptom: str, answers: list[list[Any] | None]) -> str:
-        doing = self.progress.told()[1]
-        # What a rank met itself explains more than that another reports trouble.
-        causes = [(rank, answer[2]) for rank, answer in enumerate(answers) if answer and answer[2]]
+    def _verdict(self, symptom: str, answers: list[dict[str, Any] | None]) -> str:
+        control, doing = self.control, self.progress.told()
+        causes: list[tuple[int, str]] = []
+        # What a rank met itself explains more than that another reports trouble; where one had
+        # waited too long, errors of others come of its leaving.
+        if not any(a and a.get("hang") for a in answers):
+            for kind in ("cause", "signal"):
+                causes += [(rank, a[kind]) for rank, a in enumerate(answers) if a and a.get(kind)]
+        causes.sort(key=lambda cause: cause[0] != self._first)
         if causes:
-            symptom = f"{self.control.name(causes[0][0])}: {causes[0][1]}"
+            symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
-        if silent:
-            return f"{self._lost(silent)} (no answer; {symptom})"
-        done = [answer[0] for answer in answers if answer]
-        behind = [rank for rank, steps in enumerate(done) if steps < max(done)]
-        if behind:
-            at = answers[behind[0]]
-            return f"{symptom} in {doing}; behind: {self.control.names(behind)}, in {at and at[1]}"
-        return f"{symptom} in {doing}{'' if causes else '; all ranks wait at the same place'}"
+        # A connection that others have closed is no cause; before any other one, that a busy rank
+        # did not answer in time is no news. Where it is gone it is.
+        own = [text for _, text in causes if not any(word in text.lower() for word in _BY_OTHERS)]
+        gone = dead_ranks(control.members, control.rank)
+        if silent and not (own and {*gone}.isdisjoint(silent)):
+            return f"{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
+        if causes:
+            return f"{symptom} in {doing}"
+        from torchcoll.bench.culprit import odd_one
+
+        return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
+
+    def _seen(self, silent: list[int]) -> str:
+        """What the processes of silent ranks of this host do."""
+        here = {*self._here()} if self.control.members else set()
+        pids = [self.control.members[rank]["pid"] for rank in silent if rank in here][:4]
+        seen = dict.fromkeys(filter(None, map(seen_from_beside, pids)))
+        return "".join(f"{text}; " for text in seen)
 
     def raise_alarm(self, cause: str) -> None:
         """This rank goes alone: tell the others, whose watchdogs then leave at once."""
         if self.control.ranks > 1:
-            told = [*self.progress.told(), cause, ""]
+            word = {**self.progress.word(), "cause": cause}
             with contextlib.suppress(RuntimeError):
-                self._ask(lambda: alarm(self._store, self.control.rank, told), GRACE_S)
+                self._asker.ask(lambda: alarm(self._store, self.control.rank, word), GRACE_S)
 
-    def leave(
-        self, code: int, status: str, kind: str, text: str, speaks: bool, linger_s: float = 0.0
-    ) -> NoReturn:
+    def leave(self, code: int, status: str, kind: str, text: str, speaks: bool) -> NoReturn:
         """Write the last words and end the process. Never returns."""
         if not self._leaving.acquire(blocking=False):
             self._sleep_until_gone()
-        self._leave(code, status, kind, text, speaks, linger_s)
+        self.progress.halted = True
+        self._leave(code, status, kind, text, speaks)
 
     def _leave(
-        self, code: int, status: str, kind: str, text: str, speaks: bool, linger_s: float = 0.0
+        self,
+        code: int,
+        status: str,
+        kind: str,
+        text: str,
+        speaks: bool,
+        answers: Sequence[Any] = (),
     ) -> NoReturn:
+        code = int(code) if self.over is None else self.over
         try:
-            self._last_words(status, int(code), kind, text, speaks)
-            time.sleep(linger_s)
+            if self.over is None:
+                self._last_words(status, code, kind, text, speaks)
+            if kind == "signal" and self.control.ranks > 1:
+                time.sleep(_LINGER_S)  # not to be taken for lost by one that gets it now
+            elif self.control.rank == 0 and answers:
+                with contextlib.suppress(RuntimeError):
+                    self._asker.ask(lambda: see_off(self._store, answers), GRACE_S + 1)
         finally:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 with contextlib.suppress(OSError):
                     stream.flush()
-            os._exit(int(code))
+            os._exit(code)
 
     @staticmethod
     def _sleep_until_gone() -> NoReturn:

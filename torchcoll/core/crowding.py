@@ -21,7 +21,9 @@ def crowded(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
         spans = [_numbers(m.get("affinity")) for m in here]
         cores = set().union(*spans)
         if all(spans) and len(here) > len(cores):
-            text = f"{len(here)} ranks share {len(cores)} cores: times include waiting for a core"
+            plural = "s" if len(cores) > 1 else ""
+            text = f"{len(here)} ranks share {len(cores)} core{plural}: "
+            text += "times include waiting for a core"
             found.append((host, text))
     return found
 

@@ -38,20 +38,25 @@ _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 class Writer:
     """Appends records to a new file; rank 0 has one. Refuses a file that exists.
 
-    otherwise: what to do where it cannot be written.
+    otherwise: what to do where it cannot be written. further: to a file that is there, instead.
     """
 
     def __init__(
         self,
         path: Path,
         otherwise: str = "Name another with --output, or none with --no-output.",
+        further: bool = False,
     ) -> None:
         self.path = path
         self._refused = False
         self._lines = LineWriter()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = open(path, "xb", buffering=0)  # noqa: SIM115
+            self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":  # a record that was cut off
+                    self._file.write(b"\n")
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):

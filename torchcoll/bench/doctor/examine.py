@@ -9,7 +9,7 @@ from typing import Any
 
 from torchcoll import __version__
 from torchcoll.bench.doctor import host_traps, name_traps, setting_traps, variable_traps
-from torchcoll.bench.doctor.facts import Facts, gather, launch_facts
+from torchcoll.bench.doctor.facts import Facts, gather, launch_facts, wait_for_rank_0
 from torchcoll.bench.doctor.finding import SEVERITIES, Finding
 from torchcoll.bench.doctor.frameworks import BINDINGS, IPEX
 from torchcoll.bench.doctor.surroundings import interfaces, launchers
@@ -32,6 +32,7 @@ def examine() -> dict[str, Any] | None:
     launch, error = launch_facts()
     # Where the launcher's variables make no sense every rank speaks: that is what one asks about.
     if not error and launch.rank != 0:
+        wait_for_rank_0(launch)  # which looks at what cores this one has
         return None
     return report(gather(launch, error))
 

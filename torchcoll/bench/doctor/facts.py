@@ -10,14 +10,21 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchcoll.bench.doctor.frameworks import module_facts, torch_facts
-from torchcoll.bench.launcher import Launch, detect
-from torchcoll.bench.placement import network_interfaces, numa_nodes_of, rdma_devices, text_in
+from torchcoll.bench.launcher import BY_HAND, Launch, detect
+from torchcoll.bench.placement import (
+    cpu_numbers,
+    network_interfaces,
+    numa_nodes_of,
+    rdma_devices,
+    text_in,
+)
 from torchcoll.bench.provenance import mapped_libraries
 from torchcoll.core.errors import UsageError
 
@@ -42,10 +49,30 @@ class Facts:
     rdma: list[dict[str, Any]] = field(default_factory=list)
     commands: dict[str, dict[str, Any]] = field(default_factory=dict)
     mapped: list[dict[str, Any]] = field(default_factory=list)
+    # CPUs of each other rank of this host, by its local rank, as far as they could be seen.
+    neighbours: dict[int, set[int]] = field(default_factory=dict)
 
     @property
     def cores(self) -> int:
+        """That this process may use."""
         return len(self.cpu.get("affinity", ())) or 1
+
+    @property
+    def affinities(self) -> list[set[int]]:
+        """Of the ranks of this host; empty where it is not known. torchrun does not pin: there they
+        all have this one's.
+        """
+        own, launch = set(self.cpu.get("affinity", ())), self.launch
+        other = own if launch.launcher in ("torchrun", BY_HAND) else set()
+        return [
+            own if rank == launch.local_rank else self.neighbours.get(rank, other)
+            for rank in range(launch.local_ranks)
+        ]
+
+    @property
+    def host_cores(self) -> int:
+        """That the ranks of this host may use together."""
+        return len(set().union(*self.affinities)) or 1
 
     def devices(self, kind: str) -> list[dict[str, Any]]:
         return list(self.torch.get("devices", {}).get(kind, ()))
@@ -56,6 +83,7 @@ class Facts:
 
 def gather(launch: Launch, launch_error: str = "") -> Facts:
     """All facts of this process and its host."""
+    found = neighbours(launch)  # before what takes seconds: the others do not stay for ever
     torch, torch_error = import_torch()
     about: dict[str, Any] = {}
     if torch:
@@ -77,7 +105,54 @@ def gather(launch: Launch, launch_error: str = "") -> Facts:
         rdma=rdma_devices(),
         commands=command_facts(run),
         mapped=mapped_libraries(torch),
+        neighbours=found,
     )
+
+
+# The ranks of a host start within so long of each other, and stay so long for rank 0 to look.
+_MEET_S, _STAY_S = 2.0, 10.0
+
+
+def neighbours(launch: Launch, limit_s: float = _MEET_S) -> dict[int, set[int]]:
+    """CPUs of the other ranks of this host, children of the same launcher, by their local ranks;
+    ``wait_for_rank_0`` keeps them there.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = {other.local_rank: cpus for other, cpus in _siblings(launch)}
+        if len(found) >= launch.local_ranks - 1 or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def wait_for_rank_0(launch: Launch) -> None:
+    """Until rank 0 of this host has come and gone; where it does not come, no longer than it may
+    take to start.
+    """
+    began, seen = time.monotonic(), False
+    while time.monotonic() - began < (_STAY_S if seen else _MEET_S):
+        there = any(other.rank == 0 for other, _ in _siblings(launch))
+        if seen and not there:
+            return
+        seen = seen or there
+        time.sleep(0.1)
+
+
+def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
+    """(launch, CPUs) of the other ranks of this launch that have this process' parent."""
+    found = []
+    for pid in os.listdir(proc) if os.path.isdir(proc) else ():
+        if not pid.isdecimal() or int(pid) == os.getpid():
+            continue
+        status = text_in(f"{proc}/{pid}/status") or ""
+        words = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
+        if words.get("PPid") != str(os.getppid()):
+            continue
+        pairs = (text_in(f"{proc}/{pid}/environ") or "").split("\0")
+        other, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
+        if not error and (other.launcher, other.ranks) == (launch.launcher, launch.ranks):
+            found.append((other, cpu_numbers(words.get("Cpus_allowed_list", ""))))
+    return found
 
 
 def import_torch() -> tuple[Any, str]:

@@ -8,6 +8,7 @@ from torchcoll.bench.doctor.facts import Facts
 from torchcoll.bench.doctor.finding import Finding
 from torchcoll.bench.doctor.frameworks import IPEX, own_device
 from torchcoll.bench.doctor.usable import MASKS
+from torchcoll.core.crowding import crowded
 from torchcoll.core.units import format_bytes
 
 _GIB = 1 << 30
@@ -84,12 +85,13 @@ def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
 
 
 def more_ranks_than_cores(facts: Facts) -> Iterator[Finding]:
-    ranks = facts.launch.local_ranks
-    if ranks > facts.cores:
+    # As the run judges it: a launcher that pins gives each rank its own.
+    members = [{"affinity": ",".join(map(str, sorted(cpus)))} for cpus in facts.affinities]
+    for _, text in crowded(members):
         yield Finding(
             "more_ranks_than_cores",
             "warning",
-            f"{ranks} ranks share {facts.cores} core{'s' if facts.cores > 1 else ''} on this host",
+            f"{text.partition(':')[0]} on this host",
             "Times include waiting for a core: medians of milliseconds, not of the network.",
             "Start fewer ranks, or widen the launcher's binding (--cpus-per-task, --bind-to none).",
         )

@@ -62,14 +62,14 @@ def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
     if (
         facts.environ.get("CCL_WORKER_OFFLOAD") != "0"
         and ranks > 1
-        and ranks * 2 > facts.cores
+        and ranks * 2 > facts.host_cores
         and facts.launch.launcher not in _WITH_MPI
         and ccl_on_cpu(facts)
     ):
         yield Finding(
             "ccl_worker_offload",
             "warning",
-            f"CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {facts.cores} cores",
+            f"CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {facts.host_cores} cores",
             "Each rank of ccl spins a worker besides itself: calls take 100 times as long.",
             "export CCL_WORKER_OFFLOAD=0",
         )
@@ -134,14 +134,15 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:
     # torchrun sets 1 for this reason; other launchers set nothing.
     ranks, threads = facts.launch.local_ranks, facts.torch.get("threads") or 1
+    cores = facts.host_cores
     several = ranks > 1 and threads > 1  # a launcher that binds to one core leaves one thread
-    if several and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > facts.cores:
+    if several and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > cores:
         yield Finding(
             "omp_num_threads",
             "warning",
-            f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {facts.cores} cores",
+            f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {cores} cores",
             "Threads of torch and of communication take each other's cores.",
-            f"export OMP_NUM_THREADS={max(1, facts.cores // ranks)}",
+            f"export OMP_NUM_THREADS={max(1, cores // ranks)}",
         )
 
 

@@ -1,0 +1,123 @@
+"""The end of a run is its end: threads are joined, and the file tells one story."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+
+from torchcoll.bench import communicators, runner, watchdog
+from torchcoll.bench.survivor import append_end
+from torchcoll.core.records import load
+
+pytestmark = pytest.mark.usefixtures("less_patience")
+
+
+class Slow:
+    """A client of the store that takes a second in C++ to say that there is no alarm."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def check(self, keys):
+        if keys == ["alarm"]:
+            self._store.wait(["never"], timedelta(seconds=1))
+        return self._store.check(keys)
+
+
+def late_rank_0(rank):
+    """The others ask the store what keeps it, and are asking when it comes."""
+    made, close = watchdog.Watchdog.__init__, runner.Session.close
+
+    def slow(self, control, store, *args, **options):
+        made(self, control, Slow(store), *args, **options)
+
+    def late(self, *args):
+        time.sleep(0.8)
+        close(self, *args)
+
+    watchdog.Watchdog.__init__ = slow
+    if rank == 0:
+        runner.Session.close = late
+
+
+def endings(measured):
+    """(what ended the run, texts of events) in the file."""
+    records = measured.records()
+    ends = [(r["status"], r["exit_code"]) for r in records if r["record"] == "end"]
+    return ends, [r["message"] for r in records if r["record"] == "event"][1:]
+
+
+def test_no_question_is_left_when_python_ends(launch):
+    """A thread that comes back from C++ then takes the process with it, by SIGABRT."""
+    measured = launch("all_reduce", "--sizes 8 -n 3", 3, setup=late_rank_0).ended(0)
+    assert endings(measured) == ([("complete", 0)], [])
+    assert "terminate called" not in "".join(map(measured.stderr, range(3)))
+
+
+def test_nothing_is_told_after_the_end(launch):
+    """A launcher that ends what is left, after a rank that failed in leaving."""
+
+    def ended(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    def setup(rank):
+        communicators.Communicators.close = ended
+
+    measured = launch("all_reduce", "--sizes 8 -n 3", 2, setup=setup).ended(0)
+    assert endings(measured) == ([("complete", 0)], [])
+    assert measured.errors() == []
+
+
+# -- the file of a rank 0 that is gone -------------------------------------------------------------
+
+EVENT = {"kind": "lost_rank", "message": "lost rank 0"}
+END = {"status": "failed", "exit_code": 5, "wall_s": 1.0, "reason": "lost rank 0"}
+
+
+def cut_short(launch, lines):
+    """The file of a run, as rank 0 left it after so many of its last lines were not written."""
+    measured = launch("all_reduce", "--sizes 8,16 -n 3", 2).ended(0)
+    text = measured.path.read_text().splitlines(keepends=True)
+    measured.path.write_text("".join(text[:-lines]))
+    return measured.path, json.loads(text[0])["run_id"]
+
+
+def test_another_rank_ends_the_file(launch):
+    path, run_id = cut_short(launch, 1)
+    before = path.read_bytes()
+    assert not append_end(path, "another", EVENT, END)
+    assert path.read_bytes() == before
+    assert append_end(path, run_id, EVENT, END)
+    run = load(path)
+    assert [run.end[name] for name in ("status", "exit_code", "reason", "cases")] == [
+        *("failed", 5, "lost rank 0", 2)
+    ]
+    assert run.problems == ["failed: lost rank 0"]
+    # Of several hosts each may have a rank that comes to do it.
+    after = path.read_bytes()
+    assert not append_end(path, run_id, EVENT, END)
+    assert path.read_bytes() == after
+
+
+def test_a_record_that_was_cut_off_stays_alone(launch):
+    path, run_id = cut_short(launch, 1)
+    with open(path, "ab") as file:
+        file.write(b'{"record":"case","ca')
+    assert append_end(path, run_id, EVENT, END)
+    run = load(path)
+    assert run.end["status"] == "failed" and len(run.results) == 2
+    assert len(run.problems) == 2 and "unusable record" in run.problems[0]
+
+
+def test_a_file_that_is_not_to_be_reached(tmp_path):
+    assert not append_end(tmp_path / "none" / "run.jsonl", "1", EVENT, END)
+    assert list(tmp_path.iterdir()) == []
