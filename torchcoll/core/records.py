@@ -49,7 +49,6 @@ class Writer:
     ) -> None:
         self.path = path
         self._refused = False
-        self._lines = LineWriter()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
@@ -57,6 +56,7 @@ class Writer:
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read(1) != b"\n":  # a record that was cut off
                     self._file.write(b"\n")
+            self._lines = LineWriter.going_on(path) if further else LineWriter()
         except OSError as error:
             # A FileExistsError may also mean that the parent is a file.
             if isinstance(error, FileExistsError) and os.path.lexists(path):
