@@ -387,7 +387,7 @@ def test_machines_read_it(folder, capsys):
         (["--export-tuner", "t.csv", "--channels", "x"], "channels: got x, expected a whole"),
         (["--export-tuner", "t.csv", "--channels", "99"], "channels: got 99, expected 1 to 64"),
         (["--export-tuner", "no/t.csv"], "expected a file that can be written"),
-        (["--export-tuner", "dir/auto-1.jsonl"], "expected a file that does not exist yet"),
+        (["--export-tuner", "dir/auto-1.jsonl"], "expected a file that does not exist"),
         (["--export-env"], "got tree at 1K, ring at 1M, expected one winner at all sizes. By size"),
         (["--export-oneccl"], "export-oneccl: got tree, expected cells that set CCL_ALLREDUCE"),
         (["--format", "xml"], "format: got xml"),

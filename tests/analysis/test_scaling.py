@@ -148,18 +148,20 @@ def test_nothing_to_show():
 
 
 def impossible(ranks, ns=2000):
-    """256 MiB in 2 us, by links of 450 GB/s."""
+    """256 MiB in 2 us between two hosts, by links of 450 GB/s a rank."""
     case = measured(ns, ranks, nbytes=1 << 28, device="cuda", backend="nccl", cold_ns=[])
-    return run(case, ranks=ranks, labels={"link_gbps": "450"})
+    return run(case, ranks=ranks, labels={"link_gbps": "450"}, hosts=["a", "b"])
 
 
 def test_what_is_not_possible_is_named():
     with pytest.raises(
-        UsageError, match=r"2 implausible \(busbw beyond the links that were stated"
+        UsageError, match=r"1 implausible \(busbw beyond what the stated links carry between hosts"
     ):
         found([impossible(2), impossible(4)])
     result = found([launch(2, {1024: 1000}), launch(4, {1024: 1000}), impossible(8)])
-    assert result.notes[0].startswith("in no curve: 1 case implausible (busbw beyond the links")
+    assert result.notes[0].startswith(
+        "in no curve: 1 case implausible (busbw beyond what the stated links carry"
+    )
 
 
 def test_first_calls_of_a_job_are_those_of_its_first_launch():

@@ -12,7 +12,9 @@ CASE = Case("all_reduce", 16, "float32", "sum", None, True, "isolated", "gloo", 
 def sent(cold, checked=None, wrong=0, connect=None):
     words = {"cold": [cold, cold + 1], "cold_start": [cold, cold + 50], "lead": [], "warmup": []}
     words["connect"] = connect
-    return words if checked is None else {**words, "checked": checked, "wrong": wrong}
+    if checked is None:
+        return words
+    return {**words, "checked": checked, "wrong": wrong, "changed": 0}
 
 
 def test_sub_groups():

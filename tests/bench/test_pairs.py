@@ -255,7 +255,7 @@ def test_ranks_that_alone_cannot_send_are_named(launch):
 def test_wrong_data_is_a_failure(launch):
     def setup(rank):
         if rank == 1:
-            pairs.Checker.refill = lambda self: self._buffers.send.zero_()
+            pairs.Checker._fill = lambda self, source: self._buffers.send.zero_()
 
     job = launch("pairs", "--sizes 1K -n 1 --threshold 0.9999", 2, setup=setup).ended(1)
     wrong = [r for r in job.run.results if r.status == "wrong"]
