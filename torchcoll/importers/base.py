@@ -77,16 +77,19 @@ class Imported:
 
     def refuse(self, line: int, reason: str) -> None:
         self.refused.append(Refused(line, reason))
-        self._check()
+        self._check(self.rows)  # which were counted when they were taken
 
-    def take(self, rows: int = 1) -> None:
-        """So many rows more were read. Raises UnreadableError for more than a table has."""
+    def take(self, rows: int = 1, most: int | None = None) -> None:
+        """So many rows more were read. Raises UnreadableError for more than ``most`` of them, which
+        is MOST_ROWS where each becomes a case.
+        """
         self.rows += rows
-        self._check()
+        self._check(most)
 
-    def _check(self) -> None:
-        if self.rows + len(self.refused) > MOST_ROWS:
-            raise UnreadableError("file", f"more than {MOST_ROWS} rows", "less", "Split it.")
+    def _check(self, most: int | None = None) -> None:
+        most = MOST_ROWS if most is None else most
+        if self.rows > most or len(self.refused) > MOST_ROWS:
+            raise UnreadableError("file", f"more than {most} rows", "less", "Split it.")
 
     def warn(self, text: str) -> None:
         if text not in self.warnings and len(self.warnings) < MOST_TOLD:
@@ -294,6 +297,7 @@ def rounding(text: str) -> float:
     """Half a unit in the last place of a number as it was printed."""
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
-    exponent = whole(power.lstrip("+-")) or 0
-    exponent = min(exponent, 300) * (-1 if power.startswith("-") else 1)
+    exponent = 0
+    if power:
+        exponent = min(whole(power.lstrip("+-")) or 0, 300) * (-1 if power[0] == "-" else 1)
     return float(0.5 * 10.0 ** (exponent - min(decimals, 300)))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from torchcoll.core.bounds import MOST_DEPTH, MOST_LINE, Held
+from torchcoll.core.bounds import MOST_DEPTH, MOST_LINE, MOST_MEMBER, Held
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
 
@@ -26,7 +26,7 @@ Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether i
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
     """Each member of the outermost object; of those named in ``arrays`` each item of the list.
 
-    Raises ValueError for what is no such JSON, or has a member of more than MOST_LINE characters;
+    Raises ValueError for what is no such JSON, or has a member of more than MOST_MEMBER characters;
     RecursionError where it is nested too deep.
     """
     text = _Text(chunks)
@@ -106,7 +106,7 @@ class _Text:
             have = len(self._text) - self._place
             if whole:
                 break
-            if have > MOST_LINE:
+            if have > MOST_MEMBER:
                 raise ValueError("a member is too long")
             # As much again, so that a long value is not begun anew for each piece of it.
             if not self._more(have):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchcoll.core.bounds import MOST_RECORDS
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.base import (
@@ -83,7 +84,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
             if why:
                 found.refuse(line, why)
             else:
-                found.take()
+                found.take(most=MOST_RECORDS)
         left = max(0, left - 1)
     if lost:
         found.warn(LOST.format(n=lost))

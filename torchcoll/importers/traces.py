@@ -23,7 +23,7 @@ from torchcoll.importers.kineto_events import event_of
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
 _LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
-_HELD_RATIO, _ITEM_NBYTES = 6, 500  # of objects that were JSON, in memory
+_HELD_RATIO, _ITEM_NBYTES = 3, 400  # of objects that were JSON, in memory
 _KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
 
 
@@ -117,9 +117,10 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
             one = event_of(value) if item and key == "traceEvents" else value
+            # What is not kept costs time, for which there is no other bound.
+            held.add_nbytes(_ITEM_NBYTES if one is None else _HELD_RATIO * length + _ITEM_NBYTES)
             if item and one is None:
                 continue
-            held.add_nbytes(_HELD_RATIO * length + _ITEM_NBYTES)
             if item:
                 found[key].append(one)
             else:
