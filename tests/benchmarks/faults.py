@@ -178,6 +178,18 @@ def close_sockets() -> None:
             pass
 
 
+def another_case() -> None:
+    """As of another version or another file on one host."""
+    from torchcoll.core.spec import Spec
+
+    original = Spec.sizings
+
+    def sizings(self: Any, ranks: int) -> Any:
+        return tuple(dataclasses.replace(s, count=2 * s.count) for s in original(self, ranks))
+
+    Spec.sizings = sizings  # type: ignore[method-assign]
+
+
 CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.runner:Session"
 LAST = "torchcoll.bench.hosts:Hosts.look_again"
 
@@ -225,6 +237,7 @@ FAULTS: dict[str, Setup] = {
     "skipped call": in_call(lambda call, args: None),
     "extra call": in_call(lambda call, args: (call(), call())),
     "another collective": in_call(another_collective),
+    "another case": another_case,
     "another size": with_buffer(lambda buffer: buffer.repeat(4)),
     "another dtype": with_buffer(lambda buffer: buffer.double()),
     "forgotten word": forgotten_word,

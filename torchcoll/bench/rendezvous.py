@@ -92,13 +92,26 @@ def _within(timeout_s: float, connect: Callable[[], Any]) -> Any:
             found.append(error)
 
     thread = threading.Thread(target=ask, name="torchcoll-rendezvous", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # no fault of rank 0's, which cannot hear of it
+        raise HangError(str(no_thread(error))) from None
     thread.join(timeout_s)
     if not found:
         raise RuntimeError("what listens there is no torch store")
     if isinstance(found[0], RuntimeError):
         raise found[0]
     return found[0]
+
+
+def no_thread(error: RuntimeError) -> UnavailableError:
+    """That this process can have no more threads."""
+    return UnavailableError(
+        f"threads on {socket.gethostname()}",
+        error,
+        "room for the few that watch and meet",
+        "See ulimit -u, and pids.max of the container.",
+    )
 
 
 def _unreachable(host: str, port: int, timeout_s: float, reason: str) -> HangError:

@@ -27,7 +27,6 @@ from torchcoll.core.errors import (
     ExitCode,
     HangError,
     TorchcollError,
-    UnavailableError,
     UsageError,
     tell,
 )
@@ -241,12 +240,9 @@ class Session:
         except RuntimeError as error:
             if participants > 1:
                 alarm(client, self.rank, {**self.progress.word(), "cause": str(error)})
-            raise UnavailableError(
-                "threads",
-                error,
-                "room for the watchdog's two",
-                "See ulimit -u, and pids.max of the container.",
-            ) from None
+            from torchcoll.bench.rendezvous import no_thread
+
+            raise no_thread(error) from None
 
     def _hello(self) -> None:
         """Every rank says who it is and what it was asked; the odd one is named."""
