@@ -186,7 +186,7 @@ def _of_oneccl(job: oneccl.Job) -> JobLog:
         "version": job.first("version"),
         "libfabric": job.first("libfabric"),
         "processes": job.whole,
-        "threads": job.threads if job.threads != job.whole else None,
+        "threads": job.threads if job.threads and job.threads != job.whole else None,
         "ranks": job.size,
         "transport": job.first("transport"),
         "provider": job.first("provider"),

@@ -164,13 +164,12 @@ _ASK: dict[str, Callable[[Any], str | None]] = {
 _WITH_ONECCL = ("libccl.", "liboneccl_bindings")
 
 
-def oneccl_version() -> str | None:
+def oneccl_version(maps: str = "/proc/self/maps") -> str | None:
     """``2021.14.0``, of the oneCCL that this process has mapped; None where there is none, or it
     does not tell.
     """
-    paths = _mapped_paths("/proc/self/maps")
-    names = [(os.path.basename(path).startswith(_WITH_ONECCL), path) for path in paths]
-    found = (_oneccl_version(path) or _version_in(os.path.realpath(path)) for o, path in names if o)
+    paths = [p for p in _mapped_paths(maps) if os.path.basename(p).startswith(_WITH_ONECCL)]
+    found = (_oneccl_version(path) or _version_in(os.path.realpath(path)) for path in paths)
     return next(filter(None, found), None)
 
 
