@@ -9,9 +9,12 @@ import pytest
 from launches import given, launches, measured, run
 
 from torchcoll.analysis.compare import compare
+from torchcoll.analysis.hardware import Start
 from torchcoll.analysis.sides import side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Given
+from torchcoll.report.compare import comparison_object
+from torchcoll.report.comparison import comparison_grids
 
 
 def one(ns=100, **changed):
@@ -294,6 +297,34 @@ def test_time_to_first_result_counts_connecting():
     for base, expected in ((eager, 7_300), (own, 9_300), (used, None)):
         ((_, ours, theirs),) = compare(base, late).profiles
         assert (ours.first_result_ns, theirs.first_result_ns) == (expected, 5_300)
+
+
+def two_backends(*first_ms):
+    """gloo, which connects within init_process_group (10 ms), then ccl."""
+    cold = [[[round(ms * 1e6)] * 2] * 2 for ms in first_ms]
+    header = {"connects": "init_process_group"}
+    header["connects_of"] = {"gloo": "init_process_group", "ccl": "first call"}
+    header["spec"] = {"backend": "gloo,ccl"}
+    return run(
+        measured(100, backend="gloo", cold_ns=cold[0], ordinal=0),
+        measured(50, backend="ccl", cold_ns=cold[1], ordinal=0),
+        header=header,
+        phases={"init_process_group": [10_000_000, 9_000_000]},
+    )
+
+
+def test_two_backends_are_compared_by_their_first_calls_too():
+    launch = [two_backends(4, 900), two_backends(6, 980)]
+    ours, theirs = (side(f"backend:{name}", launch) for name in ("gloo", "ccl"))
+    found = compare(ours, theirs)
+    # The medians of two launches: 5 and 940 ms; gloo's 10 ms of connecting come before.
+    assert found.starts == (Start("gloo", 5e6, 15e6), Start("ccl", 940e6, 940e6))
+    (last,) = comparison_grids(found)[-1:]
+    assert (
+        "first call: gloo 5.00 ms, ccl 940 ms; time to first result: gloo 15.0 ms, ccl 940 ms"
+    ) in last.below
+    assert comparison_object(found)["starts"][1]["first_result_ns"] == 940e6
+    assert compare(one(), one()).starts == ()  # one backend: its first calls are cases
 
 
 # -- fit ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks import command
 from torch.overrides import TorchFunctionMode
 
-from torchcoll.bench import backends
+from torchcoll.bench import backends, provenance
 from torchcoll.bench.backends import BACKENDS, choose_backends, is_nccl
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
 
@@ -277,6 +277,16 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
     )
     entry = BACKENDS.get(backend) or backends.BackendEntry(backend, ("cpu",))
     assert backends.library_version(fake, entry, "cuda:0") == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [("ccl", "oneCCL 2021.14.0, bindings 2.8.0"), ("xccl", "oneCCL 2021.14.0 of torch 2.99")],
+)
+def test_oneccl_says_its_version(backend, expected, bindings, monkeypatch):
+    monkeypatch.setattr(provenance, "oneccl_version", lambda: "2021.14.0")
+    fake = SimpleNamespace(__version__="2.99")
+    assert backends.library_version(fake, BACKENDS[backend], "cpu") == expected
 
 
 def test_which_implementation_ran():

@@ -313,3 +313,19 @@ def test_no_device_no_facts():
     if not torch.cuda.is_available():
         assert device_facts(torch, "cuda:0") == {}
     assert placement.cpu_numbers("0-2,8\n") == {0, 1, 2, 8}
+
+
+@pytest.mark.parametrize("name", ["libccl.so.1", "liboneccl_bindings_for_pytorch.so"])
+def test_the_version_of_oneccl_stands_in_the_file_that_holds_it(tmp_path, name):
+    """As in the 2021.14 built here; Intel's bindings can hold oneCCL themselves."""
+    library = tmp_path / name
+    library.write_bytes(b"\0Gold\0x\0Gold-2021.14.0 2026-11-22T 05:48:34Z (master/1fc0c38)\0")
+    assert provenance.oneccl_version(maps(tmp_path, library)) == "2021.14.0"
+    (found,) = mapped_libraries(maps=maps(tmp_path, library))
+    assert found["version"] == "2021.14.0"
+
+
+def test_no_oneccl_has_no_version(tmp_path):
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(b"Gold-2021.14.0 ")
+    assert provenance.oneccl_version(maps(tmp_path, library)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from torchcoll.core.case import Case
 from torchcoll.core.first import cold_by_rank, connect_ns, first_result_ns, first_results
 from torchcoll.core.result import CaseResult, Run
@@ -53,3 +55,33 @@ def test_a_group_that_others_had_connected_has_no_time_to_first_result():
     assert first_result_ns(launch(result([[30], [20]]), connects="before")) is None
     assert first_result_ns(launch(result([[30], [20]], ordinal=4))) is None
     assert first_result_ns(launch(result([]))) is None
+
+
+def two_backends(**header):
+    """gloo first, which connects within init_process_group; the second group is made after it."""
+    results = [result([[3], [2]], ordinal=0, backend=b) for b in ("gloo", "ccl")]
+    results[1].cold_ns = [[900], [700]]
+    run = launch(
+        *results,
+        connects="init_process_group",
+        init_process_group=[10, 11],
+        new_group_ccl=[50, 60],
+    )
+    run.header |= {"spec": {"backend": "gloo,ccl"}, **header}
+    return run
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [("first call", 900), ("init_process_group", 960), ("before", None), ("unknown", None)],
+)
+def test_each_backend_of_a_launch_has_its_own_first_result(second, expected):
+    run = two_backends(connects_of={"gloo": "init_process_group", "ccl": second})
+    assert first_result_ns(run) == first_result_ns(run, backend="gloo") == 3 + 11
+    assert first_result_ns(run, backend="ccl") == expected
+
+
+def test_files_that_tell_the_first_backend_alone():
+    assert first_result_ns(two_backends(), backend="gloo") == 14
+    assert first_result_ns(two_backends(), backend="ccl") is None
+    assert first_result_ns(two_backends(connects="before"), backend="ccl") is None

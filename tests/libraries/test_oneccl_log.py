@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchcoll.analysis.log import job_log
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.libraries.oneccl.log import Reader, Selected, choices_of, jobs
@@ -194,3 +195,30 @@ def test_edited_lines_are_read_or_counted(number, place, length, other):
     reader = read(*lines)
     assert reader.tally.lines == len(GOOD)
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
+
+
+def test_threads_are_no_processes():
+    """2021 numbers threads: the bindings' own calls, the first one made the communicator."""
+    readers = [
+        read(
+            coord(rank, 2, 10 + rank),
+            info("CCL_LOG_LEVEL: debug", f"2026:11:22-07:28:17:({20 + rank:5d}) |CCL_{{}}| "),
+            file=f"oneccl-rank{rank}.log",
+        )
+        for rank in range(2)
+    ]
+    (job,) = jobs(readers)
+    assert (job.whole, job.threads, job.size) == (2, 4, 2)
+    facts = job_log(job).facts
+    assert (facts["processes"], facts["threads"], facts["ranks"]) == (2, 4, 2)
+
+
+def test_threads_of_which_none_tells_its_rank():
+    facts = job_log(jobs([read(info("CCL_LOG_LEVEL: info", OF_2021))])[0]).facts
+    assert facts["threads"] == 1 and "processes" not in facts
+
+
+def test_2022_numbers_processes():
+    (job,) = jobs([read(info("CCL_LOG_LEVEL: info", EARLY_2022), file="a.txt")])
+    facts = job_log(job).facts
+    assert facts["processes"] == 1 and "threads" not in facts

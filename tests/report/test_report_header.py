@@ -210,3 +210,20 @@ def test_a_stream_is_no_completion():
     assert "time = mean over ranks, not the completion" in header_lines(run(), [case()], "mean")
     of_mean = "period = time of the batches, mean over ranks, / calls"
     assert of_mean in header_lines(run(), [asked], "mean")
+
+
+def test_each_backend_has_its_first_call():
+    """gloo connects within init (24 ms at the slowest), ccl in its first call."""
+    of_each = {"gloo": "init_process_group", "ccl": "first call"}
+    header = {"connects": "init_process_group", "connects_of": of_each}
+    gloo = result(cold=(1_000_000, 500_000), settled=2, case=case(backend="gloo"))
+    ccl = result(cold=(900_000_000, 5_000_000), settled=None, case=case(backend="ccl"))
+    launch = run(gloo, ccl, header=header)
+    assert first_lines(launch)[:2] == [
+        "gloo: first call 1.00 ms, settled after 2 calls, time to first result 25.0 ms",
+        "ccl: first call 900 ms, not settled after 2 calls, time to first result 900 ms",
+    ]
+    assert header_lines(launch, [case()])[5] == (
+        "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms including connecting, "
+        "ccl connects in its first call"
+    )

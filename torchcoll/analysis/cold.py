@@ -34,7 +34,7 @@ from torchcoll.analysis.sides import (
 from torchcoll.analysis.startup import Slowest, init_parts, phases_of, slowest
 from torchcoll.analysis.stats import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.first import cold_by_rank, first_result_ns, first_results
+from torchcoll.core.first import backends_of, cold_by_rank, first_result_ns, first_results
 from torchcoll.core.records import load_all
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import over_ranks
@@ -163,7 +163,7 @@ def _rows(
     facts: Mapping[str, str],
     apart: Sequence[str],
 ) -> Iterable[ColdRow]:
-    for number, backend in enumerate(dict.fromkeys(r.case.backend for r in results)):
+    for backend in backends_of(results):
         firsts, own = _firsts([r for r in results if r.case.backend == backend])
         if not firsts:
             continue
@@ -172,8 +172,7 @@ def _rows(
         by_rank = cold_by_rank(firsts)
         calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
         bad = [r.status for r in firsts if r.status != "ok"]
-        # Phases of connecting are those of the launch's first backend.
-        known = bool(by_rank) and own and number == 0
+        known = bool(by_rank) and own
         result = first_result_ns(launch, firsts) if known else None
         yield ColdRow(
             name=_name(launch),

@@ -18,7 +18,7 @@ from torchcoll.analysis.environments import (
     value_text,
 )
 from torchcoll.analysis.fit import Fitted, fit_pairs
-from torchcoll.analysis.hardware import Profile, profile
+from torchcoll.analysis.hardware import Profile, Start, profile, start
 from torchcoll.analysis.linear import Outlier
 from torchcoll.analysis.matching import NAMES, Pair, pairs_of
 from torchcoll.analysis.model import error_note
@@ -54,7 +54,7 @@ THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 class Comparison:
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
-    that were outliers, by their files.
+    that were outliers, by their files. ``starts``: base and new, where they are two backends.
     """
 
     base: Side
@@ -69,6 +69,7 @@ class Comparison:
     fitted: list[Fitted] = field(default_factory=list)
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    starts: tuple[Start, ...] = ()
 
     @property
     def tally(self) -> dict[str, int]:
@@ -135,6 +136,7 @@ def compare(
         found.fitted = fit_pairs(settled, ours, theirs, threshold, metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
+    found.starts = _starts(pairs, ours, theirs)
     found.notes = [*_outlier_notes(found, apart), *_notes(found, pairs)]
     return found
 
@@ -192,6 +194,15 @@ def _profiles(
         theirs = {p.nbytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
         found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
     return found
+
+
+def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
+    """The first calls of both sides, which between two backends differ more than any other call."""
+    ours, theirs = (
+        start(side, (m.result.case.backend for p in pairs for m in items(p)))
+        for side, items in ((base, lambda p: p.base), (new, lambda p: p.new))
+    )
+    return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
 
 
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import Measured, Side
 from torchcoll.analysis.stats import geometric
-from torchcoll.core.first import first_result_ns
+from torchcoll.core.first import first_call_ns, first_result_ns, first_results
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median
 
@@ -32,6 +32,31 @@ class Profile:
     floor_nbytes: int | None
     floor_ns: float | None
     first_result_ns: float | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a side's first call on one backend took, the median over its launches, nanoseconds:
+    the call itself, and with connecting before it (None where no launch tells that).
+    """
+
+    backend: str
+    first_call_ns: float
+    first_result_ns: float | None
+
+
+def start(side: Side, backends: Iterable[str]) -> Start | None:
+    """Of the backend of a side that has one; None where it has several, or no launch tells."""
+    known = set(backends)
+    if len(known) != 1:
+        return None
+    (backend,) = known
+    told = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
+    if not told:
+        return None
+    results = [ns for run, f in told if (ns := first_result_ns(run, f)) is not None]
+    calls = [first_call_ns(f) for _, f in told]
+    return Start(backend, median(calls), median(results) if results else None)
 
 
 def unlike(base: Side, new: Side) -> str:
@@ -74,7 +99,7 @@ def _hosts(run: Run) -> str:
     return str(len(hosts)) if hosts else ""
 
 
-def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
+def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     """The profile of one side in one table; ``items``: its launches of each size, ascending."""
     points = [
         (
@@ -91,7 +116,8 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
     reach = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
     half = min(reach, default=None)
     below = [nbytes for nbytes, _ in bandwidths if half and nbytes < half]
-    firsts = [ns for run in side.parts if (ns := first_result_ns(run)) is not None]
+    backends = {m.result.case.backend for launches in items for m in launches}
+    begun = start(side, backends)
     floor = min(timed, default=None)
     return Profile(
         best,
@@ -99,5 +125,5 @@ def profile(side: Side, items: Iterable[Sequence[Measured]]) -> Profile:
         max(below, default=None),
         floor[0] if floor else None,
         floor[1] if floor and floor[0] != half else None,
-        median(firsts) if firsts else None,
+        begun.first_result_ns if begun else None,
     )

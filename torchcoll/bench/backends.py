@@ -7,7 +7,36 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What a backend cannot do: cases whose ``field`` is one of ``values``.
+
+    what: in the user's words, ``{}`` is the value. device: there alone; '' is everywhere.
+    reductions: of cases that reduce alone. grouped: of calls in one group (--coalesce) alone.
+    """
+
+    field: str
+    values: tuple[str, ...]
+    what: str = "{}"
+    device: str = ""
+    reductions: bool = False
+    grouped: bool = False
+
+    def of(self, case: Case) -> str:
+        """``avg``, ``send and receive on cpu``; '' where the case needs nothing of this."""
+        value = getattr(case, self.field)
+        if (
+            value not in self.values
+            or (self.device and case.device != self.device)
+            or (self.reductions and not case.op)
+            or (self.grouped and case.coalesce < 2)
+        ):
+            return ""
+        return self.what.format(value) + (f" on {self.device}" if self.device else "")
 
 
 @dataclass(frozen=True)
@@ -22,6 +51,10 @@ class BackendEntry:
     module: what must be imported before torch knows the backend.
     library: the shared library that communicates, as its file name begins (bench/provenance.py).
     absent: what to do where this torch lacks it.
+    lacks: what it cannot do. Not asked before a call is tried, because a newer one may be able to:
+    it is the reason of a call that was refused, whose own text is none (``map::at``).
+    groups_alone: device types on which calls are grouped (--coalesce) without the device that
+    torch's manager is told elsewhere; torch itself groups fewer collectives then (bench/calls.py).
     """
 
     name: str
@@ -32,7 +65,17 @@ class BackendEntry:
     module: str | None = None
     library: str = "libtorch_cpu"
     absent: str = "Install a torch that was built with it."
+    lacks: tuple[Lack, ...] = ()
+    groups_alone: tuple[str, ...] = ()
 
+    def reason(self, case: Case, text: str) -> str:
+        """Why a call of the case was refused: what the backend lacks for it, else ``text``."""
+        lacking = next(filter(None, (lack.of(case) for lack in self.lacks)), "")
+        return f"{self.name} has no {lacking}" if lacking else text
+
+
+_BITWISE = ("band", "bor", "bxor")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 BACKENDS: dict[str, BackendEntry] = {
     b.name: b
@@ -49,6 +92,12 @@ BACKENDS: dict[str, BackendEntry] = {
             ("xpu",),
             library="libccl",
             absent="It needs an XPU build of torch 2.8 or newer: see pytorch.org.",
+            # Read in torch-xpu-ops' src/xccl of torch 2.14, not seen on hardware.
+            lacks=(
+                Lack("op", _BITWISE),
+                Lack("dtype", ("int16",)),
+                Lack("dtype", _FLOAT8, "reduction of {}", reductions=True),
+            ),
         ),
         # The bindings come from Intel's own package index, not from PyPI (README).
         BackendEntry(
@@ -58,6 +107,15 @@ BACKENDS: dict[str, BackendEntry] = {
             library="libccl",
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
             "(retired after 2.8): see the README.",
+            # Seen on CPUs with the bindings 2.8, whose src/utils.cpp has the maps and whose
+            # src/dispatch_stub.h has the rest. They are retired, so that this will not change.
+            lacks=(
+                Lack("op", ("avg", *_BITWISE)),
+                Lack("dtype", _FLOAT8),
+                Lack("collective", ("sendrecv", "hypercube"), "send and receive", device="cpu"),
+                Lack("collective", ("reduce_scatter",), "group of {}", device="cpu", grouped=True),
+            ),
+            groups_alone=("cpu",),
         ),
         BackendEntry("gloo", ("cpu", "cuda"), connects="init_process_group"),
         BackendEntry("fake", ("cpu", "cuda", "xpu"), communicates=False, connects="never"),
@@ -188,15 +246,21 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
 
 
 def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
-    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``."""
+    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``,
+    ``oneCCL 2021.14.0, bindings 2.8.0``.
+    """
     if is_nccl(entry.name):
         version = ".".join(map(str, torch.cuda.nccl.version()))
         return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"
-    if entry.module:
+    if entry.library == "libccl":
+        from torchcoll.bench.provenance import oneccl_version
+
+        version = oneccl_version()
+        if not entry.module:
+            return f"oneCCL {f'{version} ' if version else ''}of torch {torch.__version__}"
         module = importlib.import_module(entry.module)
-        return f"oneCCL bindings {getattr(module, '__version__', 'of unknown version')}"
-    if entry.name == "xccl":
-        return f"oneCCL of torch {torch.__version__}"
+        bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
+        return f"oneCCL {f'{version}, ' if version else ''}{bindings}"
     return f"{entry.name} of torch {torch.__version__}"
 
 

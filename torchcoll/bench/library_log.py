@@ -8,17 +8,15 @@ are read between cases, so that a choice belongs to the case whose calls were ma
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import io
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.backends import BackendEntry, is_nccl
 from torchcoll.bench.options import FOLDER_ENDING
+from torchcoll.bench.stdout import flush_c
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.libraries.calls import Call
@@ -54,8 +52,7 @@ class LibraryLog:
         self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
         self._kept: list[str] = []  # what the user had set, and is kept
         self._logs: dict[str, _Tail] = {}
-        self._stdout: int | None = None  # where it was before oneCCL's went to a file
-        _own_stdout()
+        self._stdout: int | None = None  # where descriptor 1 was before oneCCL's went to a file
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables, before the library's first call. Raises what stands against it."""
@@ -112,7 +109,7 @@ class LibraryLog:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.environ["NCCL_DEBUG_FILE"] = path.replace("%", "%%")
             return
-        # oneCCL knows no file (2021, 2022): its stdout goes there, the table keeps the real one.
+        # oneCCL knows no file (2021, 2022): descriptor 1, which is not the table's, goes there.
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._stdout = os.dup(1)
         os.dup2(log, 1)
@@ -149,11 +146,11 @@ class LibraryLog:
         session.on_rank_0(keep)
 
     def close(self) -> None:
-        """Give stdout back."""
+        """Give descriptor 1 back."""
         for log in self._logs.values():
             log.close()
         if self._stdout is not None:
-            _flush_c()
+            flush_c()
             os.dup2(self._stdout, 1)
             os.close(self._stdout)
             self._stdout = None
@@ -169,7 +166,7 @@ class _Tail:
 
     def calls(self) -> Iterable[Call]:
         """The calls in the lines that are new, each once."""
-        _flush_c()
+        flush_c()
         with contextlib.suppress(FileNotFoundError):
             self._file = self._file or open(self.path, "rb")  # noqa: SIM115
         if self._file is None:
@@ -230,20 +227,3 @@ def _check_own(name: str, value: str) -> None:
 def _refusal(name: str, value: str, expected: str) -> UsageError:
     action = "--library-log sets it: unset it, or leave --library-log out."
     return UsageError(f"library-log: {name}", value, expected, action)
-
-
-def _own_stdout() -> None:
-    """Let Python's stdout be a descriptor of its own: 1 may go to a file, the table may not."""
-    with contextlib.suppress(AttributeError, OSError, io.UnsupportedOperation):
-        old = sys.stdout
-        old.flush()
-        buffering = 1 if old.line_buffering else -1
-        sys.stdout = open(  # noqa: SIM115
-            os.dup(old.fileno()), "w", buffering, encoding=old.encoding, errors=old.errors
-        )
-
-
-def _flush_c() -> None:
-    """What C's stdio still holds: it keeps more where stdout is a file."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).fflush(None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 from torchcoll.bench.options import Options, parse
+from torchcoll.bench.stdout import own_stdout
 from torchcoll.bench.watchdog import write_error_file
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
@@ -47,6 +48,7 @@ def main(collective: str | None = None, argv: Sequence[str] | None = None) -> No
 
 def on_ranks(action: Callable[[Launch], int]) -> int:
     """The exit code of ``action``, or of its error, which rank 0 alone prints."""
+    own_stdout()
     rank = likely_rank()
     # Where a launcher's variables make no sense on some ranks, rank 0 may not be one of them: each
     # speaks for itself.
@@ -141,7 +143,6 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
     if options.library_log:
         from torchcoll.bench.library_log import LibraryLog
 
-        # Before the table takes hold of stdout.
         library_log = LibraryLog(lambda: output.path if output else None)
     if launch.rank == 0:
         from torchcoll.bench.output import Output

@@ -159,7 +159,7 @@ class _Measurement:
             if case.asynchronous or case.coalesce > 1:
                 from torchcoll.bench.calls import called
 
-                return called(session, case, call, communicator.group)
+                return called(session, case, call, communicator)
             return call
 
         if sizing.places > 1:
@@ -203,6 +203,8 @@ class _Measurement:
         text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
         if text:
             status = "oom" if _is_memory(text) else "unsupported"
+            if status == "unsupported":
+                text = self.communicator.backend.reason(self.sizing.case, text)
             return _results(session, self.sizing, samples, status=status, reason=text)
         try:
             self._cold(name)

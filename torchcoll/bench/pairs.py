@@ -186,9 +186,10 @@ class PairsRun:
         self._tried = True
         refused = first_call(self.session, "pairs: sending", call)
         if refused:
+            (entry, *_) = self.session.entries
             raise UnavailableError(
                 "pairs",
-                f"{case.backend} on {case.device}: {refused}",
+                f"{case.backend} on {case.device}: {entry.reason(case, refused)}",
                 "a backend that sends from rank to rank",
                 "Choose another with --backend.",
             )

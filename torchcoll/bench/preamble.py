@@ -9,6 +9,7 @@ from torchcoll.bench import environment
 from torchcoll.core import crowding
 
 if TYPE_CHECKING:
+    from torchcoll.bench.backends import BackendEntry
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.runner import Session
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 def header(session: Session) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries = session.spec, session.entries
-    connects = entries[0].connects
     # Buffers are registered with a communicator, so it is connected before.
     early = spec.init == "eager" or spec.buffers != "default"
-    if early and connects == "first call":
-        connects = "communicator"
+
+    def connects(entry: BackendEntry) -> str:
+        if session.found_group:
+            return "before"
+        return "communicator" if early and entry.connects == "first call" else entry.connects
+
+    several = {"connects_of": {e.name: connects(e) for e in entries}} if len(entries) > 1 else {}
     return {
         "run_id": uuid.uuid4().hex[:12],
         "start_utc": environment.utc_now(),
@@ -29,7 +34,8 @@ def header(session: Session) -> dict[str, Any]:
         "ranks": session.ranks,
         "launcher": session.launch.launcher,
         "job_id": session.launch.job_id,
-        "connects": "before" if session.found_group else connects,
+        "connects": connects(entries[0]),
+        **several,
         "environment": environment.environment(session.torch, entries, session.device.name),
     }
 

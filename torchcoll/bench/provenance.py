@@ -112,7 +112,7 @@ def _version(path: str, torch: Any, own: bool, thorough: bool) -> str | None:
         with contextlib.suppress(OSError, AttributeError):
             # The library that is there, never another that this would load.
             version = ask(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-    if not version and thorough and name.startswith("libccl"):
+    if not version and thorough and name.startswith(_WITH_ONECCL):
         version = _oneccl_version(path)
     return version or _version_in(os.path.realpath(path))
 
@@ -158,6 +158,19 @@ _ASK: dict[str, Callable[[Any], str | None]] = {
     "libmpi": _mpi_version,
     "libfabric": _fabric_version,
 }
+
+
+# oneCCL itself, and Intel's bindings, which may hold it inside (a static build).
+_WITH_ONECCL = ("libccl.", "liboneccl_bindings")
+
+
+def oneccl_version(maps: str = "/proc/self/maps") -> str | None:
+    """``2021.14.0``, of the oneCCL that this process has mapped; None where there is none, or it
+    does not tell.
+    """
+    paths = [p for p in _mapped_paths(maps) if os.path.basename(p).startswith(_WITH_ONECCL)]
+    found = (_oneccl_version(path) or _version_in(os.path.realpath(path)) for path in paths)
+    return next(filter(None, found), None)
 
 
 def _oneccl_version(path: str) -> str | None:

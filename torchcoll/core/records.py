@@ -325,6 +325,9 @@ def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
         yield from _remove(header["source"], name, (str,))
     for name in ("run_id", "start_utc", "torchcoll", "connects"):
         yield from _remove(header, name, (str,))
+    yield from _remove(header, "connects_of", (dict,))
+    for name in list(header.get("connects_of") or {}):
+        yield from _remove(header["connects_of"], name, (str,))
     for name, types in _SPEC_TYPES.items():
         yield from _remove(spec, name, types)
     for name in list(environment):

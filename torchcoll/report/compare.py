@@ -63,6 +63,7 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
             for pair, ours, theirs in found.profiles
         ],
+        "starts": [vars(one) for one in found.starts],
         "rows": [
             {**{name: row.record[name] for name in CASE_NAMES}, "notes": list(row.notes)}
             for row in found.rows

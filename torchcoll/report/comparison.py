@@ -298,6 +298,19 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
     return "-" if value is None else f"{format_bandwidth(value)} GB/s"
 
 
+def _start_lines(found: Comparison) -> list[str]:
+    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ...``"""
+    words = []
+    for what, name in (
+        ("first call", "first_call_ns"),
+        ("time to first result", "first_result_ns"),
+    ):
+        known = [(one.backend, getattr(one, name)) for one in found.starts]
+        texts = [f"{one_line(b)} {format_time(ns, 3).strip()}" for b, ns in known if ns is not None]
+        words += [f"{what}: {', '.join(texts)}"] if texts else []
+    return ["; ".join(words)] if words else []
+
+
 def _below(found: Comparison) -> list[str]:
     from torchcoll.analysis.cases import FIRST_CALLS
     from torchcoll.analysis.fit import misfit_note
@@ -316,6 +329,7 @@ def _below(found: Comparison) -> list[str]:
     if found.ranked and not found.fitted:
         worst, best = found.ranked[0], found.ranked[-1]
         lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
+    lines += _start_lines(found)
     if any("needs" in one.reason for one in judged):
         lines.append(NEEDS)
     lines += p_note(judged)

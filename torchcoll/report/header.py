@@ -10,7 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.first import cold_by_rank, connect_ns, first_results
+from torchcoll.core.first import (
+    backends_of,
+    connect_ns,
+    connects,
+    first_call_ns,
+    first_results,
+)
 from torchcoll.core.result import CaseResult, Given, Run
 from torchcoll.core.summary import COLD_CALL, PERIOD, over_ranks
 from torchcoll.core.units import counted, format_ranges, format_time
@@ -242,45 +248,38 @@ def _connects(run: Run, items: Sequence[Any]) -> str | None:
 
 
 def _start_up(run: Run, items: Sequence[Any]) -> str:
-    connects = _connects(run, items)
+    when = _connects(run, items)
     names = (
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
     words = [f"{text} {_brief(ns)}" for text, key in names if (ns := _phase(run, key)) is not None]
-    if connects == "init_process_group":
+    if when == "init_process_group":
         words = [f"{w} including connecting" if w.startswith("init ") else w for w in words]
-    elif connects == "first call":
+    elif when == "first call":
         words.append("connects in the first call")
-    elif connects == "before":
+    elif when == "before":
         words.append("the process group was there")
+    of_others = list((run.header.get("connects_of") or {}).items())[1:]
+    words += [
+        f"{one_line(b)} connects in its first call" for b, w in of_others if w == "first call"
+    ]
     return f"start up: {', '.join(words)}" if run.phases else ""
 
 
 def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
-    """What the first call of the launch cost, and what measuring costs; known after a case.
+    """What the first call of the launch cost, on each of its backends, and what measuring costs;
+    known after a case.
 
     total: with the time to first result, which the verdict tells too.
     """
     lines = []
     launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
-    firsts = first_results(results)
-    if firsts:
-        first = over_ranks(list(cold_by_rank(firsts).values()), how)[0]
-        connect = connect_ns(launch, firsts, how)
-        # With --fresh-group the case made a communicator of its own.
-        own = any(result.connect_ns for result in firsts) and connect
-        words = [f"connect {_brief(connect)}"] if own else []
-        words.append(f"first call {_brief(first)}")
-        calls = max(len(row) for result in firsts for row in result.cold_ns)
-        settled = [result.settled for result in firsts if result.settled is not None]
-        if len(settled) == len(firsts):
-            words.append(f"settled after {counted(max(settled), 'call')}")
-        elif any(result.status in ("ok", "wrong") for result in firsts):
-            words.append(f"not settled after {counted(calls, 'call')}")
-        if total:
-            words.append(f"time to first result {_brief(first + connect)}")
-        lines.append(", ".join(words))
+    backends = backends_of(results)
+    for backend in backends:
+        if firsts := first_results(results, backend):
+            name = f"{one_line(backend)}: " if len(backends) > 1 else ""
+            lines.append(name + _first_line(launch, firsts, how, total))
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]
     parts = [f"a call: {', '.join(words)}"] if words else []
@@ -302,3 +301,20 @@ def _shares(results: Sequence[CaseResult]) -> str:
     return ", ".join(
         f"{text} {100 * sum(one[key] for one in spent) / total:.1f} %" for text, key in names
     )
+
+
+def _first_line(launch: Run, firsts: Sequence[CaseResult], how: str, total: bool) -> str:
+    first, connect = first_call_ns(firsts, how), connect_ns(launch, firsts, how)
+    # With --fresh-group the case made a communicator of its own.
+    own = any(result.connect_ns for result in firsts) and connect
+    words = [f"connect {_brief(connect)}"] if own else []
+    words.append(f"first call {_brief(first)}")
+    calls = max(len(row) for result in firsts for row in result.cold_ns)
+    settled = [result.settled for result in firsts if result.settled is not None]
+    if len(settled) == len(firsts):
+        words.append(f"settled after {counted(max(settled), 'call')}")
+    elif any(result.status in ("ok", "wrong") for result in firsts):
+        words.append(f"not settled after {counted(calls, 'call')}")
+    if total and connects(launch, firsts[0].case.backend) != "unknown":
+        words.append(f"time to first result {_brief(first + connect)}")
+    return ", ".join(words)

@@ -257,7 +257,9 @@ def _about(job: JobLog) -> list[str]:
     first = f"{facts.pop('library')} {facts.pop('version', 'of unknown version')}"
     if git := facts.pop("git", ""):
         first += f" ({git})"
-    words = [_plural(facts.pop("processes"), "process", "processes")]
+    processes, threads = facts.pop("processes", None), facts.pop("threads", None)
+    words = [_plural(processes, "process", "processes")] if processes else []
+    words += [_plural(threads, "thread", "threads")] if threads else []
     if hosts:
         names = hosts if len(hosts) <= 4 else [hosts[0], "...", hosts[-1]]
         words[0] += f" on {_plural(len(hosts), 'host', 'hosts')} ({' '.join(names)})"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.first import first_result_ns
+from torchcoll.core.first import backends_of, first_result_ns
 from torchcoll.core.plausibility import (
     IMPLAUSIBLE,
     link_unused,
@@ -212,5 +212,11 @@ def _facts(
         yield Phrase("", f"{some}, {rest} unchecked" if correct and rest else some)
     if unused := link_unused(run):
         yield Phrase("", unused)
-    if (first := first_result_ns(run)) is not None:
-        yield Phrase("", f"first result after {format_time(first, 3).strip()}")
+    backends = backends_of(run.results)
+    firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
+    words = [
+        format_time(ns, 3).strip() + (f" on {backend}" if len(backends) > 1 else "")
+        for backend, ns in firsts.items()
+    ]
+    if words:
+        yield Phrase("", f"first result after {' and '.join(words)}")

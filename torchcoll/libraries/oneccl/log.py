@@ -50,12 +50,14 @@ class Selected(NamedTuple):
 
 @dataclass
 class Process:
-    """What one process tells. changed: variable -> (value, default), of those that are not the
-    default. values: every effective value (rank 0 prints them at its first collective).
+    """What one process tells, or one thread of it. changed: variable -> (value, default), of those
+    that are not the default. values: every effective value (rank 0 prints them at its first
+    collective). thread: ``number`` is a thread's, as in 2021; one of several in a process.
     """
 
     number: int
     file: str = ""
+    thread: bool = False
     rank: int | None = None
     size: int | None = None
     version: str = ""
@@ -71,7 +73,8 @@ class Process:
 
 
 _PREFIX = re.compile(
-    rb"\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s*\(?\s*(\d{1,10})\)?(?::\[(\d{1,10})\])?\s\|CCL_(\w+)\|\s?"
+    rb"\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s*(?:\(\s*)?(\d{1,10})(\))?(?::\[(\d{1,10})\])?\s"
+    rb"\|CCL_(\w+)\|\s?"
     rb"|\|(INFO|WARN|ERROR|DEBUG)\|\s(?=\[\w+:\d+\])"  # the C-API loader's
 )
 _CHANGED = re.compile(r"value of (\w+) changed to be (.*?) \(default:(.*)\)")
@@ -160,17 +163,17 @@ class Reader:
         return "other"
 
     def _message(self, match: re.Match[bytes], text: str) -> str:
-        level = (match[3] or match[4]).decode()
+        level = (match[4] or match[5]).decode()
         number = int(match[1] or 0)
         process = self._known.get(number)
         if process is None:
             if len(self._known) >= MOST_PROCESSES:
                 raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
-            process = self._known[number] = Process(number, self.file)
+            process = self._known[number] = Process(number, self.file, thread=bool(match[2]))
             self.processes.append(process)
         self._process, self._collective = process, ""
-        if match[2]:
-            process.rank = int(match[2])
+        if match[3]:
+            process.rank = int(match[3])
         if level == "ERROR" or "EXCEPTION" in text:
             process.warnings[text] += 1
             return "understood"
@@ -252,9 +255,21 @@ def choices_of(result: CaseResult, calls: Iterable[Call]) -> list[Choice]:
 
 @dataclass
 class Job:
-    """Processes of one launch."""
+    """Processes of one launch, each of their threads by itself where the log numbers these."""
 
     processes: list[Process]
+
+    @property
+    def threads(self) -> int:
+        """How many numbers of threads the log has."""
+        return sum(process.thread for process in self.processes)
+
+    @property
+    def whole(self) -> int | None:
+        """How many processes these are: a thread that tells a rank stands for its process, and the
+        others are threads of one of those. None where threads alone tell, and none its rank.
+        """
+        return sum(not p.thread or p.rank is not None for p in self.processes) or None
 
     @property
     def files(self) -> list[str]:

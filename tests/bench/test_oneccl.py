@@ -1,0 +1,181 @@
+"""What oneCCL does otherwise than the rest, on gloo ranks that behave as it was seen to.
+
+Recorded with oneccl_bindings_for_pytorch 2.8 over oneCCL 2021.14, torch 2.13, on CPUs: its texts,
+what it writes on stdout, and which calls it refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch.distributed as dist
+
+from torchcoll.bench.backends import BACKENDS
+from torchcoll.core.case import Case
+
+WARNING = (
+    b"2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch "
+    b"to ATL/OFI, to force enable ATL/MPI set CCL_ATL_TRANSPORT=mpi\n"
+)
+NOT_THERE = "oneccl_bindings_for_pytorch: {} isn't implementd on backend [cpu]."
+BINDINGS = """
+import torch.distributed as dist
+
+__version__ = "2.8.0+cpu"
+dist.Backend.register_backend(
+    "ccl",
+    lambda store, rank, size, timeout: dist.ProcessGroupGloo(store, rank, size, timeout),
+    devices=["xpu", "cpu"],
+)
+"""
+
+
+def refuses(name):
+    def refuse(*args, **kwargs):
+        raise RuntimeError(NOT_THERE.format(name))
+
+    return refuse
+
+
+def reduces(real):
+    """As the bindings, whose map of reductions has four."""
+
+    def call(tensor, op=dist.ReduceOp.SUM, *args, **kwargs):
+        four = (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX)
+        if op not in four:
+            raise IndexError("map::at")
+        return real(tensor, op, *args, **kwargs)
+
+    return call
+
+
+@pytest.fixture
+def ccl(tmp_path):
+    """A setup: this rank has the bindings, and no XPU."""
+    folder = tmp_path / "bindings"
+    folder.mkdir()
+    (folder / "oneccl_bindings_for_pytorch.py").write_text(BINDINGS)
+
+    def setup(rank):
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        dist.ProcessGroup._end_coalescing = refuses("end_coalescing")
+        dist.ProcessGroup.reduce_scatter_single_coalesced = refuses("reduce_scatter_coalesced")
+        dist.ProcessGroup.reduce_scatter_tensor_coalesced = refuses("reduce_scatter_coalesced")
+        dist.batch_isend_irecv = refuses("send")
+        dist.all_reduce = reduces(dist.all_reduce)
+
+    return setup
+
+
+def told(run):
+    return {(r.case.collective, r.case.op): (r.status, r.reason) for r in run.results}
+
+
+def test_groups_of_calls_without_a_device(launch, ccl):
+    arguments = (
+        "--backend ccl --collectives all_reduce,all_gather,reduce_scatter,broadcast,barrier "
+        "--coalesce 3 -n 2 --sizes 64"
+    )
+    run = launch(None, arguments, 2, setup=ccl).ended(0).run
+    found = {r.case.collective: (r.status, r.reason) for r in run.results}
+    assert found == {
+        "all_reduce": ("ok", ""),
+        "all_gather": ("ok", ""),
+        "reduce_scatter": ("unsupported", "ccl has no group of reduce_scatter on cpu"),
+        "broadcast": ("unsupported", "ccl has no group of broadcast on cpu"),
+        "barrier": ("unsupported", "a barrier waits on the host, so several are no group"),
+    }
+    # all_reduce in place adds to what it has added: no group of it can be checked.
+    (gathered,) = [r for r in run.results if r.case.collective == "all_gather"]
+    assert gathered.verification.checked and not gathered.verification.wrong
+
+
+def test_a_group_that_is_refused_leaves_the_next_case_alone(launch, ccl):
+    arguments = "--backend ccl --coalesce 3 -n 2 --sizes 64 -o avg,sum"
+    run = launch("all_reduce", arguments, 2, setup=ccl).ended(0).run
+    assert told(run)["all_reduce", "sum"] == ("ok", "")
+
+
+def test_what_a_backend_lacks_is_said_in_the_words_of_the_user(launch, ccl):
+    arguments = "--backend ccl --collectives all_reduce,sendrecv -o avg,sum -n 2 --sizes 64"
+    run = launch(None, arguments, 2, setup=ccl).ended(0).run
+    assert told(run) == {
+        ("all_reduce", "avg"): ("unsupported", "ccl has no avg"),
+        ("all_reduce", "sum"): ("ok", ""),
+        ("sendrecv", None): ("unsupported", "ccl has no send and receive on cpu"),
+    }
+
+
+def asked(collective="all_reduce", op="sum", dtype="float32", device="xpu", **changed):
+    return Case(collective, 64, dtype, op, None, True, "isolated", "xccl", device, **changed)
+
+
+@pytest.mark.parametrize(
+    ("backend", "case", "reason"),
+    [
+        ("ccl", asked(op="avg"), "ccl has no avg"),
+        ("ccl", asked("all_gather", None, "float8_e5m2"), "ccl has no float8_e5m2"),
+        ("ccl", asked("hypercube", None, device="cpu"), "ccl has no send and receive on cpu"),
+        ("ccl", asked("sendrecv", None), "text"),  # XPUs can
+        ("ccl", asked("reduce_scatter", device="cpu"), "text"),
+        ("xccl", asked(op="bxor"), "xccl has no bxor"),
+        ("xccl", asked(op="avg"), "text"),  # native from oneCCL 2021.15 on
+        ("xccl", asked(dtype="int16"), "xccl has no int16"),
+        ("xccl", asked(dtype="float8_e5m2"), "xccl has no reduction of float8_e5m2"),
+        ("xccl", asked("all_gather", None, "float8_e5m2"), "text"),
+        ("gloo", asked(op="avg"), "text"),
+    ],
+)
+def test_the_table_of_what_backends_lack(backend, case, reason):
+    assert BACKENDS[backend].reason(case, "text") == reason
+
+
+# -- stdout --------------------------------------------------------------------------------------
+
+
+def warns(rank):
+    """C's stdio and the descriptor itself, in the middle of every call, as oneCCL's first call."""
+    libc, real = ctypes.CDLL(None), dist.all_reduce
+
+    def call(*args, **kwargs):
+        libc.printf(WARNING)
+        libc.fflush(None)
+        os.write(1, WARNING)
+        return real(*args, **kwargs)
+
+    dist.all_reduce = call
+
+
+def test_stdout_is_the_table_alone_and_nothing_is_lost(launch):
+    measured = launch("all_reduce", "--sizes 64,256 -n 2", 2, setup=warns).ended(0)
+    assert "CCL_WARN" not in measured.stdout() + measured.stdout(1)
+    assert measured.stdout().count("correct") == 3  # two rows and the verdict
+    for rank in range(2):
+        assert measured.stderr(rank).count("|CCL_WARN| did not find") > 2 * 2 * 2
+
+
+def test_a_document_on_stdout_is_whole(launch):
+    measured = launch("all_reduce", "--sizes 64 -n 2 --format json", 2, setup=warns).ended(0)
+    assert json.loads(measured.stdout())["rows"]
+
+
+def test_what_the_library_said_last_is_there_after_a_kill(launch):
+    def setup(rank):
+        def call(*args, **kwargs):
+            os.write(1, WARNING)
+            os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(60)
+
+        dist.all_reduce = call
+
+    measured = launch("all_reduce", "--sizes 64 -n 2 --timeout 30", 2, setup=setup)
+    measured.job.until(lambda: 1 not in measured.job.running())
+    assert "CCL_WARN" in measured.stderr(1)
+    assert measured.stdout(1) == ""
