@@ -198,10 +198,8 @@ def _profiles(
 
 def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
     """The first calls of both sides, which between two backends differ more than any other call."""
-    ours, theirs = (
-        start(side, (m.result.case.backend for p in pairs for m in items(p)))
-        for side, items in ((base, lambda p: p.base), (new, lambda p: p.new))
-    )
+    ours = start(base, (m.result.case.backend for pair in pairs for m in pair.base))
+    theirs = start(new, (m.result.case.backend for pair in pairs for m in pair.new))
     return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
 
 

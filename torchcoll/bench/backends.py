@@ -255,12 +255,12 @@ def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
     if entry.library == "libccl":
         from torchcoll.bench.provenance import oneccl_version
 
-        version = oneccl_version()
+        oneccl = oneccl_version()
         if not entry.module:
-            return f"oneCCL {f'{version} ' if version else ''}of torch {torch.__version__}"
+            return f"oneCCL {f'{oneccl} ' if oneccl else ''}of torch {torch.__version__}"
         module = importlib.import_module(entry.module)
         bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
-        return f"oneCCL {f'{version}, ' if version else ''}{bindings}"
+        return f"oneCCL {f'{oneccl}, ' if oneccl else ''}{bindings}"
     return f"{entry.name} of torch {torch.__version__}"
 
 
