@@ -408,6 +408,10 @@ def test_first_result():
         "; first result after 14.0 ms"
     )
     assert "first result" not in line(cold, header={"connects": "before"})
+    firsts = (("nccl", 5), ("ccl", 900))
+    both = [case_of(365, cold_ns=[[ms * 1_000_000]] * 8, backend=b) for b, ms in firsts]
+    header = {"connects": "first call", "connects_of": {"nccl": "first call", "ccl": "first call"}}
+    assert "; first result after 5.00 ms on nccl and 900 ms on ccl" in line(*both, header=header)
     # All sub-groups make their first call together.
     other = case_of(365, cold_ns=[[7_000_000]] * 8, group="mod:2/1", members=[1, 3])
     assert line(cold, other).endswith("; first result after 7.00 ms")
