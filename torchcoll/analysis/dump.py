@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.hardware import device_named
 from torchcoll.core.units import format_ranges
 from torchcoll.libraries.nccl import graph, speeds
@@ -14,6 +15,7 @@ from torchcoll.libraries.nccl.dump import Node, read_tree
 from torchcoll.libraries.nccl.topology import PATHS, Device, Gpu, Nic, Topology, distance, topology
 
 Row = dict[str, Any]
+_MOST_DEVICES = 1024  # of each kind: every interface is looked at beside every GPU
 
 
 @dataclass
@@ -43,6 +45,10 @@ def read_dump(path: str) -> tuple[Dump, list[str]]:
 
 
 def _topology(root: Node, path: str) -> Dump:
+    tags = Counter(node.tag for node in root.walk())
+    if max(tags["gpu"], tags["net"]) > _MOST_DEVICES:
+        expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
+        raise UnreadableError(f"XML {path}", "more", expected)
     told = topology(root, path)
     ceiling = speeds.ring_ceiling(told)
     facts = {
