@@ -125,7 +125,7 @@ class _Text:
 
 # C's printf of an infinite double, which is no JSON; NaN is printed as a string.
 _BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]"]', re.DOTALL)
 _LAST = 20  # places at which a document that was cut off may be whole
 
 
@@ -162,18 +162,21 @@ def decoded(text: str) -> tuple[Any, bool]:
 def _ends(text: str) -> list[tuple[int, str]]:
     """The last places behind a closed object, and what closes the brackets that are open there."""
     found: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
-    stack: list[str] = []
+    closing = ""  # what is open, the innermost first
     for token in _TOKEN.finditer(text):
         char = token[0]
-        if char in "{[":
-            stack.append("}" if char == "{" else "]")
-            if len(stack) > MOST_DEPTH:
-                break
+        if char == "{":
+            closing = "}" + closing
+        elif char == "[":
+            closing = "]" + closing
         elif char in "}]":
-            if not stack or stack.pop() != char:
+            if not closing.startswith(char):
                 break
+            closing = closing[1:]
             if char == "}":
-                found.append((token.end(), "".join(reversed(stack))))
+                found.append((token.end(), closing))
         elif char == '"':  # a text that is open to the end
+            break
+        if len(closing) > MOST_DEPTH:
             break
     return list(found)
