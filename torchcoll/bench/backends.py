@@ -255,21 +255,12 @@ def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
     if entry.library == "libccl":
         from torchcoll.bench.provenance import oneccl_version
 
-<<<<<<< HEAD
-        own = oneccl_version()
-        if not entry.module:
-            return f"oneCCL {f'{own} ' if own else ''}of torch {torch.__version__}"
-        module = importlib.import_module(entry.module)
-        bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
-        return f"oneCCL {f'{own}, ' if own else ''}{bindings}"
-=======
         oneccl = oneccl_version()
         if not entry.module:
             return f"oneCCL {f'{oneccl} ' if oneccl else ''}of torch {torch.__version__}"
         module = importlib.import_module(entry.module)
         bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
         return f"oneCCL {f'{oneccl}, ' if oneccl else ''}{bindings}"
->>>>>>> h10
     return f"{entry.name} of torch {torch.__version__}"
 
 
