@@ -147,6 +147,10 @@ def _word(name: str, value: Any) -> str:
         return "in place" if value else "out of place"
     if name == "collective":
         return str(value)
+    if name == "buffer_reuse":  # `same` alone would read as a verdict
+        return {"same": "reused buffers", "rotate": "rotating buffers"}.get(
+            value, f"{name} {value}"
+        )
     if name in ("cadence", "clock"):
         return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
