@@ -359,6 +359,8 @@ class Watchdog:
             return f"{symptom} in {doing}"
         from torchcoll.bench.culprit import odd_one
 
+        if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
+            symptom = f"no progress for {control.timeout_s:g} s"
         return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
 
     def _seen(self, silent: list[int]) -> str:
