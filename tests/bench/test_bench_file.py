@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import time
 
@@ -60,7 +61,7 @@ def test_the_header_is_there_before_the_group(launch):
         def look(*args, **kwargs):
             if rank == 0:
                 path = next(p for p in os.listdir("..") if p.endswith(".jsonl"))
-                os.write(1, open(f"../{path}", "rb").read())  # noqa: SIM115
+                shutil.copy(f"../{path}", "seen")  # stdout waits for the library's lines to pass
             os._exit(77)
 
         torch.distributed.init_process_group = look
@@ -68,8 +69,8 @@ def test_the_header_is_there_before_the_group(launch):
     measured = launch("all_reduce", "--sizes 8 -n 2", 2, setup=setup)
     # The store goes with rank 0: how rank 1 ends depends on how far it has come.
     assert measured.job.wait()[0].code == 77, measured.stderr()
-    seen = [json.loads(line) for line in measured.stdout(0).splitlines()]
-    assert kinds(seen) == ["header"]
+    lines = (measured.job.folder / "seen").read_text().splitlines()
+    assert kinds([json.loads(line) for line in lines]) == ["header"]
     run = measured.run
     assert run.spec.sizes == (8,) and not run.complete
 
@@ -105,7 +106,7 @@ def test_more_ranks_than_cores_is_an_event(launch):
     run = launch("barrier", "-n 1", 2, setup=setup).ended(0).run
     (event,) = run.events
     assert event["kind"] == "warning"
-    assert "2 ranks share 1 cores" in event["message"]
+    assert "2 ranks share 1 core:" in event["message"]
 
 
 def test_no_output(launch):
