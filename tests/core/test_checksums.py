@@ -269,6 +269,28 @@ def test_two_files_in_one(tmp_path, text, packed):
         )
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("cut", [None, -30])
+def test_a_file_without_check_sums_behind_one_with(tmp_path, text, separators, cut):
+    """``cat new old``: of an earlier version, or of another program."""
+    records = [json.loads(line) for line in saved(tmp_path / "b.jsonl", a_run("b")).splitlines()]
+    for record in records:
+        del record["line"], record["crc"]
+    old = "".join(json.dumps(record, separators=separators) + "\n" for record in records)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text[:cut] + old.encode())
+    with pytest.raises(UnreadableError, match=f"split at line {9 if cut else 10} "):
+        load(path)
+
+
+def test_a_text_about_a_header_is_no_header(tmp_path, text):
+    """In a record of hand, which is not used."""
+    event = {"record": "event", "kind": "warning", "message": '{"record":"header"}'}
+    assert problems(tmp_path / "x.jsonl", text + json.dumps(event).encode() + b"\n") == [
+        "F:10: unusable record: ValueError: no check sum"
+    ]
+
+
 def test_two_files_in_one_without_check_sums(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"record":"header","schema":"torchcoll/1"}\n' * 2)

@@ -18,7 +18,7 @@ from typing import Any
 
 _TAIL = re.compile(rb',"line":([1-9]\d{0,14}),"crc":"([0-9a-f]{8})"}\s*$')
 _LONGEST_TAIL = 64  # of the line, which may be megabytes long, no more is looked through
-_HEADER = b'{"record":"header"'
+_HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # programs put blanks there
 
 
 class LineWriter:
@@ -100,12 +100,14 @@ class CheckSums:
 
 
 def begins_another(line: bytes) -> bool:
-    """Whether a line that cannot be read ends with the header of another file, behind what was cut
-    off of this one.
+    """Whether a line that cannot be used is the header of another file, or ends with it, behind
+    what was cut off of this one. Not by its check sum: a file of another program has none.
     """
-    header = line[max(0, line.find(_HEADER)) :]
-    tail = _tail(header)
-    return tail is not None and zlib.crc32(memoryview(header)[: tail[0]]) == tail[2]
+    found = _HEADER.search(line)
+    try:
+        return found is not None and isinstance(json.loads(line[found.start() :]), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _tail(line: bytes) -> tuple[int, int, int] | None:
