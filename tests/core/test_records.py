@@ -103,8 +103,8 @@ def test_round_trip(tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
-STAMPS = {"start_ns": 10, "start_wall_ns": 1010, "batch_start_ns": [12, 15]}
-STAMPS |= {"batch_start_wall_ns": [1012, 1015]}
+STAMPS = {"start_ns": 10, "start_wall_us": 1010, "batch_start_ns": [12, 15]}
+STAMPS |= {"batch_start_wall_us": [1012, 1015]}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ STAMPS |= {"batch_start_wall_ns": [1012, 1015]}
         ({}, {"start_ns": 9, "batch_start_ns": [16]}, "monotonic"),
         ({"batch_start_ns": [15, 12]}, {}, "monotonic"),
         ({"batch_start_ns": [9, 12]}, {}, "monotonic"),
-        ({}, {"start_wall_ns": 1009}, "wall"),
-        ({"batch_start_wall_ns": [1015, 1011]}, {}, "wall"),
+        ({}, {"start_wall_us": 1009}, "wall"),
+        ({"batch_start_wall_us": [1015, 1011]}, {}, "wall"),
     ],
 )
 def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, problem):
-    late = {"start_ns": 20, "start_wall_ns": 1020, "batch_start_ns": [20]}
+    late = {"start_ns": 20, "start_wall_us": 1020, "batch_start_ns": [20]}
     run, path = a_run(), tmp_path / "run.jsonl"
     run.results = [
         CaseResult(CASES[0], "ok", 2, **(STAMPS | first)),
@@ -141,7 +141,7 @@ def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, proble
 
 def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
     """They are read, as unknown."""
-    new = "start_ns start_wall_ns cold_start_ns batch_start_ns batch_start_wall_ns lead_ns spent_ns"
+    new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us lead_ns spent_ns"
     path = tmp_path / "old.jsonl"
     lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
     for line in lines:
@@ -151,18 +151,18 @@ def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
     run = load(path)
     assert run.problems == [] and len(run.results) == 3
     for result in run.results:
-        assert (result.start_ns, result.start_wall_ns, result.spent_ns) == (None, None, {})
-        assert result.batch_start_ns == result.batch_start_wall_ns == result.lead_ns == []
+        assert (result.start_ns, result.start_wall_us, result.spent_ns) == (None, None, {})
+        assert result.batch_start_ns == result.batch_start_wall_us == result.lead_ns == []
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("start_ns", "1"),
-        ("start_wall_ns", 1.5),
+        ("start_wall_us", 1.5),
         ("cold_start_ns", [["a"]]),
         ("batch_start_ns", [1 << 63]),
-        ("batch_start_wall_ns", 7),
+        ("batch_start_wall_us", 7),
         ("lead_ns", [[-1]]),
         ("lead_ns", {"host": []}),
         ("spent_ns", [1]),

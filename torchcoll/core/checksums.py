@@ -59,7 +59,7 @@ class CheckSums:
             own = zlib.crc32(memoryview(header)[:cut])
             self._crcs = {told, own}
             if told != own:
-                self.header_problem = "damaged: it does not match its check sum"
+                self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
         self._unread = 0  # lines since the last one that could be read
         self._gaps: list[range] = []  # numbers that were passed over
@@ -71,7 +71,9 @@ class CheckSums:
         if not self._crcs:
             if tail is None or self.header_problem:
                 return ""
-            self.header_problem = "damaged: the lines below have check sums, the header has none"
+            self.header_problem = (
+                "changed or damaged: the lines below have check sums, the header has none"
+            )
             return self.header_problem
         self._unread += 1
         if tail is None:
@@ -79,7 +81,7 @@ class CheckSums:
         cut, number, told = tail
         body = memoryview(line)[:cut]
         if not any(zlib.crc32(body, crc) == told for crc in self._crcs):
-            raise ValueError("it does not match its check sum")
+            raise ValueError("changed or damaged: it does not match its check sum")
         return self._place(number)
 
     def _place(self, number: int) -> str:

@@ -252,7 +252,7 @@ def _backward_stamps(run: Run) -> Iterator[str]:
     """
     clocks = (
         ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two launches"),
-        ("wall", "start_wall_ns", "batch_start_wall_ns", "the clock was set meanwhile"),
+        ("wall", "start_wall_us", "batch_start_wall_us", "the clock was set meanwhile"),
     )
     for clock, start, batches, why in clocks:
         last = None
