@@ -327,9 +327,8 @@ def test_what_resume_makes_up_for_is_no_loss(tmp_path, text):
     save(again, tmp_path / "x.jsonl.2")
     run = load(path)
     assert (len(run.results), run.lost, run.complete) == (4, 0, True)
-    assert run.problems == [
-        f"{path}:5: unusable record: ValueError: changed or damaged: it does not match its check sum"
-    ]
+    why = "changed or damaged: it does not match its check sum"
+    assert run.problems == [f"{path}:5: unusable record: ValueError: {why}"]
 
 
 def test_a_saved_run_still_says_what_its_file_lost(tmp_path, text):

@@ -155,6 +155,57 @@ def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
         assert result.batch_start_ns == result.batch_start_wall_us == result.lead_ns == []
 
 
+def without_reuse(path, run):
+    """The file of a version that did not tell how buffers are reused."""
+    lines = [json.loads(line) for line in text_of(run).splitlines()]
+    for line in lines:
+        if "case" in line:
+            del line["case"]["buffer_reuse"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "reuse"), [({}, "same"), ({"source": {"tool": "nccl-tests"}}, "unknown")]
+)
+def test_files_of_before_do_not_tell_how_buffers_were_reused(tmp_path, header, reuse):
+    """What we measured had one way; how the tool did from which a file was imported is not known.
+    And so it stays when the file is written again.
+    """
+    run = a_run()
+    run.header |= header
+    run.in_flight, run.end = CASES[2], None
+    run.results.pop()
+    again = load(without_reuse(tmp_path / "old.jsonl", run))
+    save(again, tmp_path / "new.jsonl")
+    for one in (again, load(tmp_path / "new.jsonl")):
+        assert [r.case.buffer_reuse for r in one.results] == [reuse] * 2
+        assert one.in_flight.buffer_reuse == reuse
+
+
+def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
+    """--resume with a version that tells how buffers are reused: it is the same case."""
+    run, again = a_run(), a_run()
+    run.results[2] = CaseResult(CASES[2], "failed", 2, "out of memory")
+    again.results = [result(CASES[2])]
+    path = without_reuse(tmp_path / "run.jsonl", run)
+    save(again, tmp_path / "run.jsonl.2")
+    found = load(path)
+    assert [(r.case, r.status) for r in found.results] == [
+        (CASES[0], "ok"),
+        (CASES[1], "wrong"),
+        (CASES[2], "ok"),
+    ]
+    assert (found.lost, found.complete) == (0, True)
+    # ... also where another one was measured again, and is new to nobody.
+    again.results = [result(CASES[1]), result(CASES[2])]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"failed"' not in line))
+    (tmp_path / "run.jsonl.2").unlink()
+    save(again, tmp_path / "run.jsonl.2")
+    assert (len(load(path).results), load(path).lost) == (3, 0)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
