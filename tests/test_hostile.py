@@ -9,7 +9,10 @@ import hostile
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.core import bounds
+from torchcoll.core.errors import UnreadableError
 from torchcoll.core.records import load
+from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
@@ -20,7 +23,7 @@ LIMIT_NBYTES = 1_800_000_000
     ("name", "said"),
     [
         ("a dump of rank 90000000", "got rank 90000000, expected ranks from 0 to 1048575"),
-        ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 100 times its size. Where"),
+        ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 200 times its size. Where"),
         ("nested XML, log", "got more, expected at most 100 elements in each other"),
         ("nested JSON, trace", "a traffic file of torchcoll, a Kineto trace or a Flight Recorder"),
         ("a long line of a log", ""),
@@ -41,6 +44,52 @@ def test_a_bomb_is_refused_by_every_command(tmp_path, capsys, command):
     path.write_bytes(gzip.compress(b"0" * (1 << 20)) * 700)
     assert main([command, str(path)]) == 3
     assert "unpacks to at most 256 MiB" in capsys.readouterr().err
+
+
+def test_a_log_that_packs_as_real_ones_do_may_be_long():
+    """50 million lines of 100 bytes, 80 to 1; a bomb is 1000 to 1."""
+    lines, unpacked = 50_000_000, 5_000_000_000
+    bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 80, lines)
+    with pytest.raises(UnreadableError):
+        bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 1000, lines)
+
+
+def calls_of_traffic(count):
+    """Lines of 273 bytes, as Traffic.save writes them of a trace."""
+    yield b'{"record":"header","schema":"torchcoll-traffic/1","source":"trace","ranks":8}\n'
+    for number in range(count):
+        yield (
+            b'{"record":"call","rank":0,"collective":"all_reduce","nbytes_in":26214400,'
+            b'"nbytes_out":26214400,"dtype":"bfloat16","op":"sum","group":"0","sequence":%d,'
+            b'"step":12,"asynchronous":true,"start_ns":%d,"time_ns":%d,"clock":"device",'
+            b'"exposed_ns":51234,"algorithm":"RING/LL"}\n'
+            % (number, 10**12 + 400_000 * number, 300_000 + number)
+        )
+    yield b'{"record":"end","status":"complete"}\n'
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_traffic_of_a_long_capture_is_read(tmp_path, packed):
+    """250 000 calls, 68 MB plain, are 200 MB of memory."""
+    path = tmp_path / "traffic.jsonl"
+    with gzip.open(path, "wb", 1) if packed else open(path, "wb") as file:
+        file.writelines(calls_of_traffic(250_000))
+    traffic = Traffic.load(path)
+    assert (traffic.problems, len(traffic.calls[0])) == ([], 250_000)
+
+
+@pytest.mark.parametrize(
+    ("packed", "action"), [(False, "Split it."), (True, "Unpack it, which then may take more.")]
+)
+def test_what_to_do_with_a_file_that_is_too_large(tmp_path, monkeypatch, packed, action):
+    monkeypatch.setattr(bounds, "_HELD_NBYTES", 1000)
+    monkeypatch.setattr(bounds, "_HELD_RATIO", 1)
+    path = tmp_path / "traffic.jsonl"
+    content = b"".join(calls_of_traffic(10))
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(UnreadableError) as caught:
+        Traffic.load(path)
+    assert str(caught.value).endswith(f" times the size of the file. {action}")
 
 
 def test_what_packs_as_real_files_do_is_read(tmp_path):

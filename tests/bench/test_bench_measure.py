@@ -86,16 +86,16 @@ def test_lead_calls_of_each_batch(launch):
 
 def test_time_stamps(launch):
     """Of each case and batch, by both clocks; of each cold call on each rank."""
-    before = (time.perf_counter_ns(), time.time_ns())
+    before = (time.perf_counter_ns(), time.time_ns() // 1000)
     run = launch("all_reduce", "--sizes 8,1K -n 1200", 2).ended(0).run
-    after = (time.perf_counter_ns(), time.time_ns())
+    after = (time.perf_counter_ns(), time.time_ns() // 1000)
     assert run.problems == []
     stamps = [before]
     for result in run.results:
         assert len(result.batch_start_ns) == len(result.batches) == 2
-        stamps.append((result.start_ns, result.start_wall_ns))
+        stamps.append((result.start_ns, result.start_wall_us))
         assert result.start_ns <= result.cold_start_ns[0][0] <= result.batch_start_ns[0]
-        stamps += zip(result.batch_start_ns, result.batch_start_wall_ns, strict=True)
+        stamps += zip(result.batch_start_ns, result.batch_start_wall_us, strict=True)
         for starts, durations in zip(result.cold_start_ns, result.cold_ns, strict=True):
             assert len(starts) == len(durations)
             ends = [start + ns for start, ns in zip(starts, durations, strict=True)]
@@ -103,6 +103,9 @@ def test_time_stamps(launch):
     stamps.append(after)
     for clock in zip(*stamps, strict=True):
         assert list(clock) == sorted(clock)
+    # Tools that hold numbers as doubles, such as jq, keep them: the cases are not lost.
+    walls = [wall for _, wall in stamps]
+    assert [int(float(wall)) for wall in walls] == walls and max(walls) < 1 << 53
 
 
 def test_where_the_time_went(launch):

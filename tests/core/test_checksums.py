@@ -213,7 +213,7 @@ def test_swapped_lines_are_both_used(tmp_path, text):
 def test_a_damaged_line_is_left_out(tmp_path, text):
     damaged = text.replace(b'"cold_ns":[[1001,', b'"cold_ns":[[1007,')
     assert problems(tmp_path / "x.jsonl", damaged) == [
-        "F:5: unusable record: ValueError: it does not match its check sum",
+        "F:5: unusable record: ValueError: changed or damaged: it does not match its check sum",
         "damaged: 1 case of the file cannot be read",
     ]
     assert [r.cold_ns[0][0] for r in load(tmp_path / "x.jsonl").results] == [1000, 1002, 1003]
@@ -226,7 +226,7 @@ def test_a_damaged_header_is_told_and_the_cases_are_kept(tmp_path, text):
         text.replace(b'"run_id":"a"', b'"run_id":"b"'),
         text[:place] + digit + text[place + 1 :],
     ):
-        problem = "F:1: damaged: it does not match its check sum"
+        problem = "F:1: changed or damaged: it does not match its check sum"
         assert problems(tmp_path / "x.jsonl", damaged) == [problem]
         assert load(tmp_path / "x.jsonl").results == a_run().results
 
@@ -235,7 +235,7 @@ def test_a_header_that_lost_its_check_sum(tmp_path, text):
     header, rest = text.split(b"\n", 1)
     content = header[: header.index(b',"line"')] + b"}\n" + rest
     assert problems(tmp_path / "x.jsonl", content) == [
-        "F:2: damaged: the lines below have check sums, the header has none"
+        "F:2: changed or damaged: the lines below have check sums, the header has none"
     ]
 
 
@@ -267,6 +267,28 @@ def test_two_files_in_one(tmp_path, text, packed):
             f"result file: got {path}, expected one header, in the first line. Two files in one: "
             f"split at line {number} (head -n {number - 1}, tail -n +{number})."
         )
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize("cut", [None, -30])
+def test_a_file_without_check_sums_behind_one_with(tmp_path, text, separators, cut):
+    """``cat new old``: of an earlier version, or of another program."""
+    records = [json.loads(line) for line in saved(tmp_path / "b.jsonl", a_run("b")).splitlines()]
+    for record in records:
+        del record["line"], record["crc"]
+    old = "".join(json.dumps(record, separators=separators) + "\n" for record in records)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text[:cut] + old.encode())
+    with pytest.raises(UnreadableError, match=f"split at line {9 if cut else 10} "):
+        load(path)
+
+
+def test_a_text_about_a_header_is_no_header(tmp_path, text):
+    """In a record of hand, which is not used."""
+    event = {"record": "event", "kind": "warning", "message": '{"record":"header"}'}
+    assert problems(tmp_path / "x.jsonl", text + json.dumps(event).encode() + b"\n") == [
+        "F:10: unusable record: ValueError: no check sum"
+    ]
 
 
 def test_two_files_in_one_without_check_sums(tmp_path):
@@ -305,9 +327,8 @@ def test_what_resume_makes_up_for_is_no_loss(tmp_path, text):
     save(again, tmp_path / "x.jsonl.2")
     run = load(path)
     assert (len(run.results), run.lost, run.complete) == (4, 0, True)
-    assert run.problems == [
-        f"{path}:5: unusable record: ValueError: it does not match its check sum"
-    ]
+    why = "changed or damaged: it does not match its check sum"
+    assert run.problems == [f"{path}:5: unusable record: ValueError: {why}"]
 
 
 def test_a_saved_run_still_says_what_its_file_lost(tmp_path, text):

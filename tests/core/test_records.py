@@ -103,8 +103,8 @@ def test_round_trip(tmp_path):
     assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
 
 
-STAMPS = {"start_ns": 10, "start_wall_ns": 1010, "batch_start_ns": [12, 15]}
-STAMPS |= {"batch_start_wall_ns": [1012, 1015]}
+STAMPS = {"start_ns": 10, "start_wall_us": 1010, "batch_start_ns": [12, 15]}
+STAMPS |= {"batch_start_wall_us": [1012, 1015]}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,12 @@ STAMPS |= {"batch_start_wall_ns": [1012, 1015]}
         ({}, {"start_ns": 9, "batch_start_ns": [16]}, "monotonic"),
         ({"batch_start_ns": [15, 12]}, {}, "monotonic"),
         ({"batch_start_ns": [9, 12]}, {}, "monotonic"),
-        ({}, {"start_wall_ns": 1009}, "wall"),
-        ({"batch_start_wall_ns": [1015, 1011]}, {}, "wall"),
+        ({}, {"start_wall_us": 1009}, "wall"),
+        ({"batch_start_wall_us": [1015, 1011]}, {}, "wall"),
     ],
 )
 def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, problem):
-    late = {"start_ns": 20, "start_wall_ns": 1020, "batch_start_ns": [20]}
+    late = {"start_ns": 20, "start_wall_us": 1020, "batch_start_ns": [20]}
     run, path = a_run(), tmp_path / "run.jsonl"
     run.results = [
         CaseResult(CASES[0], "ok", 2, **(STAMPS | first)),
@@ -141,7 +141,7 @@ def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, proble
 
 def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
     """They are read, as unknown."""
-    new = "start_ns start_wall_ns cold_start_ns batch_start_ns batch_start_wall_ns lead_ns spent_ns"
+    new = "start_ns start_wall_us cold_start_ns batch_start_ns batch_start_wall_us lead_ns spent_ns"
     path = tmp_path / "old.jsonl"
     lines = [json.loads(line) for line in text_of(a_run()).splitlines()]
     for line in lines:
@@ -151,18 +151,69 @@ def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
     run = load(path)
     assert run.problems == [] and len(run.results) == 3
     for result in run.results:
-        assert (result.start_ns, result.start_wall_ns, result.spent_ns) == (None, None, {})
-        assert result.batch_start_ns == result.batch_start_wall_ns == result.lead_ns == []
+        assert (result.start_ns, result.start_wall_us, result.spent_ns) == (None, None, {})
+        assert result.batch_start_ns == result.batch_start_wall_us == result.lead_ns == []
+
+
+def without_reuse(path, run):
+    """The file of a version that did not tell how buffers are reused."""
+    lines = [json.loads(line) for line in text_of(run).splitlines()]
+    for line in lines:
+        if "case" in line:
+            del line["case"]["buffer_reuse"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "reuse"), [({}, "same"), ({"source": {"tool": "nccl-tests"}}, "unknown")]
+)
+def test_files_of_before_do_not_tell_how_buffers_were_reused(tmp_path, header, reuse):
+    """What we measured had one way; how the tool did from which a file was imported is not known.
+    And so it stays when the file is written again.
+    """
+    run = a_run()
+    run.header |= header
+    run.in_flight, run.end = CASES[2], None
+    run.results.pop()
+    again = load(without_reuse(tmp_path / "old.jsonl", run))
+    save(again, tmp_path / "new.jsonl")
+    for one in (again, load(tmp_path / "new.jsonl")):
+        assert [r.case.buffer_reuse for r in one.results] == [reuse] * 2
+        assert one.in_flight.buffer_reuse == reuse
+
+
+def test_what_a_file_of_before_had_failed_is_made_up_for(tmp_path):
+    """--resume with a version that tells how buffers are reused: it is the same case."""
+    run, again = a_run(), a_run()
+    run.results[2] = CaseResult(CASES[2], "failed", 2, "out of memory")
+    again.results = [result(CASES[2])]
+    path = without_reuse(tmp_path / "run.jsonl", run)
+    save(again, tmp_path / "run.jsonl.2")
+    found = load(path)
+    assert [(r.case, r.status) for r in found.results] == [
+        (CASES[0], "ok"),
+        (CASES[1], "wrong"),
+        (CASES[2], "ok"),
+    ]
+    assert (found.lost, found.complete) == (0, True)
+    # ... also where another one was measured again, and is new to nobody.
+    again.results = [result(CASES[1]), result(CASES[2])]
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"failed"' not in line))
+    (tmp_path / "run.jsonl.2").unlink()
+    save(again, tmp_path / "run.jsonl.2")
+    assert (len(load(path).results), load(path).lost) == (3, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("start_ns", "1"),
-        ("start_wall_ns", 1.5),
+        ("start_wall_us", 1.5),
         ("cold_start_ns", [["a"]]),
         ("batch_start_ns", [1 << 63]),
-        ("batch_start_wall_ns", 7),
+        ("batch_start_wall_us", 7),
         ("lead_ns", [[-1]]),
         ("lead_ns", {"host": []}),
         ("spent_ns", [1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -88,6 +89,19 @@ def test_against(path, tmp_path, capsys):
         "has\n"
     )
     assert main(["show", path, "--against", str(tmp_path / "none.jsonl")]) == 3
+
+
+def test_against_a_file_of_before(path, tmp_path, capsys):
+    """It does not tell how buffers are reused, which had one way."""
+    lines = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+    for line in lines:
+        del line["line"], line["crc"]
+        if "case" in line:
+            del line["case"]["buffer_reuse"]
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["show", path, "--against", str(old)]) == 0
+    assert last(capsys).startswith("PASS 100.0 % of the speed of old.jsonl")
 
 
 def test_against_a_file_of_several_runs(path, tmp_path, capsys):

@@ -174,7 +174,7 @@ class _Measurement:
         self.cold_starts: list[int] = []
         self.warmup: list[int] = []
         self.lead: list[int] = []
-        self.batch_starts: list[tuple[int, int]] = []  # monotonic, wall
+        self.batch_starts: list[tuple[int, int]] = []  # monotonic in ns, wall in us
         self.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
@@ -227,7 +227,7 @@ class _Measurement:
             reason=failed[1] if failed else "",
             batches=self.batches,
             batch_start_ns=[start for start, _ in self.batch_starts],
-            batch_start_wall_ns=[wall for _, wall in self.batch_starts],
+            batch_start_wall_us=[wall for _, wall in self.batch_starts],
             spent_ns=self.spent,
             ordinal=ordinal,
             communicator=self.communicator.how,
@@ -302,7 +302,7 @@ class _Measurement:
         while size := session.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
             self.refill()
-            self.batch_starts.append((now(), time.time_ns()))
+            self.batch_starts.append((now(), time.time_ns() // 1000))
             clocks = self._batch(name, leads, size)
             ended = now()
             self.batches.append(size)

@@ -266,9 +266,5 @@ def open_again(path: Path) -> tuple[Path, Writer] | None:
 
 
 def _asked(case: Case) -> Case:
-    """The case as the Spec has it: results of sub-groups name theirs, ``mod:2/0``, and versions
-    that did not tell how buffers are reused had one way.
-    """
-    if case.buffer_reuse == "unknown":
-        case = replace(case, buffer_reuse="same")
+    """The case as the Spec has it: results of sub-groups name theirs, ``mod:2/0``."""
     return replace(case, group=case.group.split("/")[0]) if case.group else case

@@ -65,7 +65,7 @@ class PairsRun:
         self._cases = pair_cases(session.spec, rule, first)
         self._buffers: dict[int, Buffers] = {}  # by the bytes asked
         self._tried = False
-        self._began = (0, 0)  # the last kind of call, by the monotonic and the wall clock
+        self._began = (0, 0)  # the last kind of call, monotonic in ns, wall in us
 
     def sweep(self) -> None:
         """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
@@ -155,7 +155,7 @@ class PairsRun:
         cold: list[int] = []
         steady: list[int] = []
         session.progress.step(kind, steady if own else range(iters))
-        self._began = (time.perf_counter_ns(), time.time_ns())
+        self._began = (time.perf_counter_ns(), time.time_ns() // 1000)
         session.control.align()
         checked: tuple[int, int] | None = None
         if own is None:
@@ -241,7 +241,7 @@ class PairsRun:
             ranks = [low for low, _ in members] + [high for _, high in members]
             own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
             result = result_of_pair(own, ranks, [gathered[rank] for rank in ranks])
-            result.start_ns, result.start_wall_ns = self._began
+            result.start_ns, result.start_wall_us = self._began
             self._recorder.case(result)
 
     def _again(self) -> tuple[list[Pair], list[int]] | None:

@@ -319,13 +319,13 @@ class Session:
             self._hosts.look_again()
 
     def one_case(self, sizing: Sizing) -> None:
-        case, start_ns, wall_ns = sizing.case, time.perf_counter_ns(), time.time_ns()
+        case, start_ns, wall_us = sizing.case, time.perf_counter_ns(), time.time_ns() // 1000
         self.progress.step(case.describe())
         verdict = self.agree_on_case(sizing)
         self.on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, sizing, verdict)
         for result in results:
-            result.start_ns, result.start_wall_ns = start_ns, wall_ns
+            result.start_ns, result.start_wall_us = start_ns, wall_us
             result.spent_ns["case"] = time.perf_counter_ns() - start_ns
         if self.library_log:
             self.library_log.join(self, case, results)

@@ -62,20 +62,15 @@ class Case:
     buffer_reuse: str = "same"
 
     def to_json(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
-        if self.buffer_reuse == "unknown":  # as in files of earlier versions
-            del data["buffer_reuse"]
-        return data
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """Unknown fields are ignored: files of later versions stay readable. Those of earlier
-        versions do not tell ``buffer_reuse``.
+        """Unknown fields are ignored: files of later versions stay readable.
 
         Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
         """
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        case = cls(**{"buffer_reuse": "unknown", **known})
+        case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
         texts = (case.collective, case.cadence, case.backend, case.device)
         buffers = (case.buffers, case.buffer_reuse)
         optional = (case.dtype, case.op, case.splits, case.group)

@@ -18,7 +18,7 @@ from typing import Any
 
 _TAIL = re.compile(rb',"line":([1-9]\d{0,14}),"crc":"([0-9a-f]{8})"}\s*$')
 _LONGEST_TAIL = 64  # of the line, which may be megabytes long, no more is looked through
-_HEADER = b'{"record":"header"'
+_HEADER = re.compile(rb'\{\s*"record"\s*:\s*"header"')  # programs put blanks there
 
 
 class LineWriter:
@@ -59,7 +59,7 @@ class CheckSums:
             own = zlib.crc32(memoryview(header)[:cut])
             self._crcs = {told, own}
             if told != own:
-                self.header_problem = "damaged: it does not match its check sum"
+                self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
         self._unread = 0  # lines since the last one that could be read
         self._gaps: list[range] = []  # numbers that were passed over
@@ -71,7 +71,9 @@ class CheckSums:
         if not self._crcs:
             if tail is None or self.header_problem:
                 return ""
-            self.header_problem = "damaged: the lines below have check sums, the header has none"
+            self.header_problem = (
+                "changed or damaged: the lines below have check sums, the header has none"
+            )
             return self.header_problem
         self._unread += 1
         if tail is None:
@@ -79,7 +81,7 @@ class CheckSums:
         cut, number, told = tail
         body = memoryview(line)[:cut]
         if not any(zlib.crc32(body, crc) == told for crc in self._crcs):
-            raise ValueError("it does not match its check sum")
+            raise ValueError("changed or damaged: it does not match its check sum")
         return self._place(number)
 
     def _place(self, number: int) -> str:
@@ -100,12 +102,14 @@ class CheckSums:
 
 
 def begins_another(line: bytes) -> bool:
-    """Whether a line that cannot be read ends with the header of another file, behind what was cut
-    off of this one.
+    """Whether a line that cannot be used is the header of another file, or ends with it, behind
+    what was cut off of this one. Not by its check sum: a file of another program has none.
     """
-    header = line[max(0, line.find(_HEADER)) :]
-    tail = _tail(header)
-    return tail is not None and zlib.crc32(memoryview(header)[: tail[0]]) == tail[2]
+    found = _HEADER.search(line)
+    try:
+        return found is not None and isinstance(json.loads(line[found.start() :]), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _tail(line: bytes) -> tuple[int, int, int] | None:

@@ -12,14 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import MOST_LINE, Held, Problems, Unpacking
+from torchcoll.core.bounds import GZIP, MOST_LINE, Held, Problems, Unpacking
 from torchcoll.core.checksums import CheckSums, begins_another
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.units import format_bytes
 
 _RESULTS = "result file"
 _IMPORT = "Where it is output of another tool: torchcoll import {} -o RUN.jsonl"
-_GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 20
 TRUNCATED = "truncated: the file has no end record"
 # What a line that holds anything may raise.
@@ -51,7 +50,7 @@ def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterato
     """Lines, of which those that are too long have one byte more; or chunks, with longest 0."""
     try:
         with open(path, "rb") as file:
-            packed = file.peek(2).startswith(_GZIP)
+            packed = file.peek(2).startswith(GZIP)
             source = gzip.GzipFile(fileobj=file) if packed else file
             growth = Unpacking(what, path)
 
@@ -112,8 +111,8 @@ def read_records(
     sums = CheckSums(b"")
     held, unusable = Held(what, path), Problems(problems)
     for number, line in enumerate(lines_of(path, problems, what), 1):
-        held.add(line)
         if number == 1:
+            held.add(line)
             try:
                 data = parse_line(line)
                 _check_schema(data, schema, path)
@@ -135,7 +134,9 @@ def read_records(
             data = _unsealed(parse_line(line))
             if data["record"] == "header":
                 raise _two_in_one(what, path, number)
-            take(data.pop("record"), data)
+            record = data.pop("record")
+            (held.add_call if record == "call" else held.add)(line)  # no other file has calls
+            take(record, data)
         except UNUSABLE as error:
             if begins_another(line):
                 raise _two_in_one(what, path, number) from None

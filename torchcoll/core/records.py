@@ -252,7 +252,7 @@ def _backward_stamps(run: Run) -> Iterator[str]:
     """
     clocks = (
         ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two launches"),
-        ("wall", "start_wall_ns", "batch_start_wall_ns", "the clock was set meanwhile"),
+        ("wall", "start_wall_us", "batch_start_wall_us", "the clock was set meanwhile"),
     )
     for clock, start, batches, why in clocks:
         last = None
@@ -369,11 +369,19 @@ def _machine(run: Run, data: dict[str, Any]) -> None:
     run.machine.append(data)
 
 
+def _told(run: Run, case: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a case, also of a version that did not tell how buffers are reused: it had one
+    way. Of what it imported, which has a source, it did not know.
+    """
+    return {"buffer_reuse": "unknown" if run.source else "same", **case}
+
+
 def _started(run: Run, data: dict[str, Any]) -> None:
-    run.in_flight = case_from_json(data["case"])
+    run.in_flight = case_from_json(_told(run, data["case"]))
 
 
 def _case(run: Run, data: dict[str, Any]) -> None:
+    data["case"] = _told(run, data["case"])
     run.results.append(CaseResult.from_json(data))
     run.in_flight = None
 

@@ -193,9 +193,9 @@ class CaseResult:
     them, its own share aside; None is unknown.
     lead_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
     that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
-    start_ns, start_wall_ns: when the case began on rank 0, by its monotonic clock and in ns since
-    1970 by its wall clock; None is unknown. batch_start_ns, batch_start_wall_ns: the same of each
-    batch, before its lead calls.
+    start_ns, start_wall_us: when the case began on rank 0, by its monotonic clock and in us since
+    1970 by its wall clock (in ns it would pass 2^53, and common JSON tools would round it); None is
+    unknown. batch_start_ns, batch_start_wall_us: the same of each batch, before its lead calls.
     spent_ns: where rank 0's wall time went: ``case`` is all of it, of that ``lead`` (lead calls),
     ``barriers`` (alignment of steady and lead calls) and ``gathers`` (decisions and samples).
     members: ranks of the launch whose samples these are, in the order of the sub-group.
@@ -222,10 +222,10 @@ class CaseResult:
     lead_ns: Matrix = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     start_ns: int | None = None
-    start_wall_ns: int | None = None
+    start_wall_us: int | None = None
     cold_start_ns: Matrix = field(default_factory=list)
     batch_start_ns: list[int] = field(default_factory=list)
-    batch_start_wall_ns: list[int] = field(default_factory=list)
+    batch_start_wall_us: list[int] = field(default_factory=list)
     spent_ns: dict[str, int] = field(default_factory=dict)
     calls_per_sample: int = 1  # above 1 a sample is the mean of so many calls
     members: list[int] = field(default_factory=list)  # ranks of the sub-group; [] is all
@@ -288,9 +288,9 @@ class CaseResult:
                 raise TypeError("samples are not lists by rank")
             check_lists(*matrix, durations=matrix is not self.cold_start_ns)
         check_lists(self.batches, self.members, self.connect_ns)
-        check_lists(self.batch_start_ns, self.batch_start_wall_ns)
+        check_lists(self.batch_start_ns, self.batch_start_wall_us)
         check_lists(list(self.spent_ns.values()), durations=True)
-        check_whole(*(ns for ns in (self.start_ns, self.start_wall_ns) if ns is not None))
+        check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
         check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
         check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
         check_whole(*or_none(self.busiest_nbytes, self.steady_ns))

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from torchcoll.core.bounds import MOST_TEXT, MOST_TOLD, Unpacking
+from torchcoll.core.bounds import GZIP, MOST_TEXT, MOST_TOLD, Unpacking
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
 
@@ -108,7 +108,7 @@ class Source:
                 self._disk = open(path, "rb")  # noqa: SIM115
             self._file: IO[bytes] = self._disk or sys.stdin.buffer
             self.start = self._file.read(_HEAD)
-            if self.start.startswith(b"\x1f\x8b"):
+            if self.start.startswith(GZIP):
                 self._unpacked = _Unpacked(self.start, self._file, self.name)
                 self._file = io.BufferedReader(self._unpacked, _HEAD)
                 self.start = self._file.read(_HEAD)
