@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torchcoll.bench.backends import is_nccl
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
 from torchcoll.bench.verify import Buffers, Checker, allocate
-from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.case import Case, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
 
@@ -336,8 +337,9 @@ class _Measurement:
     def _account(self, leads: int, clocks: dict[str, list[int]], gathers: int, ended: int) -> None:
         """Where the time of the last batch went, which ended at ``ended``."""
         lead = sum(self.lead[-leads:])
-        steady, each = next(iter(clocks.values())), self._calls_per_sample
-        calls = sum(steady) * each if len(steady) * each == self.batches[-1] else sum(steady)
+        steady = next(iter(clocks.values()))  # samples may be means of several calls
+        counts = calls_of_batch(self.batches[-1], self._calls_per_sample)
+        calls = sum(map(operator.mul, steady, counts))
         self.spent["lead"] += lead
         self.spent["gathers"] += gathers
         waiting = ended - self.batch_starts[-1][0] - lead - calls
