@@ -180,7 +180,7 @@ class _Measurement:
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
         self.settled: int | None = None
-        self.stop = ""
+        self.stops: list[str] = []  # rank 0: of each sub-group
         self.steady_ns: int | None = None
 
     def measure(self) -> list[CaseResult]:
@@ -233,7 +233,7 @@ class _Measurement:
             ordinal=ordinal,
             communicator=self.communicator.how,
             settled=self.settled,
-            stop=self.stop,
+            stops=self.stops,
             steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
         )
@@ -281,15 +281,15 @@ class _Measurement:
         return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
 
     def _measure_steady(self, name: str) -> list[str] | None:
-        """Batches until rank 0's stopping rule is content with the times of the calls;
+        """Batches until rank 0's stopping rules are content with the times of the calls;
         [status, reason] where no rank began.
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRule, times_of_calls
+            from torchcoll.bench.stopping import StoppingRules
 
-            rule = StoppingRule(
-                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
+            rule = StoppingRules(
+                *(session.parts, session.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
                 means=self.sizing.case.back_to_back,
             )
@@ -309,12 +309,12 @@ class _Measurement:
             self.batches.append(size)
             everyone = session.control.gather(clocks)
             if rule:
-                rule.add(times_of_calls(everyone, case.back_to_back), size)
+                rule.add(everyone, case.back_to_back, size)
                 self.gathered.append(everyone)
             self._account(leads, clocks, decided - told + now() - ended, ended)
             told = now()
         if rule:
-            self.stop, self.steady_ns = rule.reason, round(rule.elapsed_ns)
+            self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
 
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
@@ -404,7 +404,7 @@ def _results(
 ) -> list[CaseResult]:
     """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
 
-    ``steady`` [batch][rank][clock] has been gathered already.
+    ``steady`` [batch][rank][clock] has been gathered already. facts: as of results_of.
     """
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)
