@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from ranks import ticking
@@ -106,6 +107,19 @@ def test_time_stamps(launch):
     # Tools that hold numbers as doubles, such as jq, keep them: the cases are not lost.
     walls = [wall for _, wall in stamps]
     assert [int(float(wall)) for wall in walls] == walls and max(walls) < 1 << 53
+
+
+def test_samples_of_several_calls_are_no_waiting():
+    """25 calls, samples of 10, 10 and 5: 4 * 10 + 4 * 10 + 6 * 5 = 110 ns, after a lead call of 5;
+    3 are left for barriers.
+    """
+    one = object.__new__(measure._Measurement)
+    one.sizing = SimpleNamespace(case=SimpleNamespace(cadence="stream"))
+    one.device = SimpleNamespace(calls_per_sample=10)
+    one.lead, one.batches, one.batch_starts = [5], [25], [(1000, 0)]
+    one.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
+    one._account(1, {"device": [4, 4, 6], "issue": [1] * 25}, 7, 1000 + 5 + 110 + 3)
+    assert one.spent == {"lead": 5, "barriers": 3, "gathers": 7}
 
 
 def test_where_the_time_went(launch):

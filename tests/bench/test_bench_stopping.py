@@ -14,6 +14,7 @@ from torchcoll.bench.device import Cpu
 from torchcoll.bench.stopping import (
     SettlingRule,
     StoppingRule,
+    StoppingRules,
     cap_calls,
     next_look,
     times_of_calls,
@@ -382,3 +383,37 @@ def test_noise_is_by_seed():
 
     assert durations(3) == durations(3) != durations(4)
     assert sorted(durations(3))[100] == pytest.approx(1000, rel=0.05)
+
+
+def test_each_sub_group_is_looked_at():
+    """Ranks 0 and 1 are slow and still; 2 and 3 fast, and as often 10 as 90: the slowest of all
+    ranks is still, the row of the second group is not precise after 60 calls.
+    """
+    parts = [(0, 1), (2, 3)]
+    rules = StoppingRules(parts, 4, None, 0.05, max_time_s=1, expected_ns=1.0)
+    random_of, calls = random.Random(5), 0
+    while size := rules.next_batch(0):
+        noisy = [random_of.choice((10, 90)) for _ in range(size)]
+        times = [[1000] * size, [1000] * size, noisy, noisy]
+        rules.add([{"host": row} for row in times], False, size)
+        calls += size
+    assert (calls, rules.reasons) == (1000, ["precision", "cap"])
+    # Two still groups need no more than one.
+    both = StoppingRules(parts, 4, None, 0.05, max_time_s=1, expected_ns=1.0)
+    batches = []
+    while size := both.next_batch(0):
+        both.add([{"host": [level] * size} for level in (1000, 900, 10, 20)], False, size)
+        batches.append(size)
+    assert (batches, both.reasons) == ([40, 20], ["precision", "precision"])
+
+
+def test_what_is_precise_no_more_is_not_called_so():
+    """The first group is still for 60 calls, then as restless as the second: its row has all."""
+    rules = StoppingRules([(0,), (1,)], 2, None, 0.05, max_time_s=1, expected_ns=1.0)
+    random_of, calls = random.Random(5), 0
+    while size := rules.next_batch(0):
+        noisy = [random_of.choice((10, 90)) for _ in range(size)]
+        first = [50] * size if calls < 60 else noisy
+        rules.add([{"host": first}, {"host": noisy}], False, size)
+        calls += size
+    assert (calls, rules.reasons) == (1000, ["cap", "cap"])

@@ -129,6 +129,16 @@ def test_places_that_calls_walk_through_by_hand():
         assert (sizing.places, sizing.room(0)) == (1, (64, 256))
 
 
+def test_places_are_aligned():
+    """64K on 3 ranks are 65,532 bytes, 12 mod 16: the next place is at 65,536. 1 MiB holds 16."""
+    sizing = size_case(case("all_gather", 65_536), 3, span_nbytes=M)
+    assert (sizing.nbytes, sizing.stride * 4, sizing.places) == (65_532, 65_536, 16)
+    assert sizing.room(0)[1] * 4 == M
+    for dtype, nbytes in (("int8", 1), ("float64", 8), ("bfloat16", 100)):
+        small = size_case(case("all_reduce", nbytes, dtype), 3, span_nbytes=1024)
+        assert (small.stride * small.case.itemsize, small.places) == (128, 8), dtype
+
+
 def test_all_to_all_v_rounds_down():
     # 100 bytes are 25 elements: 25/12 = 2.083 a part.
     sizing = size_case(case("all_to_all_v", 100, splits="1,2,4"), 3)

@@ -177,6 +177,15 @@ def test_host_bound(issue, bound):
     assert host_bound(result(time_ns=isolated, batches=[4])) is None
 
 
+@pytest.mark.parametrize(("slowest", "bound"), [(10, None), (45, (45, 50))])
+def test_host_bound_is_read_rank_by_rank(slowest, bound):
+    """64 ranks issue in 10, one call in 32 (3 %) in 100: some rank in each. One may be slow."""
+    issue = [[100 if (call + rank) % 32 == 0 else 10 for call in range(96)] for rank in range(63)]
+    assert {max(call) for call in zip(*issue, strict=True)} == {100}
+    clocks = {"device": [[50] * 96] * 64, "issue": [*issue, [slowest] * 96]}
+    assert host_bound(result(case=STREAM, ranks=64, time_ns=clocks, batches=[96])) == bound
+
+
 def test_row_by_hand():
     measured = result(
         cold_ns=[[5000, 900, 100], [6000, 800, 200]],

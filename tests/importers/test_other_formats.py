@@ -587,6 +587,19 @@ def test_nccl_json_samples(imported):
     assert summarise(result, clock="host").statistic == "mean"
 
 
+@pytest.mark.parametrize("ranks", [None, 4])
+def test_nccl_json_samples_of_processes_with_several_ranks(imported, ranks):
+    """Each of two processes stalls once: both took 140 us for 5 calls. Maxima of each call: 230."""
+    times = [[100.0, 10.0, 10.0, 10.0, 10.0], [10.0, 100.0, 10.0, 10.0, 10.0]]
+    data = nccl_json(out_of_place_per_iter={"per_process_max_times_us": times})
+    found = imported(json.dumps(data), ranks=ranks)
+    (result,) = found.runs[0].results
+    assert (result.ranks, len(result.time_ns["device"])) == ((4, 1) if ranks else (2, 2))
+    assert summarise(result).median_ns == 28_000
+    told = "2 processes, not of 4 ranks: kept as those of the process that took longest"
+    assert any(told in text for text in found.warnings) == bool(ranks)
+
+
 def test_nccl_json_cpu_time(imported):
     block = {"cpu_time": 2.5, "alg_bw": 43.1, "bus_bw": 43.1, "nwrong": None}
     (row,) = rows_of(imported(json.dumps(nccl_json(out_of_place=block))))

@@ -50,7 +50,11 @@ def test_a_stream_shows_its_period_and_names_its_spread(shown):
     asked = case(cadence="stream")
     text = shown(run(result(2, case=asked, time_ns={"host": [fast, slow]}, batches=[20, 5])))
     assert "\nperiod = time of the batches on the slowest rank / calls\n" in text
-    assert "\nlow, high = p5, p95 of the intervals between calls, within this launch\n" in text
+    assert (
+        "\nlow, high = p5, p95 of the intervals between calls, within this launch; "
+        "the period, their mean, may lie outside\n"
+    ) in text
+    assert "\n* first call over 3 times the period\n" in text
     assert body(text).splitlines()[:3] == [
         "size      first    period       low      high  calls   algbw   busbw  verified",
         "          call                   p5       p95           GB/s    GB/s",
@@ -58,6 +62,7 @@ def test_a_stream_shows_its_period_and_names_its_spread(shown):
     ]
     # Beside calls after a barrier both are named.
     both = shown(run(result(2), result(2, case=asked), ranks=2))
+    assert "\n* first call over 3 times the median or period\n" in both
     assert "completion = max over ranks; period = time of the batches on the slowest" in both
     assert " statistic " in body(both).splitlines()[0] and "  time " in body(both).splitlines()[0]
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 
+import pytest
 from handmade import case, not_run, result, run
 
 from torchcoll.core.records import save
@@ -196,8 +197,9 @@ def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
             2,
             cold_ns=[[50, 40], [51, 41]],
             warmup_ns=[[30], [31]],
-            time_ns={"device": [[9, 8], [7, 6]], "issue": [[1, 2], [3, 4]]},
-            calls_per_sample=10,
+            time_ns={"device": [[9, 8], [7, 6]], "issue": [[1, 2, 5], [3, 4, 6]]},
+            batches=[3],
+            calls_per_sample=2,
         ),
         ranks=2,
     )
@@ -207,10 +209,11 @@ def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
         ("host", "cold", "0", "1", "51"),
         ("host", "cold", "1", "1", "41"),
         ("host", "warmup", "2", "1", "31"),
-        ("device", "steady", "3", "10", "7"),
-        ("device", "steady", "4", "10", "6"),
-        ("issue", "steady", "3", "10", "3"),
-        ("issue", "steady", "4", "10", "4"),
+        ("device", "steady", "3", "2", "7"),
+        ("device", "steady", "5", "1", "6"),
+        ("issue", "steady", "3", "1", "3"),
+        ("issue", "steady", "4", "1", "4"),
+        ("issue", "steady", "5", "1", "6"),
     ]
     text = shown(launch, calls=True, format="csv", clock="issue")
     assert {r["clock"] for r in long_rows(text)} == {"issue"}
@@ -280,6 +283,45 @@ def test_calls_stand_where_they_ran(shown):
     ]
 
 
+def test_samples_of_several_calls_weigh_as_many(shown):
+    """Batches of 21 and 10 calls, a sample the mean of up to ten: of 10, 10, 1 and 10 calls. Rank
+    0: (100 + 100 + 100 + 100) / 31 = 12.9 us, rank 1: (90 + 90 + 120 + 90) / 31 = 12.58.
+    """
+    device = [[10_000, 10_000, 100_000, 10_000], [9_000, 9_000, 120_000, 9_000]]
+    launch = run(
+        result(
+            2,
+            case=case(cadence="stream"),
+            cold_ns=[[90_000], [90_000]],
+            lead_ns=[[50_000, 40_000], [51_000, 41_000]],
+            time_ns={"device": device, "issue": [[7] * 31] * 2},
+            batches=[21, 10],
+            calls_per_sample=10,
+        ),
+        ranks=2,
+    )
+    first, second = long_rows(shown(launch, per_rank=True, format="csv"))
+    assert (first["calls"], second["calls"]) == ("31", "31")
+    assert float(first["median_ns"]) == pytest.approx(400_000 / 31)
+    assert float(second["median_ns"]) == pytest.approx(390_000 / 31)
+    # Rank 1 was the last in one call of 31.
+    assert float(second["longest_share"]) == pytest.approx(1 / 31)
+    names = ("kind", "call", "calls_per_sample")
+    rows = long_rows(shown(launch, calls=True, format="csv"), rank="1")
+    assert [tuple(r[n] for n in names) for r in rows if r["clock"] == "device"] == [
+        *[("lead", "1", "1"), ("steady", "2", "10"), ("steady", "12", "10"), ("steady", "22", "1")],
+        *[("lead", "23", "1"), ("steady", "24", "10")],
+    ]
+    # Every call was issued by itself, and has the number that it has on the other clock.
+    issued = [(r["call"], r["calls_per_sample"]) for r in rows if r["clock"] == "issue"]
+    assert issued == [(str(n), "1") for n in (*range(2, 23), *range(24, 34))]
+    lines = shown(launch, calls=True).split("rank\n", 1)[1].splitlines()
+    assert [line.split()[:2] for line in lines[:7]] == [
+        *(["0", "cold"], ["1", "lead"], ["2", "steady"], ["12", "steady"], ["22", "steady"]),
+        *(["23", "lead"], ["24", "steady"]),
+    ]
+
+
 def test_per_rank_of_a_stream_has_each_ranks_period(shown):
     launch = run(
         result(
@@ -290,6 +332,8 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
         ),
         ranks=2,
     )
+    slow = shown(launch, calls=True)  # 5 ms against 22 us
+    assert "\n* over 3 times the period of the steady calls\n" in slow
     lines = shown(launch, per_rank=True).splitlines()
     (head,) = [n for n, line in enumerate(lines) if line.startswith("rank  host")]
     assert "period" in lines[head] and "median" not in lines[head]

@@ -47,8 +47,9 @@ class ColdRow:
     kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
     place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
     calls in order; sizes: S of each, in bytes. own: False where others had used the communicator
-    before. steady_ns: the median of the steady calls of the same case, on ``clock``. first: the
-    first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that took longest.
+    before. steady_ns: the figure (median, or period) of the steady calls of the same case, on
+    ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that
+    took longest.
     """
 
     name: str

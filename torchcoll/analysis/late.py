@@ -23,10 +23,11 @@ from torchcoll.core.summary import SLOW_FIRST, over_ranks
 class Late:
     """One case of launches alike: geometric means over the launches, completions in ns.
 
-    settled_ns: the steady median or the last cold call, whichever is larger: the steady calls may
-    be on another clock and back to back. cold: of how many ``launches`` the first call took over 3
-    times that. ordinal: calls on the communicator before it, the fewest. why: what is known of the
-    cause: an algorithm used for the first time, a communicator of its own, or ''.
+    settled_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
+    the steady calls may be on another clock and back to back. cold: of how many ``launches`` the
+    first call took over 3 times that. ordinal: calls on the communicator before it, the fewest.
+    why: what is known of the cause: an algorithm used for the first time, a communicator of its
+    own, or ''.
     """
 
     kind: Mapping[str, Any]

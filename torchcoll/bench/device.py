@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchcoll.bench.launcher import Launch
+from torchcoll.core.case import calls_of_batch
 from torchcoll.core.errors import UnavailableError
 
 Call = Callable[[], object]
@@ -143,7 +144,7 @@ class Accelerator:
         first event completes at once, and the first time is the host's to issue a call.
         """
         now, issue, each = self._now, clocks["issue"].append, self.calls_per_sample
-        counts = [each] * (calls // each) + ([calls % each] if calls % each else [])
+        counts = calls_of_batch(calls, each)
         several = [1] * leads + counts
         events = [self._torch.Event(self.name, enable_timing=True) for _ in range(len(several) + 1)]
         events[0].record()

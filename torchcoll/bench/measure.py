@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torchcoll.bench.backends import is_nccl
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.device import Call, nothing
 from torchcoll.bench.verify import Buffers, Checker, allocate
-from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.case import Case, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
 
@@ -179,7 +180,7 @@ class _Measurement:
         self.gathered: list[list[dict[str, list[int]]]] = []  # rank 0: [batch][rank][clock]
         self.batches: list[int] = []
         self.settled: int | None = None
-        self.stop = ""
+        self.stops: list[str] = []  # rank 0: of each sub-group
         self.steady_ns: int | None = None
 
     def measure(self) -> list[CaseResult]:
@@ -232,7 +233,7 @@ class _Measurement:
             ordinal=ordinal,
             communicator=self.communicator.how,
             settled=self.settled,
-            stop=self.stop,
+            stops=self.stops,
             steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
         )
@@ -280,15 +281,15 @@ class _Measurement:
         return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
 
     def _measure_steady(self, name: str) -> list[str] | None:
-        """Batches until rank 0's stopping rule is content with the times of the calls;
+        """Batches until rank 0's stopping rules are content with the times of the calls;
         [status, reason] where no rank began.
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRule, times_of_calls
+            from torchcoll.bench.stopping import StoppingRules
 
-            rule = StoppingRule(
-                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
+            rule = StoppingRules(
+                *(session.parts, session.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
                 means=self.sizing.case.back_to_back,
             )
@@ -308,12 +309,12 @@ class _Measurement:
             self.batches.append(size)
             everyone = session.control.gather(clocks)
             if rule:
-                rule.add(times_of_calls(everyone, case.back_to_back), size)
+                rule.add(everyone, case.back_to_back, size)
                 self.gathered.append(everyone)
             self._account(leads, clocks, decided - told + now() - ended, ended)
             told = now()
         if rule:
-            self.stop, self.steady_ns = rule.reason, round(rule.elapsed_ns)
+            self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
 
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
@@ -336,8 +337,9 @@ class _Measurement:
     def _account(self, leads: int, clocks: dict[str, list[int]], gathers: int, ended: int) -> None:
         """Where the time of the last batch went, which ended at ``ended``."""
         lead = sum(self.lead[-leads:])
-        steady, each = next(iter(clocks.values())), self._calls_per_sample
-        calls = sum(steady) * each if len(steady) * each == self.batches[-1] else sum(steady)
+        steady = next(iter(clocks.values()))  # samples may be means of several calls
+        counts = calls_of_batch(self.batches[-1], self._calls_per_sample)
+        calls = sum(map(operator.mul, steady, counts))
         self.spent["lead"] += lead
         self.spent["gathers"] += gathers
         waiting = ended - self.batch_starts[-1][0] - lead - calls
@@ -402,7 +404,7 @@ def _results(
 ) -> list[CaseResult]:
     """Gather every rank's samples; on rank 0 the CaseResult of each sub-group.
 
-    ``steady`` [batch][rank][clock] has been gathered already.
+    ``steady`` [batch][rank][clock] has been gathered already. facts: as of results_of.
     """
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)

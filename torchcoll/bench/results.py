@@ -16,24 +16,28 @@ def results_of(
     sizing: Sizing,
     gathered: list[dict[str, Any]],
     steady: Sequence[list[dict[str, list[int]]]],
+    stops: Sequence[str] = (),
     **facts: Any,
 ) -> list[CaseResult]:
     """The result of each sub-group; with one part of all ranks that of the case.
 
-    gathered: [rank] of samples. steady: [batch][rank][clock]. facts: fields of CaseResult.
+    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why
+    the calls ended, of each sub-group; none where there were none. facts: fields of CaseResult.
     """
+    stops = stops or [""] * len(parts)
     for rank, words in enumerate(gathered):
         words["time"] = {
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
     if len(parts) == 1:
-        return [_result(sizing, parts[0], gathered, **facts)]
+        return [_result(sizing, parts[0], gathered, stop=stops[0], **facts)]
     results = []
     for number, part in enumerate(parts):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
         own = size_case(case, len(part))
-        result = _result(own, part, [gathered[rank] for rank in part], **facts)
+        ranks = [gathered[rank] for rank in part]
+        result = _result(own, part, ranks, stop=stops[number], **facts)
         result.members = list(part)
         results.append(result)
     return results

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torchcoll.core.summary import median, over_ranks, relative_half_width, slowest
 
@@ -161,6 +162,41 @@ class StoppingRule:
             return math.inf
         correlation = max(0.0, sum(a * b for a, b in pairs) / squares)
         return width * math.sqrt((1 + correlation) / (1 - correlation))
+
+
+class StoppingRules:
+    """A rule for each sub-group, fed what its row shows; batches go on until all are content at
+    once. ``reasons`` are then theirs. Sub-groups call at the same time, so none can stop alone; one
+    rule of the slowest rank of all would call a group precise that it has not looked at.
+
+    parts: the ranks of each. ranks: of all, for the cap. The rest as of StoppingRule.
+    """
+
+    def __init__(
+        self, parts: Sequence[Sequence[int]], ranks: int, *options: Any, **more: Any
+    ) -> None:
+        self._parts = parts
+        self._rules = [StoppingRule(ranks, *options, **more) for _ in parts]
+
+    def next_batch(self, elapsed_ns: float) -> int:
+        """As of one rule: the smallest batch that one of them asks for, 0 when all are content."""
+        sizes = [rule.next_batch(elapsed_ns) for rule in self._rules]
+        return min(filter(None, sizes), default=0)
+
+    def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
+        """One batch of ``calls`` calls: the samples of each rank, [rank][clock]."""
+        for part, rule in zip(self._parts, self._rules, strict=True):
+            # A fake world has one rank, whatever its size.
+            own = everyone if len(self._parts) == 1 else [everyone[rank] for rank in part]
+            rule.add(times_of_calls(own, back_to_back), calls)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [rule.reason for rule in self._rules]
+
+    @property
+    def elapsed_ns(self) -> float:
+        return self._rules[0].elapsed_ns
 
 
 class SettlingRule:

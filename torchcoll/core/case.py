@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # loaded where they are needed alone: ranks pay for every mod
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
 CHECK_CHUNK_NBYTES = 64 << 20
 CHECK_ELEMENT_NBYTES = 24
+# Where a place in a rotated buffer may begin: a cache line of a GPU, or two of a CPU. nccl-tests
+# rounds its counts to 16 bytes; ours are not rounded, and calls would be timed on addresses that
+# alignment alone makes slow.
+PLACE_NBYTES = 128
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ class Case:
     name of it, in imported files what stands for it (``mpi``). device: ``cpu``, ``cuda``, ``xpu``
     or ``unknown``. buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
     buffer_reuse: ``same`` buffers in every call, ``rotate`` (each call takes the next place in
-    buffers as large as the largest of the sweep, nccl-tests' way; the calls of one group share a
-    place) or ``unknown``. rehearsal: several ranks shared one GPU: no bandwidth.
+    buffers as large as the largest of the sweep, nccl-tests' way, but each begins at a multiple of
+    128 bytes; the calls of one group share a place) or ``unknown``. rehearsal: several ranks shared
+    one GPU: no bandwidth.
 
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
     (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
@@ -165,9 +170,11 @@ class Sizing:
     @cached_property
     def stride(self) -> int:
         """Elements from one place of a buffer to the next, alike on all ranks and in both buffers,
-        as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received).
+        as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received),
+        rounded up to ``PLACE_NBYTES``.
         """
-        return max(self.nbytes_in, self.nbytes_out) // self.case.itemsize
+        largest = max(self.nbytes_in, self.nbytes_out)
+        return -(-largest // PLACE_NBYTES) * PLACE_NBYTES // self.case.itemsize
 
     @property
     def places(self) -> int:
@@ -214,6 +221,11 @@ def size_case(
     count = max(1, case.nbytes // (case.itemsize * parts))
     nbytes = count * case.itemsize * parts
     return Sizing(case, ranks, count, nbytes, span_nbytes=span_nbytes)
+
+
+def calls_of_batch(calls: int, each: int) -> list[int]:
+    """How many calls each sample of a batch is the mean of: ``each``, the last one of the rest."""
+    return [each] * (calls // each) + ([calls % each] if calls % each else [])
 
 
 def fingerprint(data: Any) -> str:

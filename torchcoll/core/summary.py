@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
+from torchcoll.core.case import calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Given, Matrix, Run
@@ -151,37 +152,40 @@ def host_bound(result: CaseResult) -> tuple[float, float] | None:
     them: the two agree then. None where they do not, or are not known.
 
     Issuing is read from its faster half: a full queue holds the host back, and late issues take as
-    long as the device does. Events between the calls take the host's time too, beside the issue.
+    long as the device does. It is that of the slowest host: all others wait for its calls. Rejected
+    is the maximum over ranks of each call, where each hiccup of any of many hosts counts. Events
+    between the calls take the host's time too, beside the issue.
     """
     period = steady_figure(result, "device")
-    issue = steady_times(result, "issue")
+    issue = [row for row in result.time_ns.get("issue", ()) if row]
     if not (has_period(result, "device") and period and issue):
         return None
-    issued = quantile(sorted(issue), 0.25)
+    issued = max(quantile(sorted(row), 0.25) for row in issue)
     return (issued, period) if issued >= HOST_BOUND * period else None
 
 
 def _mean(result: CaseResult, times: Sequence[float]) -> float:
-    calls = _calls_of(result, len(times))
+    calls = calls_of(result, len(times))
     total: float = sum(map(operator.mul, times, calls))
     return total / sum(calls)
 
 
-def _calls_of(result: CaseResult, samples: int) -> list[int]:
-    """How many calls each sample is the mean of: all alike, but the last one of a batch."""
-    each, calls = result.calls_per_sample, []
-    for size in result.batches if each > 1 else ():
-        calls += [each] * (size // each) + ([size % each] if size % each else [])
+def calls_of(result: CaseResult, samples: int) -> list[int]:
+    """How many calls each of the steady samples of a clock is the mean of; 1 of those of a clock
+    that is read at every call.
+    """
+    calls = [n for size in result.batches for n in calls_of_batch(size, result.calls_per_sample)]
     return calls if len(calls) == samples else [1] * samples
 
 
 def batches_of(result: CaseResult, samples: Matrix) -> list[tuple[int, int]]:
     """First and last sample of each batch; all are one where the file does not tell."""
-    each, length = result.calls_per_sample, min(map(len, samples), default=0)
-    ends = list(accumulate(-(-size // each) for size in result.batches))
-    if not ends or ends[-1] != length:
-        return [(0, length)]
-    return list(zip([0, *ends], ends, strict=False))
+    length = min(map(len, samples), default=0)
+    for each in (result.calls_per_sample, 1):  # as ``calls_of``
+        ends = list(accumulate(-(-size // each) for size in result.batches))
+        if ends and ends[-1] == length:
+            return list(zip([0, *ends], ends, strict=False))
+    return [(0, length)]
 
 
 def over_ranks_of(result: CaseResult, how: str) -> str | None:
@@ -250,7 +254,7 @@ class Row:
 
     @property
     def slow_first(self) -> bool:
-        """True where the first call took over 3 times the median."""
+        """True where the first call took over 3 times the figure (median, period, ...)."""
         if self.first_call_ns is None or not self.median_ns:
             return False
         return self.first_call_ns > SLOW_FIRST * self.median_ns

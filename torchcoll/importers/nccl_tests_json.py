@@ -13,6 +13,7 @@ from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Matrix
+from torchcoll.core.summary import slowest
 from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
     TRUNCATED,
@@ -207,17 +208,20 @@ def _per_iteration(block: Block, data: object) -> None:
 
 
 def _width(rows: Sequence[Row], ranks: int, found: Imported) -> None:
-    """Samples are of processes. Where a process had several ranks, they are maxima over those."""
+    """Samples are of processes. Where a process had several ranks, they are maxima over those.
+
+    Calls are back to back: maxima over processes too would count one stall several times.
+    """
     told = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
     if told and ranks:
         found.warn(
             f"times of each iteration are of {max(told)} processes, not of {ranks} ranks: "
-            "kept as the maximum over all"
+            "kept as those of the process that took longest"
         )
         for row in rows:
             for block in row.blocks:
                 if len(block.samples) != ranks and block.samples:
-                    block.samples = [[max(call) for call in zip(*block.samples, strict=False)]]
+                    block.samples = [slowest(block.samples)]
 
 
 def _members(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

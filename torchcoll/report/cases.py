@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.result import CaseResult, Matrix, Run
@@ -11,6 +13,7 @@ from torchcoll.core.summary import (
     SLOW_FIRST,
     Row,
     batches_of,
+    calls_of,
     default_clock,
     has_period,
     median,
@@ -86,8 +89,11 @@ def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     result, clock = entry.result, entry.row.clock
     # strict=False: a rank that was lost in mid-batch has fewer calls.
     calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
+    weights = calls_of(result, len(calls))  # samples may be means of several calls
+    number, period = sum(weights), has_period(result, clock)
     fastest, slowest = [min(call) for call in calls], [max(call) for call in calls]
     for place, own in enumerate(zip(*calls, strict=True)):
+        longest = map(operator.eq, own, slowest)
         rank = rank_of(result, place)
         member = run.members[rank] if rank < len(run.members) else {}
         yield {
@@ -95,10 +101,10 @@ def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
             "host": member.get("host"),
             "rank_device": member.get("device"),
             "clock": clock,
-            "calls": len(calls) * result.calls_per_sample,
-            "median_ns": sum(own) / len(own) if has_period(result, clock) else median(own),
+            "calls": number,
+            "median_ns": sum(map(operator.mul, own, weights)) / number if period else median(own),
             "longer_than_fastest_ns": median([a - b for a, b in zip(own, fastest, strict=True)]),
-            "longest_share": sum(a == b for a, b in zip(own, slowest, strict=True)) / len(calls),
+            "longest_share": sum(map(operator.mul, longest, weights)) / number,
         }
 
 
@@ -145,38 +151,48 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
-        for kind, first, samples in _in_order(result, name) if clock in (None, name) else ():
+        for kind, calls, samples in _in_order(result, name) if clock in (None, name) else ():
             for place, durations in enumerate(samples):
-                for number, ns in enumerate(durations, first):
+                # strict=False: a rank that was lost in mid-batch has fewer calls.
+                for call, ns in zip(calls, durations, strict=False):
                     yield {
                         "rank": rank_of(result, place),
                         "clock": name,
                         "kind": kind,
-                        "call": number,
-                        "calls_per_sample": result.calls_per_sample if kind == "steady" else 1,
+                        "call": call.start,
+                        "calls_per_sample": len(call),
                         "ns": ns,
                     }
 
 
-def _in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, int, Matrix]]:
-    """(kind, number of the first, samples) of the calls on this clock, as they ran: the cold ones,
-    warm-up, then of each batch its lead calls and the steady ones.
+def _in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
+    """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
+    the cold ones, warm-up, then of each batch its lead calls and the steady ones.
     """
     number = 0
     parts = [("cold", result.cold_ns), ("warmup", result.warmup_ns)]
     for kind, samples in parts:
+        count = max(map(len, samples), default=0)
         if samples and clock == "host":
-            yield kind, number, samples
-        number += max(map(len, samples), default=0)
+            yield kind, _numbers(number, [1] * count), samples
+        number += count
     steady = result.time_ns.get(clock or "", [])
     leads = max(map(len, result.lead_ns), default=0) // max(1, len(result.batches))
+    each = calls_of(result, min(map(len, steady), default=0))
     led = 0
     for first, last in batches_of(result, steady):
         if leads and clock == default_clock(result):
-            yield "lead", number, [row[led : led + leads] for row in result.lead_ns]
+            lead = [row[led : led + leads] for row in result.lead_ns]
+            yield "lead", _numbers(number, [1] * leads), lead
         led, number = led + leads, number + leads
-        yield "steady", number, [row[first:last] for row in steady]
-        number += last - first
+        yield "steady", _numbers(number, each[first:last]), [row[first:last] for row in steady]
+        number += sum(each[first:last])
+
+
+def _numbers(first: int, calls: Sequence[int]) -> list[range]:
+    """The numbers of the calls of each sample, the first of which begins with ``first``."""
+    starts = accumulate(calls, initial=first)
+    return [range(start, start + n) for start, n in zip(starts, calls, strict=False)]
 
 
 def calls_grids(run: Run, view: View) -> list[Grid]:
@@ -201,15 +217,15 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
     parts += [part for part in _in_order(result, row.clock) if part[0] in ("lead", "steady")]
     rows: list[list[str]] = []
     slow = False
-    for kind, _, samples in parts:
+    for kind, numbers, samples in parts:
         times = over_ranks(samples, how)
-        for time, call in zip(times, zip(*samples, strict=False), strict=False):
+        for number, time, call in zip(numbers, times, zip(*samples, strict=False), strict=False):
             mark = kind == "cold" and row.median_ns and time > SLOW_FIRST * row.median_ns
             slow = slow or bool(mark)
             low, high = min(call), max(call)
             rows.append(
                 [
-                    str(len(rows)),
+                    str(number.start),
                     _KINDS.get(kind, kind),
                     format_time(time) + ("*" if mark else " "),
                     format_time(low),
@@ -220,7 +236,7 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
             )
     below = _status_lines(result)
     if slow:
-        below.append("* over 3 times the median of the steady calls")
+        below.append(f"* over 3 times the {one_line(row.statistic)} of the steady calls")
     if result.ordinal == 0 and result.cold_ns:
         below.append("call 0 is the first of its communicator")
     if result.connect_ns:

@@ -29,8 +29,8 @@ _WORDS = {
 READING = "completion = max over ranks"
 _RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
 _CALLS = (
-    "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the median of "
-    "its steady calls"
+    "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the figure "
+    "(median, or period) of its steady calls"
 )
 _ROWS_OF_CALLS = (
     "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
@@ -296,7 +296,7 @@ def _late(late: Sequence[Late]) -> Grid:
         above=[
             "later cases whose 1st call took over 3 times the settled ones, or that use an "
             f"algorithm first{'' if several or not titles else f': {titles[0]}'}",
-            "settled: the steady median or the last cold call, whichever is larger",
+            "settled: the steady median (or period) or the last cold call, whichever is larger",
         ],
         below=below,
     )

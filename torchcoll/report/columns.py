@@ -29,7 +29,10 @@ DIMENSIONS = (
     *("coalesce", "rehearsal", "splits", "communicator", "cadence", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
-_INTERVALS = "low, high = p5, p95 of the intervals between calls, within this launch"
+_INTERVALS = (
+    "low, high = p5, p95 of the intervals between calls, within this launch; the period, their "
+    "mean, may lie outside"
+)
 
 
 @dataclass(frozen=True)

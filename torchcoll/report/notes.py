@@ -23,7 +23,6 @@ from torchcoll.core.summary import (
 from torchcoll.core.units import format_ranges, format_time
 from torchcoll.report.output import one_line
 
-SLOW_FIRST_LINE = "* first call over 3 times the median"
 SPLITS_LINE = (
     "all_to_all_v: size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank"
@@ -93,7 +92,8 @@ def run_lines(run: Run, rows: Sequence[Row], first_calls: bool = True) -> list[s
 
 def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     """What is true of some rows and needs no mark there."""
-    lines = [SLOW_FIRST_LINE] if first_calls and any(row.slow_first for row in rows) else []
+    slow = dict.fromkeys(one_line(row.statistic) for row in rows if row.slow_first)
+    lines = [f"* first call over 3 times the {' or '.join(slow)}"] if first_calls and slow else []
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)

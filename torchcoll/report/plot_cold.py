@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def cold_figure(found: Cold) -> Figure:
-    """What starting cost over the number of ranks: first, second, third call and the steady median.
+    """What starting cost over the number of ranks: first, second, third call and the steady figure.
 
     A panel for each kind of launch, and for each place in its job where these are not shown to be
     the same. Raises UnavailableError without matplotlib.
