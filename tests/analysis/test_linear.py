@@ -169,6 +169,23 @@ def test_two_launches_are_left_out_and_no_third():
     assert [one.launch for one in outliers(thrice)] == [(0, 1), (1, 3)]
 
 
+def test_outliers_of_cases_with_different_launches():
+    """(0, 0) is twice as slow, in cases of seven launches alone, and (1, 3) by half. Without
+    (1, 3) six are left, of which none can be judged: (0, 0) keeps the figures of all seven.
+    """
+    many = [case.without([(0, 0)]) for case in cases(20, [7], 1.5)]
+    few = []
+    for case in cases(25, [0], 2.5):
+        values = [v * (1.5 if launch == (1, 3) else 1)
+                  for v, launch in zip(case.values, case.launches, strict=True)]  # fmt: skip
+        slow = Figures(tuple(values), case.launches, case.order)
+        few.append(slow.without([(0, 4), (0, 5), (1, 1), (1, 4), (1, 5)]))
+    found = outliers([*many, *few])
+    assert [one.launch for one in found] == [(0, 0), (1, 3)]
+    assert found[0].factor > 2
+    assert found[1].factor == pytest.approx(1.5, abs=0.02)
+
+
 def test_a_launch_that_is_slow_in_some_cases_stays():
     """Case by case it would be left out where it is far off, and the errors would grow."""
     mixed = cases(10, [3])[:10] + cases(25)[10:]

@@ -106,6 +106,7 @@ def compared_rows(
     cases = []
     for pair, figures, reason in zip(pairs, every, reasons, strict=True):
         kept = figures.without(out)
+        reason = reason or _gone(kept)
         if reason:
             cases.append(incomparable(figures.of(0), figures.of(1), reason))
         else:
@@ -195,6 +196,12 @@ def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
         reason = bad.row.reason.partition(LIKELY)[0]
         return f"{bad.row.status} in {name}" + (f": {reason}" if reason else "")
     return other_clock(pair)
+
+
+def _gone(kept: Figures) -> str:
+    """Why a case that had a figure on both sides has none in the launches that were kept."""
+    gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
+    return f"{' and '.join(gone)} only in launches left out" if gone else ""
 
 
 def other_clock(pair: Pair) -> str:

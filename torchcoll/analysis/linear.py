@@ -165,7 +165,7 @@ def side_ratio(figures: Figures) -> Ratio:
 
 
 def plain_ratio(figures: Figures) -> Ratio:
-    """Of the geometric means, whenever they were measured."""
+    """Of the geometric means, whenever they were measured. Both sides have a launch at least."""
     base, new = (numpy.log(figures.of(side)) for side in (0, 1))
     return Ratio(exp(float(new.mean() - base.mean())))
 
@@ -181,6 +181,7 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     whatever the first one says, and decides on both (B. Rosner, Technometrics 25 (1983) 165).
     """
     left: list[tuple[int, int]] = []
+    picked: list[Outlier] = []
     shown = 0
     while len(left) < MOST_OUTLIERS:
         medians, limit = _medians([case.without(left) for case in cases])
@@ -189,15 +190,23 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
         if not able:
             break
         left.append(max(able, key=lambda launch: abs(medians[launch][0])))
-        if abs(medians[left[-1]][0]) > limit:
+        picked.append(_outlier(left[-1], medians, limit))
+        if abs(picked[-1].t) > limit:
             shown = len(left)
     found = []
-    for launch in left[:shown]:
-        others = [one for one in left[:shown] if one != launch]
+    for one in picked[:shown]:
+        others = [launch for launch in left[:shown] if launch != one.launch]
         medians, limit = _medians([case.without(others) for case in cases])
-        t, off = medians[launch]
-        found.append(Outlier(launch, exp(off), t, limit))
+        # Where each case that has it is too small without the others, nothing else tells of it.
+        found.append(_outlier(one.launch, medians, limit) if one.launch in medians else one)
     return found
+
+
+def _outlier(
+    launch: tuple[int, int], medians: dict[tuple[int, int], tuple[float, float]], limit: float
+) -> Outlier:
+    t, off = medians[launch]
+    return Outlier(launch, exp(off), t, limit)
 
 
 def _medians(

@@ -161,7 +161,7 @@ def exp(logarithm: float) -> float:
     """As math.exp, at most the largest float: files may hold any figures, and no interval of three
     launches is too wide for them.
     """
-    return math.exp(logarithm) if logarithm < _LARGEST else sys.float_info.max
+    return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
