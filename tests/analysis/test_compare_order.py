@@ -68,7 +68,7 @@ def test_unknown_start_times_are_said():
             one.header.pop("start_utc")
     found = compare(*sides)
     assert UNKNOWN in found.notes
-    assert found.rows[0].judged.ratio.degrees == 4
+    assert found.rows[0].judged.ratio.degrees == pytest.approx(4, abs=0.01)  # 101 and 202
     assert found.rows[0].notes == ()
     # One that is unknown may be any of them.
     some = in_turn(side(), side())

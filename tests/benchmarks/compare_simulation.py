@@ -30,7 +30,9 @@ from torchcoll.analysis.linear import (
     deleted_residuals,
     least_squares,
     model_of,
+    noise_share,
     outlier_limit,
+    side_error,
 )
 from torchcoll.analysis.needed import MOST_LAUNCHES, Asked, asked, launches_needed, launches_range
 from torchcoll.analysis.stats import LEVEL, ORDERED, ratio_of
@@ -79,7 +81,7 @@ class Scenario:
 
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
-NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB"}
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", "ABA" * 6: "12+6", "AABA" * 4: "12+4"}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
@@ -150,10 +152,11 @@ def _once(
 ) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
     """With these launches alone, and of each repetition the worst of them and if it is too far."""
     model = model_of(sides, order)
-    effect, spread, rest = least_squares(model, logs)
-    error = spread * model.error
-    t_90 = special.stdtrit(model.degrees, 0.95)
-    p = holm(2 * special.stdtr(model.degrees, -abs(effect) / error))
+    effect, _, rest = least_squares(model, logs)
+    share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
+    error, degrees = side_error(model, rest, share)
+    t_90 = special.stdtrit(degrees, 0.95)
+    p = holm(2 * special.stdtr(degrees, -abs(effect) / error))
     limit = math.log1p(THRESHOLD)
     significant = (p < LEVEL) & (abs(effect) > limit)
     found = Judged(
@@ -237,8 +240,13 @@ BESIDE = (
     Scenario("ABBA", tails="t3"),
     Scenario("A-B", tails="t3", drift=0.01),
     Scenario("ABBA", tails="t3", shared=1.0),
-    Scenario("ABBA", factor=3.0),
     Scenario("A-B", step=0.05),
+)
+NOISIER = tuple(
+    Scenario(order, factor=factor, outlier=outlier)
+    for order in ("ABAB", "ABBA", "12+6", "12+4")
+    for factor in (1.0, 3.0)
+    for outlier in (0, 1)
 )
 POWERED = tuple(
     Scenario(order, change=0.05, drift=drift, outlier=outlier)
@@ -312,7 +320,7 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
 
 def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
-    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2]):
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2], NOISIER[-1]):
         agree, total = agreement(scenario, repetitions)
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
@@ -332,12 +340,12 @@ def settled(truth: float, noise: float, launches: int, repetitions: int, seed: i
     model = model_of(sides, tuple(map(float, range(2 * launches))))
     z = rng.standard_normal((2 * launches, repetitions))
     logs = noise * z + truth * numpy.array(sides)[:, None]
-    effect, spread, _ = least_squares(model, logs)
-    error, limit = spread * model.error, math.log1p(THRESHOLD)
+    effect, _, rest = least_squares(model, logs)
+    (error, degrees), limit = side_error(model, rest, 0.5), math.log1p(THRESHOLD)
     if abs(truth) > limit:
-        p = 2 * special.stdtr(model.degrees, -abs(effect) / error)
+        p = 2 * special.stdtr(degrees, -abs(effect) / error)
         return float(((p < LEVEL / CASES) & (effect > limit)).mean())
-    return float((abs(effect) + special.stdtrit(model.degrees, 0.95) * error < limit).mean())
+    return float((abs(effect) + special.stdtrit(degrees, 0.95) * error < limit).mean())
 
 
 def report_needs(repetitions: int) -> None:
@@ -403,6 +411,7 @@ PARTS = {
     "agreement": lambda _: report_agreement(AGREEMENTS),
     "asked": lambda repetitions: report_alarms(ASKED, repetitions),
     "beside": lambda repetitions: report_alarms(BESIDE, repetitions),
+    "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
     "ranges": lambda repetitions: report_ranges(repetitions // 10),
