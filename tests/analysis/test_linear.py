@@ -74,7 +74,8 @@ def test_without_start_times_it_is_welchs_t():
 @pytest.mark.parametrize(("base", "new"), [(12, 4), (12, 6)])
 def test_a_side_that_is_noisier_is_no_difference(base, new):
     """3 times as noisy, nothing changed, 25 cases: 5 % of 60 comparisons are 9 or more once in 400
-    times. With one noise for both sides 12 against 4 are called different in 7 of 10, 12 against 6 in 4.
+    times. With one noise for both sides 12 against 4 are called different in 7 of 10, against 6
+    in 4 of 10.
     """
     rng = numpy.random.default_rng(4)
     sides = {4: (0, 0, 1, 0) * 4, 6: (0, 1, 0) * 6}[new]

@@ -65,6 +65,7 @@ class Scenario:
     tails: str = "normal"
     cases: int = CASES
     factor: float = 1.0  # noise of the new side over that of the base
+    noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh launch
 
     def __str__(self) -> str:
@@ -74,6 +75,7 @@ class Scenario:
         words += ["shared noise"] if self.shared == 1 else []
         words += ["half of it shared"] if 0 < self.shared < 1 else []
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
+        words += [f"in {self.noisier} cases"] if self.noisier < self.cases else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
         words += ["1 case"] if self.cases == 1 else []
         return f"{self.order:8}{', '.join(words)}"
@@ -100,7 +102,8 @@ def draw(
     z = math.sqrt(1 - scenario.shared) * own + math.sqrt(scenario.shared) * common
     side = numpy.array(sides)[:, None, None]
     place = numpy.arange(len(sides))[:, None, None]
-    logs = scenario.noise * z * numpy.where(side == 1, scenario.factor, 1.0)
+    noisier = (side == 1) & (numpy.arange(scenario.cases) < scenario.noisier)
+    logs = scenario.noise * z * numpy.where(noisier, scenario.factor, 1.0)
     logs = logs + math.log1p(scenario.drift) * place
     logs = logs + math.log1p(scenario.step) * (place >= LAUNCHES)
     slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
@@ -242,11 +245,19 @@ BESIDE = (
     Scenario("ABBA", tails="t3", shared=1.0),
     Scenario("A-B", step=0.05),
 )
-NOISIER = tuple(
-    Scenario(order, factor=factor, outlier=outlier)
-    for order in ("ABAB", "ABBA", "12+6", "12+4")
-    for factor in (1.0, 3.0)
-    for outlier in (0, 1)
+NOISIER = (
+    *(
+        Scenario(order, factor=factor, outlier=outlier)
+        for order in ("ABAB", "ABBA", "12+6", "12+4")
+        for factor in (1.0, 3.0)
+        for outlier in (0, 1)
+    ),
+    *(Scenario("A-B", factor=3.0, drift=0.01, outlier=outlier) for outlier in (0, 1)),
+    *(
+        Scenario(order, factor=3.0, **other)
+        for order in ("ABAB", "12+6", "12+4")
+        for other in ({"cases": 1}, {"noisier": 12})
+    ),
 )
 POWERED = tuple(
     Scenario(order, change=0.05, drift=drift, outlier=outlier)
@@ -320,7 +331,7 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
 
 def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
-    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2], NOISIER[-1]):
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2], NOISIER[15]):
         agree, total = agreement(scenario, repetitions)
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 

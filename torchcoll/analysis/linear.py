@@ -9,7 +9,8 @@ noise where the launches alternate; pairs of neighbours, in which a drift under 
 difference again; ranks, of which six against six cannot pass Holm over 24 cases.
 
 Each side has its own noise: with one for both, 12 launches against 4 that are 3 times as noisy are
-called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise.
+called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise,
+and one case alone knows its noise badly: 12 against 4 so noisy has 12 % false alarms there.
 """
 
 from __future__ import annotations
