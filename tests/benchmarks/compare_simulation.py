@@ -30,7 +30,9 @@ from torchcoll.analysis.linear import (
     deleted_residuals,
     least_squares,
     model_of,
+    noise_share,
     outlier_limit,
+    side_error,
 )
 from torchcoll.analysis.needed import MOST_LAUNCHES, Asked, asked, launches_needed, launches_range
 from torchcoll.analysis.stats import LEVEL, ORDERED, ratio_of
@@ -63,6 +65,7 @@ class Scenario:
     tails: str = "normal"
     cases: int = CASES
     factor: float = 1.0  # noise of the new side over that of the base
+    noisier: int = CASES  # so many cases have the factor
     step: float = 0.0  # of the machine, between the sixth and the seventh launch
 
     def __str__(self) -> str:
@@ -72,6 +75,7 @@ class Scenario:
         words += ["shared noise"] if self.shared == 1 else []
         words += ["half of it shared"] if 0 < self.shared < 1 else []
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
+        words += [f"in {self.noisier} cases"] if self.noisier < self.cases else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
         words += ["1 case"] if self.cases == 1 else []
         return f"{self.order:8}{', '.join(words)}"
@@ -79,7 +83,7 @@ class Scenario:
 
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
-NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB"}
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", "ABA" * 6: "12+6", "AABA" * 4: "12+4"}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
@@ -98,7 +102,8 @@ def draw(
     z = math.sqrt(1 - scenario.shared) * own + math.sqrt(scenario.shared) * common
     side = numpy.array(sides)[:, None, None]
     place = numpy.arange(len(sides))[:, None, None]
-    logs = scenario.noise * z * numpy.where(side == 1, scenario.factor, 1.0)
+    noisier = (side == 1) & (numpy.arange(scenario.cases) < scenario.noisier)
+    logs = scenario.noise * z * numpy.where(noisier, scenario.factor, 1.0)
     logs = logs + math.log1p(scenario.drift) * place
     logs = logs + math.log1p(scenario.step) * (place >= LAUNCHES)
     slow = rng.permuted(numpy.tile(numpy.arange(len(sides)), (repetitions, 1)), axis=1)
@@ -150,10 +155,11 @@ def _once(
 ) -> tuple[Judged, tuple[numpy.ndarray, numpy.ndarray]]:
     """With these launches alone, and of each repetition the worst of them and if it is too far."""
     model = model_of(sides, order)
-    effect, spread, rest = least_squares(model, logs)
-    error = spread * model.error
-    t_90 = special.stdtrit(model.degrees, 0.95)
-    p = holm(2 * special.stdtr(model.degrees, -abs(effect) / error))
+    effect, _, rest = least_squares(model, logs)
+    share = numpy.median(noise_share(model, rest), axis=1, keepdims=True)
+    error, degrees = side_error(model, rest, share)
+    t_90 = special.stdtrit(degrees, 0.95)
+    p = holm(2 * special.stdtr(degrees, -abs(effect) / error))
     limit = math.log1p(THRESHOLD)
     significant = (p < LEVEL) & (abs(effect) > limit)
     found = Judged(
@@ -237,8 +243,21 @@ BESIDE = (
     Scenario("ABBA", tails="t3"),
     Scenario("A-B", tails="t3", drift=0.01),
     Scenario("ABBA", tails="t3", shared=1.0),
-    Scenario("ABBA", factor=3.0),
     Scenario("A-B", step=0.05),
+)
+NOISIER = (
+    *(
+        Scenario(order, factor=factor, outlier=outlier)
+        for order in ("ABAB", "ABBA", "12+6", "12+4")
+        for factor in (1.0, 3.0)
+        for outlier in (0, 1)
+    ),
+    *(Scenario("A-B", factor=3.0, drift=0.01, outlier=outlier) for outlier in (0, 1)),
+    *(
+        Scenario(order, factor=3.0, **other)
+        for order in ("ABAB", "12+6", "12+4")
+        for other in ({"cases": 1}, {"noisier": 12})
+    ),
 )
 POWERED = tuple(
     Scenario(order, change=0.05, drift=drift, outlier=outlier)
@@ -312,7 +331,7 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
 
 def report_agreement(repetitions: int) -> None:
     print(f"\nthe same through files and torchcoll compare, {repetitions} comparisons a row")
-    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2]):
+    for scenario in (ASKED[7], ASKED[-5], POWERED[8], BESIDE[2], NOISIER[15]):
         agree, total = agreement(scenario, repetitions)
         print(f"{scenario!s:64}{agree} of {total} cases agree", flush=True)
 
@@ -332,12 +351,12 @@ def settled(truth: float, noise: float, launches: int, repetitions: int, seed: i
     model = model_of(sides, tuple(map(float, range(2 * launches))))
     z = rng.standard_normal((2 * launches, repetitions))
     logs = noise * z + truth * numpy.array(sides)[:, None]
-    effect, spread, _ = least_squares(model, logs)
-    error, limit = spread * model.error, math.log1p(THRESHOLD)
+    effect, _, rest = least_squares(model, logs)
+    (error, degrees), limit = side_error(model, rest, 0.5), math.log1p(THRESHOLD)
     if abs(truth) > limit:
-        p = 2 * special.stdtr(model.degrees, -abs(effect) / error)
+        p = 2 * special.stdtr(degrees, -abs(effect) / error)
         return float(((p < LEVEL / CASES) & (effect > limit)).mean())
-    return float((abs(effect) + special.stdtrit(model.degrees, 0.95) * error < limit).mean())
+    return float((abs(effect) + special.stdtrit(degrees, 0.95) * error < limit).mean())
 
 
 def report_needs(repetitions: int) -> None:
@@ -403,6 +422,7 @@ PARTS = {
     "agreement": lambda _: report_agreement(AGREEMENTS),
     "asked": lambda repetitions: report_alarms(ASKED, repetitions),
     "beside": lambda repetitions: report_alarms(BESIDE, repetitions),
+    "noisier": lambda repetitions: report_alarms(NOISIER, repetitions),
     "power": report_power,
     "needs": lambda repetitions: report_needs(4 * repetitions),
     "ranges": lambda repetitions: report_ranges(repetitions // 10),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchcoll.analysis.hardware import unlike, unlike_ranks
-from torchcoll.analysis.linear import Figures, Outlier, outliers
+from torchcoll.analysis.linear import Figures, Outlier, common_share, outliers
 from torchcoll.analysis.matching import Pair
 from torchcoll.analysis.sides import METRICS, Measured, Side
 from torchcoll.analysis.stats import geometric
@@ -103,13 +103,15 @@ def compared_rows(
     ]
     found = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
     out = [one.launch for one in found]
+    remaining = [figures.without(out) for figures in every]
+    reasons = [why or _gone(kept) for why, kept in zip(reasons, remaining, strict=True)]
+    share = common_share([kept for kept, why in zip(remaining, reasons, strict=True) if not why])
     cases = []
-    for pair, figures, reason in zip(pairs, every, reasons, strict=True):
-        kept = figures.without(out)
+    for pair, figures, kept, reason in zip(pairs, every, remaining, reasons, strict=True):
         if reason:
             cases.append(incomparable(figures.of(0), figures.of(1), reason))
         else:
-            cases.append(case_of(pair, kept, base, new))
+            cases.append(case_of(pair, kept, base, new, share))
     judged = judge(cases, threshold, metric != "time")
     rows = [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
     return rows, found
@@ -147,16 +149,19 @@ def figures_of(pair: Pair, orders: Orders) -> Figures:
     )
 
 
-def case_of(pair: Pair, figures: Figures, base: Side, new: Side) -> Judged:
-    """The ratio of figures, one a launch, of what may be compared."""
+def case_of(
+    pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
+) -> Judged:
+    """The ratio of figures, one a launch, of what may be compared. share: as ``side_ratio``."""
     if base.reference != new.reference:
         return ratio_alone(figures, "reference, a published figure")
     if how := _measured_apart(pair, base, new):
         return ratio_alone(figures, how)
     if base.keeps_samples and new.keeps_samples:
-        return measure(figures)
+        return measure(figures, share=share)
     given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
-    return measure(figures, "single means, " if given == {"mean"} else "single figures, ")
+    what = "single means, " if given == {"mean"} else "single figures, "
+    return measure(figures, what, share)
 
 
 def is_right(item: Measured) -> bool:
@@ -195,6 +200,12 @@ def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
         reason = bad.row.reason.partition(LIKELY)[0]
         return f"{bad.row.status} in {name}" + (f": {reason}" if reason else "")
     return other_clock(pair)
+
+
+def _gone(kept: Figures) -> str:
+    """Why a case that had a figure on both sides has none in the launches that were kept."""
+    gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
+    return f"{' and '.join(gone)} only in launches left out" if gone else ""
 
 
 def other_clock(pair: Pair) -> str:

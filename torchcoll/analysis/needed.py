@@ -94,7 +94,7 @@ def _chances(
 
 
 @functools.lru_cache(maxsize=4096)
-def _chi(degrees: int, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def _chi(degrees: float, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Nodes and weights of what the root of chi squared / degrees is."""
     width = 8 / math.sqrt(2 * degrees)
     low, high = max(0.0, 1 - width), 1 + width
@@ -106,7 +106,7 @@ def _chi(degrees: int, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _quantile(degrees: int, share: float) -> float:
+def _quantile(degrees: float, share: float) -> float:
     return float(special.stdtrit(degrees, share))
 
 

@@ -27,15 +27,17 @@ _LARGEST = math.log(sys.float_info.max)
 @dataclass(frozen=True)
 class Design:
     """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
-    freedom. in_order: the launch number is a parameter, and the launches alternate.
+    freedom. in_order: the launch number is a parameter, and the launches alternate. told: the share
+    of the degrees that is left where one side is noisier; 1 / 2 where one has all the noise.
     """
 
     figures: int
     parameters: int
     in_order: bool = False
+    told: float = 1.0
 
-    def degrees(self, launches: int) -> int:
-        return self.figures * launches - self.parameters
+    def degrees(self, launches: int) -> float:
+        return self.told * (self.figures * launches - self.parameters)
 
     def error(self, launches: int) -> float:
         """The error of the difference, as a share of the spread of one launch.
@@ -161,7 +163,7 @@ def exp(logarithm: float) -> float:
     """As math.exp, at most the largest float: files may hold any figures, and no interval of three
     launches is too wide for them.
     """
-    return math.exp(logarithm) if logarithm < _LARGEST else sys.float_info.max
+    return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -39,10 +39,12 @@ class Judged:
         return self.ratio is None or self.ratio.p_value is None
 
 
-def measure(figures: Figures, single: str = "") -> Judged:
-    """The ratio of one case, one figure a launch; ``single``: what one launch is, if not that."""
+def measure(figures: Figures, single: str = "", share: float | None = None) -> Judged:
+    """The ratio of one case, one figure a launch; ``single``: what one launch is, if not that.
+    share: of the noise, as ``side_ratio`` has it.
+    """
     base, new = figures.of(0), figures.of(1)
-    ratio = side_ratio(figures)
+    ratio = side_ratio(figures, share)
     found = Judged(base, new, "unclear", "", ratio, interleaved=figures.interleaved)
     if min(len(base), len(new)) == 1:
         where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"

@@ -7,7 +7,6 @@ they are not the same, because each of them can be what a ratio shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torchcoll.analysis.environments import Difference
 from torchcoll.analysis.matching import Pair
@@ -49,11 +48,12 @@ def _stop(item: Measured) -> str:
 
 
 def _lead(item: Measured) -> str:
-    """Lead calls before each batch; a file from before there were any had none."""
+    """Whether there were lead calls; a file from before there were any had none. Not how many:
+    it is 10 ms over the last cold call, and so differs between two runs of one command.
+    """
     if not item.result.time_ns:
         return ""
-    lead: list[list[Any]] = getattr(item.result, "lead_ns", [])
-    return str(max(map(len, lead), default=0) // max(1, len(item.result.batches)))
+    return "some" if any(item.result.lead_ns) else "none"
 
 
 _WAYS = (
