@@ -91,7 +91,8 @@ def test_a_communicator_that_others_had_used():
 
 def test_each_backend_of_a_launch_has_its_own_first_call():
     ccl = measured(100, cold_ns=[[900, 5]] * 2, backend="ccl")
-    found = cold(run(measured(100), ccl, phases={"communicator": [50, 60]}))
+    both = {"spec": {"backend": "gloo,ccl"}}
+    found = cold(run(measured(100), ccl, phases={"communicator": [50, 60]}, header=both))
     gloo, other = found.rows
     assert (gloo.kind["backend"], gloo.first_result_ns) == ("gloo", 360)
     # What made its communicator is not known apart.
