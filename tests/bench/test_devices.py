@@ -28,6 +28,7 @@ from torchcoll.bench.device import (
 )
 from torchcoll.bench.launcher import Launch
 from torchcoll.bench.registered import allocate_in_pool, deregister, register
+from torchcoll.bench.watchdog import Progress
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.spec import Spec
@@ -399,6 +400,7 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
         dist=dist,
         torch=SimpleNamespace(device=lambda name: name, distributed=dist, cuda=None, xpu=None),
         device=device,
+        progress=Progress(),
         entries=tuple(BACKENDS[name] for name in backends.split(",")),
         spec=Spec(**spec),
         parts=parts,
