@@ -297,13 +297,13 @@ class Watchdog:
                 speaks = all(answer is None for answer in answers[: control.rank])
             except RuntimeError as error:
                 text = f"{self._without_store(error)}{text}"
-                speaks = control.rank == self._first_here()
+                speaks = control.rank in (0, self._first_here())  # rank 0 may live without a store
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
         word["lacks"] = control.lacking(self._store)
-        answers = survey(self._store, control.rank, control.ranks, control.members, word)
+        answers = survey(self._store, control.rank, control.ranks, control.members, word, GRACE_S)
         self._first = int(self._store.get("alarm"))
         return answers
 
