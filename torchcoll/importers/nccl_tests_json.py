@@ -122,7 +122,8 @@ def _read(
     end: dict[str, Any] = {"status": "complete"}
     if cut or not data.get("end_time"):
         end = {"status": TRUNCATED, "reason": "the run did not end: no end_time"}
-    errors = [e for e in data.get("errors") or [] if isinstance(e, str) and e]
+    errors = data.get("errors")
+    errors = [e for e in errors if isinstance(e, str) and e] if isinstance(errors, list) else []
     found.runs.append(
         make_run(
             results,
