@@ -55,6 +55,19 @@ def without_names(text: str) -> str:
     return "".join(line for line in lines if "hostname of the client socket" not in line)
 
 
+def busy() -> float:
+    """How many times as long as on an idle machine things may take here: the load of the last
+    minute by the cores, at least 1. Waiting times of tests are multiplied by it.
+    """
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def past(began: float, limit_s: float) -> bool:
+    """Is more over since ``began`` (time.monotonic) than ``limit_s`` seconds of an idle machine?"""
+    over = time.monotonic() - began
+    return over > limit_s and over > limit_s * busy()
+
+
 _ports = itertools.count(37 * os.getpid())
 
 
@@ -134,18 +147,18 @@ class Job:
 
     def until(self, what: Callable[[], Any], timeout_s: float = 60) -> Any:
         """The first true value of ``what()``."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while not (value := what()):
-            if time.monotonic() > deadline:
+            if past(began, timeout_s):
                 raise AssertionError(f"not within {timeout_s} s; {self._story()}")
             time.sleep(0.005)
         return value
 
     def wait(self, timeout_s: float = 100) -> dict[int, Ended]:
         """All ranks after they have ended; past the limit they are killed and the test fails."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while self.running():
-            if time.monotonic() > deadline:
+            if past(began, timeout_s):
                 late, story = self.running(), self._story()
                 self.kill()
                 raise AssertionError(f"ranks {late} still run after {timeout_s} s; {story}")

@@ -24,7 +24,6 @@ def launch(*arguments, cwd=ROOT, script=ROOT / "launch/local.sh", **environment)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 
