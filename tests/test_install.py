@@ -134,6 +134,15 @@ def test_scripts_parse(script):
     assert (answer.returncode, answer.stderr) == (0, "")
 
 
+def test_the_build_installs_what_the_tests_need():
+    """It does so ahead of tests/run.sh, which is to find nothing left to do."""
+    lines = [
+        re.findall(r"(?m)^install_torchcoll .*", (ROOT / script).read_text())
+        for script in (".ci/run", "tests/run.sh")
+    ]
+    assert lines[0] == lines[1] and len(lines[0]) == 1
+
+
 def test_every_dependency_is_pinned():
     from configparser import ConfigParser
 
