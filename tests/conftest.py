@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from ranks import busy
 
 # No deadline: a busy machine is no failure. The same examples each time: a build says something
 # of the code, not of its luck.
@@ -19,6 +21,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NAMES += ("GROUP_RANK", "NO_COLOR", "COLUMNS", "PBS_JOBID", "LSB_JOBID")
 PREFIXES = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "MPI_LOCAL", "TORCHCOLL_")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that hangs is ended; the limit is of an idle machine, and grows with the load."""
+    if not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(120 * busy()))
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

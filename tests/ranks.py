@@ -7,10 +7,12 @@ runs in a child before its target: what it patches dies with the child.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import math
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -25,6 +27,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+import torchcoll
 from torchcoll import load
 from torchcoll.bench.clock import FakeClock
 from torchcoll.bench.device import Cpu
@@ -33,6 +36,14 @@ from torchcoll.bench.state import concerns
 from torchcoll.core.result import CaseResult, Run
 
 Target = Callable[[], object]
+
+# What ranks and commands import is imported here, once, and not in every process that is forked: it
+# was half of the CPU time of a short job. The modules beside the packages are programs.
+for _package in pkgutil.iter_modules(torchcoll.__path__):
+    if _package.ispkg:
+        _folder = f"{torchcoll.__path__[0]}/{_package.name}"
+        for _module in pkgutil.walk_packages([_folder], f"torchcoll.{_package.name}."):
+            importlib.import_module(_module.name)
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,19 @@ def without_names(text: str) -> str:
     """The text but for what torch's store says of the name server."""
     lines = text.splitlines(keepends=True)
     return "".join(line for line in lines if "hostname of the client socket" not in line)
+
+
+def busy() -> float:
+    """How many times as long as on an idle machine things may take here: the load of the last
+    minute by the cores, at least 1. Waiting times of tests are multiplied by it.
+    """
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def past(began: float, limit_s: float) -> bool:
+    """Is more over since ``began`` (time.monotonic) than ``limit_s`` seconds of an idle machine?"""
+    over = time.monotonic() - began
+    return over > limit_s and over > limit_s * busy()
 
 
 _ports = itertools.count(37 * os.getpid())
@@ -134,18 +158,18 @@ class Job:
 
     def until(self, what: Callable[[], Any], timeout_s: float = 60) -> Any:
         """The first true value of ``what()``."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while not (value := what()):
-            if time.monotonic() > deadline:
+            if past(began, timeout_s):
                 raise AssertionError(f"not within {timeout_s} s; {self._story()}")
             time.sleep(0.005)
         return value
 
     def wait(self, timeout_s: float = 100) -> dict[int, Ended]:
         """All ranks after they have ended; past the limit they are killed and the test fails."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while self.running():
-            if time.monotonic() > deadline:
+            if past(began, timeout_s):
                 late, story = self.running(), self._story()
                 self.kill()
                 raise AssertionError(f"ranks {late} still run after {timeout_s} s; {story}")

@@ -5,6 +5,8 @@ set -euo pipefail
 # shellcheck source=launch/install.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 
+# Some images set it: then each of the many processes of the tests compiles torchcoll again.
+unset PYTHONDONTWRITEBYTECODE
 install_torchcoll "$ROOT/.venv-test" plot,test,dev
 cd "$ROOT"
 status=0
@@ -26,10 +28,11 @@ if [ $# -gt 0 ]; then
 fi
 
 # Side by side, for tests wait as much as they compute. The part with the most ranks is shown live.
+others='--ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py'
 parts=(
     mypy
-    'pytest -q -p no:cacheprovider tests/test_readme.py'
-    'pytest -q -p no:cacheprovider tests --ignore tests/bench --ignore tests/test_readme.py'
+    'pytest -q -p no:cacheprovider tests/test_readme.py tests/launch'
+    "pytest -q -p no:cacheprovider tests $others"
 )
 live='pytest -q tests/bench'
 logs=$(mktemp -d)

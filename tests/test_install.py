@@ -24,7 +24,6 @@ def launch(*arguments, cwd=ROOT, script=ROOT / "launch/local.sh", **environment)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
     )
 
 
@@ -133,6 +132,15 @@ def test_help_says_how_and_installs_nothing(checkout):
 def test_scripts_parse(script):
     answer = subprocess.run(["bash", "-n", ROOT / script], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_the_build_installs_what_the_tests_need():
+    """It does so ahead of tests/run.sh, which is to find nothing left to do."""
+    lines = [
+        re.findall(r"(?m)^install_torchcoll .*", (ROOT / script).read_text())
+        for script in (".ci/run", "tests/run.sh")
+    ]
+    assert lines[0] == lines[1] and len(lines[0]) == 1
 
 
 def test_every_dependency_is_pinned():

@@ -1,8 +1,9 @@
-"""Every command of the README, in its order, in a copy of the repository."""
+"""Every command of the README, block by block, in their order, in one copy of the repository."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import runpy
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,33 +22,38 @@ from torchcoll import cli
 from torchcoll.bench import main as bench
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 # Runs this very suite.
 NOT_HERE = ("bash tests/run.sh",)
+# They run in a process forked from this one: most of such a command is the import of torch and of
+# what follows. The first block and tests/bench/test_bench_torchrun.py pay for it as a user does.
+FORKED = ("torchcoll", "python", "torchrun")
+LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torch._dynamo")
+OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
 
-def blocks() -> list[list[str]]:
-    """The commands, block by block."""
-    found = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    lines = [[line for line in block.splitlines() if line.strip()] for block in found]
-    return [[line for line in block if line not in NOT_HERE] for block in lines]
+def blocks() -> list[tuple[str, list[str]]]:
+    """(heading above it and its number there, its commands) of every block."""
+    found: list[tuple[str, list[str]]] = []
+    for section in re.split(r"^## ", README, flags=re.M):
+        heading = section.partition("\n")[0]
+        for number, block in enumerate(re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S), 1):
+            lines = [line for line in block.splitlines() if line.strip() and line not in NOT_HERE]
+            if lines:
+                found.append((f"{heading} {number}", lines))
+    return found
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("readme") / "torchcoll"
-    ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
-    shutil.copytree(ROOT, folder, ignore=ignored)
-    return folder
+BLOCKS = blocks()
 
 
-def torchrun(copy: Path, folder: Path, words: list[str]) -> Job:
-    """What torchrun would start, forked: of real launches most is the import of torch, which
-    launch/local.sh in the README's first block and tests/bench/test_bench_torchrun.py pay for.
-    """
+def launched(folder: Path, words: list[str], cwd: Path) -> Job:
+    """What torchrun would start."""
     asked = parse_args(words)
 
     def target() -> None:
-        os.chdir(copy)
+        os.chdir(cwd)
         sys.argv = [asked.training_script, *asked.training_script_args]
         if asked.module:
             runpy.run_module(asked.training_script, run_name="__main__", alter_sys=True)
@@ -56,27 +63,113 @@ def torchrun(copy: Path, folder: Path, words: list[str]) -> Job:
     return Job(folder, target, int(asked.nproc_per_node))
 
 
-@pytest.mark.timeout(900)  # 60 s alone on 2 cores
-def test_every_command_of_the_readme_works(copy: Path, tmp_path: Path) -> None:
-    commands = [command for block in blocks() for command in block]
-    assert len(commands) > 10
-    # The python of this test has torch, so nothing is downloaded.
-    path = f"{copy}/.venv/bin:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    env.pop("PYTHONPATH", None)
-    for number, command in enumerate(commands):
-        program, *words = shlex.split(command)
-        if program == "torchrun":
-            ranks = torchrun(copy, tmp_path / str(number), words).wait(300)
-            codes, out = [rank.code for rank in ranks.values()], ranks[0].stdout
-            err = "".join(rank.stderr for rank in ranks.values())
-        else:
-            done = subprocess.run(
-                ["bash", "-c", command], cwd=copy, env=env, capture_output=True, text=True
-            )
+def python(words: list[str]) -> None:
+    """``python -m MODULE``: the README has no other."""
+    assert words[0] == "-m", words
+    sys.argv = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+
+
+class Reader:
+    """Somebody who runs one block after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.copy = folder, folder / "torchcoll"
+        ignored = (".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
+        shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
+        self.blocks = self.commands = 0
+        for name in LIBRARIES:
+            importlib.import_module(name)
+        # The torchrun of `torchcoll matrix ... -- torchrun ...`: one import of torch, not three.
+        stub = folder / "bin/torchrun"
+        stub.parent.mkdir()
+        stub.write_text(
+            f"#!{sys.executable}\nimport sys\nsys.path[:0] = {sys.path!r}\n"
+            "from test_readme import as_torchrun\nas_torchrun()\n"
+        )
+        stub.chmod(0o755)
+        # The python of this test has torch, so nothing is downloaded.
+        path = f"{stub.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
+        self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": sys.executable}
+        self.env |= {"OMP_NUM_THREADS": "1"}
+
+    def read(self, number: int) -> None:
+        """Block ``number``, and of those before it, whose files it may read, what was left out."""
+        while self.blocks <= number:
+            self.blocks += 1
+            for command in BLOCKS[self.blocks - 1][1]:
+                self.run(command)
+
+    def run(self, command: str) -> None:
+        self.commands += 1
+        folder = self.folder / f"{self.commands}"
+        program = shlex.split(command)[0]
+        if program not in FORKED or set("|&;<>$`") & set(command):
+            done = self.shell(command)
             codes, out, err = [done.returncode], done.stdout, done.stderr
+        else:
+            words = self.words(program, command)
+            if program == "torchrun":
+                job = launched(folder, words, self.copy)
+            else:
+                job = self.forked(folder, program, words)
+            ranks = job.wait(300).values()
+            codes, out = [rank.code for rank in ranks], job.text(0, "stdout")
+            err = "".join(rank.stderr for rank in ranks)
         assert not any(codes), f"{command}\n{out}\n{err}"
         assert out.strip(), command
+
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, **self.env}
+        for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
+            env.pop(name, None)
+        return subprocess.run(
+            ["bash", "-c", command], cwd=self.copy, env=env, capture_output=True, text=True
+        )
+
+    def words(self, program: str, command: str) -> list[str]:
+        """The program's arguments as bash makes them, of quotes and globs."""
+        told = self.shell(f'{program}() {{ printf "%s\\0" "$@"; }}\n{command}')
+        assert told.returncode == 0, told.stderr
+        return told.stdout.split("\0")[:-1]
+
+    def forked(self, folder: Path, program: str, words: list[str]) -> Job:
+        def target() -> None:
+            os.chdir(self.copy)
+            if program == "python":
+                python(words)
+            else:
+                sys.argv = [program, *words]
+                sys.exit(cli.main())
+
+        return Job(folder, target, 1, environment={**NO_LAUNCHER, **self.env})
+
+
+def as_torchrun() -> None:
+    """The life of the stand-in for torchrun."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = launched(Path(folder), sys.argv[1:], Path.cwd())
+        ranks = job.wait(300).values()
+    print("".join(rank.stdout for rank in ranks), end="")
+    print("".join(rank.stderr for rank in ranks), end="", file=sys.stderr)
+    sys.exit(max(abs(rank.code) for rank in ranks))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("readme"))
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[name for name, _ in BLOCKS])
+def test_every_command_of_the_readme_works(reader: Reader, number: int) -> None:
+    reader.read(number)
+
+
+def test_the_readme_has_commands() -> None:
+    names = [name for name, _ in BLOCKS]
+    assert names[0] == "Start 1" and {"Measure 1", "Compare 1", "Many launches 2"} <= set(names)
+    assert sum(len(commands) for _, commands in BLOCKS) > 30
 
 
 def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,4 +183,4 @@ def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str])
     known = set(options.findall(capsys.readouterr().out))
     # torchrun's, srun's, sbatch's and pip's.
     known |= {"--nproc-per-node", "--ntasks-per-node", "--partition", "--extra-index-url"}
-    assert set(options.findall((ROOT / "README.md").read_text())) - known == set()
+    assert set(options.findall(README)) - known == set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from torch.distributed.run import get_args_parser
 
@@ -204,6 +206,11 @@ BAD_ON_RANKS = [
 ]
 
 
+def late_rank_0(rank):
+    """By all of the half second that the others wait for it, over the full second."""
+    time.time = lambda: 1000.2 if rank == 0 else 999.7
+
+
 @pytest.mark.parametrize(("arguments", "code", "message"), BAD_ON_RANKS)
 def test_one_line_from_rank_0(launch, arguments, code, message):
     """Once, without a traceback; the other ranks leave with the same code, and nothing is run."""
@@ -214,6 +221,7 @@ def test_one_line_from_rank_0(launch, arguments, code, message):
         2,
         output=False,
         environment=lambda rank: {"TORCHELASTIC_ERROR_FILE": f"error{rank}.json"},
+        setup=late_rank_0,
     ).ended(code)
     assert measured.stderr(0).startswith(f"torchcoll: error: {message}"), measured.stderr(0)
     assert measured.stderr(0).count("\n") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 import pytest
 
@@ -36,11 +35,9 @@ def test_a_master_that_is_no_store_is_named_in_time(launch):
     """torch's client would wait for its answer for ever."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        began = time.monotonic()
         environment = {"MASTER_PORT": str(port)}
         measured = launch("all_reduce", "-T 1", 2, absent=[0], environment=environment)
-        ended = measured.job.wait()
-        assert time.monotonic() - began < 45
+        ended = measured.job.wait(45)
     assert ended[1].code == 5
     assert f"got no store at 127.0.0.1:{port} within 1 s" in ended[1].stderr
 

@@ -35,7 +35,6 @@ def torchrun(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
     )
     done.stderr = without_names(done.stderr)
     return done

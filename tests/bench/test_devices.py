@@ -654,7 +654,6 @@ def one_gpu(*arguments):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
     )
     assert done.stdout == ""
     return done.returncode, done.stderr

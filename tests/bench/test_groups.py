@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import past
 
 import torchcoll
 from torchcoll.bench import measure
@@ -337,10 +338,8 @@ def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
             return buffers
 
         def release(self):
-            deadline = time.monotonic() + 30  # gloo's thread lets go a moment after the call's end
-            while (alive := sum(there() is not None for there in made)) and (
-                time.monotonic() < deadline
-            ):
+            began = time.monotonic()  # gloo's thread lets go a moment after the call's end
+            while (alive := sum(there() is not None for there in made)) and not past(began, 30):
                 time.sleep(0.01)
             print("alive", alive, "of", len(made))
 

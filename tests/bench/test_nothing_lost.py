@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from ranks import busy
 from test_bench_faults import HANG, around_calls
 
 from torchcoll import load
@@ -51,7 +52,7 @@ def told(measured) -> str:
 
 @pytest.mark.parametrize("timeout_s", [4, 60])
 def test_every_call_is_refused(launch, timeout_s):
-    options = f"--sizes 8,16 -n 1 -T {timeout_s}"
+    options = f"--sizes 8,16 -n 1 -T {max(timeout_s, busy()):g}"
     measured = launch("all_reduce", options, 2, setup=refusing("all_reduce")).ended(1)
     assert told(measured) == (
         f"nothing was measured: 2 unsupported of 2 cases. First: {CASE}: {WHY}"
@@ -115,6 +116,7 @@ def test_resume_of_a_file_with_a_wrong_case(launch):
 @pytest.mark.parametrize("timeout_s", [4, 8])
 def test_others_wait_in_vain_for_the_rank_that_refuses(launch, timeout_s):
     """Until their own patience ends, which is no refusal: the same outcome for every --timeout."""
+    timeout_s = max(timeout_s, busy())  # alone, a second is plenty to come so far
 
     def setup(rank: int) -> None:
         def wait(number, call):
@@ -123,7 +125,7 @@ def test_others_wait_in_vain_for_the_rank_that_refuses(launch, timeout_s):
 
         around_calls("all_reduce", wait if rank else refuse)
 
-    measured = launch("all_reduce", f"--sizes 8 -n 1 -T {timeout_s}", 2, setup=setup)
+    measured = launch("all_reduce", f"--sizes 8 -n 1 -T {timeout_s:g}", 2, setup=setup)
     line = told(measured.ended(HANG))
     assert WHY in line and "timed out" not in line and "in all_reduce" in line, line
     end = measured.run.end

@@ -32,13 +32,11 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout: float = 110,  # torchrun's own imports on a busy machine take half a minute
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(word) for word in command],
         env={**os.environ, "PATH": PATH, **(env or {})},
         cwd=cwd,
-        timeout=timeout,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import past
 
 from torchcoll import load
 from torchcoll.analysis.sides import side
@@ -334,9 +335,9 @@ def started(*options, words):
     command = [sys.executable, "-m", "torchcoll", *arguments(*options, words=words, launches=2)]
     with open("out", "w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 60
+    began = time.monotonic()
     while not any(path.stat().st_size for path in Path("D").glob("*-1.jsonl")):
-        assert time.monotonic() < deadline and process.poll() is None, Path("out").read_text()
+        assert not past(began, 60) and process.poll() is None, Path("out").read_text()
         time.sleep(0.01)
     return process
 
@@ -348,7 +349,7 @@ def test_stopped_and_begun_again(number):
     mark = f"{os.path.realpath('D')}//"
     assert len(processes.marked(mark)) == 1
     process.send_signal(number)
-    code = process.wait(60)
+    code = process.wait()
     if number == signal.SIGKILL:
         assert code == -number
         assert len(processes.marked(mark)) == 1, "the launch goes on"
@@ -375,7 +376,7 @@ def test_one_matrix_at_a_time(capsys):
         assert matrix(words=["hang"]) == 2
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait()
     line = capsys.readouterr().err
     assert line.startswith(f"torchcoll: error: output: got D, in which process {process.pid} on ")
     assert line.endswith(

@@ -417,10 +417,13 @@ class Watchdog:
 def write_error_file(message: str, rank: int) -> None:
     """Tell torchrun the message, which it repeats last, below its own report.
 
-    torchrun shows the failure with the earliest time as the root cause; rank 0 is to be that one.
+    torchrun shows the failure with the earliest time as the root cause, and of equal ones the first
+    that it sees end (torch/distributed/elastic/multiprocessing/api.py). Rank 0 is to be that one:
+    the others wait half a second for it (bench/main.py), which in whole seconds can be one; with
+    two their time is later than any that it writes before they leave.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path and not os.path.exists(path):
-        data = {"message": message, "timestamp": int(time.time()) + (1 if rank else 0)}
+        data = {"message": message, "timestamp": int(time.time()) + (2 if rank else 0)}
         with contextlib.suppress(OSError), open(path, "w") as file:
             json.dump(data, file)
