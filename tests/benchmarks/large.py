@@ -112,12 +112,13 @@ def log(path: Path) -> None:
             file.write("".join(f"{before}{text}\n" for text in texts).encode())
         for call in range(1 << 30):
             for rank in range(ranks):
+                before = f"node{rank // 8}:{1000 + rank}:{1000 + rank} [{rank % 8}] NCCL INFO"
                 line = (
-                    f"node{rank // 8}:{1000 + rank}:{1000 + rank} [{rank % 8}] NCCL INFO AllReduce:"
-                    f" {1024 << call % 16} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..7}}\n"
-                    f"node{rank // 8}:{1000 + rank}:{1000 + rank} [{rank % 8}] NCCL INFO AllReduce:"
-                    f" opCount {call:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000000000 count "
-                    f"{256 << call % 16} datatype 7 op 0 root 0 comm 0x59 [nranks={ranks}] stream 0\n"
+                    f"{before} AllReduce: {1024 << call % 16} Bytes -> Algo RING proto LL "
+                    "channel{Lo..Hi}={0..7}\n"
+                    f"{before} AllReduce: opCount {call:x} sendbuff 0x7f0000000000 recvbuff "
+                    f"0x7f0000000000 count {256 << call % 16} datatype 7 op 0 root 0 comm 0x59 "
+                    f"[nranks={ranks}] stream 0\n"
                 )
                 file.write(line.encode())
             if file.tell() > 500 * MB:
