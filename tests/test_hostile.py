@@ -55,6 +55,14 @@ def test_a_log_that_packs_as_real_ones_do_may_be_long():
         bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 1000, lines)
 
 
+def test_how_many_short_lines_a_bomb_may_have():
+    """Lines of 23 bytes, 400 to 1: what a reader does with each takes longer than to unpack it."""
+    growth, lines = bounds.Unpacking("log", "a.log.gz"), 0
+    with pytest.raises(UnreadableError):
+        for lines in range(1, 2_000_000):
+            growth.add(23, lines * 23 // 400, lines=1)
+
+
 def calls_of_traffic(count):
     """Lines of 273 bytes, as Traffic.save writes them of a trace."""
     yield b'{"record":"header","schema":"torchcoll-traffic/1","source":"trace","ranks":8}\n'

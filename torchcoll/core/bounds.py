@@ -37,7 +37,7 @@ GZIP = b"\x1f\x8b"  # how a packed file begins
 _UNPACKED_NBYTES = 256 << 20
 # Of real traces 10 to 30, of logs up to 60, which _LINE_NBYTES makes 100; a bomb has 1000.
 _UNPACKED_RATIO = 200
-_LINE_NBYTES = 64  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
+_LINE_NBYTES = 128  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
 # All but what JSON's structure is made of.
 _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
 _STRUCTURE_NBYTES = 36  # a whole number in a list; a list and a text have several such bytes
