@@ -202,34 +202,39 @@ def read(
     )
 
 
-def main() -> int:
+def row(name: str, command: str, path: Path) -> str:
+    """A line of the table: the command on this file, alone."""
+    script = (
+        "import resource, subprocess, sys\n"
+        f"words = [sys.executable, '-m', 'torchcoll', *{command.split()!r}, {str(path)!r}]\n"
+        "done = subprocess.run(words, capture_output=True, text=True)\n"
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss)\n"
+        "said = done.stderr.strip() or done.stdout.strip() or '-'\n"
+        "print(said.splitlines()[-1][:300])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    figures, said = done.stdout.splitlines()[:2]
+    code, seconds, peak = figures.split()
+    said = said.replace(str(path), path.name)
+    return (
+        f"{name:30}{path.stat().st_size:>12}{code:>6}{float(seconds):>9.1f}"
+        f"{int(peak) // 1000:>7}  {said[:150]}"
+    )
+
+
+def heading() -> None:
     print(f"# Python {platform.python_version()}; CPU seconds; peak of the process")
-    print(f"{'input':30}{'bytes':>12}{'exit':>6}{'seconds':>9}{'MB':>7}  said")
+    print(f"{'input':30}{'bytes':>12}{'exit':>6}{'seconds':>9}{'MB':>7}  said", flush=True)
+
+
+def main() -> int:
+    heading()
     for name in sys.argv[1:] or INPUTS:
         with tempfile.TemporaryDirectory() as folder:
-            path = write(name, Path(folder))
-            script = (
-                "import resource, subprocess, sys\n"
-                f"words = [sys.executable, '-m', 'torchcoll', "
-                f"{INPUTS[name].command!r}, {str(path)!r}]\n"
-                "done = subprocess.run(words, capture_output=True, text=True)\n"
-                "used = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
-                "print(done.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss)\n"
-                "said = done.stderr.strip() or done.stdout.strip() or '-'\n"
-                "print(said.splitlines()[-1][:300])\n"
-            )
-            done = subprocess.run(
-                [sys.executable, "-c", script], capture_output=True, text=True, check=True
-            )
-            figures, said = done.stdout.splitlines()[:2]
-            code, seconds, peak = figures.split()
-            said = said.replace(str(path), path.name)
-            print(
-                f"{name:30}{path.stat().st_size:>12}{code:>6}{float(seconds):>9.1f}"
-                f"{int(peak) // 1000:>7}"
-                f"  {said[:150]}",
-                flush=True,
-            )
+            print(row(name, INPUTS[name].command, write(name, Path(folder))), flush=True)
     return 0
 
 

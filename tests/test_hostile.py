@@ -14,6 +14,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.records import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
+from torchcoll.importers.traces import read_traffic
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
 LIMIT_NBYTES = 1_800_000_000
@@ -52,6 +53,14 @@ def test_a_log_that_packs_as_real_ones_do_may_be_long():
     bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 80, lines)
     with pytest.raises(UnreadableError):
         bounds.Unpacking("file", "nccl.log.gz").add(unpacked, unpacked // 1000, lines)
+
+
+def test_how_many_short_lines_a_bomb_may_have():
+    """Lines of 23 bytes, 400 to 1: what a reader does with each takes longer than to unpack it."""
+    growth, lines = bounds.Unpacking("log", "a.log.gz"), 0
+    with pytest.raises(UnreadableError):
+        for lines in range(1, 2_000_000):
+            growth.add(23, lines * 23 // 400, lines=1)
 
 
 def calls_of_traffic(count):
@@ -130,3 +139,42 @@ def test_a_line_of_text_that_is_too_long_is_said(tmp_path, capsys):
     assert (
         "a line longer than 16384 characters: cut there; the first is 3" in capsys.readouterr().out
     )
+
+
+ISSUED = {
+    **{"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "ts": 1, "dur": 9},
+    "args": {"Input type": ["TensorList"], "Input Dims": [[[250]]], "Concrete Inputs": [""]},
+}
+RAN = {
+    **{"ph": "X", "cat": "cpu_op", "name": "gloo:all_reduce", "ts": 2, "dur": 9},
+    "args": {"Input type": ["float"], "Input Dims": [[250]]},
+}
+
+
+def test_what_a_trace_has_beside_communication_takes_little(tmp_path, monkeypatch):
+    """1000 frames of Python, and 300 operators with 2 KB of shapes, in the room of 400 of them."""
+    monkeypatch.setattr(bounds, "_HELD_NBYTES", 120_000)
+    monkeypatch.setattr(bounds, "_HELD_RATIO", 0)
+    frame = {"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 9}
+    shapes = {"Input Dims": [[1000, 1000]] * 200}
+    operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 9, "args": shapes}
+    events = [frame] * 1000 + [operator] * 300 + [ISSUED, RAN]
+    path = tmp_path / "rank0.json"
+    info = {"backend": "gloo", "rank": 0, "world_size": 2}
+    path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}))
+    assert [call.nbytes_in for call in read_traffic([path]).calls[0]] == [1000]
+
+
+def test_how_many_events_a_packed_trace_may_have(tmp_path):
+    """1.2 million events in 20 MB are real; as many in 400 KB are a bomb."""
+    path = tmp_path / "rank0.json.gz"
+    for size, refused in ((20_000_000, False), (400_000, True)):
+        with open(path, "wb") as file:
+            file.truncate(size)
+        events, count = bounds.Events(path), 0
+        try:
+            for count in range(1_200_000):
+                events.add(kept=count % 2 == 0)
+        except UnreadableError as error:
+            assert "gunzip it, and name the plain file" in str(error)
+        assert (count < 1_199_999) == refused

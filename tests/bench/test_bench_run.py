@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -169,3 +171,35 @@ def test_an_on_case_that_fails(jobs, tmp_path):
     ended = jobs(tmp_path, target, 2).wait(45)
     assert ended[0].code == 1 and "ZeroDivisionError" in ended[0].stderr
     assert ended[1].code != 0
+
+
+def test_a_run_that_fails_says_so(jobs, tmp_path):
+    """In memory as the command does in a file: what a wrong case and a refusal come to."""
+
+    def target():
+        from torchcoll.bench import runner
+        from torchcoll.core.collectives import COLLECTIVES
+
+        sessions, opened = [], runner.opened
+        runner.opened = lambda session: sessions.append(session) or opened(session)
+        entry = COLLECTIVES["all_reduce"]
+        wrong = dataclasses.replace(
+            entry, prepare=lambda dist, group, send, *args: lambda: send.fill_(7)
+        )
+        COLLECTIVES["all_reduce"] = wrong
+        ends = []
+        for spec in (Spec(sizes=(8,), iters=1), Spec(backend="nonsense")):
+            with contextlib.suppress(torchcoll.TorchcollError):
+                torchcoll.run(spec)
+            run = sessions[-1].run
+            ends.append(run and [run.end["status"], run.end["exit_code"], run.end["reason"][:18]])
+        report(ends=ends)
+
+    job = jobs(tmp_path, target, 2)
+    assert job.codes() == [0, 0], job.text(0) + job.text(1)
+    ours, others = reports(job, 2)
+    assert ours["ends"] == [
+        ["complete", 1, "1 wrong of 1 case."],
+        ["failed", 4, "backend: got nonse"],
+    ]
+    assert others["ends"] == [None, None]

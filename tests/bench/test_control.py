@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from torchcoll.bench.control import Control
+from torchcoll.bench import watchdog
+from torchcoll.bench.control import Control, grace_s
+from torchcoll.bench.watchdog import Progress, Watchdog
 from torchcoll.core.errors import TorchcollError, UnavailableError
 
 
@@ -66,3 +68,30 @@ def test_names(ranks, text):
 def test_more_ranks_than_a_line_holds():
     names = Control(None, 0, 512, 1).names(range(0, 512, 2))
     assert names.startswith("rank 0, rank 2, ") and names.endswith(", rank 30 and 240 more")
+
+
+@pytest.mark.parametrize(
+    ("late_s", "waited_s"), [(0.0, 3.0), (0.002, 3.02), (0.5, 8.0), (100.0, 30.0)]
+)
+def test_who_is_late_is_waited_for(late_s, waited_s):
+    """Ten wakings, each so much late, beside the 3 s of a machine with nothing else to do."""
+    assert grace_s(late_s) == pytest.approx(waited_s)
+
+
+def test_the_watchdog_waits_as_it_was_late(monkeypatch):
+    """Its looks came up to 0.4 s late: 3 + 10 x 0.4 s."""
+    asked = []
+
+    def survey(store, rank, ranks, members, word, grace):
+        asked.append(grace)
+        raise RuntimeError("asked")
+
+    monkeypatch.setattr(watchdog, "survey", survey)
+    store = dist.HashStore()
+    dog = Watchdog(Control(store, 0, 2, 60.0), store, Progress(), lambda *words: None)
+    dog.close()  # nothing is measured any more
+    dog._late_s.clear()
+    dog._late_s.extend([0.1, 0.4, 0.0])
+    with pytest.raises(RuntimeError, match="asked"):
+        dog._survey({})
+    assert asked == [7.0]

@@ -194,6 +194,27 @@ def test_the_folder_is_removed_while_measuring(launch, place):
     assert rows(measured) == ["8", "16", "32"]
 
 
+def test_the_folder_is_removed_after_the_end(launch):
+    """One story: what the file says is the exit code of rank 0."""
+
+    def setup(rank: int) -> None:
+        from torchcoll.bench.recorder import Recorder
+
+        end = Recorder.end
+
+        def ending(self, *words):
+            end(self, *words)
+            shutil.rmtree("torchcoll-runs")
+
+        Recorder.end = ending
+
+    measured = launch("all_reduce", "--sizes 8 -n 2 -c 0", 2, output=False, setup=setup)
+    measured.ended([1, 0])
+    run = load(result_file(measured))
+    assert [r.case.nbytes for r in run.results] == [8]
+    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, told(measured), [])
+
+
 def test_another_file_takes_its_name(launch, tmp_path):
     """It stays as it is; ours goes where files for a while go."""
     (tmp_path / "tmp").mkdir()

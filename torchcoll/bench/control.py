@@ -17,6 +17,10 @@ from torchcoll.bench.launcher import Launch
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
+_LONGEST_GRACE_S = 30.0
+_WAKINGS = (
+    10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
+)
 
 _runs = 0  # sweeps in this process so far: each needs its own keys in a shared store
 # Kept for the next `run`: a rank that comes back early would find the port of the last one.
@@ -274,12 +278,19 @@ def survey(
     return answers
 
 
-def see_off(store: Any, answers: Sequence[Any]) -> None:
+def grace_s(late_s: float) -> float:
+    """How long to wait for the others where threads of this host wake up so much late: those that
+    live are not to be taken for lost because the machine is full.
+    """
+    return min(GRACE_S + _WAKINGS * late_s, _LONGEST_GRACE_S)
+
+
+def see_off(store: Any, answers: Sequence[Any], grace_s: float = GRACE_S) -> None:
     """Rank 0, which may serve the store, leaves after those that answered."""
     leaving = [
         f"left/{other}" for other, answer in enumerate(answers) if other and answer is not None
     ]
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + grace_s
     while leaving and not store.check(leaving) and time.monotonic() < deadline:
         time.sleep(0.01)
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError, tell
+from torchcoll.core.errors import ExitCode, UsageError, tell
 from torchcoll.core.groups import partition
 from torchcoll.core.records import Writer, load, records_of
-from torchcoll.core.result import CaseResult, Run, shortfall
+from torchcoll.core.result import CaseResult, Run, told_shortfall
 from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class Output:
         self.path, self._writer = again
         self.run.path = self.path
         self.lost += f"; all is in {self.path}"
+        if self.run.end and not self.run.end["exit_code"]:  # taken after the last record
+            self.run.end |= {"exit_code": int(ExitCode.FAILED), "reason": self.lost}
         for record, data in records_of(self.run):
             self._writer.write(record, data)
 
@@ -200,12 +202,8 @@ class Output:
         """What makes the exit code 1, as one text."""
         assert session.run is not None
         self._look_after()
-        found = shortfall([*self._earlier, *session.run.results])
-        if found:
-            words, first = found
-            text = f"{words}. First: {first.case.describe()}: {first.reason}"
-        else:
-            text = self._gate(session.run) or ""
+        text = told_shortfall([*self._earlier, *session.run.results])
+        text = text or self._gate(session.run) or ""
         return ". ".join(filter(None, (self.lost, text))) or None
 
     def _gate(self, run: Run) -> str | None:

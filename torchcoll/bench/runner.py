@@ -68,9 +68,10 @@ def opened(session: Session) -> Iterator[None]:
     try:
         session.open()
         yield
-        session.finish()
+        session.finish("complete", *session.outcome())
     except TorchcollError as error:
         lost = isinstance(error, HangError)
+        session.finish("failed", int(error.exit_code), str(error))
         raise
     except BaseException as error:
         lost = True
@@ -384,6 +385,17 @@ class Session:
         if self.recorder:
             self.recorder.end(status, exit_code, time.monotonic() - self._began, reason)
             self._account_closed()
+
+    def outcome(self) -> tuple[int, str]:
+        """Exit code and reason of a run that came to its end, as the command has them. On ranks
+        other than 0, which keep no results, 0.
+        """
+        if not self.run or not self.run.results:  # a replay has no cases
+            return ExitCode.OK, ""
+        from torchcoll.core.result import told_shortfall
+
+        reason = told_shortfall(self.run.results)
+        return (ExitCode.FAILED if reason else ExitCode.OK), reason
 
     def _account_closed(self) -> None:
         if self.watchdog:

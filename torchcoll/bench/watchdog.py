@@ -16,15 +16,25 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, see_off, survey
+from torchcoll.bench.control import (
+    GRACE_S,
+    Control,
+    alarm,
+    dead_ranks,
+    grace_s,
+    see_off,
+    survey,
+)
 from torchcoll.bench.whereabouts import Whereabouts, seen_from_beside
 from torchcoll.core.errors import ExitCode
 
 _POLL_S = 0.25
+_LATENESSES = 40  # looks, which are 10 s
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
 # again before they go. Open MPI kills a second after its SIGTERM.
@@ -159,6 +169,7 @@ class Watchdog:
         self._store_gone = False
         self._first: int | None = None  # the rank that raised the alarm before all others
         self._where = Whereabouts()
+        self._late_s: deque[float] = deque(maxlen=_LATENESSES)
         self._closed = False
         self._asker = _Asker()
         self._read, self._write = os.pipe()
@@ -191,12 +202,14 @@ class Watchdog:
     def _watch(self) -> None:
         last, since = self._signs(), time.monotonic()
         while not self._closed:
+            began = time.monotonic()
             if select.select([self._read], [], [], _POLL_S)[0]:
                 for number in os.read(self._read, 16):
                     if number in self._handlers:  # others have handlers of their own
                         self._on_signal(number)
                 continue
             now = time.monotonic()
+            self._late_s.append(now - began - _POLL_S)
             if self._signs() != last:
                 last, since = self._signs(), now
                 self._where.moved()
@@ -208,6 +221,10 @@ class Watchdog:
                 self._alarmed() or (not self.parting and self._neighbour_ended())
             ):
                 self.trouble(_ECHO)
+
+    @property
+    def _grace_s(self) -> float:
+        return grace_s(max(self._late_s, default=0.0))
 
     def _signs(self) -> tuple[int, int]:
         return self.progress.done, self.progress.beats
@@ -289,7 +306,7 @@ class Watchdog:
             word["steps"] += control.steps  # both only grow, alike on all ranks
             word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
             try:
-                answers = self._asker.ask(lambda: self._survey(word), 2 * GRACE_S + 1)
+                answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
                 hangs = [answer["hang"] for answer in answers if answer and answer.get("hang")]
                 if symptom == _ECHO and hangs:  # another rank's patience ended first
                     symptom, kind = hangs[0], "hang"
@@ -303,7 +320,9 @@ class Watchdog:
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
         word["lacks"] = control.lacking(self._store)
-        answers = survey(self._store, control.rank, control.ranks, control.members, word, GRACE_S)
+        answers = survey(
+            self._store, control.rank, control.ranks, control.members, word, self._grace_s
+        )
         self._first = int(self._store.get("alarm"))
         return answers
 
@@ -401,7 +420,8 @@ class Watchdog:
                 time.sleep(_LINGER_S)  # not to be taken for lost by one that gets it now
             elif self.control.rank == 0 and answers:
                 with contextlib.suppress(RuntimeError):
-                    self._asker.ask(lambda: see_off(self._store, answers), GRACE_S + 1)
+                    grace = self._grace_s
+                    self._asker.ask(lambda: see_off(self._store, answers, grace), grace + 1)
         finally:
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 with contextlib.suppress(OSError):

@@ -29,11 +29,15 @@ _RECORD_NBYTES = 2000  # the object that a record becomes
 # A call of a traffic file is an object of numbers and short texts: 473 B measured with 6 values
 # beside its 1st, 781 B with 16. As any other record each would count 3 to 5 KB.
 _CALL_NBYTES = 300
+# Real traces have 200 to 400 bytes an event, 8 to 30 packed: with 2 bytes none is refused, even
+# where it keeps all of them. Nor is a plain one, for the shortest event that is kept has 30.
+_EVENTS, _EVENT_NBYTES = 300_000, 2
+_KEPT = 3  # events that are not kept take as long as one that is
 GZIP = b"\x1f\x8b"  # how a packed file begins
 _UNPACKED_NBYTES = 256 << 20
 # Of real traces 10 to 30, of logs up to 60, which _LINE_NBYTES makes 100; a bomb has 1000.
 _UNPACKED_RATIO = 200
-_LINE_NBYTES = 64  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
+_LINE_NBYTES = 128  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
 # All but what JSON's structure is made of.
 _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
 _STRUCTURE_NBYTES = 36  # a whole number in a list; a list and a text have several such bytes
@@ -99,6 +103,28 @@ class Unpacking:
                 self._what,
                 self._path,
                 "a .gz that unpacks to at most 256 MiB, or to 200 times its size",
+                "Where it is no bomb: gunzip it, and name the plain file.",
+            )
+
+
+class Events:
+    """How many events a trace may have: most are not kept, and cost time instead of memory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        size = 0
+        with contextlib.suppress(OSError):
+            size = os.stat(path).st_size
+        self._left = _EVENTS + size // _EVENT_NBYTES
+
+    def add(self, kept: bool) -> None:
+        """One more. Raises UnreadableError for what packs as no real trace does."""
+        self._left -= _KEPT if kept else 1
+        if self._left < 0:
+            raise UnreadableError(
+                "trace",
+                self._path,
+                "a .gz with fewer events for its size, as real traces have",
                 "Where it is no bomb: gunzip it, and name the plain file.",
             )
 

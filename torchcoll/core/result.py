@@ -322,6 +322,15 @@ def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
     return f"{lead}{words} of {counted(len(results), 'case')}", bad[0]
 
 
+def told_shortfall(results: Sequence[CaseResult]) -> str:
+    """``shortfall`` as one text with the reason of its first case; '' where nothing fails."""
+    found = shortfall(results)
+    if not found:
+        return ""
+    words, first = found
+    return f"{words}. First: {first.case.describe()}: {first.reason}"
+
+
 @dataclass
 class Run:
     """One launch, as loaded or as just measured.

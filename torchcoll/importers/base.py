@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from torchcoll.core.bounds import MOST_RANKS, MOST_ROWS, MOST_TOLD
@@ -157,6 +158,7 @@ def collective_named(text: str) -> str | None:
         return None
 
 
+@lru_cache(maxsize=64)  # the name of the file is asked for each row
 def collective_in(text: str) -> str | None:
     """The one collective that a text such as a file name or a heading names; None if several.
 

@@ -19,6 +19,7 @@ from torchcoll.importers.base import Line
 
 _DECODER = json.JSONDecoder(strict=False)  # names of events may hold control characters
 _SPACE = re.compile(r"[ \t\n\r]*")
+_NEVER_SKIPPED = frozenset('{}[],:"')  # what is there to be read; '' is the end of a piece
 _OPEN = frozenset(".eE+-")  # a number that goes on
 Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
 
@@ -42,10 +43,11 @@ def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member
             yield key, [], 0, False  # its items follow
             if not text.next_is("]"):
                 while True:
-                    yield (key, *text.value(), True)
-                    if text.next_is("]"):
+                    value, length = text.value()
+                    yield key, value, length, True
+                    if not text.next_is(","):
+                        text.expect("]")
                         break
-                    text.expect(",")
         else:
             yield (key, *text.value(), False)
         if text.next_is("}"):
@@ -84,7 +86,8 @@ class _Text:
 
     def next_is(self, char: str) -> bool:
         """Whether the next one is this, which is then read."""
-        self._skip()
+        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+            self._skip()
         same = self._text.startswith(char, self._place)
         self._place += same
         return same
@@ -95,7 +98,8 @@ class _Text:
 
     def value(self) -> tuple[Any, int]:
         """The next value, and its length as text."""
-        self._skip()
+        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+            self._skip()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._place)

@@ -22,9 +22,11 @@ PARAM = "record_param_comms"
 # What record_param_comms tells beside calls: waiting for one, and the frame of several.
 _NO_CALLS = ("wait", "init", "startCoalescing", "endCoalescing")
 _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
-_DEEPEST = 1000  # operators in each other: each call looks at all that are open
+_DEEPEST = 1000  # operators in each other
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
+_TELL = (PARAM, "c10d::", "_c10d_functional::", "gloo:")  # names of events whose arguments count
+_NO_ARGS: Mapping[str, Any] = {}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
 
 
@@ -70,8 +72,19 @@ def event_of(one: object) -> Event | None:
     start = round(begin * 1000)
     thread = intern(str(one.get("pid"))), intern(str(one.get("tid")))
     end = start + round(duration * 1000)
-    args = args if isinstance(args, dict) else {}
+    args = _wanted_args(name, category, args) if isinstance(args, dict) else _NO_ARGS
     return Event(intern(name), intern(category), thread, start, end, args)
+
+
+def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of an operator that is no communication nobody asks for shapes and stacks, which are most of
+    what a large trace would take in memory.
+    """
+    if "Collective name" in args or name.startswith(_TELL):
+        return args
+    if category in _ON_DEVICE:
+        return {key: args[key] for key in ("External id", "device") if key in args}
+    return _NO_ARGS
 
 
 def events_of(data: Mapping[str, Any]) -> list[Event]:
@@ -108,14 +121,20 @@ def issued(events: Iterable[Event]) -> tuple[list[Issued], list[Span]]:
 def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
     found: dict[Event, Issued] = {}
     open_: list[Event] = []  # operators around the present one
+    calls: list[Event | None] = []  # for each of them the innermost call that it is or stands in
     counted: set[Event] = set()
     busy: set[Event] = set()  # communication, and what holds it
     for event in events:
         while open_ and open_[-1].end <= event.start:
             open_.pop()
+            calls.pop()
+        around = calls[-1] if calls else None
         if event.name == PARAM or event.name.startswith(("c10d::", "_c10d_functional::")):
-            busy.update(open_, [event])
-            around = next((one for one in open_[::-1] if one in counted), None)
+            busy.add(event)
+            for one in reversed(open_):
+                if one in busy:  # and so is what is around it
+                    break
+                busy.add(one)
             param = event.name == PARAM
             if param and event.args.get("Collective name") in _NO_CALLS:
                 pass
@@ -128,6 +147,7 @@ def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
                 counted.add(event)
         if len(open_) < _DEEPEST:
             open_.append(event)
+            calls.append(event if event in counted else around)
     return list(found.values()), [(e.start, e.end) for e in events if e not in busy]
 
 

@@ -109,8 +109,10 @@ def _columns(fields: Sequence[str], chosen: Mapping[str, str]) -> dict[str, int]
         places = {key: fields.index(name) for key, name in chosen.items() if name in fields}
         return places if len(places) == len(chosen) else {}
     found: dict[str, int] = {}
+    plain = [field.replace("_", " ") for field in fields]
+    if not any(re.match(_WORDS["size"], field, re.IGNORECASE) for field in plain):
+        return {}  # as in every row below the heading
     for key, word in _WORDS.items():
-        plain = [field.replace("_", " ") for field in fields]
         matches = [i for i, field in enumerate(plain) if re.match(word, field, re.IGNORECASE)]
         if len(matches) == 1:
             found[key] = matches[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchcoll.core.bounds import Held
+from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.lines import chunks_of
 from torchcoll.core.traffic import Group, Traffic, join
@@ -18,12 +18,13 @@ from torchcoll.core.units import format_ranges
 from torchcoll.importers.documents import members
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import is_trace, read_trace
-from torchcoll.importers.kineto_events import event_of
+from torchcoll.importers.kineto_events import Event, event_of
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
 _LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
 _HELD_RATIO, _ITEM_NBYTES = 3, 400  # of objects that were JSON, in memory
+_EVENT_NBYTES = 300  # of an event without arguments
 _KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
 
 
@@ -113,14 +114,17 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     if first.startswith(_PICKLE):
         raise _pickle_error(path)
     found: dict[str, Any] = {}
-    held = Held("trace", path)
+    held, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
-            one = event_of(value) if item and key == "traceEvents" else value
-            # What is not kept costs time, for which there is no other bound.
-            held.add_nbytes(_ITEM_NBYTES if one is None else _HELD_RATIO * length + _ITEM_NBYTES)
-            if item and one is None:
-                continue
+            one = value
+            if item and key == "traceEvents":
+                one = event_of(value)
+                events.add(one is not None)
+                if one is None:
+                    continue
+            small = isinstance(one, Event) and not one.args
+            held.add_nbytes(_EVENT_NBYTES if small else _HELD_RATIO * length + _ITEM_NBYTES)
             if item:
                 found[key].append(one)
             else:

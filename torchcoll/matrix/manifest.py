@@ -155,4 +155,5 @@ def _told(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    return " ".join([*words, *map(str, cell.get("arguments") or ())])
+    arguments = cell.get("arguments")
+    return " ".join([*words, *map(str, arguments if isinstance(arguments, list) else ())])
