@@ -1,8 +1,8 @@
 """Which cases of two sides are the same: matched on what they have in common.
 
 A dimension of which the sides share no value is what is being compared, where it may be (a
-backend), or it keeps them apart (a dtype). One that a source does not tell matches everything: where
-only some launches do not tell, and the others have one value, they are taken for it.
+backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
+where only some launches do not tell, and the others have one value, they are taken for it.
 """
 
 from __future__ import annotations
