@@ -210,9 +210,7 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
-                names = {one.cell.name for one in size.cells if one.values} - set(table.wrong)
-                own = [one for one in size.cells if one.cell.name in names]
-                _verdict(size, own, len(tested), threshold)
+                _verdict(size, _right(table, size), len(tested), threshold)
         table.ranges = _ranges(table)
     return Tests(len(tested), left_out, order.known, interleaved)
 
