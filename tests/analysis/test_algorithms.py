@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
+import random
 from functools import partial
 
 import pytest
@@ -23,23 +25,35 @@ from torchcoll.core.records import save
 from torchcoll.core.result import Choice, Verification
 from torchcoll.report.algorithms import show_algorithms
 
+_NUMBERS = itertools.count()
 measured = partial(measured_on, backend="nccl", device="cuda")
 K, M = 1 << 10, 1 << 20
 NOISE = (0.990, 1.010, 0.995, 1.005, 0.998, 1.002)  # of six launches: 0.7 %
 RING, TREE = {"NCCL_ALGO": "allreduce:ring"}, {"NCCL_ALGO": "allreduce:tree"}
 
 
-def cell(name, times, variables=None, count=6, choice=None):
-    """The launches of a cell: size -> ns. ``choice``: what the log says."""
+_CELLS = itertools.count()
+
+
+def cell(name, times, variables=None, count=6, choice=None, noise=NOISE):
+    """The launches of a cell: size -> ns. ``choice``: what the log says. Launch 1 of every cell
+    comes first, then launch 2 in the opposite order, and so on: no cell is earlier than another.
+    """
+    place = next(_CELLS) % 30
+    starts = [
+        f"2026-01-01T00:{k:02}:{59 - place if k % 2 else place:02}.{next(_NUMBERS):06}Z"
+        for k in range(count)
+    ]
     return [
         run(
             *(
-                measured(round(ns * NOISE[k]), nbytes=size, choices=[choice] if choice else [])
+                measured(round(ns * noise[k]), nbytes=size, choices=[choice] if choice else [])
                 for size, ns in times.items()
             ),
             labels={"cell": name, "launch": str(k + 1)},
             variables=variables or {},
             environment={"libraries": {"nccl": "nccl 2.27.5"}},
+            header={"start_utc": starts[k]},
         )
         for k in range(count)
     ]
@@ -93,7 +107,53 @@ def test_near_optimal_is_said_only_if_it_holds_at_every_size():
     assert [size.verdict for size in table.sizes] == ["unclear", "near-optimal"]
     # Spread 0.71 %: 2 (3.2415 * 0.0071 / (log 1.02 - log 1.012))^2 + 1 = 17.9 + 1.
     assert table.sizes[0].needed == pytest.approx(18, abs=2)
-    assert "unclear at 1K (1" in table.statement(0.02)
+    assert f"unclear at 1K ({table.sizes[0].needed} launches" in table.statement(0.02)
+
+
+def test_a_drift_is_no_difference():
+    """Slower by 3 % a launch of each cell. Welch's t takes the drift for noise, of 5 %: it shows
+    neither that ring is 5 % faster at 1K, nor that AUTO loses less than 2 % at 1M.
+    """
+    drifting = [factor * 1.03**k for k, factor in enumerate(NOISE)]
+    table = table_of(
+        *cell("auto", {K: 105_000, M: 100_000}, noise=drifting),
+        *cell("ring", {K: 100_000, M: 100_000}, RING, noise=drifting),
+    )
+    assert [size.verdict for size in table.sizes] == ["beaten", "near-optimal"]
+    assert table.sizes[0].regret == pytest.approx(1.05, rel=1e-3)
+
+
+def test_an_outlying_launch_is_left_out_of_all_sizes():
+    """The third launch of AUTO took 1.4 times as long, at seven sizes."""
+    times = {K << n: 100_000 << n for n in range(7)}
+    odd = [factor * (1.4 if k == 2 else 1) for k, factor in enumerate(NOISE)]
+    rng = random.Random(1)
+    runs = cell("auto", times, noise=odd) + cell("ring", times, RING)
+    for one in runs:  # else all sizes of a launch were one
+        for result in one.results:
+            scale = rng.gauss(1, 0.003)
+            result.time_ns = {"host": [[round(ns * scale) for ns in own]
+                                       for own in result.time_ns["host"]]}  # fmt: skip
+    found = algorithms(runs)
+    (table,) = found.tables
+    assert {len(size.auto.values) for size in table.sizes} == {5}
+    (note,) = [text for text in found.notes if text.startswith("left out of all cases: ")]
+    factor = float(note.split(", ")[1].split()[0])
+    assert factor == pytest.approx(1.4, abs=0.02)
+    assert {size.verdict for size in table.sizes} == {"near-optimal"}
+
+
+def test_cells_that_were_measured_one_after_the_other():
+    """5 % between AUTO and what was measured an hour later: nothing can tell that from a step."""
+    runs = cell("auto", {K: 100_000}) + cell("ring", {K: 100_000}, RING)
+    said = "measured one after the other: a step between the sides would look the same"
+    assert said not in algorithms(runs).notes
+    for number, one in enumerate(runs[6:]):
+        one.header["start_utc"] = f"2026-01-01T01:00:{number:02}Z"
+    assert algorithms(runs).notes.count(said) == 1
+    del runs[0].header["start_utc"]
+    unknown = "start times are not known of all launches: a drift would look like a difference"
+    assert unknown in algorithms(runs).notes
 
 
 def test_a_size_without_auto_is_not_among_every_size():

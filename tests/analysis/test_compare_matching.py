@@ -77,6 +77,33 @@ def test_what_may_differ_is_said(name, ours, theirs, note):
 
 
 @pytest.mark.parametrize(
+    ("base", "new"),
+    [
+        # Imported before this was asked, and again since: one launch of each.
+        (["unknown", "rotate"], ["rotate", "rotate"]),
+        (["unknown", "unknown"], ["unknown", "rotate"]),
+        (["rotate", "unknown"], ["unknown", "rotate"]),
+    ],
+)
+def test_launches_that_do_not_tell_are_taken_for_the_others(base, new):
+    ours, theirs = ([one(100 + n, buffer_reuse=how) for n, how in enumerate(side, side is new)]
+                    for side in (base, new))  # fmt: skip
+    found = compare(ours, theirs)
+    (row,) = found.rows
+    assert (len(row.judged.base), len(row.judged.new)) == (2, 2)
+    note = "some launches do not tell buffer_reuse: taken for rotate, as all others"
+    assert found.notes.count(note) == 1
+    assert not any(text.startswith("matched without") for text in found.notes)
+
+
+def test_a_side_that_does_not_tell_is_compared_with_each_kind():
+    theirs = [one(100 + n, buffer_reuse=how) for n, how in enumerate(("unknown", "same", "rotate"))]
+    found = compare(one(99, buffer_reuse="unknown"), theirs)
+    assert [row.ratio for row in found.rows] == pytest.approx([100 / 99, 101 / 99, 102 / 99])
+    assert "matched without buffer_reuse: one side does not tell" in found.notes
+
+
+@pytest.mark.parametrize(
     ("ours", "theirs", "how"),
     [
         ({"cadence": "isolated"}, {"cadence": "stream"}, "cadence isolated / stream"),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from torchcoll.analysis.linear import (
@@ -69,6 +72,63 @@ def test_without_start_times_it_is_welchs_t():
         sum(squares) ** 2 / (squares[0] ** 2 / 2 + squares[1] ** 2 / 3)
     )
     assert found.error == pytest.approx(math.sqrt(sum(squares)))
+
+
+def sided(base, new):
+    return side_ratio(figures((*base, *new), (0,) * len(base) + (1,) * len(new)))
+
+
+FIGURES = st.lists(st.floats(1, 1e9), min_size=2, max_size=8)
+
+
+@given(FIGURES, FIGURES)
+def test_welch_is_that_of_scipy(base, new):
+    found = sided(base, new)
+    a, b = numpy.log(base), numpy.log(new)
+    assert found.ratio == pytest.approx(math.exp(b.mean() - a.mean()))
+    if found.p_value is None:
+        assert a.std() < 1e-8 and b.std() < 1e-8
+        return
+    with warnings.catch_warnings():  # scipy warns of figures that are all but equal
+        warnings.simplefilter("ignore")
+        theirs = stats.ttest_ind(b, a, equal_var=False)
+    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
+    for level, ends in ((0.95, (found.low, found.high)), (0.9, (found.low_90, found.high_90))):
+        try:
+            interval = theirs.confidence_interval(level)
+        except AttributeError:  # before scipy 1.11
+            return
+        with numpy.errstate(over="ignore"):
+            assert ends == pytest.approx(tuple(numpy.exp(tuple(interval))), rel=1e-6)
+
+
+def test_a_ratio_worked_out_by_hand():
+    # Logarithms -0.01, 0.01 and 0.04, 0.06: a difference of 0.05, variances of 0.0002, so that the
+    # error is sqrt(0.0002 / 2 * 2) = 0.01414, on 2 degrees of freedom: t = 4.3027.
+    base, new = [math.exp(x) for x in (-0.01, 0.01)], [math.exp(x) for x in (0.04, 0.06)]
+    found = sided(base, new)
+    assert math.log(found.ratio) == pytest.approx(0.05)
+    assert math.log(found.low) == pytest.approx(0.05 - 4.3027 * 0.0141421, abs=1e-6)
+    assert math.log(found.high) == pytest.approx(0.05 + 4.3027 * 0.0141421, abs=1e-6)
+    # One-sided, t(0.95, 2) = 2.91999.
+    assert math.log(found.beyond(0.05)) == pytest.approx(0.05 - 2.91999 * 0.0141421, abs=1e-6)
+    # t = 3.5355 on 2 degrees: p = 1 - t / sqrt(2 + t^2).
+    assert found.p_value == pytest.approx(1 - 3.535534 / math.sqrt(2 + 3.535534**2), abs=1e-6)
+    assert found.spread == pytest.approx(math.sqrt(0.0002))
+
+
+def test_one_launch_has_a_ratio_and_nothing_else():
+    found = sided([100], [110, 112])
+    assert found.ratio == pytest.approx(math.sqrt(110 * 112) / 100)
+    assert (found.low, found.p_value, found.spread) == (None, None, None)
+    assert found.beyond(0.05) is None
+    assert sided([100, 100], [110, 110]).p_value is None  # copies, not launches
+
+
+def test_the_interval_turns_with_the_sides():
+    one, other = sided([100, 103], [110, 120, 111]), sided([110, 120, 111], [100, 103])
+    assert one.low == pytest.approx(1 / other.high)
+    assert one.p_value == pytest.approx(other.p_value)
 
 
 @pytest.mark.parametrize(("base", "new"), [(12, 4), (12, 6)])
@@ -240,9 +300,41 @@ def test_a_launch_that_is_slow_in_some_cases_stays():
 
 def test_a_side_keeps_two_launches():
     values = (100.0, 101.0, 99.0, 100.0, 100.5, 200.0, 99.5, 100.0, 99.0)
-    assert outliers([figures(values, (0, 1, 0, 0, 0, 1, 0, 0, 0), range(9))]) == []
-    (one,) = outliers([figures(values, (0, 1, 0, 0, 0, 1, 1, 0, 0), range(9))])
+    two, three = (0, 1, 0, 0, 0, 1, 0, 0, 0), (0, 1, 0, 0, 0, 1, 1, 0, 0)
+    assert outliers([figures(values, two, range(9))] * 5) == []
+    (one,) = outliers([figures(values, three, range(9))] * 5)
     assert one.launch == (1, 1)
+
+
+def test_of_few_cases_an_outlier_is_one_on_the_noise_of_its_own_side():
+    """Five base launches within 0.4 %, and four new ones that are off by -8, -2, 3 and 9 %: the
+    last is far from all others and not from the three of its side.
+    """
+    logs = (0.002, -0.08, -0.001, -0.02, 0.001, 0.03, -0.002, 0.001, 0.09)
+    sides = (0, 1, 0, 1, 0, 1, 0, 0, 1)
+    case = figures(numpy.exp(logs).tolist(), sides, range(9))
+    calm = (0.002, -0.002, -0.001, 0.001, 0.001, -0.001, -0.002, 0.001, 0.09)
+    assert outliers([case]) == outliers([case] * 4) == []
+    alike = figures(numpy.exp(calm).tolist(), sides, range(9))
+    assert [one.launch for one in outliers([alike] * 5)] == [(1, 3)]
+
+
+def test_deleted_residuals_on_the_noise_of_their_side_by_hand():
+    """Without the last launch: numpy's least squares of the six others, of whose residuals those of
+    side 1 (the second, third and fifth) are the noise, on the sum of their 1 - leverages.
+    """
+    model = model_of(SIDES, ORDER)
+    found, _ = deleted_residuals(model, least_squares(model, numpy.log(VALUES))[2], own_side=True)
+    matrix, logs = numpy.column_stack((numpy.ones(7), SIDES, ORDER)), numpy.log(VALUES)
+    solved = numpy.linalg.lstsq(matrix[:6], logs[:6], rcond=None)[0]
+    rest = logs[:6] - matrix[:6] @ solved
+    hat = matrix[:6] @ numpy.linalg.inv(matrix[:6].T @ matrix[:6]) @ matrix[:6].T
+    own = [1, 2, 4]
+    degrees = sum(1 - hat[i, i] for i in own)
+    spread = math.sqrt(sum(rest[i] ** 2 for i in own) / degrees)
+    leverage = matrix[6] @ numpy.linalg.inv(matrix.T @ matrix) @ matrix[6]
+    t = (logs[6] - matrix[6] @ solved) * math.sqrt(1 - leverage) / spread
+    assert found[6] == pytest.approx(stats.norm.isf(stats.t.sf(t, degrees)))
 
 
 def test_of_six_launches_none_is_left_out():

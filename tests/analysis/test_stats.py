@@ -16,57 +16,7 @@ from torchcoll.analysis.stats import (
     least_mann_whitney,
     mann_whitney,
     paired_ratio,
-    welch_ratio,
 )
-
-FIGURES = st.lists(st.floats(1, 1e9), min_size=2, max_size=8)
-
-
-@given(FIGURES, FIGURES)
-def test_welch_is_that_of_scipy(base, new):
-    found = welch_ratio(base, new)
-    a, b = numpy.log(base), numpy.log(new)
-    assert found.ratio == pytest.approx(math.exp(b.mean() - a.mean()))
-    if found.p_value is None:
-        assert a.std() < 1e-8 and b.std() < 1e-8
-        return
-    with warnings.catch_warnings():  # scipy warns of figures that are all but equal
-        warnings.simplefilter("ignore")
-        theirs = stats.ttest_ind(b, a, equal_var=False)
-    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-6, abs=1e-12)
-    for level, ends in ((0.95, (found.low, found.high)), (0.9, (found.low_90, found.high_90))):
-        try:
-            interval = theirs.confidence_interval(level)
-        except AttributeError:  # before scipy 1.11
-            return
-        with numpy.errstate(over="ignore"):
-            assert ends == pytest.approx(tuple(numpy.exp(tuple(interval))), rel=1e-6)
-
-
-def test_a_ratio_worked_out_by_hand():
-    # Logarithms -0.01, 0.01 and 0.04, 0.06: a difference of 0.05, variances of 0.0002, so that the
-    # error is sqrt(0.0002 / 2 * 2) = 0.01414, on 2 degrees of freedom: t = 4.3027.
-    base, new = [math.exp(x) for x in (-0.01, 0.01)], [math.exp(x) for x in (0.04, 0.06)]
-    found = welch_ratio(base, new)
-    assert math.log(found.ratio) == pytest.approx(0.05)
-    assert math.log(found.low) == pytest.approx(0.05 - 4.3027 * 0.0141421, abs=1e-6)
-    assert math.log(found.high) == pytest.approx(0.05 + 4.3027 * 0.0141421, abs=1e-6)
-    # t = 3.5355 on 2 degrees: p = 1 - t / sqrt(2 + t^2).
-    assert found.p_value == pytest.approx(1 - 3.535534 / math.sqrt(2 + 3.535534**2), abs=1e-6)
-    assert found.spread == pytest.approx(math.sqrt(0.0002))
-
-
-def test_one_launch_has_a_ratio_and_nothing_else():
-    found = welch_ratio([100], [110, 112])
-    assert found.ratio == pytest.approx(math.sqrt(110 * 112) / 100)
-    assert (found.low, found.p_value, found.spread) == (None, None, None)
-    assert welch_ratio([100, 100], [110, 110]).p_value is None  # copies, not launches
-
-
-def test_the_interval_turns_with_the_sides():
-    one, other = welch_ratio([100, 103], [110, 120, 111]), welch_ratio([110, 120, 111], [100, 103])
-    assert one.low == pytest.approx(1 / other.high)
-    assert one.p_value == pytest.approx(other.p_value)
 
 
 def test_holm_by_hand():

@@ -8,8 +8,14 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.analysis.stats import welch_low
-from torchcoll.analysis.winners import may_be_best, regret, regret_interval, runs_of_winners
+from torchcoll.analysis.linear import Figures, side_ratio
+from torchcoll.analysis.winners import (
+    drift_of,
+    may_be_best,
+    regret,
+    regret_interval,
+    runs_of_winners,
+)
 
 AUTO = [104.0, 101.0, 103.0, 105.0]
 CELLS = {"a": [100.0, 102.0, 99.0, 101.0], "b": [110.0, 108.0, 113.0, 109.0]}
@@ -21,6 +27,12 @@ def scipy_bounds(base, new, level):
     return [math.exp(bound) for bound in test.confidence_interval(level)]
 
 
+def ratio(base, new):
+    """new / base, start times unknown."""
+    launches = [(0, n) for n in range(len(base))] + [(1, n) for n in range(len(new))]
+    return side_ratio(Figures((*base, *new), tuple(launches)))
+
+
 def test_the_best_is_chosen_without_the_launch_that_times_it():
     # Without the first launch b looks best (100 < 120) and is timed by it: 100. Without the second
     # a does (90 < 100), and takes 120. The lucky mean of a or b alone would give 1.2.
@@ -30,7 +42,8 @@ def test_the_best_is_chosen_without_the_launch_that_times_it():
 
 def test_one_launch_a_cell_gives_the_plain_ratio():
     assert regret([110.0], {"a": [100.0], "b": [200.0]}) == pytest.approx(1.1)
-    assert regret_interval([110.0], {"a": [100.0], "b": [200.0]}) == (None, None)
+    several = [ratio([100.0], [110.0]), ratio([200.0], [110.0])]
+    assert regret_interval(several) == (None, None)
 
 
 def test_launches_that_are_missing_are_no_reason_to_stop():
@@ -40,7 +53,7 @@ def test_launches_that_are_missing_are_no_reason_to_stop():
 
 
 def test_the_interval_is_bonferroni_below_and_plain_above():
-    low, high = regret_interval(AUTO, CELLS)
+    low, high = regret_interval([ratio(own, AUTO) for own in CELLS.values()])
     # Two cells: 2.5 % / 2 each below, so the two-sided level is 97.5 %.
     assert low == pytest.approx(max(scipy_bounds(c, AUTO, 0.975)[0] for c in CELLS.values()))
     assert high == pytest.approx(max(scipy_bounds(c, AUTO, 0.95)[1] for c in CELLS.values()))
@@ -48,16 +61,38 @@ def test_the_interval_is_bonferroni_below_and_plain_above():
 
 
 def test_a_cell_with_one_launch_leaves_no_upper_end():
-    low, high = regret_interval(AUTO, {**CELLS, "c": [90.0]})
+    low, high = regret_interval([ratio(own, AUTO) for own in (*CELLS.values(), [90.0])])
     assert low is not None
     assert high is None
 
 
-def test_a_lower_bound_as_scipy_has_it():
-    assert welch_low(CELLS["a"], AUTO, 0.025) == pytest.approx(
-        scipy_bounds(CELLS["a"], AUTO, 0.95)[0]
-    )
-    assert welch_low([1.0], [2.0, 3.0], 0.025) is None
+def test_the_drift_is_that_of_both_cells():
+    """Slopes of 0.01 and 0.03 a launch over 3 launches (squares 2) and 2 that are 4 apart (8):
+    (0.02 + 0.24) / 10. At launch 0 the means are 0.01 - 0.026 and 0.06 - 0.052.
+    """
+    cells = {"a": [1.0, math.exp(0.01), math.exp(0.02)], "b": [1.0, math.exp(0.12)]}
+    numbers = {"a": [0, 1, 2], "b": [0, 4]}
+    found = drift_of(cells, numbers)
+    assert (found.slope, found.squares) == (pytest.approx(0.026), pytest.approx(10))
+    level = found.levelled(cells, numbers)
+    means = {name: float(numpy.log(own).mean()) for name, own in level.items()}
+    assert means == pytest.approx({"a": -0.016, "b": 0.008})
+    assert drift_of(cells, None).levelled(cells, {}) == cells
+    # One degree of freedom: a slope would leave nothing to know the noise by.
+    assert drift_of({"a": [1.0, 2.0], "b": [1.0]}, {"a": [0, 2], "b": [1]}).squares == 0
+
+
+@pytest.mark.parametrize(("distance", "tied"), [(0.46, True), (0.47, False)])
+def test_ties_know_the_drift_as_badly_as_it_is_known(distance, tied):
+    """Three launches each, squares 0.02 a cell, 3 degrees beside a drift: s^2 = 0.04 / 3. The
+    centres of the launch numbers are 3 apart, their squares 4: error sqrt(s^2 (2/3 + 9/4)) =
+    0.19720, t(0.95, 3) = 2.35336, so the margin is 0.46409. Without the drift's share it is 0.222.
+    """
+    logs = numpy.array([0.0577350, -0.1154701, 0.0577350])
+    cells = {"a": numpy.exp(logs).tolist(), "b": numpy.exp(logs + distance).tolist()}
+    drift = drift_of(cells, {"a": [0, 1, 2], "b": [3, 4, 5]})
+    assert drift.slope == pytest.approx(0, abs=1e-12)
+    assert may_be_best(cells, 0.02, drift) == (["a", "b"] if tied else ["a"])
 
 
 @pytest.mark.parametrize(("distance", "tied"), [(0.41, True), (0.42, False)])

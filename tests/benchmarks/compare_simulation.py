@@ -27,10 +27,10 @@ from common import title
 from scipy import special, stats
 
 from torchcoll.analysis.linear import (
-    deleted_residuals,
     least_squares,
     model_of,
     noise_share,
+    outlier_deviates,
     outlier_limit,
     side_error,
 )
@@ -40,6 +40,7 @@ from torchcoll.cli import main
 from torchcoll.core.case import Case
 from torchcoll.core.records import save
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.units import counted
 
 CASES = 25
 LAUNCHES = 6
@@ -77,13 +78,14 @@ class Scenario:
         words += [f"new {self.factor:g} x as noisy"] if self.factor != 1 else []
         words += [f"in {self.noisier} cases"] if self.noisier < self.cases else []
         words += [f"step of {100 * self.step:g} %"] if self.step else []
-        words += ["1 case"] if self.cases == 1 else []
+        words += [counted(self.cases, "case")] if self.cases < CASES else []
         return f"{self.order:8}{', '.join(words)}"
 
 
 FIRST_A = "A" * LAUNCHES + "B" * LAUNCHES
 ABBA, ABAB = "ABBA" * (LAUNCHES // 2), "AB" * LAUNCHES
-NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", "ABA" * 6: "12+6", "AABA" * 4: "12+4"}
+UNEVEN = {"ABA" * 6: "12+6", "AABA" * 4: "12+4", "AABAA" * 3: "12+3"}
+NAMES = {FIRST_A: "A-B", ABBA: "ABBA", ABAB: "ABAB", **UNEVEN}
 
 
 def sides_of(scenario: Scenario, rng: numpy.random.Generator) -> tuple[int, ...]:
@@ -169,7 +171,7 @@ def _once(
         effect,
         numpy.full(logs.shape[1], left_out),
     )
-    deviates = abs(numpy.median(deleted_residuals(model, rest)[0], axis=2))
+    deviates = abs(numpy.median(outlier_deviates(model, rest, logs.shape[2])[0], axis=2))
     return found, (deviates.argmax(axis=0), deviates.max(axis=0) > outlier_limit(len(sides)))
 
 
@@ -248,15 +250,19 @@ BESIDE = (
 NOISIER = (
     *(
         Scenario(order, factor=factor, outlier=outlier)
-        for order in ("ABAB", "ABBA", "12+6", "12+4")
+        for order in ("ABAB", "ABBA", "12+6", "12+4", "12+3")
         for factor in (1.0, 3.0)
         for outlier in (0, 1)
     ),
     *(Scenario("A-B", factor=3.0, drift=0.01, outlier=outlier) for outlier in (0, 1)),
     *(
         Scenario(order, factor=3.0, **other)
-        for order in ("ABAB", "12+6", "12+4")
-        for other in ({"cases": 1}, {"noisier": 12})
+        for order in ("ABAB", "12+6", "12+4", "12+3")
+        for other in (
+            *({"cases": cases} for cases in (1, 2, 3, 4, 5)),
+            {"cases": 1, "outlier": 1},
+            {"noisier": 12},
+        )
     ),
 )
 POWERED = tuple(

@@ -242,8 +242,8 @@ def test_scatter_too_large_for_the_threshold_is_said():
     pairs.times[SMALL] = {pair: t._replace(spread=0.35, calls=5) for pair, t in timings.items()}
     assert suspects(pairs) == []
     (one,) = noise(pairs, [])
-    assert noise_text(pairs, one) == (
-        "both ways 128K x 5 calls spread by 35 %: too noisy to accuse at 20 %, but from 71 % on; "
+    assert noise_text(pairs, [one]) == (
+        "too noisy to accuse at 20 %: both ways 128K x 5 calls spread by 35 % (seen from 71 % on); "
         "use --sizes 8M -n 10"
     )
     assert noise(pairs, [], threshold=0.75) == []
@@ -258,7 +258,30 @@ def test_pairs_that_differ_are_noise_however_steady_their_calls():
     }
     (one,) = noise(pairs, [])
     assert one.between == pytest.approx(math.log(2) / 2 / 0.6745)
-    assert "differ by 51 % from pair to pair: too noisy to accuse at 20 %" in noise_text(pairs, one)
+    # 1 - exp(-3.5 x 0.5139) = 83.4 %
+    assert noise_text(pairs, [one]) == (
+        "too noisy to accuse at 20 %: both ways 1M x 10 calls differ by 51 % from pair to pair "
+        "(seen from 84 % on); use --sizes 8M"
+    )
+
+
+def test_noise_is_one_line_of_what_was_asked_for():
+    """A latency has a threshold of its own: it is said where nothing else was measured."""
+    pairs = made(["h"] * 6, lambda a, b: 1000)
+    noisy = {pair: t._replace(spread=0.3, calls=10) for pair, t in pairs.times[BW].items()}
+    pairs.times = {LAT: noisy, (SEND, 8 << 20): noisy, (EXCHANGE, 8 << 20): noisy}
+    several = noise(pairs, [])
+    assert len(several) == 3
+    # 1 - exp(-3.5 x 0.3) = 65.01 %
+    assert noise_text(pairs, several) == (
+        "too noisy to accuse at 20 %: one way 8M x 10 calls spread by 30 % (seen from 66 % on), "
+        "both ways 8M x 10 calls spread by 30 % (seen from 66 % on); use --threshold 66%"
+    )
+    pairs.times = {LAT: noisy}
+    assert noise_text(pairs, noise(pairs, [])) == (
+        "too noisy to accuse at 50 %: latency 8 x 10 calls spread by 30 % (seen from 66 % on)"
+    )
+    assert noise_text(pairs, []) == ""
 
 
 def test_a_fault_is_no_noise():

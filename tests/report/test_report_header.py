@@ -82,8 +82,8 @@ def test_rules_order_labels_and_stream_cadence():
     lines = header_lines(run(header={"spec": spec}), [asked], clocks=["device"])
     assert lines[2] == "clock: device; cadence: stream (calls back to back, no barrier)"
     assert lines[4:6] == [
-        "20 calls a case; 5 warm-up calls; verification off; order shuffled (seed 7); "
-        "a new communicator for every case",
+        "20 calls a case; 5 warm-up calls; verification off; the same buffers in every call; "
+        "order shuffled (seed 7); a new communicator for every case",
         "labels: driver=550, net=ib",
     ]
 

@@ -17,7 +17,7 @@ torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; cadence: isolated (a barrier before every call, outside the stamps)
 completion = max over ranks
-each case until 5 % precision or 1 s; verification on
+each case until 5 % precision or 1 s; verification on; the same buffers in every call
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 first call 5.00 ms, settled after 2 calls
 cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
@@ -80,6 +80,21 @@ def test_two_modes_are_told_beside_the_median(shown):
     # A period is a mean, which both modes enter.
     stream = result(2, case=case(cadence="stream"), time_ns={"host": [times] * 2}, batches=[20])
     assert "two modes" not in shown(run(stream, ranks=2))
+
+
+def test_rows_with_two_modes_share_one_line(shown):
+    """35 % of 20 calls and 25 % of them: 0.5 and 2.5 to 3 ms, 0.6 and 4 ms."""
+    first = [500_000] * 13 + [2_500_000] * 4 + [3_000_000] * 3
+    second = [600_000] * 15 + [4_000_000] * 5
+    results = [
+        result(2, case=case(nbytes=size), time_ns={"host": [times] * 2})
+        for size, times in ((64, first), (128, [500_000] * 20), (256, second))
+    ]
+    text = shown(run(*results, ranks=2))
+    line = "two modes in 2 rows: 25 to 35 % of the calls take 2.5 to 4.0 ms, the others 500 to "
+    assert f"\n[1] {line}600 us\n" in text
+    assert text.count("two modes") == 1
+    assert [" correct [1]" in row for row in body(text).splitlines()[2:5]] == [True, False, True]
 
 
 def test_host_bound_is_told(shown):
@@ -313,6 +328,11 @@ def test_how_buffers_are_reused_is_in_the_header(shown):
     text = shown(run(walks, header={"spec": {**spec, "buffer_reuse": "rotate"}}))
     assert ", in place, buffers that walk through the largest\n" in text
     assert "20 calls a case; verification on\n" in text
+    # What the cases are is said, whatever was asked for; a file of before had one way.
+    text = shown(run(result(), header={"spec": {"check": True, "iters": 20}}))
+    assert "20 calls a case; verification on; the same buffers in every call\n" in text
+    untold = result(case=case(buffer_reuse="unknown"))
+    assert "buffers in every" not in shown(run(untold, header={"spec": {**spec}}))
 
 
 def test_splits_are_in_the_header_or_a_column(shown):

@@ -496,6 +496,32 @@ def test_against_a_run_of_another_fabric(base, new, message):
     assert str(caught.value) == f"against: got {message}, as this run has"
 
 
+def reusing(how, *milliseconds):
+    """``times`` of a source that reuses its buffers in this way."""
+    made = times(*milliseconds)
+    for result in made.results:
+        result.case = replace(result.case, buffer_reuse=how)
+    return made
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("unknown", "rotate"), ("same", "unknown")])
+def test_against_a_run_that_does_not_tell_how_buffers_are_reused(ours, theirs):
+    """An import of before this was asked: it matches either way, and that is said."""
+    line = judge(reusing(ours, 1.25, 1), against=reusing(theirs, 1, 1)).line
+    assert line.startswith("PASS 90.0 % of the speed of the baseline, the median of 2 cases")
+    assert "; 2 cases matched without buffer reuse: one side does not tell; " in line
+    # One of the same kind is nearer, and needs no such word.
+    both = reusing(theirs, 1, 1)
+    both.results += reusing(ours, 2, 2).results
+    line = judge(reusing(ours, 2, 2), against=both).line
+    assert line.startswith("PASS 100.0 %") and "matched without" not in line
+
+
+def test_against_buffers_that_are_reused_in_another_way():
+    with pytest.raises(UsageError, match="a case in common"):
+        judge(reusing("same", 1), against=reusing("rotate", 1))
+
+
 def test_against_a_run_with_nothing_in_common():
     other = launch(case_of(1, "broadcast", op=None, root=0))
     with pytest.raises(UsageError) as caught:

@@ -33,6 +33,7 @@ from torchcoll.analysis.sides import (
     value_of_fact,
     values_of_facts,
 )
+from torchcoll.analysis.verdicts import NO_STARTS, ONE_AFTER_THE_OTHER, outlier_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.lines import read_objects
 from torchcoll.core.records import MANIFEST, is_manifest, load_all
@@ -96,18 +97,21 @@ def algorithms(
     apart = _apart(launches, inside)
     every, left_out = _tables(files, items, forcing, apart)
     tables = [table for table in every if table.cells]
-    comparisons = judge(tables, threshold)
+    tests = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
     matrices, missing = _manifests(sources)
     within = [*inside, *(f"label={name}" for name in inside)]
     notes = _notes(files, every, launches, [*apart, *within])
     notes += _untold(files, launches, left_out)
+    notes += [outlier_text(_file(files.runs[one.launch[1]]), one) for one in tests.left_out]
+    if tests.comparisons and not (tests.in_order and tests.interleaved):
+        notes.append(ONE_AFTER_THE_OTHER if tests.in_order else NO_STARTS)
     read = files.read_as(reading) or str(reading)
     names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
     learned = [name for name in names if name]
     return Algorithms(
-        files.runs, tables, threshold, comparisons, notes, missing, matrices, read, learned
+        files.runs, tables, threshold, tests.comparisons, notes, missing, matrices, read, learned
     )
 
 
@@ -215,13 +219,17 @@ def _named(
 
 
 def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
-    values = tuple(value for value, _ in launches_of(items))
     bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
     is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
+    own = [] if is_wrong else launches_of(items)
+    values = tuple(value for value, _ in own)
     state = "wrong" if is_wrong else "ok" if values else bad[0].row.status if bad else "no time"
     choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
     other = disobeyed(cell.settings, items[0].row.collective, choices)
-    return CellAt(cell, () if is_wrong else values, state, choices, tuple(other))
+    found = CellAt(cell, values, state, choices, tuple(other))
+    found.launches = tuple(first.launch for _, (first, *_) in own)
+    found.starts = tuple(first.start for _, (first, *_) in own)
+    return found
 
 
 # -- what is beside the figures ---------------------------------------------------------------

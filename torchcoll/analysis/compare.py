@@ -35,9 +35,11 @@ from torchcoll.analysis.sides import (
     values_by_name,
 )
 from torchcoll.analysis.verdicts import (
+    NO_STARTS,
     ONE_AFTER_THE_OTHER,
     beyond,
     mann_whitney_notes,
+    outlier_text,
     percent,
 )
 from torchcoll.analysis.ways import ways_of
@@ -137,7 +139,8 @@ def compare(
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.starts = _starts(pairs, ours, theirs)
-    found.notes = [*_outlier_notes(found, apart), *_notes(found, pairs)]
+    named = zip(found.left_out, apart, strict=True)
+    found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
     return found
 
 
@@ -235,15 +238,6 @@ def _launch_name(found: Comparison, one: Outlier) -> str:
     return str(run.path or f"launch {number + 1} of {(found.base, found.new)[side].name}")
 
 
-def _outlier_notes(found: Comparison, apart: Sequence[Outlier]) -> list[str]:
-    """The launches that are left out, and why."""
-    return [
-        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other launches "
-        f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
-        for name, one in zip(found.left_out, apart, strict=True)
-    ]
-
-
 def _order_notes(found: Comparison) -> list[str]:
     """What the order of the launches in time leaves open."""
     tested = [one.judged for one in found.fitted or found.rows if one.judged.p_value is not None]
@@ -253,7 +247,7 @@ def _order_notes(found: Comparison) -> list[str]:
         return [ONE_AFTER_THE_OTHER]  # rows have it as a footnote
     starts = {start_of(part) for s in (found.base, found.new) for part in s.parts}
     if None in starts:
-        return ["start times are not known of all launches: a drift would look like a difference"]
+        return [NO_STARTS]
     return []
 
 

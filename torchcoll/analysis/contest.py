@@ -1,9 +1,11 @@
 """Which forced algorithm wins at each size, and what AUTO loses to it.
 
-Launches are the replicates, as in ``compare``. Three questions with three answers:
+Launches are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
+(analysis/linear.py): drift over the launches is in the model, launches that are outliers over all
+of these comparisons are left out of all cases. Three questions with three answers:
 
-* Is AUTO beaten? Welch's t of AUTO against every forced cell at every size, Holm over all of them:
-  no cell is picked first, so no winner's curse. Beaten: p below 0.05 and beyond the threshold.
+* Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
+  them: no cell is picked first, so no winner's curse. Beaten: p below 0.05, beyond the threshold.
 * Is AUTO near-optimal? Where the 95 % interval of its regret (analysis/winners.py) ends below the
   threshold. It is said of a table only if it holds at every size; such an 'all of them' needs no
   correction (R. L. Berger, Technometrics 24 (1982) 295).
@@ -16,15 +18,22 @@ A cell that was wrong at one size wins at none: its other results were luck.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchcoll.analysis.forced import Forced
+from torchcoll.analysis.linear import Figures, Outlier, common_share, outliers, side_ratio
 from torchcoll.analysis.needed import asked, launches_needed, launches_to_bound
-from torchcoll.analysis.stats import LEVEL, Ratio, geometric, holm, welch_ratio
+from torchcoll.analysis.stats import LEVEL, Ratio, geometric, holm
 from torchcoll.analysis.verdicts import p_text, percent
-from torchcoll.analysis.winners import may_be_best, regret, regret_interval, runs_of_winners
+from torchcoll.analysis.winners import (
+    drift_of,
+    may_be_best,
+    regret,
+    regret_interval,
+    runs_of_winners,
+)
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_size
 
@@ -42,6 +51,14 @@ class CellAt:
     disobeyed: tuple[Choice, ...]
     ratio: Ratio | None = None
     p_value: float | None = None
+    launches: tuple[int, ...] = ()  # the number of each value's launch
+    starts: tuple[float | None, ...] = ()  # of these, in seconds; None is unknown
+
+    def leave_out(self, launches: Collection[int]) -> None:
+        keep = [i for i, launch in enumerate(self.launches) if launch not in launches]
+        self.values = tuple(self.values[i] for i in keep)
+        self.starts = tuple(self.starts[i] for i in keep)
+        self.launches = tuple(self.launches[i] for i in keep)
 
     @property
     def time_ns(self) -> float | None:
@@ -155,39 +172,101 @@ class Table:
 # -- verdicts --------------------------------------------------------------------------------
 
 
-def judge(tables: Sequence[Table], threshold: float) -> int:
-    """Fills in what is found of each size; how many comparisons with AUTO Holm went over."""
-    tested = []
+@dataclass(frozen=True)
+class Tests:
+    """Of AUTO against every cell. left_out: of all cases. in_order: the launches' starts are known;
+    interleaved: of no cell all launches were before or after those of AUTO.
+    """
+
+    comparisons: int
+    left_out: list[Outlier]
+    in_order: bool
+    interleaved: bool
+
+
+def judge(tables: Sequence[Table], threshold: float) -> Tests:
+    """Fills in what is found of each size. comparisons: those with AUTO that Holm went over."""
+    every = [c for t in tables for s in t.sizes for c in (s.auto, *s.cells) if c is not None]
+    starts = {start for one in every for start in one.starts}
+    order = _Order(starts)
+    pairs = [pair for table in tables for pair in _pairs(table, order).values()]
+    left_out = outliers([figures for own in pairs for figures, _ in own])
+    for one in every:
+        one.leave_out([outlier.launch[1] for outlier in left_out])
+    tested, interleaved = [], True
     for table in tables:
+        for own in _pairs(table, order).values():
+            share = common_share([figures for figures, _ in own])
+            for figures, cell in own:
+                cell.ratio = side_ratio(figures, share)
+                interleaved = interleaved and figures.interleaved
+                if cell.ratio.p_value is not None and cell.cell.name not in table.wrong:
+                    tested.append(cell)
         for size in table.sizes:
-            right = [c for c in size.cells if c.values and c.cell.name not in table.wrong]
-            if not right:
-                continue
-            size.best = min(right, key=lambda c: c.time_ns or math.inf)
-            values = {c.cell.name: c.values for c in right}
-            size.tied = may_be_best(values, threshold)
-            if not (size.auto and size.auto.values):
-                continue
-            auto = size.auto.values
-            size.regret = regret(auto, values)
-            low, high = regret_interval(auto, values)
-            # Two estimators: one in a hundred times the one lies just outside the other's interval.
-            size.low = None if low is None else min(low, size.regret)
-            size.high = None if high is None else max(high, size.regret)
-            for one in size.cells:
-                one.ratio = welch_ratio(one.values, auto) if one.values else None
-            tested += [c for c in right if c.ratio and c.ratio.p_value is not None]
+            _winners(size, _right(table, size), order, threshold)
     adjusted = holm([c.ratio.p_value or 0.0 for c in tested if c.ratio])
     for one, p in zip(tested, adjusted, strict=True):
         one.p_value = p
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
-                names = {one.cell.name for one in size.cells if one.values} - set(table.wrong)
-                own = [one for one in size.cells if one.cell.name in names]
-                _verdict(size, own, len(tested), threshold)
+                _verdict(size, _right(table, size), len(tested), threshold)
         table.ranges = _ranges(table)
-    return len(tested)
+    return Tests(len(tested), left_out, order.known, interleaved)
+
+
+class _Order:
+    """The number of each launch in order of time; launches of one second have one number."""
+
+    def __init__(self, starts: Collection[float | None]) -> None:
+        known = sorted(start for start in starts if start is not None)
+        self._numbers = {start: float(number) for number, start in enumerate(known)}
+        self.known = None not in starts
+
+    def of(self, cell: CellAt) -> tuple[float, ...]:
+        return tuple(self._numbers[start] for start in cell.starts if start is not None)
+
+
+def _pairs(table: Table, order: _Order) -> dict[str, list[tuple[Figures, CellAt]]]:
+    """Each cell against AUTO, which is the second side, at every size that both have."""
+    found: dict[str, list[tuple[Figures, CellAt]]] = {}
+    for size in table.sizes:
+        auto = size.auto
+        for cell in size.cells:
+            if auto and auto.values and cell.values:
+                figures = Figures(
+                    (*cell.values, *auto.values),
+                    (*((0, n) for n in cell.launches), *((1, n) for n in auto.launches)),
+                    (*order.of(cell), *order.of(auto)) if order.known else None,
+                )
+                found.setdefault(cell.cell.name, []).append((figures, cell))
+    return found
+
+
+def _right(table: Table, size: SizeFound) -> list[CellAt]:
+    return [one for one in size.cells if one.values and one.cell.name not in table.wrong]
+
+
+def _winners(size: SizeFound, right: Sequence[CellAt], order: _Order, threshold: float) -> None:
+    """The best cell, its ties, and the regret, of figures from which the drift is taken."""
+    if not right:
+        return
+    auto = size.auto if size.auto and size.auto.values else None
+    own = {one.cell.name: one for one in (*right, *([auto] if auto else []))}
+    values = {name: one.values for name, one in own.items()}
+    numbers = {name: order.of(one) for name, one in own.items()} if order.known else None
+    drift = drift_of(values, numbers)
+    level = drift.levelled(values, numbers or {})
+    names = [one.cell.name for one in right]
+    size.best = min(right, key=lambda one: geometric(level[one.cell.name]) or math.inf)
+    size.tied = may_be_best({name: level[name] for name in names}, threshold, drift)
+    if auto is None:
+        return
+    size.regret = regret(level[auto.cell.name], {name: level[name] for name in names})
+    low, high = regret_interval([one.ratio for one in right if one.ratio])
+    # Two estimators: one in a hundred times the one lies just outside the other's interval.
+    size.low = None if low is None else min(low, size.regret)
+    size.high = None if high is None else max(high, size.regret)
 
 
 def _verdict(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: float) -> None:

@@ -198,7 +198,11 @@ def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
     lines = [f"{how} although they differ: {'; '.join(differ)}"] if differ else []
     if unknown:
         lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
-    return lines
+    taken = dict.fromkeys(one for pair in pairs if pair.base and pair.new for one in pair.taken)
+    return lines + [
+        f"some launches do not tell {name}: taken for {value_text(name, value)}, as all others"
+        for name, value in taken
+    ]
 
 
 def value_text(name: str, value: Any) -> str:

@@ -10,7 +10,7 @@ difference again; ranks, of which six against six cannot pass Holm over 24 cases
 
 Each side has its own noise: with one for both, 12 launches against 4 that are 3 times as noisy are
 called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise,
-and one case alone knows its noise badly: 12 against 4 so noisy has 12 % false alarms there.
+except where there are few cases (``_FEW_CASES``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ _LEAST_FREE = 0.1  # degrees of a side; with fewer its noise is not told from th
 _FEWEST = 2  # launches of a side that must remain
 _FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3
+# With fewer cases an outlier must be far off on the noise of its own side too: without that, of one
+# case of 12 launches against 4 that are 3 times as noisy, 28 % lost a noisy launch, and 12 % were
+# called different. A median over more cases is no such chance, and a side of 4 launches alone knows
+# its noise too badly to show an outlier.
+_FEW_CASES = 5
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,16 @@ class Model:
 
     matrix: [launch][1, side, number], without the number where it is unknown or tells what the
     side does (each side was started at one instant). projection: its pseudo-inverse, with which
-    numpy's lstsq solves too. free: 1 - leverage of each launch. error: of the side, as a share of
-    the spread of one launch. sides: 0 and 1 of each launch. weights: of the squared residuals in
-    the variance of the side. means, products: [side] and [side][side], of what the degrees of
-    freedom of that variance are.
+    numpy's lstsq solves too. annihilator: what makes residuals of figures; free: its diagonal,
+    1 - leverage of each launch. error: of the side, as a share of the spread of one launch.
+    sides: 0 and 1 of each launch. weights: of the squared residuals in the variance of the side.
+    means, products: [side] and [side][side], of what the degrees of freedom of that variance are.
     """
 
     matrix: numpy.ndarray
     projection: numpy.ndarray
     free: numpy.ndarray
+    annihilator: numpy.ndarray
     error: float
     degrees: int
     sides: numpy.ndarray
@@ -121,17 +128,18 @@ def model_of(sides: tuple[int, ...], order: tuple[float, ...] | None) -> Model:
         full = numpy.column_stack((matrix, numpy.array(order) - numpy.mean(order)))
         matrix = full if numpy.linalg.matrix_rank(full) == _PARAMETERS else matrix
     projection = numpy.linalg.pinv(matrix)
-    free = 1 - numpy.einsum("ij,ji->i", matrix, projection)
+    annihilator = numpy.eye(len(sides)) - matrix @ projection
+    free = numpy.diag(annihilator)
     error = math.sqrt(float(projection[1] @ projection[1]))
     degrees, side = len(sides) - matrix.shape[1], numpy.array(sides)
     own = numpy.array([side == 0, side == 1])
     weights = numpy.full(len(sides), error**2 / max(degrees, 1))
     if min(own @ free) > _LEAST_FREE:
         weights = ((own @ projection[1] ** 2) / (own @ free))[side]
-    annihilator = numpy.eye(len(sides)) - matrix @ projection
     form = annihilator * weights @ annihilator
     means, products = own @ numpy.diag(form), own @ form**2 @ own.T
-    return Model(matrix, projection, free, error, degrees, side, weights, means, products)
+    least = error, degrees, side, weights, means, products
+    return Model(matrix, projection, free, annihilator, *least)
 
 
 def _model(figures: Figures) -> Model:
@@ -189,19 +197,48 @@ def common_share(cases: Sequence[Figures]) -> float | None:
     return float(numpy.median(shares)) if shares else None
 
 
-def deleted_residuals(model: Model, rest: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+def deleted_residuals(
+    model: Model, rest: numpy.ndarray, own_side: bool = False
+) -> tuple[numpy.ndarray, numpy.ndarray]:
     """[launch][case...]: how far each launch is from the model of the others, as a normal deviate
     of the same p as its t, so that cases with other numbers of launches can stand beside it, and
     as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
+
+    own_side: on the noise of the others of its side alone, with as many degrees of freedom as these
+    leave (the sum of their 1 - leverages without it); else on that of all others.
     """
-    degrees = model.degrees - 1
-    free = model.free.reshape((-1, *[1] * (rest.ndim - 1)))
-    alone = free < NO_SPREAD
-    free = numpy.where(alone, 1.0, free)
+    launches = len(model.sides)
+    alone = model.free < NO_SPREAD
+    free = numpy.where(alone, 1.0, model.free)
+    noise = numpy.ones((launches, launches))
+    if own_side:
+        noise = (model.sides[:, None] == model.sides[None, :]).astype(float)
+    shift = model.annihilator * noise  # of the others' residuals, where one is deleted
+    degrees = (noise * (model.free - model.annihilator**2 / free[:, None])).sum(axis=1)
+    alone = alone | (degrees < _LEAST_FREE)
+    squared = (shift**2).sum(axis=1)
+    alone, free, degrees, squared = (
+        own.reshape((-1, *[1] * (rest.ndim - 1))) for own in (alone, free, degrees, squared)
+    )
+    degrees = numpy.where(alone, 1.0, degrees)
     off = numpy.where(alone, 0.0, rest / free)
-    squares = numpy.maximum((rest**2).sum(axis=0) - off * rest, 0.0) / degrees
+    squares = numpy.tensordot(noise, rest**2, 1) - 2 * off * numpy.tensordot(shift, rest, 1)
+    squares = numpy.maximum(squares + off**2 * squared, 0.0) / degrees
     t = off / numpy.maximum(numpy.sqrt(squares / free), NO_SPREAD)
     return numpy.copysign(special.ndtri(special.stdtr(degrees, -abs(t))), t), off
+
+
+def outlier_deviates(
+    model: Model, rest: numpy.ndarray, cases: int | Sequence[int]
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """``deleted_residuals`` by which launches are judged that are in so many ``cases`` each."""
+    t, off = deleted_residuals(model, rest)
+    few = numpy.broadcast_to(numpy.array(cases) < _FEW_CASES, len(model.sides))
+    if few.any():
+        own = deleted_residuals(model, rest, own_side=True)[0]
+        few = few.reshape((-1, *[1] * (rest.ndim - 1)))
+        t = numpy.where(few & (abs(own) < abs(t)), own, t)
+    return t, off
 
 
 def outlier_limit(launches: int) -> float:
@@ -253,9 +290,10 @@ def outliers(cases: Sequence[Figures]) -> list[Outlier]:
     picked: list[Outlier] = []
     shown = 0
     while len(left) < MOST_OUTLIERS:
-        medians, limit = _medians([case.without(left) for case in cases])
-        counts = [sum(side == number for side, _ in medians) for number in (0, 1)]
-        able = [launch for launch in medians if counts[launch[0]] > _FEWEST]
+        rest = [case.without(left) for case in cases]
+        medians, limit = _medians(rest)
+        spare = {one for case in rest for one in case.launches if len(case.of(one[0])) > _FEWEST}
+        able = [launch for launch in medians if launch in spare]
         if not able:
             break
         left.append(max(able, key=lambda launch: abs(medians[launch][0])))
@@ -287,10 +325,12 @@ def _medians(
         if case.testable and _model(case).degrees > _FEWEST_DEGREES:
             alike.setdefault((case.launches, case.order), []).append(case)
     deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
+    number = Counter(one for several in alike.values() for case in several for one in case.launches)
     for several in alike.values():
         model = _model(several[0])
         logs = numpy.log([case.values for case in several]).T
-        found = deleted_residuals(model, least_squares(model, logs)[2])
+        counts = [number[launch] for launch in several[0].launches]
+        found = outlier_deviates(model, least_squares(model, logs)[2], counts)
         for launch, *both in zip(several[0].launches, *found, strict=True):
             deviates.setdefault(launch, []).append(numpy.array(both))
     medians = {}

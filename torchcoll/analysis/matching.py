@@ -1,12 +1,13 @@
 """Which cases of two sides are the same: matched on what they have in common.
 
 A dimension of which the sides share no value is what is being compared, where it may be (a
-backend), or it keeps them apart (a dtype). One that a source does not tell matches everything.
+backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
+where only some launches do not tell, and the others have one value, they are taken for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ _COMPARED = (
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")
 NAMES = (*_SAME, *_COMPARED)
+_TOLD_ONCE = 2  # not told, and the one value of all that tell: the others are taken for it
 
 Key = tuple[tuple[str, Any], ...]
 
@@ -33,7 +35,8 @@ Key = tuple[tuple[str, Any], ...]
 class Pair:
     """One case on both sides; a side without it is empty.
 
-    common: what both have, size aside; own: the values of each side in what they do not share.
+    common: what both have, size aside; own: the values of each side in what they do not share;
+    taken: (name, value) of what some of them do not tell, and all others have.
     """
 
     common: dict[str, Any]
@@ -41,6 +44,7 @@ class Pair:
     base: list[Measured] = field(default_factory=list)
     new: list[Measured] = field(default_factory=list)
     own: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    taken: Key = ()
 
 
 def value_of(item: Measured, name: str) -> Any:
@@ -75,7 +79,9 @@ def pairs_of(
         ours = [m for m in base if m.row.collective == collective]
         theirs = [m for m in new if m.row.collective == collective]
         free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
-        pairs += _pairs(ours, theirs, names, free)
+        told = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
+        alone = {name: value for name, value in told.items() if value is not None}
+        pairs += _pairs(ours, theirs, names, free, alone)
     if not any(pair.base and pair.new for pair in pairs):
         raise UsageError("cases", _apart(base, new, names), "cases that both sides have")
     order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
@@ -87,8 +93,13 @@ def _table_key(pair: Pair) -> tuple[Any, ...]:
 
 
 def _pairs(
-    base: list[Measured], new: list[Measured], names: Sequence[str], free: Sequence[str]
+    base: list[Measured],
+    new: list[Measured],
+    names: Sequence[str],
+    free: Sequence[str],
+    alone: Mapping[str, Any],
 ) -> list[Pair]:
+    """``alone``: what is not told is taken for this."""
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
     found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
@@ -100,6 +111,7 @@ def _pairs(
             # What ran and does not tell stays unknown: the other side cannot know it.
             usual = own_usual if _ran(item) else any_usual
             values |= {name: values[name] or value for name, value in usual.items()}
+            values |= {name: value for name, value in alone.items() if _untold(item, name)}
             common = tuple((name, values[name]) for name in shared)
             own = tuple((name, values[name]) for name in free)
             groups = found.setdefault((common, size(item.row)), ({}, {}))
@@ -108,7 +120,7 @@ def _pairs(
     for (common, nbytes), (ours, theirs) in found.items():
         # What one side has in several kinds is compared in each of them, never pooled.
         pairs += [
-            Pair(dict(common), nbytes, b, n, (dict(own_b), dict(own_n)))
+            Pair(dict(common), nbytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n]))
             for own_b, b in (ours or {(): []}).items()
             for own_n, n in (theirs or {(): []}).items()
         ]
@@ -123,13 +135,33 @@ def _usual(name: str, items: Iterable[Measured]) -> Any:
     return next((v for item in items if (v := value_of(item, name)) is not None), None)
 
 
-def _is_free(name: str, base: Iterable[Measured], new: Iterable[Measured]) -> bool:
+def _untold(item: Measured, name: str) -> bool:
+    return bool(getattr(item.row, name) == "unknown")
+
+
+def _only_known(name: str, items: Sequence[Measured]) -> Any:
+    """The one value of all that tell, where some do not; None else."""
+    told = {value_of(m, name) for m in items if not _untold(m, name)}
+    some = any(_untold(m, name) for m in items)
+    return told.pop() if some and len(told) == 1 and name not in _OF_SAMPLES else None
+
+
+def _taken(alone: Mapping[str, Any], items: Iterable[Measured]) -> Key:
+    own = list(items)
+    return tuple((n, value) for n, value in alone.items() if any(_untold(m, n) for m in own))
+
+
+def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:
     ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
     if name in _OF_SAMPLES:
         told = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
         ours, theirs = (values - {None} or values for values in told)
-    if not ours or not theirs or ours & theirs:
+    if not ours or not theirs:
         return False
+    if ours & theirs:  # perhaps that both do not tell
+        alone = [all(_untold(m, name) for m in side) for side in (base, new)]
+        several = len(ours | theirs) > _TOLD_ONCE
+        return name in _COMPARED and name not in _OF_SAMPLES and any(alone) and several
     return name in _COMPARED or ours == {None} or theirs == {None}
 
 

@@ -1,7 +1,7 @@
-"""Ratios of launches on logarithms: Welch's t, pairs, Holm, Mann-Whitney.
+"""Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
 
-``compare`` has a model of its own (analysis/linear.py), in which the launches stand in time; how
-many launches a verdict takes is in analysis/needed.py.
+The model in which the launches stand in time is in analysis/linear.py; how many launches a verdict
+takes is in analysis/needed.py.
 
 The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
 taken for such they find a difference between identical systems four times in five. Logarithms,
@@ -83,40 +83,11 @@ class Ratio:
     degrees: float = 0.0
     design: Design = ONE_NOISE
 
-
-def welch_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
-    """The ratio of geometric means, with the interval and p of Welch's t on the logarithms.
-
-    All figures are above 0. Source: B. L. Welch, Biometrika 34 (1947) 28; the degrees of freedom
-    are Satterthwaite's. scipy's ttest_ind has the same p (tested) and, before 1.11, no interval.
-    """
-    difference, error, degrees = _welch(base, new)
-    if error is None:
-        return Ratio(exp(difference))
-    variances = float(numpy.log(base).var(ddof=1)), float(numpy.log(new).var(ddof=1))
-    return ratio_of(difference, error, degrees, math.sqrt(sum(variances) / 2))
-
-
-def welch_low(base: Sequence[float], new: Sequence[float], error_rate: float) -> float | None:
-    """What new / base exceeds but for ``error_rate``; None where there is no interval."""
-    difference, error, degrees = _welch(base, new)
-    if error is None:
-        return None
-    return exp(difference - float(stats.t.isf(error_rate, degrees)) * error)
-
-
-def _welch(base: Sequence[float], new: Sequence[float]) -> tuple[float, float | None, float]:
-    """Difference of the mean logarithms, its standard error (None: unknown), its degrees."""
-    b, n = numpy.log(base), numpy.log(new)
-    difference = float(n.mean() - b.mean())
-    if min(len(b), len(n)) < 2:
-        return difference, None, 0.0
-    squares = float(b.var(ddof=1)) / len(b), float(n.var(ddof=1)) / len(n)
-    error = math.sqrt(sum(squares))
-    if error < NO_SPREAD:
-        return difference, None, 0.0
-    degrees = sum(squares) ** 2 / (squares[0] ** 2 / (len(b) - 1) + squares[1] ** 2 / (len(n) - 1))
-    return difference, error, degrees
+    def beyond(self, error_rate: float) -> float | None:
+        """What the ratio exceeds but for ``error_rate``; None where there is no interval."""
+        if self.error is None:
+            return None
+        return exp(math.log(self.ratio) - float(stats.t.isf(error_rate, self.degrees)) * self.error)
 
 
 def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:

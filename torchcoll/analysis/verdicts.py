@@ -6,16 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.analysis.linear import Figures, plain_ratio, side_ratio
+from torchcoll.analysis.linear import Figures, Outlier, plain_ratio, side_ratio
 from torchcoll.analysis.needed import MOST_LAUNCHES, asked, launches_range
 from torchcoll.analysis.stats import LEVEL, Ratio, holm, least_mann_whitney, mann_whitney
-from torchcoll.core.units import counted
+from torchcoll.core.units import counted, format_ratio
 
 VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
     "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
     "as the launches tell"
 )
+NO_STARTS = "start times are not known of all launches: a drift would look like a difference"
 ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
 
 
@@ -154,6 +155,14 @@ def p_note(cases: Sequence[Judged]) -> list[str]:
                   for case in cases)  # fmt: skip
     model = "side + launch number by start time" if ordered else "side"
     return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
+
+
+def outlier_text(name: str, one: Outlier) -> str:
+    """A launch that is left out, and why."""
+    return (
+        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other launches "
+        f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
+    )
 
 
 def p_text(p: float) -> str:

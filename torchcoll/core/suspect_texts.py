@@ -37,27 +37,42 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
     return f"{who}: of the others' speed " + "; ".join(words) + more
 
 
-def noise_text(pairs: Pairs, one: Noise) -> str:
-    """One line: which calls scatter by how much, what can still be seen, and what helps."""
+def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
+    """One line for all kinds of calls that are too noisy for the threshold that was asked for:
+    which scatter by how much, what can still be seen, and what helps; '' where none is.
+
+    A latency has a threshold of its own, which nobody asked for: it is said where nothing else was
+    measured.
+    """
+    bandwidth = any(kind != LATENCY for kind, _ in pairs.times)
+    told = [one for one in several if not bandwidth or one.what != LATENCY]
+    if not told:
+        return ""
+    actions = []
+    if any(one.what != LATENCY and one.nbytes < SIZES[0] for one in told):
+        actions.append(f"--sizes {format_size(SIZES[0])}")
+    if any(one.calls < ITERS for one in told):
+        actions.append(f"-n {ITERS}")
+    least = max(map(_least, told))
+    if not actions and least < 100 and bandwidth:
+        actions = [f"--threshold {least}%"]
+    use = f"; use {' '.join(actions)}" if actions else ""
+    words = ", ".join(noise_words(pairs, one) for one in told)
+    return f"too noisy to accuse at {100 * told[0].threshold:g} %: {words}{use}"
+
+
+def noise_words(pairs: Pairs, one: Noise) -> str:
+    """``both ways 1M x 3 calls spread by 27 % (seen from 62 % on)``: of one kind of calls."""
     where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
-    calls = f"{one.what}{where} {format_size(one.nbytes)} x {one.calls} calls"
     scatter = f"spread by {100 * one.spread:.0f} %"
     if one.between > one.spread:
         scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
-    actions = []
-    if one.what != LATENCY and one.nbytes < SIZES[0]:
-        actions.append(f"--sizes {format_size(SIZES[0])}")
-    if one.calls < ITERS:
-        actions.append(f"-n {ITERS}")
-    least = math.ceil(100 * one.seen)
-    # A latency has a threshold of its own.
-    if not actions and least < 100 and one.what != LATENCY:
-        actions = [f"--threshold {least}%"]
-    use = f"; use {' '.join(actions)}" if actions else ""
-    return (
-        f"{calls} {scatter}: too noisy to accuse at {100 * one.threshold:g} %, but from {least} % "
-        f"on{use}"
-    )
+    calls = f"{one.what}{where} {format_size(one.nbytes)} x {one.calls} calls"
+    return f"{calls} {scatter} (seen from {_least(one)} % on)"
+
+
+def _least(one: Noise) -> int:
+    return math.ceil(100 * one.seen)
 
 
 def _where(one: Evidence | Noise) -> str:

@@ -197,7 +197,7 @@ def _below(found: Algorithms) -> list[str]:
     if found.comparisons:
         word = "comparison" if found.comparisons == 1 else "comparisons"
         lines.append(
-            f"p: Welch's t of AUTO against each cell, on the logarithms of the launches' figures, "
+            "p: t of AUTO against each cell in log figure ~ cell + launch number by start time, "
             f"Holm over {found.comparisons} {word}; below 0.05 counts"
         )
     return lines

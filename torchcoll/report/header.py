@@ -59,7 +59,7 @@ def header_lines(
     lines.append("; ".join(filter(None, words)))
     if how:
         lines.append(given_text(run) or reading(items, how))
-    lines += [_rules(run.header.get("spec") or {}), _labels(run), _start_up(run, items)]
+    lines += [_rules(run.header.get("spec") or {}, items), _labels(run), _start_up(run, items)]
     return [line for line in lines if line]
 
 
@@ -202,7 +202,7 @@ def ranks_text(run: Run) -> str:
     return f"{count} on {len(hosts)} hosts, {each} each ({first} ... {last}){where}{kind}"
 
 
-def _rules(spec: dict[str, Any]) -> str:
+def _rules(spec: dict[str, Any], items: Sequence[Any]) -> str:
     """The stopping rule, verification, and what is not as usual."""
     if not spec:
         return ""
@@ -217,7 +217,7 @@ def _rules(spec: dict[str, Any]) -> str:
         words.append(f"{spec['warmup']} warm-up calls")
     if "check" in spec:
         words.append(f"verification {'on' if spec['check'] else 'off'}")
-    if spec.get("buffer_reuse") == "same":  # warmer in the caches than nccl-tests' own
+    if values_of(items, "buffer_reuse") == ["same"]:  # warmer in the caches than nccl-tests' own
         words.append("the same buffers in every call")
     if spec.get("order", "size") != "size":
         words.append(f"order {one_line(spec['order'])} (seed {spec.get('seed', 0)})")

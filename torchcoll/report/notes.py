@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchcoll.core.facts import facts_of
-from torchcoll.core.modes import two_modes
+from torchcoll.core.modes import Modes, two_modes
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     FAKE,
@@ -29,21 +29,34 @@ SPLITS_LINE = (
 )
 
 
+_MODES = "two modes"  # stands for the line of all rows that have them
+
+
 class Notes:
-    """Numbers texts in the order in which rows mention them; equal texts share a number."""
+    """Numbers texts in the order in which rows mention them; equal texts share a number, and so do
+    all rows with two modes.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self._modes: dict[int, Modes] = {}  # by the id of the result
 
     def mark(self, text: str) -> str:
         return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
 
     def marks(self, result: CaseResult) -> str:
         """The marks of everything that there is to say about a result."""
-        return "".join(self.mark(text) for text in _remarks(result))
+        texts = list(_remarks(result))
+        if modes := _modes(result):
+            self._modes[id(result)] = modes
+            texts.append(_MODES)
+        return "".join(map(self.mark, [*texts, *_of_issue(result)]))
 
     def lines(self) -> list[str]:
-        return [f"[{number}] {text}" for text, number in self._numbers.items()]
+        return [
+            f"[{number}] {_modes_text([*self._modes.values()]) if text is _MODES else text}"
+            for text, number in self._numbers.items()
+        ]
 
 
 def _remarks(result: CaseResult) -> Iterable[str]:
@@ -57,26 +70,32 @@ def _remarks(result: CaseResult) -> Iterable[str]:
     if check is not None and check.tolerance_ulp:
         yield f"values within {check.tolerance_ulp} ulp count as correct"
     yield from (one_line(text) for text in result.warnings)
-    yield from _of_calls(result)
 
 
-def _of_calls(result: CaseResult) -> Iterable[str]:
-    """Where one figure for all calls says too little."""
+def _modes(result: CaseResult) -> Modes | None:
+    """Those of calls that are timed one by one: a period is a mean, which both modes enter."""
     clock = default_clock(result)
-    if not has_period(result, clock) and (modes := two_modes(steady_times(result, clock))):
-        yield (
-            f"two modes: {_share(modes.share)} of the calls take {_range(modes.slow)}, "
-            f"the others {_range(modes.fast)}"
-        )
+    return None if has_period(result, clock) else two_modes(steady_times(result, clock))
+
+
+def _modes_text(several: Sequence[Modes]) -> str:
+    """Of all rows with this mark: ``two modes in 8 rows: 14 to 45 % of the calls take ...``."""
+    rows = f" in {len(several)} rows" if len(several) > 1 else ""
+    shares = sorted(one.share for one in several)
+    share = " to ".join(dict.fromkeys(f"{100 * end:.0f}" for end in (shares[0], shares[-1])))
+    slow, fast = (
+        _range((min(low for low, _ in ends), max(high for _, high in ends)))
+        for ends in ([one.slow for one in several], [one.fast for one in several])
+    )
+    return f"two modes{rows}: {share} % of the calls take {slow}, the others {fast}"
+
+
+def _of_issue(result: CaseResult) -> Iterable[str]:
     if bound := host_bound(result):
         issued, period = (format_time(ns, 3).strip() for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
         graph = result.case.device == "cuda" and result.case.cadence == "stream"
         yield f"{text}; --cadence graph shows the device's own time" if graph else text
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def _range(ns: tuple[float, float]) -> str:

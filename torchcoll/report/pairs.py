@@ -17,7 +17,7 @@ from torchcoll.core.pair_times import (
 )
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
-from torchcoll.core.suspect_texts import noise_text, suspect_text
+from torchcoll.core.suspect_texts import noise_text, noise_words, suspect_text
 from torchcoll.core.suspects import Z_LIMIT, Suspect, noise, suspects, without
 from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
 from torchcoll.report.found import Found, show_found
@@ -205,7 +205,8 @@ def _conclusion(
         whole = sum(map(pairs.judged, pairs.pairs))
         some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
         lines.append(f"no suspect{some}")
-    lines += [noise_text(pairs, one) for one in noise(pairs, standing, threshold)]
+    if text := noise_text(pairs, noise(pairs, standing, threshold)):
+        lines.append(text)
     if len(pairs.units) == 3 and not standing:
         lines.append("with three there are two other pairs to compare each with: little evidence")
     return lines
@@ -256,7 +257,7 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
         "z_limit": Z_LIMIT,
         "rows": _records(pairs),
         "suspects": [_suspect_object(pairs, one) for one in found],
-        "too_noisy": [noise_text(pairs, one) for one in noise(pairs, standing, threshold)],
+        "too_noisy": [noise_words(pairs, one) for one in noise(pairs, standing, threshold)],
         "bisected": _halved(run),
         "largest_group": without(pairs, found),
         "failed": pairs.failed,

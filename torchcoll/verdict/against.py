@@ -25,33 +25,41 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
     _check_alike(run, base)
     path = base.path or base.source.get("file")
     name = os.path.basename(path) if path else "the baseline"
-    known = {_key(row): row for row in summarise_run(base) if row.status == "ok" and row.median_ns}
-    shares = [
-        ((known[_key(row)].median_ns or 0.0) / row.median_ns, row)
+    known: dict[tuple[Any, ...], list[Row]] = {}
+    for row in summarise_run(base):
+        if row.status == "ok" and row.median_ns:
+            known.setdefault(_key(row), []).append(row)
+    both = [
+        (row, before)
         for row in rows
-        if row.median_ns and _key(row) in known
+        if row.median_ns and (before := _alike(row, known.get(_key(row), [])))
     ]
+    shares = [((before.median_ns or 0.0) / (row.median_ns or 1.0), row) for row, before in both]
     if not shares:
         raise UsageError("against", name, "a run that has a case in common with this one")
     middle = median([share for share, _ in shares])
     worst, row = min(shares, key=lambda pair: pair[0])
     large, largest = min((_at_largest(shares, name) for name in _collectives(shares)), key=_share)
     word = word_of(min(middle, large))
-    before = known[_key(row)].median_ns
+    before_ns = next(before.median_ns for one, before in both if one is row)
     several = ", the lowest of the largest sizes" if len(_collectives(shares)) > 1 else ""
     text = (
         f"{100 * middle:.1f} % of the speed of {name}, the median of "
         f"{counted(len(shares), 'case')} in common, one launch each; "
         f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
-        f"({format_time(before).strip()} to {format_time(row.median_ns).strip()})"
+        f"({format_time(before_ns).strip()} to {format_time(row.median_ns).strip()})"
     )
+    untold = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
+    if untold:
+        text += f"; {counted(untold, 'case')} matched without buffer reuse: one side does not tell"
     if word == PASS and worst < POOR:
         return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
     return Phrase(word, text)
 
 
 Share = tuple[float, Row]
+_UNTOLD = "buffer_reuse"  # a dimension that older imports do not tell
 
 
 def _share(pair: Share) -> float:
@@ -71,7 +79,17 @@ def _at_largest(shares: Sequence[Share], collective: str) -> Share:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(getattr(row, name) for name in (*SWEEP, "nbytes"))
+    names = [name for name in SWEEP if name != _UNTOLD]
+    return tuple(getattr(row, name) for name in (*names, "nbytes"))
+
+
+def _alike(row: Row, known: Sequence[Row]) -> Row | None:
+    """The one that reuses its buffers as ``row`` does, else one where either does not tell: a file
+    that was imported before this was asked may have had either way.
+    """
+    same = [one for one in known if getattr(one, _UNTOLD) == getattr(row, _UNTOLD)]
+    loose = [one for one in known if "unknown" in (getattr(one, _UNTOLD), getattr(row, _UNTOLD))]
+    return next(reversed(same or loose), None)
 
 
 def _values(run: Run, name: str) -> set[str]:
