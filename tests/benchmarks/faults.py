@@ -398,14 +398,18 @@ def main() -> None:
     from common import fork_ranks, title
 
     if launcher == "forked":  # what ranks load as they start, once for all
-        import torchcoll.bench.output
-        import torchcoll.bench.preamble
-        import torchcoll.bench.rendezvous
-        import torchcoll.bench.results
-        import torchcoll.bench.runner
-        import torchcoll.bench.state.keep
-        import torchcoll.bench.state.watch
-        import torchcoll.bench.stopping  # noqa: F401
+        from torchcoll.bench import (
+            output,  # noqa: F401
+            preamble,  # noqa: F401
+            rendezvous,  # noqa: F401
+            results,  # noqa: F401
+            runner,  # noqa: F401
+            stopping,  # noqa: F401
+        )
+        from torchcoll.bench.state import (
+            keep,  # noqa: F401
+            watch,  # noqa: F401
+        )
 
     title(f"faults: {RANKS} ranks, {launcher}, all_reduce")
     counts: dict[str, int] = {}

@@ -72,14 +72,14 @@ class PairsRun:
         session = self.session
         self._prepare()
         count = len(self.units)
-        for number, met in enumerate(rounds(count), 1):
-            self._round(met, f"round {number} of {rounds_of(count)}", self._rule, self._cases)
-        for number in range(1, PASSES + 1):
+        for turn, met in enumerate(rounds(count), 1):
+            self._round(met, f"round {turn} of {rounds_of(count)}", self._rule, self._cases)
+        for turn in range(1, PASSES + 1):
             again, places = session.control.decide(self._again())
             cases = [self._cases[place] for place in places]
             for pair in again:
                 self._round(
-                    [(pair[0], pair[1])], f"pass {number} alone", f"{self._rule} alone", cases
+                    [(pair[0], pair[1])], f"pass {turn} alone", f"{self._rule} alone", cases
                 )
         self._buffers.clear()
         session.device.release()

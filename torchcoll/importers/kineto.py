@@ -203,16 +203,16 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
     told = [whole(one.event.args.get("Seq")) or 0 for one, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()
-    for number, call in zip(told, calls, strict=True):
+    for place, call in zip(told, calls, strict=True):
         if not call.point_to_point:
-            if number <= last[call.group]:  # not told, or the same for several
+            if place <= last[call.group]:  # not told, or the same for several
                 counted.add(call.group)
-            last[call.group] = number
+            last[call.group] = place
     numbers, found = Numbers(), []
-    for number, call in zip(told, calls, strict=True):
+    for place, call in zip(told, calls, strict=True):
         sequence = numbers.next(call.collective, call.group, call.peer)
         if call.group not in counted and not call.point_to_point:
-            sequence = number - 1  # torch counts from 1
+            sequence = place - 1  # torch counts from 1
         found.append(dataclasses.replace(call, sequence=sequence))
     return found
 

@@ -9,10 +9,9 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import tell
 from torchcoll.report.csv import records_csv
-from torchcoll.report.grid import Grid
+from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.notes import lines_beside
 from torchcoll.report.output import Output
-from torchcoll.report.text import print_grids
 from torchcoll.report.view import choice
 
 FORMATS = ("table", "markdown", "csv", "json")

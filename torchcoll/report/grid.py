@@ -206,3 +206,23 @@ def print_grid(grid: Grid, out: Output) -> None:
     if below:
         out.write("\n" if grid.rows else "")
         out.lines(below)
+
+
+def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
+    """Tables one below the other, each group below its title, as text or markdown."""
+    from torchcoll.report.markdown import markdown_text
+
+    between = ""
+    for title, grids in titled:
+        if title:
+            out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
+            between = ""
+        for grid in grids:
+            if not (grid.above or grid.rows or grid.below):
+                continue
+            out.write(between)
+            between = "\n"
+            if format == "markdown":
+                out.write(markdown_text(grid))
+            else:
+                print_grid(grid, out)

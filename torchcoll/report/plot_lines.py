@@ -83,8 +83,8 @@ def _draw(left: Axes, right: Axes, line: Line, name: str, style: dict[str, Any])
             if p.busbw_gbps and p.low_ns and p.high_ns
         ]
         draw_band(right, spread, style["color"])
-    for axis, field in ((left, "time_ns"), (right, "busbw_gbps")):
-        doubted = [(p.nbytes, value) for p in line.doubted if (value := getattr(p, field))]
+    for axis, key in ((left, "time_ns"), (right, "busbw_gbps")):
+        doubted = [(p.nbytes, value) for p in line.doubted if (value := getattr(p, key))]
         if doubted:
             words = " and ".join(dict.fromkeys(_doubt(row) for row in line.rows if _doubt(row)))
             axis.plot(

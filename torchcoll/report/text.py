@@ -13,7 +13,7 @@ from torchcoll.core.records import load_all
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
-from torchcoll.report.grid import Grid, print_grid
+from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 from torchcoll.report.output import Output, one_line
@@ -294,23 +294,3 @@ def _titled_grids(
 
 def title_of(run: Run) -> str:
     return one_line(run.path or run.header.get("run_id") or "run")
-
-
-def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
-    """Tables one below the other, each group below its title, as text or markdown."""
-    from torchcoll.report.markdown import markdown_text
-
-    between = ""
-    for title, grids in titled:
-        if title:
-            out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
-            between = ""
-        for grid in grids:
-            if not (grid.above or grid.rows or grid.below):
-                continue
-            out.write(between)
-            between = "\n"
-            if format == "markdown":
-                out.write(markdown_text(grid))
-            else:
-                print_grid(grid, out)

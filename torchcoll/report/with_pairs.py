@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from torchcoll.core.pair_times import is_pair
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
-from torchcoll.report.grid import Grid
+from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.output import Output
 from torchcoll.report.pairs import show_pairs
-from torchcoll.report.text import Judging, print_grids, reason_lines, table_grid, title_of
+from torchcoll.report.text import Judging, reason_lines, table_grid, title_of
 
 
 def has_pairs(run: Run) -> bool:

@@ -25,7 +25,7 @@ _PART = re.compile(r"(\w+) (\d+\.\d+)")
 _SET = re.compile(r"(\w+) set by environment to (.*)")
 _FUNCTION_ROWS = frozenset(calls.FUNCTIONS.values())
 
-Handler = Callable[["Reader", str], bool]
+Handler = Callable[["NcclLogReader", str], bool]
 
 
 def communicator(reader: Reader, message: str) -> bool:
