@@ -28,21 +28,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchcoll.analysis.dump import read_dump
-from torchcoll.analysis.log import file_rows, job_log
 from torchcoll.core.errors import TorchcollError
-from torchcoll.core.records import load
+from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.registry import import_file
 from torchcoll.importers.traces import read_traffic
-from torchcoll.libraries.logs import jobs_of, read_log
-from torchcoll.matrix.folder import Folder
-from torchcoll.matrix.plan import make_plan
-from torchcoll.matrix.run import summary
-from torchcoll.report.log import show_logs
-from torchcoll.report.matrix import show_summary
-from torchcoll.report.reference import load_points
-from torchcoll.report.text import show
+from torchcoll.launches.blocks import make_plan
+from torchcoll.launches.command import show_summary
+from torchcoll.launches.folder import Folder
+from torchcoll.launches.run import summary
+from torchcoll.libraries.dumps import read_dump
+from torchcoll.libraries.job_logs import file_rows, job_log, jobs_of, read_log
+from torchcoll.libraries.show import show_logs
+from torchcoll.runs.reference import load_points
+from torchcoll.runs.show import show
 from torchcoll.verdict.rules import read_rules
 
 LIMIT_S = 1.0

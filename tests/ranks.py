@@ -29,11 +29,11 @@ import torch.distributed
 
 import torchcoll
 from torchcoll import load
-from torchcoll.bench.clock import FakeClock
-from torchcoll.bench.device import Cpu
 from torchcoll.bench.main import main
-from torchcoll.bench.state import concerns
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.machine import state
+from torchcoll.machine.devices import Cpu, FakeClock
+from torchcoll.pairs.sweep import run_pairs
 
 Target = Callable[[], object]
 
@@ -215,7 +215,7 @@ def _become(
             else:
                 os.environ[name] = value
         torch.set_num_threads(1)
-        concerns.LEAST_S = math.inf  # the machine of a test is busy with others
+        state.LEAST_S = math.inf  # the machine of a test is busy with others
         target()
         code = 0
     except SystemExit as stop:
@@ -231,6 +231,8 @@ def _become(
 def command(collective: str | None, arguments: str | Sequence[str]) -> Target:
     """``torchrun -m torchcoll.<collective> ARGUMENTS``; None is the suite."""
     argv = arguments.split() if isinstance(arguments, str) else list(arguments)
+    if collective == "pairs":
+        return lambda: main(argv=argv, action=run_pairs)
     return lambda: main(collective, argv)
 
 

@@ -13,7 +13,7 @@ import pytest
 from torchcoll import __version__
 from torchcoll.cli import main
 from torchcoll.core.case import Case
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.importers.registry import importers
 
@@ -160,7 +160,7 @@ def test_interrupt(path, monkeypatch):
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchcoll.core.records.load", stop)
+    monkeypatch.setattr("torchcoll.core.file.load", stop)
     assert main(["show", str(path)]) == 130
 
 
@@ -231,6 +231,8 @@ def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
         "torchcoll: error: defusedxml: got none, expected it installed. "
         "python -m pip install defusedxml.\n"
     )
-    monkeypatch.setitem(sys.modules, "torchcoll.report.log", None)  # ours: a defect, not an image
+    monkeypatch.setitem(
+        sys.modules, "torchcoll.libraries.show", None
+    )  # ours: a defect, not an image
     with pytest.raises(ModuleNotFoundError):
         main(["log", str(tmp_path / "graph.xml")])

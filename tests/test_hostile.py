@@ -11,7 +11,7 @@ import pytest
 from torchcoll.cli import main
 from torchcoll.core import bounds
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.records import load
+from torchcoll.core.file import load
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic

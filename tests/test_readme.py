@@ -20,6 +20,7 @@ from torch.distributed.run import parse_args
 
 from torchcoll import cli
 from torchcoll.bench import main as bench
+from torchcoll.pairs.sweep import run_pairs
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -173,12 +174,12 @@ def test_the_readme_has_commands() -> None:
 
 
 def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in cli.COMMANDS:
+    for command in cli.commands():
         with contextlib.suppress(SystemExit):
             cli.main([command, "--help"])
-    for collective in (None, "pairs"):
+    for action in (None, run_pairs):
         with contextlib.suppress(SystemExit):
-            bench.main(collective, ["--help"])
+            bench.main(argv=["--help"], action=action)
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
     known = set(options.findall(capsys.readouterr().out))
     # torchrun's, srun's, sbatch's and pip's.

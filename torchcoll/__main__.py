@@ -1,5 +1,7 @@
 """``python -m torchcoll`` is the console command ``torchcoll``."""
 
+from __future__ import annotations
+
 import sys
 
 from torchcoll.cli import main

@@ -1,4 +1,4 @@
-"""The console command ``torchcoll``. Each sub-command is a module of torchcoll/commands.
+"""The console command ``torchcoll``. The command.py of each room brings its sub-commands.
 
 Errors are one line on stderr and the exit code of the exception. What a
 sub-command needs is imported inside it: ``--help`` and errors cost nothing.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
+import torchcoll
 from torchcoll import __version__
 from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, tell
 
-_ON_RANKS = "replay"  # the command that a launcher starts on every rank: rank 0 alone speaks
+# A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
+_ON_RANKS = {"replay": "training"}
 # An image that brings its own torch may lack some (NO_INSTALL=1).
 _LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
@@ -31,40 +35,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message[:1].lower()}{message[1:]}", action=f"See {self.prog} --help.")
 
 
-# name -> (help, module that has ``add_arguments(parser)`` and ``run(options) -> ExitCode``)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "show": ("print result files as tables", "show"),
-    "compare": (
-        "what differs between launches, case by case, and whether it is evidence",
-        "compare",
-    ),
-    "import": ("read other tools' output: nccl-tests, oneCCL, OSU, ...", "importing"),
-    "export": ("write result files as other tools read them", "export"),
-    "replay": ("on ranks: play a captured training step again, without the model", "replay"),
-    "gradients": ("which buckets of gradients a model sends, planned on meta", "gradients"),
-    "trace": (
-        "what a training sends: captured files, profiler traces, Flight Recorder dumps",
-        "trace",
-    ),
-    "plot": ("time and bus bandwidth over sizes as a picture", "plot"),
-    "transitions": ("where the behaviour changes with size: regimes and zones", "transitions"),
-    "algorithms": (
-        "which forced algorithm wins at each size, and what AUTO loses; settings of it",
-        "algorithms",
-    ),
-    "cold": ("what starting costs: set-up, first calls, launches of one job", "cold"),
-    "scaling": ("time and first call against the number of ranks, and how they grow", "scaling"),
-    "log": ("what NCCL, RCCL and oneCCL say of themselves: logs, topology and graph files", "log"),
-    "matrix": ("many launches: variables, ranks, libraries; each cell in turn", "matrix"),
-    "pairs": ("which rank, node or link is slow, from a file of torchcoll.pairs", "pairs"),
-    "doctor": (
-        "what this process can use: devices, backends, launchers, networks; and known traps",
-        "doctor",
-    ),
-}
+# Command -> (help, ``add_arguments(parser)``, ``run(options) -> ExitCode``)
+Commands = dict[str, tuple[str, Callable[..., None], Callable[..., int]]]
 
 
-def _parser(chosen: str) -> _Parser:
+def commands(*rooms: str) -> Commands:
+    """Those of all rooms: what ``COMMANDS`` of their command.py has."""
+    found: Commands = {}
+    for room in rooms or [each.name for each in pkgutil.iter_modules(torchcoll.__path__)]:
+        if (Path(torchcoll.__path__[0]) / room / "command.py").exists():
+            found |= importlib.import_module(f"torchcoll.{room}.command").COMMANDS
+    return dict(sorted(found.items()))
+
+
+def _parser(chosen: str, known: Commands) -> _Parser:
     parser = _Parser(
         prog="torchcoll",
         allow_abbrev=False,
@@ -72,29 +56,31 @@ def _parser(chosen: str) -> _Parser:
         f"{_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for name, (text, module) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, (text, add_arguments, run) in known.items():
+        command = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
         if name == chosen:
-            own = importlib.import_module(f"torchcoll.commands.{module}")
-            own.add_arguments(command)
-            command.set_defaults(run=own.run)
+            add_arguments(command)
+            command.set_defaults(run=run)
     return parser
 
 
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
-    if not argv or (argv[0] not in COMMANDS and not argv[0].startswith("-")):
-        got = argv[0] if argv else "none"
-        raise UsageError("command", got, f"one of {', '.join(COMMANDS)}", f"{_TO_MEASURE}.")
-    return _parser(argv[0]).parse_args(argv)
+    first = argv[0] if argv else ""
+    known = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
+    if first not in known and not first.startswith("-"):
+        raise UsageError(
+            "command", first or "none", f"one of {', '.join(known)}", f"{_TO_MEASURE}."
+        )
+    return _parser(first, known).parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     arguments, rank = list(sys.argv[1:] if argv is None else argv), 0
     try:
-        if arguments[:1] == [_ON_RANKS]:
-            from torchcoll.bench.launcher import likely_rank
+        if arguments and arguments[0] in _ON_RANKS:
+            from torchcoll.machine.launcher import likely_rank
 
             rank = likely_rank()
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
@@ -106,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return int(code)
     except TorchcollError as error:
-        if arguments[:1] == [_ON_RANKS]:
+        if arguments and arguments[0] in _ON_RANKS:
             from torchcoll.bench.main import complain
 
             complain(error.line(), rank, speaks=rank == 0)

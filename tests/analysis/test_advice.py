@@ -10,11 +10,11 @@ from curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
 from launches import given, launches, measured, run
 
 import torchcoll
-from torchcoll.analysis.curve import Curve
-from torchcoll.analysis.overlap import _verdict as verdict
-from torchcoll.core.buckets import Bucket, BucketPlan
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
+from torchcoll.training.advise import MeasuredCurve
+from torchcoll.training.advise import _verdict as verdict
+from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB
 
@@ -43,15 +43,17 @@ def plan(cap, *buckets, dtype="float32", **changed):
 
 
 def test_between_sizes_time_is_a_line():
-    two_regimes = Curve((10, 20, 40), (100.0, 110.0, 200.0))
+    two_regimes = MeasuredCurve((10, 20, 40), (100.0, 110.0, 200.0))
     assert [two_regimes.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
 
 
 def test_outside_of_the_sizes():
-    measured = Curve((10, 20), (100.0, 110.0))
+    measured = MeasuredCurve((10, 20), (100.0, 110.0))
     assert measured.time_ns(1) == 100  # latency does not shrink
     assert (measured.time_ns(40), measured.beyond(40), measured.beyond(20)) == (130, True, False)
-    assert Curve((10, 20), (100.0, 90.0)).time_ns(40) == 90  # noise: no time that falls for ever
+    assert (
+        MeasuredCurve((10, 20), (100.0, 90.0)).time_ns(40) == 90
+    )  # noise: no time that falls for ever
 
 
 # -- the model -----------------------------------------------------------------------------------

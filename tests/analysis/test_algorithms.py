@@ -14,16 +14,15 @@ from launches import measured as measured_on
 from launches import run
 
 import torchcoll
-from torchcoll.analysis.algorithms import algorithms
-from torchcoll.analysis.contest import CellAt, SizeFound
-from torchcoll.analysis.exports import limits
-from torchcoll.analysis.forced import Forced, disobeyed, requested
-from torchcoll.analysis.stats import Ratio
 from torchcoll.cli import main
+from torchcoll.comparison.statistics import Ratio
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import Choice, Verification
-from torchcoll.report.algorithms import show_algorithms
+from torchcoll.forcing.algorithms import algorithms
+from torchcoll.forcing.contest import CellAt, Forced, SizeFound, disobeyed, requested
+from torchcoll.forcing.exports import limits
+from torchcoll.forcing.show import show_algorithms
 
 _NUMBERS = itertools.count()
 measured = partial(measured_on, backend="nccl", device="cuda")

@@ -7,9 +7,9 @@ import math
 import pytest
 
 import torchcoll
-from torchcoll.analysis.table import table
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.runs.export import table
 
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
 

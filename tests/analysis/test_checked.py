@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from launches import measured, run
 
-from torchcoll.analysis.checked import Ran, what_ran
 from torchcoll.core.result import Choice
-from torchcoll.libraries.nccl.tuner import Rule
-from torchcoll.libraries.oneccl.selection import algorithm_at
+from torchcoll.forcing.check import Ran, what_ran
+from torchcoll.libraries.nccl.algorithms import TunerRule
+from torchcoll.libraries.oneccl.algorithms import algorithm_at
 
 RULES = [
-    Rule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 2),
-    Rule("AllReduce", 32769, None, "RING", "SIMPLE", 16, 1, 2),
-    Rule("AllReduce", 0, None, "RING", "SIMPLE", 16),
+    TunerRule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 2),
+    TunerRule("AllReduce", 32769, None, "RING", "SIMPLE", 16, 1, 2),
+    TunerRule("AllReduce", 0, None, "RING", "SIMPLE", 16),
 ]
 
 

@@ -10,12 +10,11 @@ from launches import given, measured, run
 from starts import MS, start
 
 import torchcoll
-from torchcoll.analysis.cold import cold
-from torchcoll.analysis.scaling import scaling
-from torchcoll.analysis.startup import Slowest
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import Choice
+from torchcoll.curves.scaling import scaling
+from torchcoll.startup.cold import Slowest, cold
 
 
 def only(*runs):

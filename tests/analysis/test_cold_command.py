@@ -12,7 +12,7 @@ from starts import MS, benchmark, start
 
 import torchcoll
 from torchcoll.cli import main
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import Choice
 
 NODES = (1, 2, 4, 8, 16, 32, 64)

@@ -8,7 +8,7 @@ import pytest
 from launches import given, in_turn, launches, measured, run
 
 import torchcoll
-from torchcoll.analysis.compare import compare
+from torchcoll.comparison.compare import compare
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Given, Verification
 

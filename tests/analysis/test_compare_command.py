@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from launches import given, in_turn, launches, measured, run
 
-from torchcoll.analysis.compare import compare
-from torchcoll.analysis.sides import side
 from torchcoll.cli import main
-from torchcoll.core.records import save
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.sides import side
+from torchcoll.core.file import save
 from torchcoll.core.summary import Row
 
 ROOT = Path(__file__).resolve().parents[2]

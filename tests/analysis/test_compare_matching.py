@@ -8,13 +8,12 @@ import numpy
 import pytest
 from launches import given, launches, measured, run
 
-from torchcoll.analysis.compare import compare
-from torchcoll.analysis.hardware import Start
-from torchcoll.analysis.sides import side
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.differences import Start
+from torchcoll.comparison.show import comparison_grids, comparison_object
+from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Given
-from torchcoll.report.compare import comparison_object
-from torchcoll.report.comparison import comparison_grids
 
 
 def one(ns=100, **changed):
@@ -385,7 +384,7 @@ def test_fit_without_enough_sizes_or_on_other_hardware():
 
 
 def test_fit_says_where_sizes_follow_no_line():
-    from torchcoll.analysis.fit import misfit_note
+    from torchcoll.comparison.fits import misfit_note
 
     steps = launches([{1024: 10_000, 2048: 90_000, 4096: 10_000, 8192: 12_000}])
     (note,) = misfit_note(compare(steps, launches([SIZES]), fit=True, filter="size=1K").fitted) or [

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from launches import given, in_turn, launches, measured, run
 
-from torchcoll.analysis.compare import compare
-from torchcoll.analysis.sides import start_of
 from torchcoll.cli import main
-from torchcoll.core.records import save
-from torchcoll.report.compare import show_comparisons
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.show import show_comparisons
+from torchcoll.comparison.sides import start_of
+from torchcoll.core.file import save
 
 NOISE = (0, 400, -300, 200, -400, 100)
 STEP = "measured one after the other: a step between the sides would look the same"

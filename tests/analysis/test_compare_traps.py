@@ -10,12 +10,12 @@ import shutil
 import pytest
 from launches import given, in_turn, launches, measured, run
 
-from torchcoll.analysis.compare import compare
 from torchcoll.cli import main
+from torchcoll.comparison.compare import compare
+from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import load, save
+from torchcoll.core.file import load, save
 from torchcoll.core.result import Given, Verification
-from torchcoll.report.compare import show_comparisons
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 NOISE = (1.0, 1.01, 0.99, 1.005)

@@ -13,11 +13,11 @@ from ranks import Job
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
-from torchcoll.analysis.last import LateRank
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
+from torchcoll.training.joined import LateRank
 
 ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "isolated", "gloo", "cpu")
 

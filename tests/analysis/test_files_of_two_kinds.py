@@ -10,7 +10,7 @@ from launches import measured, run
 from sent import call, traffic
 
 from torchcoll.cli import main
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 
 MANIFEST = '{"record":"matrix","schema":"torchcoll-matrix/1","spec":{}}\n'
 LEFT_OUT = (
@@ -106,7 +106,7 @@ def test_traffic_alone_is_one_line(runs, command, given, capsys):
 
 
 def test_plot_draws_a_side_for_each_file_of_results(runs, capsys, monkeypatch):
-    from torchcoll.report import plot
+    from torchcoll.runs import plot
 
     drawn = []
     monkeypatch.setattr(plot, "plot", lambda sides, *_, **__: drawn.extend(sides))

@@ -9,7 +9,7 @@ import numpy
 import pytest
 from scipy import optimize, stats
 
-from torchcoll.analysis.growth import growths
+from torchcoll.curves.growth import growths
 
 RANKS = (2, 4, 8, 16)
 

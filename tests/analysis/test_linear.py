@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from torchcoll.analysis.linear import (
+from torchcoll.comparison.statistics import (
     Figures,
     common_share,
     deleted_residuals,
+    holm,
     least_squares,
     model_of,
     outlier_limit,
     outliers,
     side_ratio,
 )
-from torchcoll.analysis.stats import holm
 
 SIDES, ORDER = (0, 1, 1, 0, 1, 0, 1), (0.0, 1.0, 2.0, 3.0, 5.0, 6.0, 8.0)
 VALUES = (100.0, 104.0, 106.5, 103.0, 109.0, 104.5, 131.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from launches import given, launches, measured, run
 
-from torchcoll.analysis.lines import picture_of
-from torchcoll.analysis.sides import side
+from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
+from torchcoll.runs.plot import picture_of
 
 
 def lines_of(*runs, **choices):

@@ -8,8 +8,8 @@ import pytest
 from launches import given, measured, run
 from starts import MS, start
 
-from torchcoll.analysis.scaling import scaling
 from torchcoll.core.errors import UsageError
+from torchcoll.curves.scaling import scaling
 
 NOISE = (0.99, 1.01)
 

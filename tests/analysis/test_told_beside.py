@@ -10,7 +10,7 @@ import pytest
 from launches import measured, run
 
 from torchcoll.cli import main
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 
 CUT = "truncated: the file has no end record"
 NCCL = {"libraries": {"nccl": "nccl 2.27.5"}}

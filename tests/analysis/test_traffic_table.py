@@ -8,9 +8,9 @@ import pytest
 from sent import MIB, MS, call, ddp, traffic, world
 
 import torchcoll
-from torchcoll.analysis.traffic import SizeBin, TrafficRow, summarise_traffic
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group
+from torchcoll.training.traffic_table import SizeBin, TrafficRow, summarise_traffic
 
 ROW = {
     "collective": "all_reduce",

@@ -10,12 +10,12 @@ import pytest
 from launches import given, launches, measured, run
 
 import torchcoll
-from torchcoll.analysis.transitions import Transitions, transitions
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import Choice
-from torchcoll.report.transitions import records, show_transitions
+from torchcoll.curves.show import records, show_transitions
+from torchcoll.curves.transitions import Transitions, transitions
 
 SIZES = [1024 * 2**k for k in range(16)]
 # 20 us + S / 100 GB/s up to 256K, then 60 us + S / 200 GB/s.

@@ -8,8 +8,8 @@ import numpy
 import pytest
 from scipy import stats
 
-from torchcoll.analysis.linear import Figures, side_ratio
-from torchcoll.analysis.winners import (
+from torchcoll.comparison.statistics import Figures, side_ratio
+from torchcoll.forcing.contest import (
     drift_of,
     may_be_best,
     regret,

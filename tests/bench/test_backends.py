@@ -15,9 +15,9 @@ import torch.distributed as dist
 from ranks import command
 from torch.overrides import TorchFunctionMode
 
-from torchcoll.bench import backends, provenance
-from torchcoll.bench.backends import BACKENDS, choose_backends, is_nccl
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
+from torchcoll.machine import backends, provenance
+from torchcoll.machine.backends import BACKENDS, choose_backends, is_nccl
 
 # -- choosing ------------------------------------------------------------------------------------
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from torchcoll.bench import environment
-from torchcoll.bench.environment import differences, free_nbytes, variables
+from torchcoll.machine import environment
+from torchcoll.machine.environment import differences, free_nbytes, variables
 
 KEPT = {
     **{"NCCL_ALGO": "Ring", "RCCL_MSCCL_ENABLE": "1", "CCL_WORKER_COUNT": "4"},

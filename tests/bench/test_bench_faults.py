@@ -15,9 +15,10 @@ import time
 import pytest
 from ranks import Measured, busy, command, past
 
-from torchcoll.bench import control, environment, measure, runner, watchdog
+from torchcoll.bench import control, measure, session, watchdog
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
+from torchcoll.machine import environment
 
 HOST = socket.gethostname()
 HANG = 5
@@ -108,7 +109,7 @@ def kill_in(where: str, victim: int):
 
     def setup(rank: int) -> None:
         if rank == victim:
-            setattr(runner.Session, where, lambda self: os.kill(os.getpid(), signal.SIGKILL))
+            setattr(session.Session, where, lambda self: os.kill(os.getpid(), signal.SIGKILL))
 
     return setup
 
@@ -365,13 +366,13 @@ def test_no_room_for_a_thread(launch):
 
     def setup(rank: int) -> None:
         if rank == 1:
-            original = runner.own_part
+            original = session.own_part
 
             def own_part(*args):
                 threading.Thread.start = refuse
                 return original(*args)
 
-            runner.own_part = own_part
+            session.own_part = own_part
 
     measured = launch("all_reduce", "--sizes 8 -T 60", 3, setup=setup).ended([HANG, 4, HANG], 45)
     (line,) = measured.errors()

@@ -16,7 +16,7 @@ from ranks import of_enough_cores
 
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.records import Writer
+from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
 
 
@@ -273,7 +273,7 @@ def test_the_file_holds_the_spec(launch):
 
 def test_a_fault_of_the_display_does_not_end_the_measurement(launch):
     def break_display(rank: int) -> None:
-        from torchcoll.report.live import Reporter
+        from torchcoll.runs.live import Reporter
 
         Reporter.done = lambda self, result: 1 / 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.bench.launcher import Launch, detect
 from torchcoll.core.errors import UsageError
+from torchcoll.machine.launcher import Launch, detect
 
 TORCHRUN = {
     **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},

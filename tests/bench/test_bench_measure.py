@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from ranks import ticking
 
-from torchcoll.bench import environment, measure
+from torchcoll.bench import measure
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import Control
-from torchcoll.bench.device import Cpu
+from torchcoll.machine import environment
+from torchcoll.machine.devices import Cpu
 
 
 def test_set_up_phases(launch):

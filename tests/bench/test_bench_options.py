@@ -7,10 +7,11 @@ import time
 import pytest
 from torch.distributed.run import get_args_parser
 
-from torchcoll.bench import options, pairs_options
+from torchcoll.bench import options
 from torchcoll.bench.options import parse
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
+from torchcoll.pairs import sweep
 
 # nccl-tests' letters, and what torchcoll adds.
 OPTIONS = (
@@ -37,7 +38,7 @@ SWITCHES += ("--async", "--gate", "--bisect")
 
 def all_options() -> set[str]:
     parsers = [options._parser("torchcoll.suite", several) for several in (True, False)]
-    parsers.append(pairs_options._parser())
+    parsers.append(sweep._parser())
     return {name for p in parsers for action in p._actions for name in action.option_strings}
 
 

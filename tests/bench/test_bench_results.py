@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.bench.results import result_of_pair, results_of
+from torchcoll.bench.recorder import result_of_pair, results_of
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.result import Verification
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from torchcoll.bench import measure
-from torchcoll.bench.rotation import MOST_PLACES, Rotation
-from torchcoll.bench.verify import Checker, allocate
+from torchcoll.bench.verify import MOST_PLACES, Checker, Rotation, allocate
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec

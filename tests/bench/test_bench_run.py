@@ -177,11 +177,11 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
     """In memory as the command does in a file: what a wrong case and a refusal come to."""
 
     def target():
-        from torchcoll.bench import runner
+        from torchcoll.bench import session
         from torchcoll.core.collectives import COLLECTIVES
 
-        sessions, opened = [], runner.opened
-        runner.opened = lambda session: sessions.append(session) or opened(session)
+        sessions, opened = [], session.opened
+        session.opened = lambda session: sessions.append(session) or opened(session)
         entry = COLLECTIVES["all_reduce"]
         wrong = dataclasses.replace(
             entry, prepare=lambda dist, group, send, *args: lambda: send.fill_(7)

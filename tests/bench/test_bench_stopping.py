@@ -9,8 +9,6 @@ import statistics
 
 import pytest
 
-from torchcoll.bench.clock import FakeClock
-from torchcoll.bench.device import Cpu
 from torchcoll.bench.stopping import (
     SettlingRule,
     StoppingRule,
@@ -20,6 +18,7 @@ from torchcoll.bench.stopping import (
     times_of_calls,
 )
 from torchcoll.core import plan
+from torchcoll.machine.devices import Cpu, FakeClock
 
 
 def settle(least: int, durations: list[int]) -> tuple[int, int | None]:

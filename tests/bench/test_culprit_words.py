@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from torchcoll.bench.culprit import SAME, odd_one
-from torchcoll.bench.whereabouts import Whereabouts, place_of
+from torchcoll.bench.whereabouts import SAME, Whereabouts, odd_one, place_of
 
 
 def names(ranks):
@@ -143,7 +142,7 @@ def frame_of(module, source, name):
         ("torch.distributed.distributed_c10d", ("collective", "wanted")),
         ("torch.nn.functional", ("busy", "torch, wanted")),
         ("torchcoll.bench.control", ("exchange", "wanted")),
-        ("torchcoll.bench.device", ("collective", "wanted")),
+        ("torchcoll.machine.devices", ("collective", "wanted")),
         ("torchcoll.bench.verify", ("busy", "bench.verify, wanted")),
         ("torchcoll.bench.watchdog", None),
     ],

@@ -16,22 +16,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from torchcoll.bench import device as devices
-from torchcoll.bench.backends import BACKENDS
 from torchcoll.bench.communicators import Communicator, Communicators
-from torchcoll.bench.device import (
+from torchcoll.bench.verify import allocate_in_pool, deregister, register
+from torchcoll.bench.watchdog import Progress
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.errors import UnavailableError
+from torchcoll.core.spec import Spec
+from torchcoll.machine import devices as devices
+from torchcoll.machine.backends import BACKENDS
+from torchcoll.machine.devices import (
     Accelerator,
     Cpu,
     cost_of_measuring,
     open_device,
     refuse_shared,
 )
-from torchcoll.bench.launcher import Launch
-from torchcoll.bench.registered import allocate_in_pool, deregister, register
-from torchcoll.bench.watchdog import Progress
-from torchcoll.core.case import Case, size_case
-from torchcoll.core.errors import UnavailableError
-from torchcoll.core.spec import Spec
+from torchcoll.machine.launcher import Launch
 
 
 class Machine:

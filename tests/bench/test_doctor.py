@@ -13,24 +13,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchcoll.bench.backends import BACKENDS
-from torchcoll.bench.doctor import facts as gathering
-from torchcoll.bench.doctor.examine import CHECKS, findings, rank_map, report
-from torchcoll.bench.doctor.facts import (
+from torchcoll.cli import main
+from torchcoll.machine import doctor_facts as gathering
+from torchcoll.machine.backends import BACKENDS
+from torchcoll.machine.doctor import CHECKS, findings, interfaces, launchers, rank_map, report
+from torchcoll.machine.doctor_facts import (
+    BINDINGS,
+    IPEX,
     Facts,
+    backends,
     command_facts,
     cpu_facts,
+    devices,
     gpu_facts,
     launch_facts,
     limits,
+    module_facts,
 )
-from torchcoll.bench.doctor.frameworks import BINDINGS, IPEX, module_facts
-from torchcoll.bench.doctor.surroundings import interfaces, launchers
-from torchcoll.bench.doctor.usable import backends, devices
-from torchcoll.bench.interfaces import matching
-from torchcoll.bench.launcher import Launch
-from torchcoll.cli import main
-from torchcoll.report.doctor import show_doctor
+from torchcoll.machine.launcher import Launch
+from torchcoll.machine.placement import matching
+from torchcoll.machine.show import show_doctor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 1 << 30

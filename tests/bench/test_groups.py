@@ -15,9 +15,9 @@ from ranks import past
 
 import torchcoll
 from torchcoll.bench import measure
-from torchcoll.bench.device import Cpu
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.plausibility import summarise_run
+from torchcoll.machine.devices import Cpu
 
 NAMES = tuple(COLLECTIVES)
 HYPERCUBE_NEEDS = "hypercube needs a power of two of ranks, here 3"

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 import pytest
 
-from torchcoll.bench import communicators, runner, watchdog
-from torchcoll.bench.survivor import append_end
-from torchcoll.core.records import load
+from torchcoll.bench import communicators, session, watchdog
+from torchcoll.bench.session import append_end
+from torchcoll.core.file import load
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 
@@ -34,7 +34,7 @@ class Slow:
 
 def late_rank_0(rank):
     """The others ask the store what keeps it, and are asking when it comes."""
-    made, close = watchdog.Watchdog.__init__, runner.Session.close
+    made, close = watchdog.Watchdog.__init__, session.Session.close
 
     def slow(self, control, store, *args, **options):
         made(self, control, Slow(store), *args, **options)
@@ -45,7 +45,7 @@ def late_rank_0(rank):
 
     watchdog.Watchdog.__init__ = slow
     if rank == 0:
-        runner.Session.close = late
+        session.Session.close = late
 
 
 def endings(measured):

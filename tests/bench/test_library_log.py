@@ -10,11 +10,11 @@ import pytest
 import torch.distributed as dist
 
 from torchcoll.bench import library_log
-from torchcoll.bench.backends import BACKENDS
 from torchcoll.bench.library_log import LibraryLog, _Tail
 from torchcoll.bench.options import parse
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import Choice
+from torchcoll.machine.backends import BACKENDS
 
 # NCCL 2.27: the names come upper case, and rank 0 alone tells what was chosen.
 TIMINGS = (

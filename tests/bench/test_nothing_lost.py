@@ -17,10 +17,10 @@ from ranks import busy
 from test_bench_faults import HANG, around_calls
 
 from torchcoll import load
-from torchcoll.commands import replay as replay_command
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import Verification
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training import command as replay_command
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 
@@ -268,8 +268,8 @@ def played(jobs, folder, file, setup=lambda rank: None):
 
     def target():
         parser = argparse.ArgumentParser()
-        replay_command.add_arguments(parser)
-        sys.exit(replay_command.run(parser.parse_args([file, "--steps", "3"])))
+        replay_command.replay_arguments(parser)
+        sys.exit(replay_command.run_replay(parser.parse_args([file, "--steps", "3"])))
 
     return jobs(folder, target, 2, setup=setup)
 
@@ -278,7 +278,7 @@ def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.bench.player import Player
+        from torchcoll.training.replay import Player
 
         play = Player.play
 
@@ -305,7 +305,7 @@ def test_a_replay_that_is_refused_removes_nothing_but_its_own(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.bench.player import Player
+        from torchcoll.training.replay import Player
 
         def playing(self, text):
             if rank == 0:

@@ -12,14 +12,14 @@ import pytest
 from ranks import of_enough_cores, ticking
 
 from torchcoll import load, save
-from torchcoll.bench import environment, pairs
-from torchcoll.bench.bisect import _record as record_bisection
 from torchcoll.bench.options import Options
-from torchcoll.bench.pairs_options import parse_pairs
 from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.core.halving import Halving, Step
-from torchcoll.core.pair_times import EXCHANGE, LATENCY, SEND, read_pairs
+from torchcoll.machine import environment
+from torchcoll.pairs import sweep
+from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
+from torchcoll.pairs.sweep import Halving, Step, parse_pairs
+from torchcoll.pairs.sweep import _record as record_bisection
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
 CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"
@@ -126,16 +126,16 @@ def test_nodes_meet_all_ranks_at_once(launch):
 def test_a_slow_rank_ends_with_1_and_its_node(launch):
     def sluggish(rank):
         on_hosts(1)(rank)
-        pairs.LATENCY_ITERS = 2
+        sweep.LATENCY_ITERS = 2
         clock = ticking()
         if rank == 2:
-            made = pairs.PairsRun._call
+            made = sweep.PairsRun._call
 
             def slow(*args):
                 call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
                 return lambda: (call(), wait())
 
-            pairs.PairsRun._call = slow
+            sweep.PairsRun._call = slow
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(1)
     (error,) = job.errors()
@@ -155,8 +155,8 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
 def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
     def sluggish(rank):
         on_hosts(1)(rank)
-        pairs.LATENCY_ITERS = 2
-        clock, made, went, rules = ticking(), pairs.PairsRun._call, pairs.PairsRun._round, [""]
+        sweep.LATENCY_ITERS = 2
+        clock, made, went, rules = ticking(), sweep.PairsRun._call, sweep.PairsRun._round, [""]
 
         def told(self, met, text, rule, cases):
             rules[0] = rule
@@ -166,7 +166,7 @@ def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
             call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
             return lambda: (call(), rank == 2 and rules[0] == "pair" and wait())
 
-        pairs.PairsRun._round, pairs.PairsRun._call = told, slow
+        sweep.PairsRun._round, sweep.PairsRun._call = told, slow
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
     assert "not alone: rank 2 (node2): of the others' speed" in job.stdout()
@@ -179,11 +179,11 @@ def test_ranks_that_share_a_core_accuse_nobody(launch):
 
     def sluggish(rank):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        made = pairs.PairsRun._call
-        pairs.PairsRun._call = lambda *args: (
+        made = sweep.PairsRun._call
+        sweep.PairsRun._call = lambda *args: (
             lambda call: lambda: (call(), time.sleep(0.01 * (rank == 2)))
         )(made(*args))
-        pairs.LATENCY_ITERS = 2
+        sweep.LATENCY_ITERS = 2
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5 --bisect", 4, setup=sluggish).ended(
         0
@@ -205,7 +205,7 @@ def test_reading_a_failed_case_ends_with_1(measured, tmp_path, capsys):
 def test_a_lost_rank_names_the_pair(launch):
     def dies(rank):
         if rank == 2:
-            pairs.PairsRun._verified = lambda *args: os._exit(9)
+            sweep.PairsRun._verified = lambda *args: os._exit(9)
 
     job = launch("pairs", "--sizes 1K -n 1", 3, setup=dies)
     ended = job.job.wait()
@@ -255,7 +255,7 @@ def test_ranks_that_alone_cannot_send_are_named(launch):
 def test_wrong_data_is_a_failure(launch):
     def setup(rank):
         if rank == 1:
-            pairs.Checker._fill = lambda self, source: self._buffers.send.zero_()
+            sweep.Checker._fill = lambda self, source: self._buffers.send.zero_()
 
     job = launch("pairs", "--sizes 1K -n 1 --threshold 0.9999", 2, setup=setup).ended(1)
     wrong = [r for r in job.run.results if r.status == "wrong"]
@@ -283,9 +283,9 @@ def test_bad_input_ends_with_2(launch, arguments, text):
 
 def test_a_backend_that_sends_nothing():
     with pytest.raises(UsageError, match=r"backend: got fake, expected one that communicates"):
-        pairs.refuse_lone("fake", 4)
+        sweep.refuse_lone("fake", 4)
     with pytest.raises(UsageError, match=r"backend: got gloo,ccl, expected one backend"):
-        pairs.refuse_lone("gloo,ccl", 4)
+        sweep.refuse_lone("gloo,ccl", 4)
 
 
 @pytest.mark.parametrize(

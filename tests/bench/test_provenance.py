@@ -14,15 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench import placement, provenance
-from torchcoll.bench.placement import (
+from torchcoll.machine import placement, provenance
+from torchcoll.machine.placement import (
     device_facts,
     network_interfaces,
     numa_nodes_of,
     pci_facts,
     rdma_devices,
 )
-from torchcoll.bench.provenance import mapped_libraries, rank_facts
+from torchcoll.machine.provenance import mapped_libraries, rank_facts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -138,7 +138,7 @@ def test_a_preloaded_library_is_the_one_named(tmp_path):
         command = ["cc", "-shared", "-fPIC", "-w", "-o", tmp_path / name, "-x", "c", "-"]
         subprocess.run(command, input=source, text=True, check=True)
     program = (
-        "import json; from torchcoll.bench.provenance import mapped_libraries as m\n"
+        "import json; from torchcoll.machine.provenance import mapped_libraries as m\n"
         "print(json.dumps(m()))"
     )
     preload = ":".join(str(tmp_path / name) for name in sources)

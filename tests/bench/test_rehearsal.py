@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.rehearsal import VARIABLES, begin, rehearse
+from torchcoll.bench.communicators import VARIABLES, begin, rehearse
 from torchcoll.core.errors import UnavailableError, UsageError
 
 

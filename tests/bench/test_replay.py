@@ -17,13 +17,13 @@ from torch.distributed.run import get_args_parser
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.bench import control, runner, watchdog
-from torchcoll.bench.replay import replay
-from torchcoll.commands import replay as command
-from torchcoll.core import crowding
+from torchcoll.bench import control, session, watchdog
+from torchcoll.core import plausibility
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training import command as command
+from torchcoll.training.replay import replay
 
 MS = 1_000_000
 UNTOLD = ("send", "recv", "reduce_scatter")
@@ -113,7 +113,7 @@ def test_every_kind_of_call(jobs, tmp_path):
     given.save(tmp_path / "t.jsonl")
 
     def setup(rank: int) -> None:
-        crowding.crowded = lambda members: [("here", "3 ranks on 1 core")]
+        plausibility.crowded = lambda members: [("here", "3 ranks on 1 core")]
 
     job = jobs(tmp_path, console("t.jsonl", "--steps", "3", "-J", "out.jsonl"), 2, setup=setup)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
@@ -416,7 +416,7 @@ def test_no_such_file(jobs, tmp_path):
 
 def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
     """Nobody waits for longer than the timeout."""
-    for module in (control, watchdog, runner):
+    for module in (control, watchdog, session):
         monkeypatch.setattr(module, "GRACE_S", 0.5)
 
     def setup(rank: int) -> None:
@@ -445,7 +445,7 @@ def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
 
 def test_torchrun_lets_every_option_pass():
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    command.replay_arguments(parser)
     names = {name: a.nargs for a in parser._actions for name in a.option_strings}
     assert {"--backend", "--steps", "--compute", "--timeout", "-T", "--output", "-J"} <= set(names)
     for name, nargs in names.items():

@@ -8,7 +8,7 @@ from ranks import of_enough_cores
 
 import torchcoll
 from torchcoll import load
-from torchcoll.core.points import Point
+from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
 CALLS = [
@@ -17,8 +17,8 @@ CALLS = [
     TrafficCall("send", 8, 0, "int8", peer=1, group="a"),
 ]
 POINTS = (
-    Point("all_reduce", 400, "float32", "sum", True),
-    Point("all_gather", 24, "int8"),
+    ExactCall("all_reduce", 400, "float32", "sum", True),
+    ExactCall("all_gather", 24, "int8"),
 )
 NOTES = [
     "1 call of all_reduce: reduce op unknown: measured as sum",

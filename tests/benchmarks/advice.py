@@ -26,9 +26,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
-from torchcoll.core.buckets import BucketPlan
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
+from torchcoll.training.plans import BucketPlan
 
 LAUNCHES, ROUNDS, STEPS = 6, 5, 8
 CAPS_MB = (0.25, 1.5, 3, 6, 12, 32)

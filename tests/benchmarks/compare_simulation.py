@@ -26,19 +26,25 @@ import numpy
 from common import title
 from scipy import special, stats
 
-from torchcoll.analysis.linear import (
+from torchcoll.cli import main
+from torchcoll.comparison.statistics import (
+    LEVEL,
+    MOST_LAUNCHES,
+    ORDERED,
+    Target,
+    asked,
+    launches_needed,
+    launches_range,
     least_squares,
     model_of,
     noise_share,
     outlier_deviates,
     outlier_limit,
+    ratio_of,
     side_error,
 )
-from torchcoll.analysis.needed import MOST_LAUNCHES, Asked, asked, launches_needed, launches_range
-from torchcoll.analysis.stats import LEVEL, ORDERED, ratio_of
-from torchcoll.cli import main
 from torchcoll.core.case import Case
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.units import counted
 
@@ -390,7 +396,7 @@ def report_ranges(repetitions: int) -> None:
             report_range(change, noise, what, repetitions)
 
 
-def report_range(change: float, noise: float, what: Asked, repetitions: int) -> None:
+def report_range(change: float, noise: float, what: Target, repetitions: int) -> None:
     truth = math.log1p(change)
     number = launches_needed(what, ORDERED, truth, noise)
     rng = numpy.random.default_rng([3, round(1e4 * change), round(1e4 * noise)])

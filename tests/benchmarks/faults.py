@@ -142,12 +142,12 @@ def no_threads() -> None:
 
 
 def no_threads_later() -> None:
-    in_method("torchcoll.bench.runner:Session.one_case", no_threads)()
+    in_method("torchcoll.bench.session:Session.one_case", no_threads)()
     in_call(lambda call, args: None)()
 
 
 def missing_import() -> None:
-    sys.modules["torchcoll.bench.runner"] = None  # type: ignore[assignment]
+    sys.modules["torchcoll.bench.session"] = None  # type: ignore[assignment]
 
 
 def other_arguments() -> None:
@@ -190,8 +190,8 @@ def another_case() -> None:
     Spec.sizings = sizings  # type: ignore[method-assign]
 
 
-CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.runner:Session"
-LAST = "torchcoll.bench.hosts:Hosts.look_again"
+CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.session:Session"
+LAST = "torchcoll.bench.session:Hosts.look_again"
 
 FAULTS: dict[str, Setup] = {
     # ends
@@ -398,18 +398,7 @@ def main() -> None:
     from common import fork_ranks, title
 
     if launcher == "forked":  # what ranks load as they start, once for all
-        from torchcoll.bench import (
-            output,  # noqa: F401
-            preamble,  # noqa: F401
-            rendezvous,  # noqa: F401
-            results,  # noqa: F401
-            runner,  # noqa: F401
-            stopping,  # noqa: F401
-        )
-        from torchcoll.bench.state import (
-            keep,  # noqa: F401
-            watch,  # noqa: F401
-        )
+        pass
 
     title(f"faults: {RANKS} ranks, {launcher}, all_reduce")
     counts: dict[str, int] = {}

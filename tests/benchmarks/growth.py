@@ -15,7 +15,7 @@ from collections import Counter
 
 import numpy
 
-from torchcoll.analysis.growth import LAWS, growths
+from torchcoll.curves.growth import LAWS, growths
 
 NOISES = (0.005, 0.02, 0.05)
 RANKS = (((2, 4, 8),), ((2, 3, 4, 8), (2, 4, 8, 16)), ((2, 4, 8, 16, 32),))

@@ -84,7 +84,7 @@ def _packed(path: Path, parts: Iterator[bytes], end: bytes, nbytes: int) -> None
 def result(path: Path) -> None:
     import scale
 
-    from torchcoll.core.records import save
+    from torchcoll.core.file import save
 
     scale.SIZES = 240
     save(scale.synthetic(4096), str(path))

@@ -23,12 +23,12 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, paired_ratio, title
 
-from torchcoll.bench.device import Cpu, nothing
-from torchcoll.bench.launcher import Launch
-from torchcoll.bench.runner import Session
+from torchcoll.bench.session import Session
 from torchcoll.core.case import size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
+from torchcoll.machine.devices import Cpu, nothing
+from torchcoll.machine.launcher import Launch
 
 PAIRS, CALLS = 300, 20
 SIZES = {"8": 8, "1K": 1 << 10, "64K": 1 << 16, "1M": 1 << 20}

@@ -16,7 +16,7 @@ from pathlib import Path
 from common import title
 
 from torchcoll.core.case import size_case
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.spec import Spec
 

@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, interval, title
 
-from torchcoll.bench.launcher import Launch
 from torchcoll.bench.measure import LEAD_CALLS
-from torchcoll.bench.runner import Session
+from torchcoll.bench.session import Session
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
+from torchcoll.machine.launcher import Launch
 
 PAIRS, FEW, MANY, FIRST = 240, 20, 320, 5
 torch.set_num_threads(1)

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, interval, title
 
-from torchcoll.bench.device import Cpu
-from torchcoll.bench.launcher import Launch
-from torchcoll.bench.runner import Session
+from torchcoll.bench.session import Session
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
+from torchcoll.machine.devices import Cpu
+from torchcoll.machine.launcher import Launch
 
 NBYTES, CALLS, REPEATS = 4096, 800, 7
 torch.set_num_threads(1)

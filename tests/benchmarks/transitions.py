@@ -28,10 +28,9 @@ from dataclasses import dataclass, field
 
 import numpy
 
-from torchcoll.analysis.regimes import FEWEST, find_regimes
-from torchcoll.analysis.scatter import known_scatter
-from torchcoll.analysis.transitions import CLIFF
 from torchcoll.core.spec import Spec
+from torchcoll.curves.ranges import FEWEST, find_regimes
+from torchcoll.curves.transitions import CLIFF, known_scatter
 
 NOISES = (0.01, 0.03, 0.05)
 KINDS = ("one", "jump", "kink", "step", "bend", "two")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 
 # n = 8, t = 1 ms, S = 64 MiB = 67108864 B; x 1.75 for all_reduce, x 7/8 for the divided ones.
 WORKED = {

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.core.buckets import Bucket, BucketPlan
 from torchcoll.core.errors import UsageError
+from torchcoll.training.plans import Bucket, BucketPlan
 
 A, B = Bucket(8, "float32", ("a", "b")), Bucket(4, "bfloat16", ("c",))
 PLAN = BucketPlan((A, B), first_step=(B, A), order="assumed", notes=("a note",))

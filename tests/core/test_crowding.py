@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.core.crowding import crowded
+from torchcoll.core.plausibility import crowded
 
 
 def member(host: str, affinity: str) -> dict:

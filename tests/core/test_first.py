@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from torchcoll.core.case import Case
-from torchcoll.core.first import cold_by_rank, connect_ns, first_result_ns, first_results
 from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import cold_by_rank, connect_ns, first_result_ns, first_results
 
 FIELDS = {"dtype": "float32", "op": "sum", "root": None, "in_place": True, "cadence": "isolated"}
 

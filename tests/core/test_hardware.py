@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.core.hardware import DEVICES, device_named, device_of
+from torchcoll.core.plausibility import DEVICES, device_named, device_of
 from torchcoll.core.result import Run
 
 # Links of the largest part, GB/s of a link in one direction as NCCL reckons and on the wire, GB/s

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchcoll.core.case import mesh_of, partition, partition_text, partitions
 from torchcoll.core.errors import UsageError
-from torchcoll.core.groups import mesh_of, partition, partition_text, partitions
 
 EXPECTED = "mod:N, div:N, or a list of ranks such as 0,1;2,3"
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.playback import digest, mismatch, part_of, source_of, usual_steps
-from torchcoll.core.points import Point
+from torchcoll.core.spec import ExactCall
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training.playback import digest, mismatch, part_of, source_of, usual_steps
 
 MS = 1_000_000
 
@@ -106,8 +106,8 @@ def test_points_and_groups():
     part = part_of(world(calls, [], [], a=(0, 2)), 0, None)
     # What moves no bytes and what no table has is left out, and said.
     assert [(play.call, play.point, play.members) for play in part.plays] == [
-        (gathered, Point("all_gather", 16, "uint8"), (0, 2)),
-        (uneven, Point("all_to_all_v", 6, "uint8"), (0, 2)),
+        (gathered, ExactCall("all_gather", 16, "uint8"), (0, 2)),
+        (uneven, ExactCall("all_to_all_v", 6, "uint8"), (0, 2)),
         (send(1, asynchronous=True), None, (0, 1, 2)),
     ]
     assert part.notes == (

@@ -10,15 +10,14 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plan import plan
-from torchcoll.core.points import Point, point_of
-from torchcoll.core.spec import Spec
+from torchcoll.core.spec import ExactCall, Spec, point_of
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 
 POINTS = (
-    Point("all_reduce", 4096, "float32", "sum", True),
-    Point("all_reduce", 100, "bfloat16", "max"),
-    Point("broadcast", 64, "int64"),
-    Point("barrier", 0),
+    ExactCall("all_reduce", 4096, "float32", "sum", True),
+    ExactCall("all_reduce", 100, "bfloat16", "max"),
+    ExactCall("broadcast", 64, "int64"),
+    ExactCall("barrier", 0),
 )
 
 
@@ -62,7 +61,7 @@ def test_the_fields_of_the_product_say_what_the_points_have():
     assert spec.collectives == ("all_reduce", "broadcast", "barrier")
     assert spec.sizes == (64, 100, 4096)
     assert (spec.dtypes, spec.ops) == (("float32", "bfloat16", "int64"), ("sum", "max"))
-    alone = Spec(points=[Point("barrier", 0)])
+    alone = Spec(points=[ExactCall("barrier", 0)])
     assert alone.collectives == ("barrier",)
     assert [case.collective for case in alone.cases(2)] == ["barrier"]
 
@@ -87,8 +86,8 @@ def test_no_points_is_the_product():
 def test_names_are_read_as_everywhere():
     spec = Spec(points=[("AllReduce", "1K", "bf16", "MAX"), ["all_reduce", 1024, "fp32"]])
     assert spec.points == (
-        Point("all_reduce", 1024, "bfloat16", "max"),
-        Point("all_reduce", 1024, "float32", "sum"),
+        ExactCall("all_reduce", 1024, "bfloat16", "max"),
+        ExactCall("all_reduce", 1024, "float32", "sum"),
     )
 
 
@@ -169,7 +168,7 @@ def test_size_of_a_call(collective, nbytes_in, nbytes_out, nbytes):
     call = TrafficCall(collective, nbytes_in, nbytes_out, "int8", op="sum")
     point, remark = point_of(call, 4)
     op = "sum" if "reduce" in collective else None
-    assert (point, remark) == (Point(collective, nbytes, "int8", op), "")
+    assert (point, remark) == (ExactCall(collective, nbytes, "int8", op), "")
 
 
 @pytest.mark.parametrize(
@@ -177,47 +176,47 @@ def test_size_of_a_call(collective, nbytes_in, nbytes_out, nbytes):
     [
         (
             TrafficCall("barrier", 0, 0, asynchronous=True),
-            Point("barrier", 0, None, None, True),
+            ExactCall("barrier", 0, None, None, True),
             "",
         ),
         (
             TrafficCall("all_reduce", 8, 8, "torch.float16"),
-            Point("all_reduce", 8, "float16", "sum"),
+            ExactCall("all_reduce", 8, "float16", "sum"),
             "reduce op unknown: measured as sum",
         ),
         (
             TrafficCall("all_reduce", 8, 8, "int8", op="premul_sum"),
-            Point("all_reduce", 8, "int8", "sum"),
+            ExactCall("all_reduce", 8, "int8", "sum"),
             "reduce op premul_sum: measured as sum",
         ),
         (
             TrafficCall("all_reduce", 8, 8, op="max"),
-            Point("all_reduce", 8, "float32", "max"),
+            ExactCall("all_reduce", 8, "float32", "max"),
             "dtype unknown: measured as float32 of the same bytes",
         ),
         (
             TrafficCall("all_reduce", 6, 6, "complex32", op="sum"),
-            Point("all_reduce", 6, "uint8", "sum"),
+            ExactCall("all_reduce", 6, "uint8", "sum"),
             "dtype complex32: measured as uint8 of the same bytes",
         ),
         (
             TrafficCall("all_gather", 8, 16, "bool"),
-            Point("all_gather", 16, "uint8"),
+            ExactCall("all_gather", 16, "uint8"),
             "dtype bool: measured as uint8 of the same bytes",
         ),
         (
             TrafficCall("all_to_all_v", 8, 24, "int8", splits=(1, 7)),
-            Point("all_to_all", 24, "int8"),
+            ExactCall("all_to_all", 24, "int8"),
             "measured as an even all_to_all of the larger of bytes in and out",
         ),
         (
             TrafficCall("all_to_all_v", 8, 8, "int8", splits=(4, 4)),
-            Point("all_to_all", 8, "int8"),
+            ExactCall("all_to_all", 8, "int8"),
             "",
         ),
         (
             TrafficCall("broadcast", 8, 8, "int8", tensors=3),
-            Point("broadcast", 8, "int8"),
+            ExactCall("broadcast", 8, "int8"),
             "several tensors in one call: measured as one tensor of all their bytes",
         ),
         (
@@ -347,7 +346,7 @@ def test_what_one_rank_knows_of_a_mesh():
 
 def test_the_size_is_that_of_the_group():
     traffic = sent(TrafficCall("all_gather", 8, 0, "int8", group="a"), ranks=4, a=(0, 1))
-    assert traffic.spec().points == (Point("all_gather", 16, "int8"),)
+    assert traffic.spec().points == (ExactCall("all_gather", 16, "int8"),)
 
 
 def mesh() -> Traffic:
@@ -382,11 +381,11 @@ def test_all_ranks_name_the_same_ways_in_the_same_order():
 @pytest.mark.parametrize(
     ("asked", "groups", "point"),
     [
-        ("0,1,2,3", None, Point("all_reduce", 4, "float32", "sum")),
-        ("mod:1", None, Point("all_reduce", 4, "float32", "sum")),
-        ("0,1;2,3", "0,1;2,3", Point("all_gather", 16, "int8")),
-        ("3,2;1,0", "0,1;2,3", Point("all_gather", 16, "int8")),
-        ("mod:2", "0,2;1,3", Point("all_reduce", 64, "float32", "sum")),
+        ("0,1,2,3", None, ExactCall("all_reduce", 4, "float32", "sum")),
+        ("mod:1", None, ExactCall("all_reduce", 4, "float32", "sum")),
+        ("0,1;2,3", "0,1;2,3", ExactCall("all_gather", 16, "int8")),
+        ("3,2;1,0", "0,1;2,3", ExactCall("all_gather", 16, "int8")),
+        ("mod:2", "0,2;1,3", ExactCall("all_reduce", 64, "float32", "sum")),
     ],
 )
 def test_the_choice(asked, groups, point):
@@ -422,4 +421,6 @@ def test_groups_of_one_rank_send_nothing():
 
 
 def test_one_rank_measures_what_it_has():
-    assert sent(reduced(8), ranks=1).spec().points == (Point("all_reduce", 8, "float32", "sum"),)
+    assert sent(reduced(8), ranks=1).spec().points == (
+        ExactCall("all_reduce", 8, "float32", "sum"),
+    )

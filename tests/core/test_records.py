@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.file import SCHEMA, Writer, load, load_all, records_of, save
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.records import SCHEMA, Writer, load, load_all, records_of, save
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
 

@@ -10,19 +10,21 @@ import time
 import pytest
 
 from torchcoll.core.case import Case
-from torchcoll.core.pair_times import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.suspect_texts import events, noise_text, suspect_text
-from torchcoll.core.suspects import (
+from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, Pairs, Timing, read_pairs
+from torchcoll.pairs.schedule import PASSES
+from torchcoll.pairs.suspects import (
     again_alone,
+    events,
     kinds_of,
     modified_z,
     noise,
+    noise_text,
     robust,
+    suspect_text,
     suspects,
     without,
 )
-from torchcoll.core.tournament import PASSES
 
 BW, LAT, ONE_WAY = (EXCHANGE, 1 << 20), (LATENCY, 8), (SEND, 1 << 20)
 SMALL = (EXCHANGE, 128 << 10)

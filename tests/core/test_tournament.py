@@ -11,7 +11,7 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
-from torchcoll.core.tournament import (
+from torchcoll.pairs.schedule import (
     PairOptions,
     check_units,
     members_of,

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.traffic import Group, Traffic, TrafficCall, join
-from torchcoll.core.traffic_file import is_traffic
+from torchcoll.core.traffic import Group, Traffic, TrafficCall, is_traffic, join
 
 FULL = TrafficCall(
     "all_to_all_v",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchcoll.importers.base import Imported, Options
+from torchcoll.importers.base import Imported, ImportOptions
 from torchcoll.importers.registry import import_file
 
 
@@ -17,6 +17,6 @@ def imported(tmp_path: Path) -> Callable[..., Imported]:
     def run(text: str | bytes, name: str = "x.log", importer: Any = None, **known: Any) -> Imported:
         path = tmp_path / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return import_file(str(path), Options(**known), importer)
+        return import_file(str(path), ImportOptions(**known), importer)
 
     return run

@@ -12,7 +12,7 @@ import pytest
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.importers.torch_words import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
+from torchcoll.importers.base import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
 from torchcoll.importers.traces import read_traffic
 
 CREATED = 1_724_779_239_936_775_119

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from test_nccl_tests_text import ROW, SMALL, text
 from test_other_formats import DEEPSPEED, ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
-from torchcoll.analysis.table import table
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.records import load
+from torchcoll.core.file import load
 from torchcoll.importers import registry
-from torchcoll.importers.base import Options
+from torchcoll.importers.base import ImportOptions
 from torchcoll.importers.command import columns_of
+from torchcoll.runs.export import table
 
 FORMATS = {
     "nccl-tests": text(),
@@ -134,7 +134,7 @@ def test_no_cut_and_no_change_is_a_traceback(tmp_path_factory, name, data):
 
 
 def registry_saved(run, path):
-    from torchcoll.core.records import save
+    from torchcoll.core.file import save
 
     save(run, path)
     loaded = load(path)
@@ -276,9 +276,9 @@ def test_forced_formats_and_wrong_words(imported):
         imported(text(), importer="xml")
     assert imported(text(), importer="oneccl").runs == []
     with pytest.raises(UsageError, match="ranks: got 0"):
-        Options(ranks=0)
+        ImportOptions(ranks=0)
     with pytest.raises(UsageError, match="collective: got all_reduced"):
-        Options(collective="all_reduced")
+        ImportOptions(collective="all_reduced")
 
 
 def test_map():
@@ -368,7 +368,7 @@ def test_any_words_are_read_or_refused(tmp_path_factory, name, words):
     path = tmp_path_factory.getbasetemp() / "words.log"
     path.write_text(" ".join(words), encoding="utf-8")
     try:
-        found = registry.import_file(str(path), Options(collective="all_reduce"), name)
+        found = registry.import_file(str(path), ImportOptions(collective="all_reduce"), name)
     except UnreadableError:
         return
     for run in found.runs:

@@ -7,7 +7,7 @@ from test_nccl_tests_text import SMALL, text
 from test_other_formats import ONECCL, OSU, PARAM, RCCL
 
 from torchcoll.cli import main
-from torchcoll.core.records import load
+from torchcoll.core.file import load
 
 TABLE = "collective,Size,Zeit (us)\nreduce,1K,2.5\n"
 

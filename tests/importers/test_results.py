@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from torchcoll.cli import main
+from torchcoll.core.file import load
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.records import load
-from torchcoll.report.reference import load_points
+from torchcoll.runs.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"
 TABLES = RESULTS / "h200-8gpu-kernels"

@@ -11,11 +11,11 @@ from sent import call, ddp, traffic
 from test_flight_recorder import CONFIG, entry
 from test_kineto import INFO, kernel, param, step
 
-from torchcoll.analysis.traffic import summarise_traffic
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.traces import read_traffic
+from torchcoll.training.traffic_table import summarise_traffic
 
 
 def error(capsys, *arguments):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.bench.launcher import BY_HAND, Launch, detect
 from torchcoll.core.errors import UsageError
+from torchcoll.machine.launcher import BY_HAND, Launch, detect
 
 OPEN_MPI = {  # 4.1.4, mpirun -n 2
     **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import free_port, past
 
-from torchcoll.bench import rendezvous
+from torchcoll.bench import meeting
 from torchcoll.bench.control import Control, open_store
-from torchcoll.bench.interfaces import check_interfaces, interface_problem
-from torchcoll.bench.launcher import BY_HAND, Launch
 from torchcoll.bench.main import main
-from torchcoll.bench.rendezvous import Master, expand_hosts, find_master, launch_key
+from torchcoll.bench.meeting import Master, expand_hosts, find_master, launch_key
 from torchcoll.core.errors import HangError, UnavailableError, UsageError
+from torchcoll.machine.launcher import BY_HAND, Launch
+from torchcoll.machine.placement import check_interfaces, interface_problem
 
 HERE = Launch("MPICH", 1, 2, 1, 2)
 SRUN = Launch("srun", 3, 8, 1, 2, "7")
@@ -138,9 +138,9 @@ def test_ranks_below_one_launcher_process(monkeypatch):
     assert launch_key(HERE, {}) is None  # pytest is no launcher
     with open("/proc/self/stat") as file:
         own = file.read().partition("(")[2].rpartition(")")[0]
-    monkeypatch.setattr(rendezvous, "_PROCESSES", (own,))
-    monkeypatch.setattr(rendezvous.os, "getppid", rendezvous.os.getpid)
-    assert launch_key(HERE, {}) == f".{rendezvous.os.getpid()}"
+    monkeypatch.setattr(meeting, "_PROCESSES", (own,))
+    monkeypatch.setattr(meeting.os, "getppid", meeting.os.getpid)
+    assert launch_key(HERE, {}) == f".{meeting.os.getpid()}"
 
 
 @pytest.mark.parametrize(
@@ -310,11 +310,11 @@ def test_a_host_without_a_name(monkeypatch):
     def unknown(*_, **__):
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(rendezvous.socket, "create_connection", unknown)
+    monkeypatch.setattr(meeting.socket, "create_connection", unknown)
     text = unreachable(monkeypatch, "nohost", 29500, 0.2)
     here = socket.gethostname()
     assert f"no store at nohost:29500 within 0.2 s (the name does not resolve on {here}: " in text
-    monkeypatch.setattr(rendezvous, "_NAME_S", 0.3)
+    monkeypatch.setattr(meeting, "_NAME_S", 0.3)
     assert "within 0.3 s" in unreachable(monkeypatch, "nohost", 29500, 60.0)
 
 

@@ -6,13 +6,8 @@ import pytest
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.calls import Call, ranges
-from torchcoll.libraries.nccl.calls import (
-    call_of,
-    choice_of_kernel,
-    choices_of,
-    logged_nbytes,
-)
+from torchcoll.libraries.calls import LoggedCall, ranges
+from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_nbytes
 
 TOTAL, PER_RANK = "total", "per rank"
 
@@ -57,7 +52,7 @@ TOTAL, PER_RANK = "total", "per rank"
     ],
 )
 def test_formats_by_version(line, call):
-    assert call_of(line) == Call(*call)
+    assert call_of(line) == LoggedCall(*call)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +93,7 @@ def result(collective: str, nbytes: int, ranks: int = 8) -> CaseResult:
     return CaseResult(case, "ok", ranks, nbytes=nbytes)
 
 
-def lines(*texts: str) -> list[Call]:
+def lines(*texts: str) -> list[LoggedCall]:
     return [call for text in texts if (call := call_of(text))]
 
 
@@ -164,8 +159,8 @@ def test_the_name_of_a_kernel_is_a_hint(name, label):
 def test_neighbouring_sizes_with_the_same_choice_are_one_range():
     from collections import Counter
 
-    def call(size: int, protocol: str, channels: int) -> Call:
-        return Call("AllReduce", size, "RING", protocol, channels, PER_RANK)
+    def call(size: int, protocol: str, channels: int) -> LoggedCall:
+        return LoggedCall("AllReduce", size, "RING", protocol, channels, PER_RANK)
 
     calls = Counter(
         {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.dump import read_tree
-from torchcoll.libraries.nccl.graph import Found, graphs, pattern_name
+from torchcoll.libraries.nccl.topology import Graphs, graphs, pattern_name, read_tree
 
 
-def read(tmp_path, *texts: str) -> list[Found]:
+def read(tmp_path, *texts: str) -> list[Graphs]:
     path = tmp_path / "graph.xml"
     path.write_text('<graphs version="1">\n' + "\n".join(texts) + "\n</graphs>\n")
     return graphs(read_tree(str(path))[0])

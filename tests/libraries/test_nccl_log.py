@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcoll.libraries.nccl.jobs import Job, jobs
-from torchcoll.libraries.nccl.log import Reader
+from torchcoll.libraries.nccl.jobs import NcclJob, jobs
+from torchcoll.libraries.nccl.log import NcclLogReader
 
 
-def read(*texts: str, ending: str = "\n", file: str = "a.log") -> Reader:
+def read(*texts: str, ending: str = "\n", file: str = "a.log") -> NcclLogReader:
     """Lines of one file; a line without a process is given one."""
-    reader = Reader(file)
+    reader = NcclLogReader(file)
     reader.read(f"{text}{ending}".encode() for text in texts)
     return reader
 
@@ -21,7 +21,7 @@ def info(*messages: str, who: str = "node1:11:12 [0]") -> list[str]:
     return [f"{who} NCCL INFO {message}" for message in messages]
 
 
-def only(reader: Reader) -> Job:
+def only(reader: NcclLogReader) -> NcclJob:
     (job,) = jobs([reader])
     return job
 
@@ -169,7 +169,7 @@ def test_every_line_is_counted_once():
 
 
 def test_bytes_that_are_no_text():
-    reader = Reader()
+    reader = NcclLogReader()
     reader.read([b"\xff\xfe NCCL INFO \x80\x81\n", b"n\xe9:1:1 [0] NCCL INFO Using network IB\n"])
     assert reader.tally.counts == {"unknown": 1, "understood": 1}
 

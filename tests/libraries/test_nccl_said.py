@@ -6,7 +6,7 @@ import pytest
 from test_nccl_log import info, only, read, started
 
 from torchcoll.libraries.nccl.jobs import jobs
-from torchcoll.libraries.nccl.members import Graph, Tuned
+from torchcoll.libraries.nccl.log import Graph, Tuned
 
 # -- communicators ---------------------------------------------------------------------------
 

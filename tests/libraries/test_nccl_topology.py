@@ -7,10 +7,9 @@ import gzip
 import pytest
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.hardware import DEVICES
+from torchcoll.core.plausibility import DEVICES
 from torchcoll.libraries.nccl import speeds
-from torchcoll.libraries.nccl.dump import is_dump, read_tree
-from torchcoll.libraries.nccl.topology import Topology, distance, topology
+from torchcoll.libraries.nccl.topology import Topology, distance, is_dump, read_tree, topology
 
 
 def read(tmp_path, text: str) -> Topology:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.libraries.nccl.tuner import Rule, tuner_csv
-from torchcoll.libraries.oneccl.selection import selection
+from torchcoll.libraries.nccl.algorithms import TunerRule, tuner_csv
+from torchcoll.libraries.oneccl.algorithms import selection
 
 RULES = [
-    Rule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 8),
-    Rule("AllReduce", 32769, None, "NVLS_TREE", "SIMPLE", 24, 1, 8),
+    TunerRule("AllReduce", 0, 32768, "TREE", "LL", 8, 1, 8),
+    TunerRule("AllReduce", 32769, None, "NVLS_TREE", "SIMPLE", 24, 1, 8),
 ]
 # plugin.c compares with these by strcmp; anything else is allreduce, ring, simple.
 FUNCTIONS = {"broadcast", "reduce", "allgather", "reducescatter", "allreduce"}
@@ -66,10 +66,10 @@ def test_the_header_says_which_plugins_work():
 @pytest.mark.parametrize(
     "bad",
     [
-        Rule("AllToAll", 0, None, "RING", "LL", 4),
-        Rule("AllReduce", 0, None, "SYMMETRIC", "LL", 4),
-        Rule("AllReduce", 0, None, "RING", "ll", 4),
-        Rule("AllReduce", 0, None, "RING", "LL", -1),
+        TunerRule("AllToAll", 0, None, "RING", "LL", 4),
+        TunerRule("AllReduce", 0, None, "SYMMETRIC", "LL", 4),
+        TunerRule("AllReduce", 0, None, "RING", "ll", 4),
+        TunerRule("AllReduce", 0, None, "RING", "LL", -1),
     ],
 )
 def test_what_the_plugin_would_misread_is_refused(bad):

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcoll.analysis.log import job_log
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.oneccl.log import Reader, Selected, choices_of, jobs
+from torchcoll.libraries.job_logs import job_log
+from torchcoll.libraries.oneccl.log import OneCclLogReader, Selected, choices_of, jobs
 
 OF_2021 = "2026:11:20-10:39:35:( 8707) |CCL_{}| "
 OF_2022 = "2026:11:20-10:52:30:20751:[0] |CCL_{}| "
 EARLY_2022 = "2026:11:20-10:52:29:20752 |CCL_{}| "  # before the rank is known
 
 
-def read(*lines: str, file: str = "a.txt") -> Reader:
-    reader = Reader(file)
+def read(*lines: str, file: str = "a.txt") -> OneCclLogReader:
+    reader = OneCclLogReader(file)
     reader.read(f"{line}\n".encode() for line in lines)
     return reader
 

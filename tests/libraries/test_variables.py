@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.libraries.variables import unknown_variables
 
 
 @pytest.mark.parametrize(

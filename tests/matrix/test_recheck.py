@@ -16,9 +16,9 @@ import pytest
 
 from torchcoll import load
 from torchcoll.cli import main
-from torchcoll.matrix import processes
-from torchcoll.matrix.cells import Cell
-from torchcoll.matrix.recheck import recheck
+from torchcoll.forcing.check import recheck
+from torchcoll.launches import run
+from torchcoll.launches.axes import Cell
 
 FAKE = Path(__file__).with_name("fake_launch.py")
 RING, TREE = "allreduce:ring", "allreduce:tree"
@@ -135,7 +135,7 @@ def test_the_same_command_again_launches_what_is_missing(capsys):
 
 
 def test_interrupted(capsys, monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    monkeypatch.setattr(run, "GRACE_S", 0.3)
     write_matrix("once=stop")
     assert checked() == 130
     out, err = capsys.readouterr()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from handmade import Terminal
 
-from torchcoll.report.text import show
+from torchcoll.runs.show import show
 
 
 @pytest.fixture

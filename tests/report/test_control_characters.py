@@ -11,10 +11,10 @@ from handmade import case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import load, save
-from torchcoll.report.csv import records_csv
+from torchcoll.core.file import load, save
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import records_csv
 from torchcoll.report.grid import Grid, Head, rich_table
-from torchcoll.report.output import Output
 
 EVIL = "a\x1b[31m\x07\x00\x9b2J\u202eb\nc\ud800"  # ESC, BEL, NUL, C1, bidi, a line end, a surrogate
 
@@ -103,7 +103,7 @@ def test_a_table_on_a_terminal(tmp_path):
     out = io.StringIO()
     Console(file=out, force_terminal=True, color_system=None).print(rich_table(grid))
     assert clean(out.getvalue())
-    Output(out).write(EVIL)
+    Destination(out).write(EVIL)
     assert clean(out.getvalue())
 
 

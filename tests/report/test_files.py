@@ -8,8 +8,8 @@ from handmade import result as a_result
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import save
-from torchcoll.report.files import write_file
+from torchcoll.core.file import save
+from torchcoll.report.destination import write_file
 
 
 def test_a_new_file(tmp_path):

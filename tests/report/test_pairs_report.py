@@ -12,7 +12,7 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.report.pairs import show_pairs
+from torchcoll.pairs.show import show_pairs
 
 
 def pairs_run(ranks, slow, per_host=1, size=1 << 20):

@@ -10,15 +10,14 @@ from handmade import MIB, case, result, run
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.analysis.cold import cold
-from torchcoll.analysis.lines import picture_of
-from torchcoll.analysis.sides import side
-from torchcoll.analysis.transitions import transitions
+from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.core.records import save
-from torchcoll.report.plot_cold import cold_figure
-from torchcoll.report.plot_lines import lines_figure
-from torchcoll.report.plot_regimes import regimes_figure
+from torchcoll.core.file import save
+from torchcoll.curves.show import regimes_figure
+from torchcoll.curves.transitions import transitions
+from torchcoll.runs.plot import lines_figure, picture_of
+from torchcoll.startup.cold import cold
+from torchcoll.startup.show import cold_figure
 from torchcoll.verdict.rules import Limit
 
 pytest.importorskip("matplotlib")
@@ -224,7 +223,7 @@ def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word)
 
 
 def test_files_are_named_after_themselves(tmp_path):
-    from torchcoll.commands.plot import _name
+    from torchcoll.runs.command import _name
 
     assert _name("some/where/run.jsonl.gz", []) == "run"
     assert _name("some/where/run.jsonl", ["run"]) == "where/run"

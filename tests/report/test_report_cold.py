@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from handmade import Terminal, case, result, run
 
-from torchcoll.analysis.cold import cold
-from torchcoll.analysis.scaling import scaling
-from torchcoll.report.cold import show_cold
+from torchcoll.curves.scaling import scaling
+from torchcoll.curves.show import show_scaling
 from torchcoll.report.grid import Head, filled
-from torchcoll.report.kinds import kind_texts
+from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.scaling import show_scaling
+from torchcoll.startup.cold import cold
+from torchcoll.startup.show import show_cold
 
 
 def launches():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchcoll.report.csv import records_csv
+from torchcoll.report.formats import records_csv
 
 
 def test_lists_are_their_items_with_commas():

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.records import load, load_all, records_of
+from torchcoll.core.file import load, load_all, records_of
 from torchcoll.core.result import Verification
-from torchcoll.report.text import show
+from torchcoll.runs.show import show
 
 VIEWS = (
     *({}, {"columns": "all"}, {"format": "markdown"}, {"format": "csv"}, {"format": "json"}),

@@ -6,7 +6,7 @@ import json
 
 from handmade import case, result, run
 
-from torchcoll.core.records import load, save
+from torchcoll.core.file import load, save
 from torchcoll.core.result import CaseResult, Given
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from handmade import Terminal, case, not_run, result, run
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Choice, Run
-from torchcoll.report.live import reporter
-from torchcoll.report.progress import Progress, ProgressLine
+from torchcoll.report.destination import ProgressLine, RunProgress
+from torchcoll.runs.live import reporter
 
 
 class Pipe(io.StringIO):
@@ -252,7 +252,7 @@ def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from handmade import *\n"
-        "from torchcoll.report.live import reporter\n"
+        "from torchcoll.runs.live import reporter\n"
         "r, done = reporter(), [result()] * 3\n"
         "r.begin(run(), [d.case for d in done])\n"
         "for i, d in enumerate(done):\n"
@@ -281,7 +281,7 @@ def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():
 
 def test_progress_counts_and_estimates():
     times = iter([100.0, 100.0, 130.0, 4900.0])
-    progress = Progress(4, now=lambda: next(times))
+    progress = RunProgress(4, now=lambda: next(times))
     assert progress.text() == "[............] 0/4  elapsed 0:00"
     progress.finished = 1
     assert progress.text("x 8") == "[###.........] 1/4  elapsed 0:30  left 1:30  x 8"

@@ -9,7 +9,7 @@ import json
 import pytest
 from handmade import case, not_run, result, run
 
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 
 # The names of Row's fields as users of JSON know them, in order.
 VALUES = {

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from torchcoll import gradient_buckets
-from torchcoll.core.buckets import Bucket
 from torchcoll.core.errors import UsageError
+from torchcoll.training.plans import Bucket
 
 LISTS = "bucket_cap_mb_list" in inspect.signature(DistributedDataParallel).parameters
 KIB = 1 / 1024  # MiB

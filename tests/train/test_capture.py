@@ -22,7 +22,7 @@ from torchcoll.cli import main as torchcoll_command
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.traffic import Traffic
 from torchcoll.importers.traces import read_traffic
-from torchcoll.train.capture import capture
+from torchcoll.training.capture import capture
 
 NO_GROUP = "capture: got no process group, expected init_process_group before it"
 NESTED = "capture: got one inside of another, expected one at a time"
@@ -228,7 +228,7 @@ def unreadable():
     def broken(*_):
         raise TypeError
 
-    sys.modules["torchcoll.train.capture"].decode = broken  # dies with this rank
+    sys.modules["torchcoll.training.capture"].decode = broken  # dies with this rank
     tensor = torch.ones(1)
     with capture() as traffic:
         dist.all_reduce(tensor)

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, Traffic
-from torchcoll.train.capture import capture
-from torchcoll.train.hook import ddp_hook
+from torchcoll.training.capture import capture
+from torchcoll.training.hook import ddp_hook
 
 STEPS = 3
 MODELS = {"mlp": Mlp, "transformer": Transformer, "partial": lambda: Partial(unused=True)}

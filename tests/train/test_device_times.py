@@ -7,9 +7,7 @@ import torch
 import torch.distributed as dist
 from planned_models import on_ranks
 
-from torchcoll.train.capture import capture
-from torchcoll.train.device_times import DeviceTimes
-from torchcoll.train.recorder import Call
+from torchcoll.training.capture import DeviceTimes, RecordedCall, capture
 
 REFUSED = "{} calls have no duration: the backend does not time them"
 ON_META = "has no kernel for tensors on meta"
@@ -33,7 +31,7 @@ def told(call):
 
 
 def test_read_in_order_once_they_have_ended():
-    times, calls = DeviceTimes(), [Call(0) for _ in range(4)]
+    times, calls = DeviceTimes(), [RecordedCall(0) for _ in range(4)]
     works = [Work(True, 1.5), Work(False, 0.25), Work(True, 2.0), Work(True)]
     for call, work in zip(calls, works, strict=True):
         times.watch(call, work)
@@ -50,13 +48,13 @@ def test_read_in_order_once_they_have_ended():
 
 
 def test_what_has_no_work_is_not_waited_for():
-    times, call = DeviceTimes(), Call(0)
+    times, call = DeviceTimes(), RecordedCall(0)
     times.watch(call, None)
     assert told(call) == (None, "host", REFUSED)
 
 
 def test_a_work_is_held_no_longer_than_it_runs():
-    times, call = DeviceTimes(), Call(0)
+    times, call = DeviceTimes(), RecordedCall(0)
     times.watch(call, Work(False))
     times.finish()  # of a device that is not there
     times.poll()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as Ddp
 
 import torchcoll
 from torchcoll.core.errors import UsageError
-from torchcoll.core.trial import Trial, Tried
+from torchcoll.training.plans import Trial, Tried
 
 
 def small():

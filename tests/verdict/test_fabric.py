@@ -6,7 +6,7 @@ import pytest
 from judged import case_of, launch
 
 from torchcoll.core.errors import UsageError
-from torchcoll.verdict.fabric import check_labels, fabric_of, label_problem, odd_links
+from torchcoll.verdict.limits import check_labels, fabric_of, label_problem, odd_links
 from torchcoll.verdict.rules import read_rules
 
 SXM = {"nvlinks": 18, "to_switch": True}

@@ -12,11 +12,11 @@ from judged import COMPLETE, GIB, MIB, case_of, launch
 
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.records import load, load_all
+from torchcoll.core.file import load, load_all
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.importers.registry import resolve
-from torchcoll.report.text import show
-from torchcoll.verdict.judge import judge
+from torchcoll.runs.show import show
+from torchcoll.verdict.judging import judge
 
 SXM = {"nvlinks": 18, "to_switch": True}
 LINKS = "(18 links x 20.6 GB/s, NCCL topo.h)"

@@ -9,7 +9,7 @@ import pytest
 from judged import GIB, MIB, case_of
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.hardware import device_named
+from torchcoll.core.plausibility import device_named
 from torchcoll.core.summary import summarise
 from torchcoll.verdict.rules import capped, load_fabric, packaged, read_rules
 

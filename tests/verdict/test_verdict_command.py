@@ -11,9 +11,9 @@ from judged import COMPLETE, GIB, case_of, launch
 
 from torchcoll.cli import main
 from torchcoll.core.case import Case
-from torchcoll.core.records import save
+from torchcoll.core.file import save
 from torchcoll.core.result import CaseResult, Run, Verification
-from torchcoll.report.text import show
+from torchcoll.runs.show import show
 
 RULES = """\
 name = "lab"

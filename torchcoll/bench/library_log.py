@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.backends import BackendEntry, is_nccl
 from torchcoll.bench.options import FOLDER_ENDING
 from torchcoll.bench.stdout import flush_c
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.libraries.calls import Call
+from torchcoll.libraries.calls import LoggedCall
+from torchcoll.machine.backends import BackendEntry, is_nccl
 
 if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.runner import Session
+    from torchcoll.bench.session import Session
     from torchcoll.core.result import CaseResult
+
 
 # Library -> what its log needs. INIT has the ranks and the timings, TUNING the choices.
 _VARIABLES = {
@@ -127,7 +128,7 @@ class LibraryLog:
         told = session.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
         for result, part in zip(results, session.parts, strict=False):
-            result.choices = choices_of(result, [Call(*call) for call in told[part[0]]])
+            result.choices = choices_of(result, [LoggedCall(*call) for call in told[part[0]]])
 
     def keep_timings(self, session: Session) -> None:
         """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""
@@ -164,7 +165,7 @@ class _Tail:
         self._file: Any = None
         self._rest = b""
 
-    def calls(self) -> Iterable[Call]:
+    def calls(self) -> Iterable[LoggedCall]:
         """The calls in the lines that are new, each once."""
         flush_c()
         with contextlib.suppress(FileNotFoundError):
@@ -200,11 +201,11 @@ def _known(library: str) -> tuple[Any, Any]:
     if library == "oneccl":
         from torchcoll.libraries.oneccl import log as oneccl
 
-        return oneccl.Reader, oneccl.choices_of
-    from torchcoll.libraries.nccl.calls import choices_of
-    from torchcoll.libraries.nccl.log import Reader
+        return oneccl.OneCclLogReader, oneccl.choices_of
+    from torchcoll.libraries.nccl.algorithms import choices_of
+    from torchcoll.libraries.nccl.log import NcclLogReader
 
-    return Reader, choices_of
+    return NcclLogReader, choices_of
 
 
 def _library(entry: BackendEntry) -> str | None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.stdout import own_stdout
 from torchcoll.bench.watchdog import write_error_file
@@ -24,26 +23,39 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
+from torchcoll.machine.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
-    from torchcoll.bench.runner import Session
+    from torchcoll.bench.session import Session
+
 
 # torchrun ends rank 0 within 0.1 s when another rank has failed: rank 0 is to have its say first.
 _AFTER_RANK_0_S = 0.5
 
 
-def main(collective: str | None = None, argv: Sequence[str] | None = None) -> None:
-    """Measure and exit with the designed code; ``collective`` None is the suite, or ``pairs``."""
+Action = Callable[[Launch, list[str]], int]
+
+
+def main(
+    collective: str | None = None,
+    argv: Sequence[str] | None = None,
+    *,
+    action: Action | None = None,
+) -> None:
+    """Measure and exit with the designed code; ``collective`` None is the suite.
+
+    action: what is done with the launch and the words of the command line in place of the cases of
+    a collective.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
 
-    def measure(launch: Launch) -> int:
+    def act(launch: Launch) -> int:
         if launch.rank and not {"-h", "--help"}.isdisjoint(arguments):
             return ExitCode.OK  # rank 0 prints it
-        run = _run_pairs if collective == "pairs" else partial(_run_cases, collective)
-        return run(launch, arguments)
+        return (action or partial(_run_cases, collective))(launch, arguments)
 
-    sys.exit(on_ranks(measure))
+    sys.exit(on_ranks(act))
 
 
 def on_ranks(action: Callable[[Launch], int]) -> int:
@@ -86,24 +98,7 @@ def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> 
     options = parse(arguments, collective, _program(collective))
     if options.dry_run:
         return _dry_run(options, launch)
-    return _measure(options, launch, arguments, _sweep_cases)
-
-
-def _run_pairs(launch: Launch, arguments: list[str]) -> int:
-    """Every pair of ranks, instead of the cases of a collective."""
-    from torchcoll.bench.pairs import refuse_lone, sweep_pairs
-    from torchcoll.bench.pairs_options import parse_pairs
-    from torchcoll.core.tournament import plan_lines
-
-    options = parse_pairs(arguments)
-    assert options.pairs is not None
-    if options.dry_run:
-        lines = plan_lines(options.spec, options.pairs, options.ranks or launch.ranks)
-        if launch.rank == 0:
-            print("\n".join(lines))
-        return ExitCode.OK
-    refuse_lone(options.spec.backend, launch.ranks)
-    return _measure(options, launch, arguments, partial(sweep_pairs, options))
+    return measure(options, launch, arguments, _sweep_cases)
 
 
 def _dry_run(options: Options, launch: Launch) -> int:
@@ -129,11 +124,12 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
     return failure
 
 
-def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Sweep) -> int:
+def measure(options: Options, launch: Launch, arguments: list[str], sweep: Sweep) -> int:
+    """The exit code of a launch in which ``sweep`` measures; raises what ends it before that."""
     start = time.perf_counter_ns()
     torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
-    from torchcoll.bench.runner import Session
+    from torchcoll.bench.session import Session
 
     if options.rendezvous_file:
         launch = replace(launch, rendezvous_file=options.rendezvous_file)
@@ -159,7 +155,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
         options.spec,
         launch=launch,
         earlier=output.earlier if output else None,
-        on_case=output.on_case if output and not options.pairs else None,
+        on_case=output.on_case if output and not options.other else None,
         emit=output.emit if output else (lambda record, data: None),
         asked=fingerprint(
             [
@@ -168,7 +164,7 @@ def _measure(options: Options, launch: Launch, arguments: list[str], sweep: Swee
                 options.traffic,
                 options.library_log,
                 options.require_idle,
-                repr(options.pairs),
+                repr(options.other),
             ]
         ),
         argv=arguments,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
@@ -17,9 +17,6 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ORDERS, Spec
 from torchcoll.core.units import whole_number
 from torchcoll.core.variables import masked_labels
-
-if TYPE_CHECKING:  # loaded for torchcoll.pairs alone
-    from torchcoll.core.tournament import PairOptions
 
 # Options that Spec takes as they are, under their own name.
 _PLAIN = (
@@ -39,6 +36,18 @@ FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 # nccl-tests' ways of saying how many GPUs and threads.
 _OF_NCCL_TESTS = ("-g", "--ngpus", "-t", "--nthreads", "-p", "--parallel_init")
+
+
+@dataclass(frozen=True)
+class Other:
+    """What is measured in place of the cases of a collective, with options of its own.
+
+    name: in the name of the file. header: further fields of the file's header.
+    """
+
+    name: str
+    options: object
+    header: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Options:
     gate: bool = False
     require_idle: bool = False
     rendezvous_file: str | None = None
-    pairs: PairOptions | None = None  # of torchcoll.pairs
+    other: Other | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
         """The Spec, and what of a traffic is not measured as it was. Reads the file, on rank 0.

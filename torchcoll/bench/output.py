@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING, Options
-from torchcoll.core.case import Case
+from torchcoll.core.case import Case, partition
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UsageError, tell
-from torchcoll.core.groups import partition
-from torchcoll.core.records import Writer, load, records_of
+from torchcoll.core.file import Writer, load, records_of
 from torchcoll.core.result import CaseResult, Run, told_shortfall
 from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
-    from torchcoll.bench.runner import Session
+    from torchcoll.bench.session import Session
+
 
 RUNS_FOLDER = "torchcoll-runs"
 # Cases with these statuses are not run again by --resume.
@@ -50,8 +50,8 @@ class Output:
         self._broken_display = False
         self._nothing = False  # --resume of a file that is complete
         # Of pairs there are thousands: a round is made durable by the start of the next.
-        self._durable = ("header", "started" if options.pairs else "case", "end")
-        from torchcoll.report.live import reporter
+        self._durable = ("header", "started" if options.other else "case", "end")
+        from torchcoll.runs.live import reporter
 
         self._reporter = reporter(options.format, options.quiet)
 
@@ -61,7 +61,7 @@ class Output:
         """
         self.spec, self._notes = self.options.asked(self._ranks)
         if {"fabric", "link_gbps"} & set(self.spec.labels):
-            from torchcoll.verdict.fabric import check_labels
+            from torchcoll.verdict.limits import check_labels
 
             check_labels(self.spec.labels)
         if not self.options.resume:
@@ -103,8 +103,8 @@ class Output:
             self._open(data["spec"]["backend"])
             if self.options.library_log and self.path:
                 data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
-            if self.options.pairs:  # a reading of the file judges as the run did
-                data["threshold"] = self.options.pairs.threshold
+            if self.options.other:
+                data |= self.options.other.header
         if self._writer:
             durable = record in self._durable
             self._writer.write(record, data, durable)
@@ -130,7 +130,7 @@ class Output:
             return
         names = self.spec.collectives
         what = names[0] if len(names) == 1 else "suite"
-        what = "pairs" if self.options.pairs else what
+        what = options.other.name if options.other else what
         self.path, self._writer = open_default(what, backend, self._ranks)
 
     def _look_after(self) -> None:
@@ -210,8 +210,8 @@ class Output:
         """With --gate the text of a verdict that is FAIL."""
         if not self.options.gate:
             return None
-        from torchcoll.verdict.judge import judge
-        from torchcoll.verdict.words import FAIL, NO_REFERENCE
+        from torchcoll.verdict.judging import judge
+        from torchcoll.verdict.limits import FAIL, NO_REFERENCE
 
         verdict = judge(replace(run, end={"status": "complete"}))
         if verdict.word == NO_REFERENCE:

@@ -1,14 +1,28 @@
-"""Rank 0's account of a launch. Loaded on rank 0 alone."""
+"""What every rank has sent of a case, or of a pair, put together. Loaded on rank 0 alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from torchcoll.bench.environment import utc_now
-from torchcoll.core.case import Case
-from torchcoll.core.records import SCHEMA
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.bench.verify import tolerance_ulp
+from torchcoll.core import plausibility
+from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.file import SCHEMA
+from torchcoll.core.result import CaseResult, Run, Verification
+from torchcoll.machine import environment
+from torchcoll.machine.environment import utc_now
+from torchcoll.machine.state import before, during
+
+if TYPE_CHECKING:
+    from torchcoll.bench.session import Session
+    from torchcoll.machine.backends import BackendEntry
+
+
+# -------------------------------------------------------------------------------------------------
+# Rank 0's account of a launch. Loaded on rank 0 alone.
 
 
 class Recorder:
@@ -63,3 +77,223 @@ class Recorder:
                 "cases": len(self.run.results),
             }
             self._emit("end", self.run.end)
+
+
+# -------------------------------------------------------------------------------------------------
+# What stands before the first case: the header, and who the ranks are. Loaded on rank 0 alone.
+
+
+def header(session: Session) -> dict[str, Any]:
+    """The data of the record ``header``."""
+    spec, entries = session.spec, session.entries
+    # Buffers are registered with a communicator, so it is connected before.
+    early = spec.init == "eager" or spec.buffers != "default"
+
+    def connects(entry: BackendEntry) -> str:
+        if session.found_group:
+            return "before"
+        return "communicator" if early and entry.connects == "first call" else entry.connects
+
+    several = {"connects_of": {e.name: connects(e) for e in entries}} if len(entries) > 1 else {}
+    return {
+        "run_id": uuid.uuid4().hex[:12],
+        "start_utc": environment.utc_now(),
+        "spec": spec.to_json(),
+        "argv": session.argv,
+        "ranks": session.ranks,
+        "launcher": session.launch.launcher,
+        "job_id": session.launch.job_id,
+        "connects": connects(entries[0]),
+        **several,
+        "environment": environment.environment(session.torch, entries, session.device.name),
+    }
+
+
+def keep_members(
+    session: Session,
+    recorder: Recorder,
+    gathered: list[dict[str, Any]],
+    places: list[tuple[str, str | None]],
+) -> None:
+    """Record who the ranks are and what is odd about them. gathered: what each says of itself, with
+    its variables, its phases and, from the first rank of each host, the state of the machine.
+    """
+    known = environment.variables()
+    phases = [member.pop("phases") for member in gathered]
+    states = [state for member in gathered if (state := member.pop("machine"))]
+    if states:
+        tell_links(gathered, states, places)
+    for member in gathered:
+        differs = environment.differences(member.pop("variables"), known)
+        if differs:
+            member["variables_that_differ"] = differs
+    recorder.members(gathered)
+    for name in phases[0]:
+        recorder.phase(name, [phase.get(name, 0) for phase in phases])
+    for host, text in plausibility.crowded(gathered):
+        recorder.event("warning", f"{host}: {text}")
+    if states:
+        # A program that has a group of its own has worked on the device until now.
+        keep_before(recorder, states, looks_busy=not session.found_group)
+    if session.spec.rehearse:
+        from torchcoll.bench.communicators import MEANINGLESS
+
+        recorder.event("rehearsal", MEANINGLESS)
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def results_of(
+    parts: Sequence[tuple[int, ...]],
+    sizing: Sizing,
+    gathered: list[dict[str, Any]],
+    steady: Sequence[list[dict[str, list[int]]]],
+    stops: Sequence[str] = (),
+    **facts: Any,
+) -> list[CaseResult]:
+    """The result of each sub-group; with one part of all ranks that of the case.
+
+    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why
+    the calls ended, of each sub-group; none where there were none. facts: fields of CaseResult.
+    """
+    stops = stops or [""] * len(parts)
+    for rank, words in enumerate(gathered):
+        words["time"] = {
+            clock: [ns for batch in steady for ns in batch[rank][clock]]
+            for clock in (steady[0][rank] if steady else ())
+        }
+    if len(parts) == 1:
+        return [_result(sizing, parts[0], gathered, stop=stops[0], **facts)]
+    results = []
+    for number, part in enumerate(parts):
+        case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
+        own = size_case(case, len(part))
+        ranks = [gathered[rank] for rank in part]
+        result = _result(own, part, ranks, stop=stops[number], **facts)
+        result.members = list(part)
+        results.append(result)
+    return results
+
+
+def _result(
+    sizing: Sizing,
+    ranks: Sequence[int],
+    gathered: list[dict[str, Any]],
+    status: str = "ok",
+    **facts: Any,
+) -> CaseResult:
+    result = _sized(sizing, status, sizing.ranks, **facts)
+    first = gathered[0]
+    if not first.get("cold"):
+        return result
+    result.cold_ns = [s["cold"] for s in gathered]
+    result.cold_start_ns = [s["cold_start"] for s in gathered]
+    result.lead_ns = [s["lead"] for s in gathered] if first["lead"] else []
+    result.warmup_ns = [s["warmup"] for s in gathered] if first["warmup"] else []
+    result.time_ns = {
+        clock: [s["time"][clock] for s in gathered]
+        for clock, durations in first["time"].items()
+        if durations
+    }
+    if first["connect"] is not None:
+        result.connect_ns = [s["connect"] for s in gathered]
+    if "checked" in first:
+        counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
+        _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
+    if result.settled is None:
+        result.warnings.append(
+            f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"
+        )
+    if result.calls_per_sample > 1:
+        result.warnings.append(
+            f"each sample is the mean of up to {result.calls_per_sample} calls: "
+            "events cost too much here"
+        )
+    return result
+
+
+def result_of_pair(case: Case, ranks: list[int], gathered: list[Any]) -> CaseResult:
+    """Of these ranks, two or two nodes' worth. gathered: of each rank its cold and steady
+    durations, and (elements checked, elements wrong) or None.
+    """
+    result = _sized(
+        size_case(case, 2),
+        "ok",
+        len(ranks),
+        cold_ns=[cold for cold, _, _ in gathered],
+        time_ns={"host": [steady for _, steady, _ in gathered]},
+        batches=[len(gathered[0][1])],
+        members=ranks,
+        ordinal=None,  # of a connection nobody counts the calls
+        stop="count",
+    )
+    if gathered[0][2]:
+        _verify(result, ranks, [(*checked, 0) for _, _, checked in gathered])
+    return result
+
+
+def _sized(sizing: Sizing, status: str, ranks: int, **facts: Any) -> CaseResult:
+    return CaseResult(
+        sizing.case,
+        status,
+        ranks,
+        count=sizing.count,
+        nbytes=sizing.nbytes,
+        nbytes_in=sizing.nbytes_in,
+        nbytes_out=sizing.nbytes_out,
+        busiest_nbytes=sizing.busiest_nbytes,
+        **facts,
+    )
+
+
+def _verify(
+    result: CaseResult, ranks: Sequence[int], counts: list[tuple[int, int, int]], tolerance: int = 0
+) -> None:
+    """counts: elements checked, elements wrong and elements of the input changed, of each rank."""
+    checked, wrong, changed = (sum(column) for column in zip(*counts, strict=True))
+    odd = tuple(rank for rank, (_, *n) in zip(ranks, counts, strict=True) if any(n))
+    result.verification = Verification(checked, wrong, odd, tolerance, changed)
+    told = [f"{wrong} of {checked} elements wrong"] if wrong else []
+    told += [f"{changed} elements of the input changed"] if changed else []
+    if told:
+        result.status = "wrong"
+        result.reason = ", ".join(told)
+
+
+# -------------------------------------------------------------------------------------------------
+# What rank 0 makes of the states of all hosts: records, warnings, and the links of each rank.
+
+State = dict[str, Any]
+
+
+def keep_before(recorder: Recorder, states: list[State], looks_busy: bool) -> None:
+    """``looks_busy``: see concerns.before."""
+    for state in states:
+        recorder.machine(state)
+        for text in before(state, looks_busy):
+            recorder.event("machine", text)
+
+
+def keep_after(recorder: Recorder, pairs: list[tuple[State, State]], kind: str) -> None:
+    """The states of each host before and after; kind: of the devices that communicated."""
+    for first, last in pairs:
+        recorder.machine(last)
+        for text in during(first, last, kind):
+            recorder.event("machine", text)
+
+
+def tell_links(
+    members: list[dict[str, Any]], states: list[State], places: list[tuple[str, str | None]]
+) -> None:
+    """``nvlinks`` and ``nvlink_to_switch`` of each rank's GPU, where its driver tells them.
+
+    places: host and device of each rank.
+    """
+    known = {(s["host"], device["place"]): device for s in states for device in s["devices"]}
+    for member, place in zip(members, places, strict=True):
+        device = known.get(place, {})
+        if device.get("nvlinks") is not None:
+            member["nvlinks"] = device["nvlinks"]
+            if "unknown" not in device["nvlink_to"]:
+                member["nvlink_to_switch"] = set(device["nvlink_to"]) == {"switch"}

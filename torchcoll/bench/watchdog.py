@@ -21,15 +21,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import (
-    GRACE_S,
-    Control,
-    alarm,
-    dead_ranks,
-    grace_s,
-    see_off,
-    survey,
-)
+from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, grace_s, see_off, survey
 from torchcoll.bench.whereabouts import Whereabouts, seen_from_beside
 from torchcoll.core.errors import ExitCode
 
@@ -376,7 +368,7 @@ class Watchdog:
             return f"{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
         if causes:
             return f"{symptom} in {doing}"
-        from torchcoll.bench.culprit import odd_one
+        from torchcoll.bench.whereabouts import odd_one
 
         if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
             symptom = f"no progress for {control.timeout_s:g} s"

@@ -10,12 +10,111 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.hardware import Device, device_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import Row, libraries_of, summarise
+
+# -------------------------------------------------------------------------------------------------
+# What a device can carry at most, by its generation: an upper bound, never what to expect.
+#
+# Links: NVLink of one GPU, one direction, all links together. ``wire_gbps`` is the signalling rate
+# of the generation's largest part (NVIDIA's product pages give both directions: 300, 600, 900, 1800
+# GB/s). ``ring_gbps`` is what NCCL reckons with for a full part: links x GB/s a link of
+# src/graph/topo.h (20 for sm70 and sm80, 20.6 for sm90 since 2.20, 40.1 for sm100 since 2.27); a
+# measured ring comes close (about 370 GB/s of busbw on eight H100, NVIDIA/nccl-tests#212). Memory:
+# the data sheets' bandwidth; a copy within the device reads and writes, so it moves half.
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """Bounds of one device. multicast: its switches can reduce (NVLS), which lifts all_reduce."""
+
+    name: str
+    ring_gbps: float
+    wire_gbps: float
+    memory_gbps: float
+    multicast: bool = False
+
+
+# Smaller parts of a name (PCIe cards, A800, H20) have fewer links: the bound holds for them too.
+DEVICES = (
+    DeviceLimits("V100", 120, 150, 900),
+    DeviceLimits("A100", 240, 300, 2039),
+    DeviceLimits("H100", 370.8, 450, 3350, multicast=True),
+    DeviceLimits("H200", 370.8, 450, 4800, multicast=True),
+    DeviceLimits("B200", 721.8, 900, 8000, multicast=True),
+)
+_ALIASES = {"A800": "A100", "H800": "H100", "H20": "H100", "GH200": "H200", "GB200": "B200"}
+
+
+def device_named(name: str) -> DeviceLimits | None:
+    """``NVIDIA A100-SXM4-80GB`` -> A100; None for a device whose bound is not known. A part with
+    the bounds of another keeps its own name: what was measured on the other is not expected of it.
+    """
+    words = set(re.split(r"[^A-Z0-9]+", name.upper()))
+    for word in words:
+        found = _ALIASES.get(word, word)
+        for device in DEVICES:
+            if device.name == found:
+                return dataclasses.replace(device, name=word)
+    return None
+
+
+def device_of(run: Run) -> DeviceLimits | None:
+    """The devices of a launch where they are of one known kind: told by its ranks, or by the label
+    ``gpu`` of who imported it.
+    """
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    if not names and run.labels.get("gpu"):
+        names = {run.labels["gpu"]}
+    found = {device_named(name) for name in names}
+    return found.pop() if len(found) == 1 else None
+
+
+# -------------------------------------------------------------------------------------------------
+# Hosts whose ranks outnumber the cores that they may use.
+
+_MOST = 1 << 16  # more CPUs no kernel numbers (Linux: NR_CPUS at most 8192)
+
+
+def crowded(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(host, text) for each host whose ranks outnumber the cores that they may use.
+
+    Then a call's time includes waiting for a core, which no network explains. ``members``: of a
+    Run; where one does not tell its affinity (not Linux, other tools), nothing is known.
+    """
+    found = []
+    members = list(members)
+    for host in dict.fromkeys(str(m.get("host")) for m in members):
+        here = [m for m in members if str(m.get("host")) == host]
+        spans = [_numbers(m.get("affinity")) for m in here]
+        cores = set().union(*spans)
+        if all(spans) and len(here) > len(cores):
+            plural = "s" if len(cores) > 1 else ""
+            text = f"{len(here)} ranks share {len(cores)} core{plural}: "
+            text += "times include waiting for a core"
+            found.append((host, text))
+    return found
+
+
+def _numbers(text: object) -> set[int]:
+    """``0-3,8`` as numbers; nothing where it is something else (a file edited by hand)."""
+    if not isinstance(text, str):
+        return set()
+    spans = [part.split("-") for part in text.split(",") if part]
+    if not all(word.strip().isdecimal() for span in spans for word in span):
+        return set()
+    ends = [(int(span[0]), int(span[-1])) for span in spans]
+    if any(last >= _MOST for _, last in ends):
+        return set()
+    return {n for first, last in ends for n in range(first, last + 1)}
+
+
+# -------------------------------------------------------------------------------------------------
 
 IMPLAUSIBLE = "implausible"
 LIKELY = ": likely "  # between a reason and its causes
@@ -205,7 +304,7 @@ def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) 
     )
 
 
-def _beyond_links(row: Row, device: Device | None) -> str:
+def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
     if row.busbw_gbps is None or row.ranks < 2 or device is None:
         return ""
     ceiling = ceiling_gbps(row.collective, row.ranks, device.wire_gbps, device.multicast)
@@ -254,7 +353,7 @@ def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
     return (latency, 1 / slope) if slope > 0 else None
 
 
-def _copy_text(rows: Sequence[Row], device: Device) -> str:
+def _copy_text(rows: Sequence[Row], device: DeviceLimits) -> str:
     """Why these sizes look like a copy within the device; '' where they do not."""
     latency, bandwidth = _law(rows) or (0.0, 0.0)
     low, high = (share * device.memory_gbps / 2 for share in _COPY)

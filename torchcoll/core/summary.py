@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from torchcoll.core.bandwidth import algbw_gbps, busbw_gbps
 from torchcoll.core.case import calls_of_batch
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Given, Matrix, Run
 
@@ -390,3 +389,152 @@ def libraries_of(run: Run) -> dict[int, str | None]:
         for launch, results in run.launches()
         for result in results
     }
+
+
+# -------------------------------------------------------------------------------------------------
+# The first call of a launch, and what connecting before it took.
+
+
+def backends_of(results: Sequence[CaseResult]) -> list[str]:
+    """Those of the cases, in the order in which they ran."""
+    return list(dict.fromkeys(result.case.backend for result in results))
+
+
+def first_results(results: Sequence[CaseResult], backend: str | None = None) -> list[CaseResult]:
+    """The case that made the first call of a communicator, in all of its sub-groups; of that
+    backend, else of the one that ran first.
+    """
+    ran = [r for r in results if r.ordinal == 0 and r.cold_ns and all(r.cold_ns)]
+    ran = [r for r in ran if r.case.backend == backend] if backend else ran
+    if not ran:
+        return []
+    first = replace(ran[0].case, group=None)
+    # Of a launch that made a group for every pair of ranks these are most of its cases.
+    alike = (r for r in ran if (r.case.nbytes, r.case.root) == (first.nbytes, first.root))
+    return [r for r in alike if replace(r.case, group=None) == first]
+
+
+def cold_by_rank(results: Sequence[CaseResult]) -> dict[int, list[int]]:
+    """Rank of the launch, ascending -> its cold calls, of one case in all of its sub-groups."""
+    found = {
+        result.members[place] if place < len(result.members) else place: row
+        for result in results
+        for place, row in enumerate(result.cold_ns)
+    }
+    return dict(sorted(found.items()))
+
+
+def connects(launch: Run, backend: str) -> str | None:
+    """Where that backend of the launch connected: ``init_process_group``, ``communicator``, ``first
+    call``, ``never``, or ``before`` the launch. None where nothing tells, which then is of no
+    weight: an imported file has no such phase. ``unknown`` of a second backend in files of versions
+    that told the first one's alone.
+    """
+    of_each = launch.header.get("connects_of") or {}
+    if backend in of_each:
+        return str(of_each[backend])
+    asked = str((launch.header.get("spec") or {}).get("backend") or backend)
+    known = launch.header.get("connects")
+    return known if backend == asked.split(",")[0] or known == "before" else "unknown"
+
+
+def first_call_ns(firsts: Sequence[CaseResult], how: str = "max") -> float:
+    """The first call of these results, as the slowest rank saw it if not read otherwise."""
+    return over_ranks(list(cold_by_rank(firsts).values()), how)[0]
+
+
+def connect_ns(launch: Run, firsts: Sequence[CaseResult], how: str = "max") -> float:
+    """What making the communicator of these results took before their first call; 0 where the
+    first call itself connects, and where nothing tells.
+
+    With --fresh-group a case has made its own. A backend that connects within
+    ``init_process_group`` (as the second of a launch: in its ``new_group``) cannot tell the two
+    apart, so all of it counts; where nothing is communicated nothing connects.
+    """
+    backend = firsts[0].case.backend if firsts else ""
+    where = connects(launch, backend)
+    own = [ns for result in firsts for ns in result.connect_ns]
+    ways = [own]
+    if where == "init_process_group" and launch.ranks != 1 and backend != "fake":
+        names = (f"new_group_{backend}", "init_process_group")
+        ways.append(next((launch.phases[n] for n in names if launch.phases.get(n)), []))
+    if where != "unknown":
+        ways.append(launch.phases.get("communicator") or [])
+    # 0 is what a rank has that took no part.
+    known = (over_ranks([[ns] for ns in way], how)[0] for way in ways if way)
+    return next((ns for ns in known if ns), 0)
+
+
+def first_result_ns(
+    launch: Run, firsts: Sequence[CaseResult] | None = None, backend: str | None = None
+) -> float | None:
+    """Time to first result: connecting and the first call of a launch, of that backend, else of
+    the one that ran first.
+
+    The slowest rank's connect and the slowest rank's first call: the ranks meet between the two, so
+    the maxima follow each other. None where the launch did not make its own communicator, or no
+    rank told.
+    """
+    firsts = first_results(launch.results, backend) if firsts is None else firsts
+    if not firsts or connects(launch, firsts[0].case.backend) in ("before", "unknown"):
+        return None
+    return first_call_ns(firsts) + connect_ns(launch, firsts)
+
+
+# -------------------------------------------------------------------------------------------------
+# Whether the calls of a case fall in two modes, so that their median could have been the other.
+#
+# gloo on fewer cores than threads is such a case: a call takes 0.5 ms, or 2 to 4 where a thread
+# lost its core for a slice.
+
+LEAST_CALLS = 20
+LEAST_SHARE = 0.1  # of the calls, in either mode
+APART = 1.5  # the modes' middles, as a ratio: nearer ones change no conclusion
+# Otsu's criterion (IEEE Trans. SMC 9, 1979): the share of the variance that lies between the two
+# groups, at the best place to part them. A normal distribution gives 2/pi = 0.64, an exponential
+# one 0.65, a uniform one 0.75; two normals of equal share, 5 deviations apart, 0.86. Of few calls
+# the best place parts chance too: asked is SEPARATION + CHANCE / calls.
+SEPARATION, CHANCE = 0.85, 1.0
+
+
+@dataclass(frozen=True)
+class Modes:
+    """``share`` of the calls are slow. slow, fast: p5 and p95 of the calls of that mode, in ns."""
+
+    share: float
+    slow: tuple[float, float]
+    fast: tuple[float, float]
+
+
+def two_modes(times_ns: Sequence[float]) -> Modes | None:
+    """The two modes of these calls; None where there is one, or too few calls to tell.
+
+    Otsu's criterion on the logarithms, whose lowest and highest 5 % are drawn in to the 5th and the
+    95th percentile: a few calls that take a hundred times as long are no mode, and would hide one.
+    Of log-normal samples, one in 500 at most is taken for two modes (tests/benchmarks/modes.py).
+    """
+    ordered = sorted(times_ns)
+    n = len(ordered)
+    if n < LEAST_CALLS or ordered[0] <= 0:
+        return None
+    low, high = math.log(quantile(ordered, LOW)), math.log(quantile(ordered, HIGH))
+    logs = [min(max(math.log(time), low), high) for time in ordered]
+    mean = sum(logs) / n
+    total = sum((x - mean) ** 2 for x in logs)
+    sums = list(accumulate(logs))
+
+    def between(k: int) -> float:
+        """n times the variance between the k fastest calls and the others."""
+        return (sums[k - 1] - k * mean) ** 2 * n / (k * (n - k))
+
+    least = math.ceil(LEAST_SHARE * n)
+    k = max(range(least, n - least + 1), key=between)
+    fast, slow = ordered[:k], ordered[k:]
+    apart = quantile(slow, 0.5) / quantile(fast, 0.5)
+    if not total or between(k) < (SEPARATION + CHANCE / n) * total or apart < APART:
+        return None
+    return Modes(
+        len(slow) / n,
+        (quantile(slow, LOW), quantile(slow, HIGH)),
+        (quantile(fast, LOW), quantile(fast, HIGH)),
+    )

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.errors import one_line as one_line
 
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits

@@ -16,8 +16,8 @@ from dataclasses import replace
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_named,
     make_result,
     make_run,
@@ -46,9 +46,9 @@ def sniff(head: Sequence[str]) -> bool:
     return any(_TITLE.search(text) or _LOGGER.search(text) for text in head)
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
-    reader = _Reader(options, found)
+    reader = _DeepSpeedReader(options, found)
     for line, text in lines:
         reader.line(line, text.rstrip())
     for (ranks, kind), results in reader.results.items():
@@ -61,7 +61,7 @@ def case_of(
     operation: str,
     nbytes: int,
     given: Given,
-    options: Options,
+    options: ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
 ) -> CaseResult | str:
@@ -85,8 +85,8 @@ def case_of(
     )
 
 
-class _Reader:
-    def __init__(self, options: Options, found: Imported) -> None:
+class _DeepSpeedReader:
+    def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.title, self.ranks, self.raw_unit = "", options.ranks or 0, ""
         self.logger = self.straggler = False

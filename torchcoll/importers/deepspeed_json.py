@@ -16,9 +16,9 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.summary import median
-from torchcoll.importers.base import Imported, Line, Options, make_run, number, whole
+from torchcoll.importers.base import Imported, ImportOptions, Line, make_run, number, whole
 from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
-from torchcoll.importers.documents import decoded, document
+from torchcoll.importers.source import decoded, document
 
 NAME = "deepspeed-json"
 LONG_LINES = True
@@ -31,7 +31,7 @@ def sniff(head: Sequence[str]) -> bool:
     return bool(_RAW.match(text)) or (text[:1] == "{" and '"avg_latency_ms"' in text)
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     data, cut = decoded(document(lines))
     if cut:

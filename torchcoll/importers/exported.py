@@ -1,7 +1,7 @@
 """torchcoll's own output in the text format of nccl-tests (--format nccl-tests, export).
 
 nccl-tests would have the mean over calls, of nccl on cuda, back to back. What torchcoll measured it
-says in comment lines (report/nccl_tests.py), and they are believed here; what they leave out (the
+says in comment lines (runs/export.py), and they are believed here; what they leave out (the
 clock, the device of a backend that has several) is unknown.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.importers import nccl_tests_text
-from torchcoll.importers.base import Imported, Line, Options, whole
+from torchcoll.importers.base import Imported, ImportOptions, Line, whole
 
 NAME = "torchcoll-text"
 _FIRST = re.compile(r"# .* in the text format of nccl-tests$")
@@ -36,7 +36,7 @@ def sniff(head: Sequence[str]) -> bool:
     return any(_FIRST.match(text.rstrip()) for text in head)
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     for block in _blocks(lines):
         part = nccl_tests_text.read(iter(block), options)
@@ -61,7 +61,7 @@ def _blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
     yield block
 
 
-def _correct(run: Run, texts: Sequence[str], options: Options) -> None:
+def _correct(run: Run, texts: Sequence[str], options: ImportOptions) -> None:
     """What the comments say, in place of what nccl-tests would have done."""
     backend = cadence = buffer_reuse = statistic = over_ranks = "unknown"
     calls, only, unplaced = None, None, False

@@ -19,8 +19,8 @@ from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_named,
     make_result,
     make_run,
@@ -64,7 +64,7 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     cases: _Cases = {}
     hosts: _Hosts = {}
@@ -131,7 +131,7 @@ def _take(
     marker: Mapping[str, Any],
     cases: _Cases,
     hosts: _Hosts,
-    options: Options,
+    options: ImportOptions,
 ) -> str:
     """Puts one record in its place; else why it has none. ``marker``: of the last dump_stats."""
     flat = _flat(record)
@@ -162,7 +162,9 @@ def _take(
     return ""
 
 
-def _result(name: str, nbytes: int, ranks: int, calls: _Calls, options: Options) -> CaseResult:
+def _result(
+    name: str, nbytes: int, ranks: int, calls: _Calls, options: ImportOptions
+) -> CaseResult:
     times = calls.times
     whole_calls = [call for _, call in sorted(times.items()) if set(call) == set(range(ranks))]
     clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"

@@ -34,7 +34,7 @@ class Block:
 
 
 @dataclass
-class Row:
+class NcclTestsRow:
     line: int
     size: int
     count: int
@@ -45,7 +45,7 @@ class Row:
 
 
 @dataclass
-class Launch:
+class NcclTestsLaunch:
     """What is known of all rows."""
 
     collective: str | None = None
@@ -58,7 +58,7 @@ class Launch:
     cpu_time: bool = False
 
 
-def judge(row: Row, launch: Launch) -> str:
+def judge(row: NcclTestsRow, launch: NcclTestsLaunch) -> str:
     """Why a row cannot be used; '' if it can. Size and count are checked against each other."""
     assert launch.collective
     if not row.size:
@@ -83,7 +83,7 @@ def judge(row: Row, launch: Launch) -> str:
     )
 
 
-def ranks_of(rows: Sequence[Row], collective: str) -> tuple[int, str]:
+def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
     """(ranks, where from) that rows tell: by size / count, else by busbw / algbw; 0 if not."""
     entry = COLLECTIVES[collective]
     if entry.parts(2) != 1:
@@ -114,7 +114,9 @@ def ranks_of(rows: Sequence[Row], collective: str) -> tuple[int, str]:
     return (fit[0], "busbw / algbw") if len(fit) == 1 else (0, "")
 
 
-def results_of(rows: Iterable[Row], launch: Launch, found: Imported) -> list[CaseResult]:
+def results_of(
+    rows: Iterable[NcclTestsRow], launch: NcclTestsLaunch, found: Imported
+) -> list[CaseResult]:
     """The cases of these rows; those that cannot be used are refused in ``found``."""
     results: list[CaseResult] = []
     odd = []
@@ -141,7 +143,7 @@ def results_of(rows: Iterable[Row], launch: Launch, found: Imported) -> list[Cas
     return results
 
 
-def _result(row: Row, block: Block, launch: Launch) -> CaseResult:
+def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseResult:
     assert launch.collective
     given = Given(
         block.time_ns,

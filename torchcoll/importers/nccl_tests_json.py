@@ -18,8 +18,8 @@ from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
     TRUNCATED,
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_in,
     collective_named,
     dtype_named,
@@ -28,16 +28,16 @@ from torchcoll.importers.base import (
     number,
     whole,
 )
-from torchcoll.importers.documents import decoded, document
 from torchcoll.importers.nccl_tests import (
     STEP_1M,
     Block,
-    Launch,
-    Row,
+    NcclTestsLaunch,
+    NcclTestsRow,
     ranks_of,
     results_of,
     version_text,
 )
+from torchcoll.importers.source import decoded, document
 
 NAME = "nccl-tests-json"
 LONG_LINES = True
@@ -51,7 +51,7 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     data, cut = decoded(document(lines))
     if cut:
@@ -68,7 +68,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
 
 
 def _read(
-    data: Mapping[str, Any], rows: Sequence[Any], cut: bool, options: Options, found: Imported
+    data: Mapping[str, Any], rows: Sequence[Any], cut: bool, options: ImportOptions, found: Imported
 ) -> None:
     config = data.get("config")
     config = config if isinstance(config, Mapping) else {}
@@ -86,7 +86,9 @@ def _read(
     devices = [d for d in devices if isinstance(d, Mapping)] if isinstance(devices, list) else []
     # Only the first GPU of each process is listed.
     each = (whole(config.get("nthreads")) or 1) * (whole(config.get("ngpus")) or 1)
-    launch = Launch(name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0)
+    launch = NcclTestsLaunch(
+        name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0
+    )
     launch.calls = whole(config.get("iterations"))
     launch.cadence = "graph" if whole(config.get("graph")) else "stream"
     parsed = []
@@ -139,7 +141,9 @@ def _read(
     )
 
 
-def _row(row: object, place: int, launch: Launch, options: Options) -> Row | str:
+def _row(
+    row: object, place: int, launch: NcclTestsLaunch, options: ImportOptions
+) -> NcclTestsRow | str:
     if not isinstance(row, Mapping):
         return "no object"
     size, count = whole(row.get("size")), whole(row.get("count"))
@@ -171,7 +175,7 @@ def _row(row: object, place: int, launch: Launch, options: Options) -> Row | str
     op = str(row.get("redop") or "").strip()
     root = str(row.get("root") or "").strip()
     entry = COLLECTIVES[launch.collective or ""]
-    return Row(
+    return NcclTestsRow(
         place,
         size,
         count,
@@ -208,7 +212,7 @@ def _per_iteration(block: Block, data: object) -> None:
     block.samples = samples
 
 
-def _width(rows: Sequence[Row], ranks: int, found: Imported) -> None:
+def _width(rows: Sequence[NcclTestsRow], ranks: int, found: Imported) -> None:
     """Samples are of processes. Where a process had several ranks, they are maxima over those.
 
     Calls are back to back: maxima over processes too would count one stall several times.

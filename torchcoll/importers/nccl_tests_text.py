@@ -14,31 +14,200 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import Run
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.variables import kept_variables
 from torchcoll.importers.base import (
     TRUNCATED,
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_in,
     collective_named,
+    dtype_named,
     make_run,
+    ns_of_us,
     number,
+    rounding,
     whole,
 )
-from torchcoll.importers.lines import without_log
-from torchcoll.importers.nccl_messages import Messages, begins_launch
 from torchcoll.importers.nccl_tests import (
     INTERLEAVED,
     STEP_1M,
-    Launch,
-    Row,
+    Block,
+    NcclTestsLaunch,
+    NcclTestsRow,
     ranks_of,
     repeats,
     results_of,
     version_text,
 )
-from torchcoll.importers.nccl_tests_row import parse_row
+from torchcoll.importers.source import without_log
+from torchcoll.libraries.nccl.algorithms import choices_of
+from torchcoll.libraries.nccl.log import NcclLogReader
+
+# -------------------------------------------------------------------------------------------------
+# What NCCL's own messages in another tool's output tell: variables, its version, its choices.
+
+_SET, _CALL = " set by environment to ", " Bytes -> "
+_MOST = 4096  # messages that are remembered
+
+
+class Messages:
+    """Of one launch. ``take`` is called for every message of a log of any size."""
+
+    def __init__(self) -> None:
+        self._reader = NcclLogReader()
+        self._known: set[str] = set()
+
+    def take(self, text: str) -> None:
+        """A message with its prefix (``host:pid:thread [0] NCCL INFO ...``).
+
+        Most lines tell nothing of what is wanted here. A call comes once an iteration: equal ones
+        of any process are read once.
+        """
+        if _CALL in text:
+            message = text.partition(" NCCL ")[2]
+            if message in self._known:
+                return
+            if len(self._known) < _MOST:
+                self._known.add(message)
+        elif _SET not in text and "CCL version" not in text:
+            return
+        self._reader.read([text.encode()])
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those that may be kept; of one that differs between the processes every value."""
+        values: dict[str, dict[str, None]] = {}
+        for process in self._reader.processes:
+            for name, value in process.variables.items():
+                values.setdefault(name, {})[value] = None
+        return kept_variables({name: " | ".join(found) for name, found in values.items()})
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """``nccl`` or ``rccl`` -> its version, of the first process that tells it."""
+        processes = reversed(self._reader.processes)
+        return {one.library.lower(): one.version for one in processes if one.version}
+
+    def choose(self, results: Iterable[CaseResult]) -> None:
+        """Give each case what the library chose for its size."""
+        calls = dict.fromkeys(call for process in self._reader.processes for call in process.calls)
+        for result in results if calls else ():
+            result.choices = choices_of(result, calls)
+
+
+def begins_launch(text: str) -> bool:
+    """True for a message of the start of a process, which may come before its first own line."""
+    return _SET in text or "CCL version" in text
+
+
+# -------------------------------------------------------------------------------------------------
+# One row of nccl-tests' text: fields to figures.
+#
+# The columns come from the heading and are counted from the right (superbenchmark's way), because
+# the left ones have come and gone: root, redop (blank for hypercube), Group.
+
+_CHOICE = re.compile(r"[A-Za-z][\w*/]*\s+[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
+_IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
+
+
+def parse_row(
+    line: int, text: str, names: Sequence[str], placed: Sequence[str]
+) -> NcclTestsRow | None:
+    """The row; None where fields are missing or are no numbers.
+
+    ``names``: of the heading, [] without one. ``placed``: the placements named above the heading.
+    """
+    tokens = text.split()
+    first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
+    body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
+    starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
+    width = starts[1] - starts[0] if len(starts) > 1 else 4
+    block_names = body[:width]
+    tail = body[2 * width :] if len(starts) > 1 else []
+    trailing = len(tail) + ("timestamp" in tail)
+    if not tail and _CHOICE.search(text):  # rccl-tests -A, without names of its own
+        del tokens[-3:]
+    placements: list[list[str]] = []
+    heads = len(tokens) - trailing - 2 * width
+    if (len(starts) > 1 or not first) and 3 <= heads <= 5:
+        cut = tokens[heads : heads + 2 * width]
+        placements = [cut[:width], cut[width:]]
+    if not placements:
+        heads = len(tokens) - trailing - width
+        single = len(starts) == 1 or _IN_PLACE_ONLY in text.strip()
+        if not (3 <= heads <= 5 and single):
+            return None
+        figures = tokens[heads : heads + width]
+        only_out = placed == ("out-of-place",)  # rccl-tests can leave one out
+        placements = [figures, []] if only_out else [[], figures]
+    head = tokens[:heads]
+    size, count = whole(head[0]), whole(head[1])
+    if size is None or count is None:
+        return None
+    op, root = _op_and_root(head[3:])
+    old_ms = "res" in names
+    blocks = []
+    for place, figures in enumerate(placements):
+        if figures:
+            block = _block(figures, block_names, bool(place), 1e6 if old_ms else 1e3)
+            if block is None:
+                return None
+            blocks.append(block)
+    return NcclTestsRow(line, size, count, dtype_named(head[2]) or head[2], op, root, blocks)
+
+
+def _op_and_root(rest: Sequence[str]) -> tuple[str | None, int | None]:
+    op, root = None, None
+    for token in rest:
+        if token.removeprefix("-").isdecimal():
+            root = whole(token)  # -1 is none
+        elif token != "none":
+            op = token
+    return op, root
+
+
+def _block(
+    figures: Sequence[str], names: Sequence[str], in_place: bool, scale: float
+) -> Block | None:
+    values = dict(zip(names, figures, strict=False))
+    raw = values.get("time") or values.get("cputime") or ""
+    time = number(raw)
+    algbw, busbw = number(values.get("algbw")), number(values.get("busbw"))
+    wrong_text = values.get("#wrong") or values.get("wrong") or "N/A"
+    if time is None or not time:
+        return None
+    odd = any(
+        value is None and text not in ("inf", "nan", "-nan", "-inf")
+        for value, text in ((algbw, values.get("algbw")), (busbw, values.get("busbw")))
+    )
+    if odd:
+        return None
+    wrong, error = None, None
+    if "error" in values or "res" in values:
+        error = number(values.get("error") or values.get("res"))
+    elif wrong_text != "N/A":
+        count = number(wrong_text.rstrip("*"))
+        if count is None:
+            return None
+        wrong = int(count)
+    return Block(
+        in_place,
+        time * scale,
+        algbw,
+        busbw,
+        time_step_ns=rounding(raw) * scale,
+        bw_step=rounding(values.get("busbw") or "0"),
+        wrong=wrong,
+        error=error,
+        min_ns=ns_of_us(values.get("i_min")),
+        max_ns=ns_of_us(values.get("i_max")),
+        p99_ns=ns_of_us(values.get("i_p99")),
+    )
+
+
+# -------------------------------------------------------------------------------------------------
 
 NAME = "nccl-tests"
 
@@ -88,7 +257,7 @@ class _Part:
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[NcclTestsRow] = field(default_factory=list)
     average: float | None = None
     started: bool = False
     concluded: bool = False
@@ -102,9 +271,9 @@ class _Part:
         return self.concluded or self.average is not None or self.failed
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
-    reader = _Reader(found)
+    reader = _TextReader(found)
     for line, text in lines:
         reader.line(line, text)
     reader.end()
@@ -142,7 +311,7 @@ def _interleaved(parts: Sequence[_Part]) -> bool:
     return len(parts) > 1 and len(unfinished) > 0 and all(p.zeros == 1 for p in parts if p.zeros)
 
 
-class _Reader:
+class _TextReader:
     """Lines to parts. A heading of another test begins the next part."""
 
     def __init__(self, found: Imported) -> None:
@@ -303,7 +472,7 @@ def _settings(text: str) -> dict[str, str]:
     return found
 
 
-def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:
+def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     rows = part.rows
     if not rows:
         return []
@@ -314,7 +483,7 @@ def _run_of(part: _Part, options: Options, found: Imported) -> list[Run]:
         for row in rows:
             found.refuse(row.line, "the file does not name the collective: give --collective")
         return []
-    launch = Launch(name, cpu_time="cputime" in part.names)
+    launch = NcclTestsLaunch(name, cpu_time="cputime" in part.names)
     listed = max(part.members, default=-1) + 1
     launch.ranks = found.choose("ranks", options.ranks, listed) or 0
     if not launch.ranks:

@@ -21,8 +21,8 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     basis,
     collective_named,
     dtype_named,
@@ -34,7 +34,7 @@ from torchcoll.importers.base import (
     ranks_told,
     whole,
 )
-from torchcoll.importers.lines import without_log
+from torchcoll.importers.source import without_log
 
 NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
@@ -71,17 +71,17 @@ def sniff(head: Sequence[str]) -> bool:
     )
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
-    reader = _Reader(options, found)
+    reader = _OneCclReader(options, found)
     for line, text in lines:
         reader.line(line, text)
     reader.end()
     return found
 
 
-class _Reader:
-    def __init__(self, options: Options, found: Imported) -> None:
+class _OneCclReader:
+    def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.launches = 0
         self.begin()

@@ -13,8 +13,8 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     basis,
     collective_named,
     dtype_named,
@@ -42,17 +42,17 @@ def sniff(head: Sequence[str]) -> bool:
     return any(text.startswith(("# OSU MPI", "# OMB Python MPI")) for text in head)
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
-    reader = _Reader(options, found)
+    reader = _OsuReader(options, found)
     for line, text in lines:
         reader.line(line, text.rstrip())
     reader.end()
     return found
 
 
-class _Reader:
-    def __init__(self, options: Options, found: Imported) -> None:
+class _OsuReader:
+    def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.start("", None, None)
 

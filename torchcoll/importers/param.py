@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_named,
     dtype_named,
     make_result,
@@ -39,7 +39,7 @@ def sniff(head: Sequence[str]) -> bool:
     return any("COMMS-RES" in text or "PARAM COMM environment" in text for text in head)
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
     listed, ranks = None, options.ranks or 0
     backend, device = options.backend or "unknown", "unknown"
@@ -83,7 +83,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
 
 def _result(
     match: re.Match[str],
-    options: Options,
+    options: ImportOptions,
     ranks: int,
     backend: str,
     device: str,

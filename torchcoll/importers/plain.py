@@ -12,15 +12,14 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torchcoll.core.bandwidth import algbw_gbps
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_in,
     collective_named,
     dtype_named,
@@ -30,7 +29,63 @@ from torchcoll.importers.base import (
     ranks_told,
     whole,
 )
-from torchcoll.importers.headings import Unit, bandwidth_unit, size_unit, time_unit
+
+# -------------------------------------------------------------------------------------------------
+# The unit that the heading of a column names, case and all: GBps is not Gbps.
+
+_SPLIT = re.compile(r"[\s()\[\]_,;:-]+")
+_TIMES = {
+    **dict.fromkeys(("ns", "nsec", "nanoseconds"), 1.0),
+    **dict.fromkeys(("us", "µs", "μs", "usec", "microseconds"), 1e3),
+    **dict.fromkeys(("ms", "msec", "milliseconds"), 1e6),
+    **dict.fromkeys(("s", "sec", "secs", "seconds"), 1e9),
+}
+_BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/second|ps)")
+_SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
+_POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_ELEMENTS = {"elements", "elems", "elem", "count", "items"}
+# torchcoll's own names, whose _gbps is 10^9 bytes a second (README).
+_OURS = ("algbw_gbps", "busbw_gbps")
+
+Unit = tuple[float, str]  # the scale, and what is not certain of it
+
+
+def time_unit(heading: str) -> Unit:
+    """Nanoseconds in one unit."""
+    for word in _SPLIT.split(heading.lower()):
+        if word in _TIMES:
+            return _TIMES[word], ""
+    return 1e3, f"the heading {heading!r} names no unit: taken as us"
+
+
+def bandwidth_unit(heading: str) -> Unit:
+    """GB/s in one unit. K, M, G are 1000 each, Ki, Mi, Gi 1024; a small b is a bit."""
+    if heading in _OURS:
+        return 1.0, ""
+    for word in _SPLIT.split(heading):
+        if match := _BANDWIDTH.fullmatch(word):
+            prefix, binary, unit = match.groups()
+            scale = (1024 if binary else 1000) ** _POWER[prefix.lower()] / 1e9
+            if word.islower() and unit == "b" and prefix != "k":  # written without care for case
+                bits = word.endswith("ps")
+                taken = "bits" if bits else "bytes"
+                return scale / (8 if bits else 1), f"{word} in {heading!r}: taken as {taken}"
+            return scale / (8 if unit in ("b", "bit", "bits", "Bit", "Bits") else 1), ""
+    return 1.0, f"the heading {heading!r} names no unit: taken as GB/s"
+
+
+def size_unit(heading: str) -> tuple[int, str]:
+    """Bytes in one unit, binary as the sizes themselves, and why the sizes are of no use."""
+    words = _SPLIT.split(heading)
+    if not _ELEMENTS.isdisjoint(word.lower() for word in words):
+        return 1, f"the sizes under {heading!r} are no bytes"
+    for word in words:
+        if match := _SIZE_HEADING.fullmatch(word):
+            return 1024 ** _POWER[match[1].lower()], ""
+    return 1, ""
+
+
+# -------------------------------------------------------------------------------------------------
 
 NAME = "plain"
 ODD = "bandwidths do not follow from size, time and ranks"
@@ -45,12 +100,12 @@ _WORDS = {
     "dtype": r"(?:dtype|data ?type)\b",
     "op": r"(?:red)?op\b",
 }
-_SIZE = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
+_SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
 _ONLY = {"nccl": "cuda", "xccl": "xpu"}  # backends that have one kind of device
-_GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/csv.py
+_GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 
@@ -64,12 +119,12 @@ def sniff(head: Sequence[str]) -> bool:
     return False
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for key in options.columns:
         if key not in KEYS:
             raise UsageError("map", key, f"one of {', '.join(KEYS)}")
     found = Imported()
-    reader = _Reader(options, found)
+    reader = _TableReader(options, found)
     for line, text in lines:
         reader.line(line, text)
     if not reader.tables:
@@ -126,7 +181,7 @@ def size_of(text: str, unit: int = 1) -> int | None:
 
     ``unit``: bytes in one of a number that stands alone.
     """
-    match = _SIZE.fullmatch(text.strip().replace(",", ""))
+    match = _SIZE_CELL.fullmatch(text.strip().replace(",", ""))
     value = number(match[1]) if match else None
     if match is None or value is None:
         return None
@@ -144,8 +199,8 @@ def _figures(record: Mapping[str, str]) -> dict[str, float | None] | str:
     return found if any(found.values()) else "no figure"
 
 
-class _Reader:
-    def __init__(self, options: Options, found: Imported) -> None:
+class _TableReader:
+    def __init__(self, options: ImportOptions, found: Imported) -> None:
         self.options, self.found = options, found
         self.heading: str | None = None
         self.columns: dict[str, int] = {}

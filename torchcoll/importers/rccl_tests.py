@@ -16,8 +16,8 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import CaseResult
 from torchcoll.importers.base import (
     Imported,
+    ImportOptions,
     Line,
-    Options,
     collective_named,
     dtype_named,
     itemsize,
@@ -27,7 +27,7 @@ from torchcoll.importers.base import (
     rounding,
     whole,
 )
-from torchcoll.importers.nccl_tests import Block, Launch, Row, results_of
+from torchcoll.importers.nccl_tests import Block, NcclTestsLaunch, NcclTestsRow, results_of
 
 NAME = "rccl-tests"
 LONG_LINES = True
@@ -43,9 +43,9 @@ def sniff(head: Sequence[str]) -> bool:
     return "numCycle" in text and '"busbw"' in text
 
 
-def read(lines: Iterable[Line], options: Options) -> Imported:
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     found = Imported()
-    cases: dict[tuple[str, int], list[Row]] = {}
+    cases: dict[tuple[str, int], list[NcclTestsRow]] = {}
     for line, record in _records(lines, found):
         row = _row(record, line, options, found)
         if isinstance(row, str):
@@ -55,7 +55,7 @@ def read(lines: Iterable[Line], options: Options) -> Imported:
         cases.setdefault((name, ranks), []).append(parsed)
     by_ranks: dict[int, list[CaseResult]] = {}
     for (name, ranks), rows in cases.items():
-        results = results_of(rows, Launch(name, ranks), found)
+        results = results_of(rows, NcclTestsLaunch(name, ranks), found)
         by_ranks.setdefault(ranks, []).extend(results)
     for ranks, results in by_ranks.items():
         if results:
@@ -93,8 +93,8 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
 
 
 def _row(
-    record: Mapping[str, str], line: int, options: Options, found: Imported
-) -> tuple[str, int, Row] | str:
+    record: Mapping[str, str], line: int, options: ImportOptions, found: Imported
+) -> tuple[str, int, NcclTestsRow] | str:
     told = collective_named(record.get("collective", ""))
     name = found.choose("collective", options.collective, told)
     if name is None:
@@ -124,5 +124,7 @@ def _row(
     return (
         name,
         ranks,
-        Row(line, size, count, dtype, op if op not in ("", "none") else None, None, [block]),
+        NcclTestsRow(
+            line, size, count, dtype, op if op not in ("", "none") else None, None, [block]
+        ),
     )

@@ -18,12 +18,12 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError, tell
-from torchcoll.core.records import is_manifest, load_all, uncollected
+from torchcoll.core.file import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
-from torchcoll.core.traffic_file import is_traffic
-from torchcoll.importers.base import Imported, Importer, Line, Options
-from torchcoll.importers.lines import Shortened, Source
+from torchcoll.core.traffic import is_traffic
+from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
+from torchcoll.importers.source import Shortened, Source
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
@@ -68,7 +68,9 @@ def _names() -> str:
     return ", ".join(importers())
 
 
-def import_file(path: str, options: Options | None = None, name: str | None = None) -> Imported:
+def import_file(
+    path: str, options: ImportOptions | None = None, name: str | None = None
+) -> Imported:
     """What the file holds; ``-`` is stdin. ``name``: the importer, else it is found by sniffing.
 
     Raises UnreadableError for a file that is missing, empty, binary or of no known format, and
@@ -87,7 +89,9 @@ def import_file(path: str, options: Options | None = None, name: str | None = No
         source.close()
 
 
-def _imported(source: Source, path: str, options: Options | None, name: str | None) -> Imported:
+def _imported(
+    source: Source, path: str, options: ImportOptions | None, name: str | None
+) -> Imported:
     if not source.start.strip():
         raise UnreadableError("file", source.name, "output of a benchmark; this one is empty")
     if source.binary:
@@ -100,8 +104,10 @@ def _imported(source: Source, path: str, options: Options | None, name: str | No
             f"a torchcoll result file, or output of {_names()}",
             "Force one with torchcoll import --from; --map names the columns of a table.",
         )
-    options = options or Options()
-    options = Options(**{**vars(options), "file": options.file or os.path.basename(source.name)})
+    options = options or ImportOptions()
+    options = ImportOptions(
+        **{**vars(options), "file": options.file or os.path.basename(source.name)}
+    )
     lines: Iterable[Line] = source.lines()
     shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
     with uncollected():  # rows are many, and hold no cycles

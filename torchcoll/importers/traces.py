@@ -11,14 +11,12 @@ from typing import Any
 
 from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.lines import chunks_of
-from torchcoll.core.traffic import Group, Traffic, join
-from torchcoll.core.traffic_file import is_traffic, latest
+from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.traffic import Group, Traffic, is_traffic, join, latest
 from torchcoll.core.units import format_ranges
-from torchcoll.importers.documents import members
 from torchcoll.importers.flight_recorder import is_dump, read_dump
-from torchcoll.importers.kineto import is_trace, read_trace
-from torchcoll.importers.kineto_events import Event, event_of
+from torchcoll.importers.kineto import Event, event_of, is_trace, read_trace
+from torchcoll.importers.source import members
 
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too

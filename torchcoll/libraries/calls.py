@@ -10,7 +10,7 @@ from typing import NamedTuple
 _EXAMPLES = 5  # lines that are quoted where they are not understood
 
 
-class Call(NamedTuple):
+class LoggedCall(NamedTuple):
     """A call as the log names it; equal calls are counted.
 
     function: the library's name of it, '' where the log has none. size: in ``unit``, which is
@@ -53,7 +53,7 @@ class Tally:
             self.examples.append((self.lines, raw[:160].decode("utf-8", "replace").strip()))
 
 
-class Range(NamedTuple):
+class LoggedRange(NamedTuple):
     """Neighbouring sizes of one function at which the log names the same choices."""
 
     function: str
@@ -67,15 +67,15 @@ class Range(NamedTuple):
     basis: str
 
 
-def ranges(calls: Counter[Call]) -> list[Range]:
+def ranges(calls: Counter[LoggedCall]) -> list[LoggedRange]:
     """The calls of each function by size, neighbours with equal choices together."""
-    by_size: dict[tuple[str, str, str], dict[int, list[Call]]] = {}
+    by_size: dict[tuple[str, str, str], dict[int, list[LoggedCall]]] = {}
     for call in calls:
         key = (call.function, call.unit, call.basis)
         by_size.setdefault(key, {}).setdefault(call.size, []).append(call)
-    found: list[Range] = []
+    found: list[LoggedRange] = []
     for (function, unit, basis), sizes in sorted(by_size.items()):
-        last: Range | None = None
+        last: LoggedRange | None = None
         for size in sorted(sizes):
             own = sizes[size]
             labels = tuple(sorted({call.label for call in own}))
@@ -88,10 +88,10 @@ def ranges(calls: Counter[Call]) -> list[Range]:
                 )
                 found[-1] = last
             else:
-                last = Range(function, size, size, 1, labels, channels, count, unit, basis)
+                last = LoggedRange(function, size, size, 1, labels, channels, count, unit, basis)
                 found.append(last)
     return found
 
 
-def _channels(calls: Iterable[Call]) -> tuple[int, ...]:
+def _channels(calls: Iterable[LoggedCall]) -> tuple[int, ...]:
     return tuple(sorted({call.channels for call in calls if call.channels is not None}))

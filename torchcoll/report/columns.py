@@ -12,13 +12,12 @@ from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import PERIOD, Row, quantile, steady_times, told
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
-from torchcoll.report.output import one_line
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 

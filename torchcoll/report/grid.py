@@ -1,7 +1,7 @@
 """A table of finished text cells, and how it becomes lines: the one layout of every view.
 
 Views fill a Grid; it is drawn with rich on a terminal, as aligned ASCII elsewhere, and as markdown
-by report/markdown.py. Nothing is ever cut: where the terminal is too narrow, whole columns are left
+by report/grid.py. Nothing is ever cut: where the terminal is too narrow, whole columns are left
 out, the least important first, and a line below the table names them. What may not be left out goes
 into further tables below.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torchcoll.core.errors import printable
-from torchcoll.report.output import Output
+from torchcoll.report.destination import Destination
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ def rich_table(grid: Grid, gap: int = 2, widths: Sequence[int] | None = None) ->
     return table
 
 
-def print_grid(grid: Grid, out: Output) -> None:
+def print_grid(grid: Grid, out: Destination) -> None:
     """Print ``above``, the table and ``below``, in the form that ``out`` can show."""
     widths = grid.widths()
     dropped, gap = fit(grid.heads, widths, out.width) if grid.rows else (set(), 2)
@@ -208,9 +208,8 @@ def print_grid(grid: Grid, out: Output) -> None:
         out.lines(below)
 
 
-def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Output) -> None:
+def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Destination) -> None:
     """Tables one below the other, each group below its title, as text or markdown."""
-    from torchcoll.report.markdown import markdown_text
 
     between = ""
     for title, grids in titled:
@@ -226,3 +225,35 @@ def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Outp
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
+
+
+# -------------------------------------------------------------------------------------------------
+# A table as GitHub markdown.
+
+
+def _escaped(text: str) -> str:
+    # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
+    # of a file that comes from elsewhere is to be no code and no link either.
+    text = text.strip().replace("\\", "\\\\")
+    for character in "|*<`":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("](", "]\\(")
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def markdown_text(grid: Grid) -> str:
+    """Header lines and footnotes become lists, so that markdown keeps their line ends."""
+    above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
+    text = "".join(f"- {_escaped(line)}\n" for line in above)
+    if grid.rows:
+        text += "\n" if text else ""
+        text += _row([_escaped(head.text) for head in grid.heads])
+        text += _row([":---" if head.left else "---:" for head in grid.heads])
+        text += "".join(_row([_escaped(cell) for cell in row]) for row in grid.rows)
+    if grid.below:
+        text += "\n" if text else ""
+        text += "".join(f"- {_escaped(line)}\n" for line in grid.below)
+    return text

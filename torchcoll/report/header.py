@@ -5,23 +5,62 @@ Every fact may be missing: files can be truncated or imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.first import (
+from torchcoll.core.errors import one_line
+from torchcoll.core.result import CaseResult, Given, Run
+from torchcoll.core.summary import (
+    COLD_CALL,
+    PERIOD,
     backends_of,
     connect_ns,
     connects,
     first_call_ns,
     first_results,
+    over_ranks,
 )
-from torchcoll.core.result import CaseResult, Given, Run
-from torchcoll.core.summary import COLD_CALL, PERIOD, over_ranks
-from torchcoll.core.units import counted, format_ranges, format_time
+from torchcoll.core.units import counted, format_ranges, format_size, format_time
 from torchcoll.report.columns import statistics_of, values_of
-from torchcoll.report.output import one_line
+
+# -------------------------------------------------------------------------------------------------
+# What a table is about, in words: the kind of case and what tells it from the others.
+
+_ALWAYS = ("collective", "nbytes", "dtype", "op", "ranks", "backend")
+_PLAIN = ("collective", "dtype", "op", "backend")
+
+
+def kind_texts(kinds: Sequence[Mapping[str, Any]], always: Sequence[str] = _ALWAYS) -> list[str]:
+    """``all_reduce, float32, sum, 8 ranks, nccl, NCCL_ALGO Ring`` of each: the usual names, and
+    those in which the kinds differ.
+    """
+    names = dict.fromkeys(name for kind in kinds for name in kind)
+    varying = [n for n in names if len({repr(kind.get(n)) for kind in kinds}) > 1]
+    return [_text(kind, [*always, *varying]) for kind in kinds]
+
+
+def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
+    words = []
+    for name in dict.fromkeys(names):
+        value = kind.get(name)
+        if value is None:
+            continue
+        if name == "in_place":
+            words.append("in place" if value else "out of place")
+        elif name == "ranks":
+            words.append(f"{value} rank{'s' * (value != 1)}")
+        elif name == "nbytes":
+            words.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
+        elif name in _PLAIN:
+            words.append(one_line(value))
+        else:
+            words.append(f"{one_line(name.removeprefix('label='))} {one_line(value)}")
+    return ", ".join(words)
+
+
+# -------------------------------------------------------------------------------------------------
 
 _CADENCES = {
     "isolated": "isolated (a barrier before every call, outside the stamps)",

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torchcoll.core.facts import facts_of
-from torchcoll.core.modes import Modes, two_modes
-from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.errors import one_line
+from torchcoll.core.result import CaseResult, Run, facts_of
 from torchcoll.core.summary import (
     FAKE,
     ONE_RANK,
+    Modes,
     Row,
     default_clock,
     has_period,
     host_bound,
     steady_times,
+    two_modes,
 )
 from torchcoll.core.units import format_ranges, format_time
-from torchcoll.report.output import one_line
 
 SPLITS_LINE = (
     "all_to_all_v: size is the largest sum that a rank sends or receives; "

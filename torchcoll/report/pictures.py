@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.units import format_size, format_time
-from torchcoll.report.files import check_new, write_file
-from torchcoll.report.output import one_line
-from torchcoll.report.view import choice
+from torchcoll.report.destination import check_new, write_file
+from torchcoll.report.formats import choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 SUFFIXES = (".png", ".svg", ".pdf")
 BESIDE = 8  # more lines have their names beside the picture, not in it

@@ -17,7 +17,7 @@ from typing import Any
 from torchcoll.core.collectives import OPS, find_collective
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import TorchcollError, UsageError
-from torchcoll.core.hardware import Device
+from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
 from torchcoll.core.units import parse_size
 
@@ -150,7 +150,7 @@ def guessable(own: Mapping[str, Rule]) -> list[Fabric]:
     return [rule.fabric() for rule in seen]
 
 
-def capped(limit: Limit, device: Device | None) -> tuple[float, str]:
+def capped(limit: Limit, device: DeviceLimits | None) -> tuple[float, str]:
     """(busbw, source) of a limit of what connects hosts: within each, its GPUs' links are all that
     a ring has.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcoll.bench.state.concerns import before, during, processes_text, why_busy
+from torchcoll.machine.state import before, during, processes_text, why_busy
 
 PYTHON = {"pid": 4711, "name": "python", "user": "anna", "nbytes": 36_721_970_381}  # 34.2 GiB
 SMALL = {"pid": 9, "name": "dcgm", "user": None, "nbytes": None}

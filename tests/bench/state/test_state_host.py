@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from torchcoll.bench.state import host
+from torchcoll.machine import state
 
 RANK, CHILD, OTHER, BORN_LATER = 10, 11, 20, 30
 
@@ -39,7 +39,7 @@ IDLE = (0, 0, 0, 0, 0, 0, 0, 0)
 
 def samples(proc, after, processes, seconds=2.0):
     """Two samples so far apart; the first at zero ticks with all processes but BORN_LATER."""
-    first = host.sample(
+    first = state.sample(
         proc(
             dict.fromkeys(after, IDLE),
             {
@@ -50,8 +50,8 @@ def samples(proc, after, processes, seconds=2.0):
         )
     )
     root = proc(after, processes)
-    last = host.sample(root)
-    return first, host.Sample(first.seconds + seconds, last.cpus, last.processes), root
+    last = state.sample(root)
+    return first, state.Sample(first.seconds + seconds, last.cpus, last.processes), root
 
 
 def test_who_used_the_cores(proc):
@@ -72,9 +72,9 @@ def test_who_used_the_cores(proc):
             BORN_LATER: stat_line(BORN_LATER, "new", 1, 80, born=6000),
         },
     )
-    assert host.allowed_cpus([RANK], root) == {0, 1}
-    found = host.shares(first, last, [RANK], {0, 1}, 100, root)
-    user = host.user_of(os.getpid())  # who wrote the files
+    assert state.allowed_cpus([RANK], root) == {0, 1}
+    found = state.shares(first, last, [RANK], {0, 1}, 100, root)
+    user = state.user_of(os.getpid())  # who wrote the files
     assert found == {
         "seconds": 2.0,
         "cores": 2,
@@ -95,7 +95,7 @@ def test_a_number_that_was_given_again(proc):
         OTHER: stat_line(OTHER, "new", 1, 20, born=9000),
     }
     first, last, root = samples(proc, {0: (20, 0, 0, 180, 0, 0, 0, 0)}, processes)
-    found = host.shares(first, last, [RANK], {0}, 100, root)
+    found = state.shares(first, last, [RANK], {0}, 100, root)
     assert [(p["name"], p["cores"]) for p in found["processes"]] == [("new", 0.1)]
 
 
@@ -109,7 +109,7 @@ def test_children_that_end(proc):
         {RANK: stat_line(RANK, "python3", 1, 50, ended=540), OTHER: stat_line(OTHER, "x", 1, 1100)},
     )
     processes = {pid: p for pid, p in last.processes.items() if pid != CHILD}
-    found = host.shares(first, host.Sample(last.seconds, last.cpus, processes), [RANK], {0}, 100)
+    found = state.shares(first, state.Sample(last.seconds, last.cpus, processes), [RANK], {0}, 100)
     assert found["others_cores"] == 0.5  # (190 - 50 - 40) ticks in 2 s
     assert [p["pid"] for p in found["processes"]] == [OTHER]
 
@@ -118,18 +118,18 @@ def test_ranks_that_cannot_be_seen(proc):
     """In other containers: what is theirs and what is others' cannot be told."""
     processes = {RANK: stat_line(RANK, "python3", 1, 50)}
     first, last, root = samples(proc, {0: (60, 0, 0, 140, 0, 0, 0, 0)}, processes)
-    found = host.shares(first, last, [RANK, 999], {0}, 100, root)
+    found = state.shares(first, last, [RANK, 999], {0}, 100, root)
     assert (found["busy_cores"], found["others_cores"], found["processes"]) == (0.3, None, [])
 
 
 def test_nothing_to_read(tmp_path):
-    empty = host.sample(str(tmp_path))
-    found = host.shares(empty, empty, [1], {0}, 100)
+    empty = state.sample(str(tmp_path))
+    found = state.shares(empty, empty, [1], {0}, 100)
     assert (found["cores"], found["others_cores"]) == (0, None)
-    assert host.sample(str(tmp_path / "none")).processes == {}
-    assert host.allowed_cpus([1], str(tmp_path)) == set()
-    assert host.user_of(1, str(tmp_path)) is None
-    assert set(host.settings({0}, str(tmp_path), str(tmp_path)).values()) == {None}
+    assert state.sample(str(tmp_path / "none")).processes == {}
+    assert state.allowed_cpus([1], str(tmp_path)) == set()
+    assert state.user_of(1, str(tmp_path)) is None
+    assert set(state.settings({0}, str(tmp_path), str(tmp_path)).values()) == {None}
 
 
 def test_settings(proc, tmp_path):
@@ -141,7 +141,7 @@ def test_settings(proc, tmp_path):
         (folder / "thermal_throttle/package_throttle_count").write_text("9\n")
         (folder / "cpufreq").mkdir()
         (folder / "cpufreq/scaling_governor").write_text("performance\n")
-    assert host.settings({0, 1}, root, root) == {
+    assert state.settings({0, 1}, root, root) == {
         "load": [3.17, 6.45, 6.39],
         "governor": "performance",
         "throttled_core": 6,
@@ -151,14 +151,14 @@ def test_settings(proc, tmp_path):
 
 def test_this_process():
     """The real /proc: what this test burns is its own, and seen."""
-    first = host.sample()
+    first = state.sample()
     end = first.processes[os.getpid()].ticks + 3
-    while host.sample().processes[os.getpid()].ticks < end:
+    while state.sample().processes[os.getpid()].ticks < end:
         sum(range(100000))
-    last = host.sample()
-    cpus = host.allowed_cpus([os.getpid()])
+    last = state.sample()
+    cpus = state.allowed_cpus([os.getpid()])
     assert cpus == os.sched_getaffinity(0)
-    mine = host.shares(first, last, [os.getpid()], cpus, os.sysconf("SC_CLK_TCK"))
+    mine = state.shares(first, last, [os.getpid()], cpus, os.sysconf("SC_CLK_TCK"))
     assert mine["cores"] == len(cpus) and mine["others_cores"] is not None
     assert os.getpid() not in [p["pid"] for p in mine["processes"]]
-    assert host.name_of(os.getpid()) == last.processes[os.getpid()].name
+    assert state.name_of(os.getpid()) == last.processes[os.getpid()].name

@@ -11,10 +11,9 @@ from nvml_fake import FakeNvml
 from ranks import command
 
 import torchcoll
-from torchcoll.bench import environment
-from torchcoll.bench.state import concerns, watch
-from torchcoll.bench.state.keep import tell_links
-from torchcoll.bench.state.watch import Watch, strangers
+from torchcoll.bench.recorder import tell_links
+from torchcoll.machine import environment, state
+from torchcoll.machine.state import Watch, strangers
 
 PLACES = ("0000:1b:00.0", "0000:2c:00.0")
 LINKS = {("NvLinkState", 0): 1, ("NvLinkRemoteDeviceType", 0): 2}
@@ -56,7 +55,7 @@ def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
     job = jobs(tmp_path, look, 3, setup=forget)
     assert job.codes() == [0, 0, 0], job.text(0)
     loaded = [(tmp_path / f"loaded{rank}").read_text() for rank in range(3)]
-    assert "torchcoll.bench.state.watch" in loaded[0]
+    assert "torchcoll.machine.state" in loaded[0]
     assert loaded[1:] == ["", ""]
 
 
@@ -82,7 +81,7 @@ def with_gpus(first, second, later=None):
                 library = FakeNvml(tables, later={PLACES[0]: later or {}})
                 super().__init__("cuda", places, pids, library=library)
 
-        watch.Watch = WithDriver
+        state.Watch = WithDriver
 
     return setup
 
@@ -120,8 +119,8 @@ def test_require_idle_names_the_process(launch):
     setup = with_gpus(first, gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
-    name = watch.host.name_of(os.getpid())
-    user = watch.host.user_of(os.getpid())
+    name = state.host.name_of(os.getpid())
+    user = state.host.user_of(os.getpid())
     assert line == (
         f"torchcoll: error: require-idle: got GPU 0 of {environment.hostname()}: {name} "
         f"(pid {os.getpid()}, {user}, 34.2 GiB), expected a machine that nobody else uses. "
@@ -170,7 +169,7 @@ def test_require_idle_on_busy_cores(launch, burner):
 
 def test_require_idle_on_cores_that_are(launch):
     def anything_is_idle(rank):
-        concerns.IDLE_SHARE = 2.0
+        state.IDLE_SHARE = 2.0
 
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=anything_is_idle)
     assert measured.ended(0).run.complete
@@ -178,7 +177,7 @@ def test_require_idle_on_cores_that_are(launch):
 
 def test_busy_cores_during_the_run(launch, burner):
     def setup(rank):
-        concerns.LEAST_S = 0.0
+        state.LEAST_S = 0.0
         on_one_core()
 
     measured = launch("all_reduce", "--sizes 1K --max-time 0.2 --precision 0.0001", 2, setup=setup)

@@ -6,7 +6,7 @@ import ctypes
 
 from nvml_fake import FakeNvml
 
-from torchcoll.bench.state import nvml
+from torchcoll.machine import gpu_state
 
 PLACE = "0000:1b:00.0"
 UNKNOWN = 2**64 - 1
@@ -39,7 +39,7 @@ H200 = {
 
 def only(answers, place=PLACE, **options):
     library = FakeNvml({place: answers}, **options)
-    (gpu,) = nvml.gpus([place], library)
+    (gpu,) = gpu_state.nvidia_gpus([place], library)
     assert library.open == 0  # shut down as often as initialised
     return gpu
 
@@ -96,7 +96,7 @@ def test_links_to_a_gpu_and_to_what_is_not_told():
 def test_by_uuid():
     """torch gives the UUID without its prefix."""
     library = FakeNvml({"GPU-12-34": {"Index": 1}})
-    (gpu,) = nvml.gpus(["12-34"], library)
+    (gpu,) = gpu_state.nvidia_gpus(["12-34"], library)
     assert (gpu["place"], gpu["index"]) == ("12-34", 1)
 
 
@@ -104,12 +104,12 @@ def test_without_a_driver_without_the_device_and_without_an_answer():
     other = FakeNvml({"0000:2c:00.0": {}})
     refuses = FakeNvml({PLACE: H200}, init=9)  # NVML_ERROR_DRIVER_NOT_LOADED
     for library in (None, other, refuses):
-        assert nvml.gpus([PLACE], library) == [{"place": PLACE}]
+        assert gpu_state.nvidia_gpus([PLACE], library) == [{"place": PLACE}]
 
 
 def test_the_layout_of_the_structures():
     """As in nvml.h on a 64-bit machine: a pid is padded to the 8 bytes of the memory behind it."""
-    assert ctypes.sizeof(nvml._Process) == 24
-    assert nvml._Process.used.offset == 8
-    assert ctypes.sizeof(nvml._Utilization) == 8
-    assert ctypes.sizeof(nvml._Violation) == 16
+    assert ctypes.sizeof(gpu_state._Process) == 24
+    assert gpu_state._Process.used.offset == 8
+    assert ctypes.sizeof(gpu_state._Utilization) == 8
+    assert ctypes.sizeof(gpu_state._Violation) == 16

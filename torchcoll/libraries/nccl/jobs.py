@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.libraries.calls import Call
-from torchcoll.libraries.nccl.log import Reader
-from torchcoll.libraries.nccl.members import Graph, Member, Process, Tuned
+from torchcoll.libraries.calls import LoggedCall
+from torchcoll.libraries.nccl.log import Graph, Member, NcclLogReader, NcclProcess, Tuned
 
 Key = tuple[object, ...]
 
 
 @dataclass
-class Communicator:
+class NcclCommunicator:
     """The ranks that the log has of one communicator. ``parent``: what it was split from."""
 
     members: list[Member] = field(default_factory=list)
@@ -64,11 +63,11 @@ class Communicator:
 
 
 @dataclass
-class Job:
+class NcclJob:
     """Processes that communicate with each other, or of which nobody says with whom."""
 
-    processes: list[Process]
-    communicators: list[Communicator]
+    processes: list[NcclProcess]
+    communicators: list[NcclCommunicator]
     version: str = ""  # where no process tells it: NCCL <= 2.23 prints it once, without a prefix
 
     @property
@@ -80,7 +79,7 @@ class Job:
         return list(dict.fromkeys(process.host for process in self.processes if process.host))
 
     @property
-    def calls(self) -> Counter[Call]:
+    def calls(self) -> Counter[LoggedCall]:
         return sum((process.calls for process in self.processes), Counter())
 
     @property
@@ -95,14 +94,14 @@ class Job:
         return set().union(*(process.pairs.get(kind, set()) for process in self.processes))
 
 
-def communicators(processes: Iterable[Process]) -> dict[Key, Communicator]:
+def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicator]:
     """Every communicator of these processes, in the order of the log.
 
     Ranks belong together by the commId, which all of them print (from 2.18 on); those of a split
     by its parent, number and color. In older logs the n-th of a process is that of its peers with
     as many ranks, as long as no rank is there twice.
     """
-    found: dict[Key, Communicator] = {}
+    found: dict[Key, NcclCommunicator] = {}
     for process in processes:
         handles: dict[str, Key] = {}
         for member in process.members:
@@ -113,14 +112,14 @@ def communicators(processes: Iterable[Process]) -> dict[Key, Communicator]:
                 key = ("split", parent or process.file, *member.split, member.nranks)
             else:
                 key = _first_free(found, process, member)
-            group = found.setdefault(key, Communicator(parent=parent))
+            group = found.setdefault(key, NcclCommunicator(parent=parent))
             group.members.append(member)
             if member.handle:
                 handles[member.handle] = key
     return found
 
 
-def _first_free(found: dict[Key, Communicator], process: Process, member: Member) -> Key:
+def _first_free(found: dict[Key, NcclCommunicator], process: NcclProcess, member: Member) -> Key:
     if member.rank is None:  # lines of a communicator whose own line is missing
         return ("lines", id(member))
     number = 0
@@ -131,7 +130,7 @@ def _first_free(found: dict[Key, Communicator], process: Process, member: Member
     return ("size", member.nranks, number)
 
 
-def jobs(readers: Sequence[Reader]) -> list[Job]:
+def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
     """The jobs of these files. Processes of no communicator are together by their file."""
     processes = [process for reader in readers for process in reader.processes]
     groups = communicators(processes)
@@ -143,7 +142,7 @@ def jobs(readers: Sequence[Reader]) -> list[Job]:
             key = leader[key]
         return key
 
-    def join(some: Iterable[Process]) -> None:
+    def join(some: Iterable[NcclProcess]) -> None:
         first, *others = some
         for other in others:
             leader[root(id(other))] = root(id(first))
@@ -151,7 +150,7 @@ def jobs(readers: Sequence[Reader]) -> list[Job]:
     for group in groups.values():
         join([owner[id(member)] for member in group.members])
     connected = {id(owner[id(m)]) for g in groups.values() for m in g.members if m.rank is not None}
-    alone: dict[str, list[Process]] = {}
+    alone: dict[str, list[NcclProcess]] = {}
     for process in processes:
         if id(process) in connected:
             continue
@@ -162,15 +161,15 @@ def jobs(readers: Sequence[Reader]) -> list[Job]:
             alone.setdefault(process.file, []).append(process)
     for some in alone.values():
         join(some)
-    members: dict[int, list[Process]] = {}
+    members: dict[int, list[NcclProcess]] = {}
     for process in processes:
         members.setdefault(root(id(process)), []).append(process)
-    made: dict[int, list[Communicator]] = {}
+    made: dict[int, list[NcclCommunicator]] = {}
     for group in groups.values():
         made.setdefault(root(id(owner[id(group.members[0])])), []).append(group)
     versions = {reader.file: reader.version for reader in readers}
     return [
-        Job(
+        NcclJob(
             own,
             made.get(key, []),
             next((versions[p.file] for p in own if versions.get(p.file)), ""),
@@ -179,5 +178,5 @@ def jobs(readers: Sequence[Reader]) -> list[Job]:
     ]
 
 
-def _same_process(one: Process, other: Process) -> bool:
+def _same_process(one: NcclProcess, other: NcclProcess) -> bool:
     return (one.host, one.pid) == (other.host, other.pid) and one.file != other.file

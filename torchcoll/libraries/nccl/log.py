@@ -1,24 +1,505 @@
-"""NCCL's and RCCL's own log (NCCL_DEBUG=INFO): what each process tells of itself.
+"""What the messages of NCCL's log say of their process and their communicator, one function each.
 
-A pure reader, line by line. Nothing is anchored: launchers put their own texts in front. Lines of
-several processes may stand in one another (stdout of a node), be cut (a buffer of 1024 bytes, a
-full disk) or edited; what stands in them whole is taken, and every line is counted once.
-
-Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
+Each takes the reader, which knows who speaks, and the message; False where it was cut, or is
+another one that begins alike.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from torchcoll.core.bounds import MOST_PROCESSES
 from torchcoll.core.errors import UnreadableError
-from torchcoll.libraries.calls import Tally
-from torchcoll.libraries.nccl import said
-from torchcoll.libraries.nccl.known import is_known
-from torchcoll.libraries.nccl.members import Member, Process
-from torchcoll.libraries.nccl.tuning_table import Column
+from torchcoll.libraries.calls import LoggedCall, Tally
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
+from torchcoll.libraries.nccl.topology import pattern_name
+
+# -------------------------------------------------------------------------------------------------
+# What NCCL's log tells of a process, and of a rank in a communicator.
+
+
+class Tuned(NamedTuple):
+    """A cell of the tuning table: what the cost model expects. algbw 0: not to be used."""
+
+    function: str
+    algorithm: str
+    protocol: str
+    latency_us: float
+    algbw_gbps: float
+
+
+class Graph(NamedTuple):
+    """What the topology search found for a pattern; bandwidths in GB/s a channel."""
+
+    pattern: str
+    channels: int
+    intra_gbps: float
+    inter_gbps: float
+    intra_type: str
+    inter_type: str
+
+
+@dataclass
+class Member:
+    """One rank of one communicator, as its process tells; None and '' are not told.
+
+    comm_id: equal on all ranks (NCCL >= 2.18; of a split where it is told). parent, split: the
+    handle that it was split from, and (number of the split, color). timings: the parts of 'Init
+    timings' (>= 2.22) and ``total``, seconds; without ``rest`` the line was cut. bootstrap: alike
+    (>= 2.23). rings: channel -> ranks in order. up: channel -> the rank above this one in the tree,
+    -1 at its root. max_gbps: the best path from a GPU of this host to another, or to a network
+    interface where the communicator has several hosts; total_gbps: all NVLinks of a GPU, or its PCI
+    link where that is more (src/graph/search.cc, ncclTopoSearchInit). As NCCL reckons them.
+    """
+
+    rank: int | None = None
+    nranks: int | None = None
+    handle: str = ""
+    made_by: str = ""
+    comm_id: str = ""
+    parent: str = ""
+    split: tuple[int, int] | None = None
+    cuda_dev: int | None = None
+    bus_id: str = ""
+    nodes: int | None = None
+    local_ranks: int | None = None
+    started: bool = False
+    complete: bool = False
+    ended: str = ""
+    nvls: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+    bootstrap: dict[str, float] = field(default_factory=dict)
+    channels: dict[str, int] = field(default_factory=dict)
+    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)
+    max_gbps: float | None = None
+    total_gbps: float | None = None
+    graphs: list[Graph] = field(default_factory=list)
+    tuning: list[Tuned] = field(default_factory=list)
+
+
+@dataclass
+class NcclProcess:
+    """What one process tells. transports: kind -> connections; pairs: kind -> (from, to) ranks."""
+
+    host: str
+    pid: int
+    file: str = ""
+    library: str = "NCCL"
+    version: str = ""
+    git: str = ""
+    driver: str = ""
+    network: str = ""
+    tuner: str = ""
+    nvls: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    members: list[Member] = field(default_factory=list)
+    transports: Counter[str] = field(default_factory=Counter)
+    pairs: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
+    calls: Counter[LoggedCall] = field(default_factory=Counter)
+    warnings: Counter[str] = field(default_factory=Counter)
+
+
+# -------------------------------------------------------------------------------------------------
+# Lines of NCCL's log that are known and tell nothing that a table here shows.
+#
+# First words, and beginnings, of the INFO texts in ``libnccl.so.2`` 2.21.5 and 2.30.7 and in logs
+# of 2.8 to 2.30 and of RCCL 2.26 to 2.30. A line that is not among them is counted as unknown:
+# another version may say something new.
+
+_TEXT = """
+    Affinity Allocated Assigned Bootstrap Bootstrap: bootstrapSplit: CC Call Check Communicator
+    Connected Could Cross-clique DMABUF DMA-BUF DMA_BUF Dmabuf ENV/Plugin: Enabled Failed GDRCOPY
+    GIN GIN/Plugin: GPU Generated HIP Hipruntime Ignoring Imported Initialized Kernel LSA Launch
+    Loading Local MNNVL MSCCL MSCCL++ Made Max Mem MemManager: NET NET/IB NET/OFI NET/Plugin
+    NET/Plugin: NET/Socket NVLS New P2P PARAM: PROFILER/Plugin: PXN Plugin Protocol Proxy RAS
+    RMA/Plugin: ROCr Rank Received Ring Search Setting Skipping Socket Successfully Symmetric
+    TOPO/NET TUNER/Plugin: Topology Tree Tuning UDS: Using rank threadThresholds timings:
+    ncclTopoGetCpuAffinity: ncclTopoPopulateNics
+"""
+_WORDS = frozenset(_TEXT.split())
+_BEGINNINGS = (
+    *("=== ", "===", "+ ", "- ", "[Proxy", "[Service", "GPU/", "CPU/", "NET/", "NVS/", "PCI/"),
+    *("NIC/", "C2C", "GIN/", "Comm config ", "(", "ncclOs"),
+)
+# src/misc/utils.cc:233 memory stack hunk: the ALLOC subsystem. ` 0 : NET/0 GPU/0 ...`: a channel of
+# a graph. opCount: the COLL subsystem, a line a call and rank.
+_SHAPES = re.compile(
+    r"\S+\.(?:cc|cpp|h):\d+ |\s*\d+ : (?:NET|GPU)/|\w+: opCount [0-9a-f]+ sendbuff "
+)
+
+
+def is_known(word: str, message: str) -> bool:
+    """Whether a message, of this first word, is one of NCCL's own that is not needed."""
+    if message.startswith("Bootstrap timings"):
+        return False
+    return (
+        word in _WORDS
+        or not word
+        or message.lstrip().startswith(_BEGINNINGS)
+        or bool(_SHAPES.match(message))
+        or " set to " in message
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# What NCCL's log says of a communicator's paths: rings, trees, connections, graphs found.
+#
+# Each takes a message and gives what it says; None, or nothing, where the line was cut.
+
+# Ends with the ranks, or with what RCCL adds: else it is a connection that was cut.
+_RING = re.compile(r"Channel (\d+)/\d+ :((?: +\d+)+)(?: *\.\.\.)?(?: comm .*)?$")
+_CONNECTION = re.compile(
+    r"(?:Channel|CollNet) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\] -> (\d+)\[\w+\])?(?: \[\w+\])? "
+    r"via ((?:P2P|SHM|NET|COLLNET|MNNVL)\b\S*)"
+)
+_NUMBERS = re.compile(r"/\d+(?:\(\d+\))?(?:\[\w+\])?")
+_TREE = re.compile(r"\[(\d+)\] -?\d+/-?\d+/-?\d+->(\d+)->(-?\d+)")
+_KINDS = re.compile(r"(\d+) (coll|collnet|nvls|p2p) channels(?! per)")
+_PATTERN = re.compile(
+    r"Pattern (\d+), crossNic \d+, nChannels (\d+), (?:bw|speed) (\d+(?:\.\d+)?)/(\d+(?:\.\d+)?), "
+    r"type (\w+)/(\w+), sameChannels \d"
+)
+_SYSTEM = re.compile(
+    r"=== System : max(?:Bw|Width) (\d+\.\d+)(?: total(?:Bw|Width) (\d+\.\d+))? ==="
+)
+
+
+def ring_of(message: str) -> tuple[int, tuple[int, ...]] | None:
+    """(channel, ranks in order) of ``Channel 00/02 : 0 1``."""
+    found = _RING.search(message)
+    return (int(found[1]), tuple(map(int, found[2].split()))) if found else None
+
+
+def connection_of(message: str) -> tuple[str, tuple[int, int] | None] | None:
+    """(transport, pair of ranks) of ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``; devices and
+    channels of the transport are left out: NET/IB/0/GDRDMA is NET/IB/GDRDMA.
+    """
+    found = _CONNECTION.search(message)
+    if not found:
+        return None
+    pair = (int(found[2]), int(found[3])) if found[3] else None
+    return _NUMBERS.sub("", found[4]), pair
+
+
+def parents_of(message: str) -> dict[int, int]:
+    """channel -> the rank above, of ``Trees [0] 1/-1/-1->0->-1``."""
+    return {int(channel): int(up) for channel, _, up in _TREE.findall(message)}
+
+
+def channels_of(message: str) -> dict[str, int]:
+    """``24 coll channels, 16 nvls channels, ...``"""
+    return {kind: int(number) for number, kind in _KINDS.findall(message)}
+
+
+def graph_of(message: str) -> Graph | None:
+    """``Pattern 4, crossNic 0, nChannels 12, bw 30.0/20.5, type NVL/PIX, sameChannels 1``."""
+    found = _PATTERN.search(message)
+    if not found:
+        return None
+    pattern = pattern_name(int(found[1]))
+    return Graph(pattern, int(found[2]), float(found[3]), float(found[4]), found[5], found[6])
+
+
+def bandwidths_of(message: str) -> tuple[float, float | None] | None:
+    """(max, total) in GB/s of ``=== System : maxBw 240.0 totalBw 240.0 ===``: see Member."""
+    found = _SYSTEM.match(message)
+    return (float(found[1]), float(found[2]) if found[2] else None) if found else None
+
+
+# -------------------------------------------------------------------------------------------------
+# The tuning table in NCCL's log: what the cost model expects of each algorithm and protocol.
+#
+# Up to 2.17 one table, ``Latency/AlgBw | Tree/ LL | Tree/ LL128 |``; from 2.18 on blocks of
+# algorithms, ``Algorithm | Tree | Ring | CollNetDirect |``, of three columns each. Then a row for
+# each function.
+
+Column = tuple[str, str]  # (algorithm, protocol)
+_CELL = re.compile(r"(\d+\.\d+)/(\d+\.\d+)$")
+
+
+def columns_of(message: str) -> tuple[list[Column], bool]:
+    """The columns of a block (>= 2.18), and whether all of its algorithms are known."""
+    names = [canonical(cell.strip()) for cell in message.split("|")[1:-1]]
+    columns = [(name, protocol) for name in names if name for protocol in PROTOCOLS]
+    return columns, bool(columns) and None not in names
+
+
+def wide_columns_of(message: str) -> tuple[list[Column], bool]:
+    """The columns of the one table (<= 2.17), and whether each was whole."""
+    cells = [cell.split("/") for cell in message.split("|")[1:-1]]
+    # CollNet was one algorithm before 2.14, and chain came as its second.
+    columns = [
+        (canonical(a.strip()) or a.strip().upper(), canonical(p.strip()) or "")
+        for a, p in (cell for cell in cells if len(cell) == 2)
+    ]
+    return columns, bool(columns) and len(columns) == len(cells)
+
+
+def row_of(message: str, columns: Sequence[Column]) -> list[Tuned]:
+    """``AllReduce | 16.8/ 0.5 | ...``; [] for a row that is not whole, or of another table."""
+    name, *cells = (cell.strip() for cell in message.split("|"))
+    values = [_CELL.match(cell.replace(" ", "")) for cell in cells[:-1]]
+    if len(values) != len(columns) or not all(values):
+        return []
+    return [
+        Tuned(name, *column, float(value[1]), float(value[2]))
+        for column, value in zip(columns, values, strict=True)
+        if value
+    ]
+
+
+# -------------------------------------------------------------------------------------------------
+
+_FIELD = re.compile(
+    r"\b(comm|rank|n[rR]anks|cudaDev|busId|commId|parent|splitCount|childCount|color|nNodes|"
+    r"localRanks) (0x[0-9a-f]+|-?[0-9a-f]+)(?=[ ,-]|$)"
+)
+_PART = re.compile(r"(\w+) (\d+\.\d+)")
+_SET = re.compile(r"(\w+) set by environment to (.*)")
+_FUNCTION_ROWS = frozenset(FUNCTIONS.values())
+
+Handler = Callable[["NcclLogReader", str], bool]
+
+
+def communicator(reader: NcclLogReader, message: str) -> bool:
+    """``ncclCommInitRank comm 0x.. rank 3 nranks 8 cudaDev 3 .. commId 0x.. - Init START``."""
+    fields = dict(_FIELD.findall(message))
+    start, complete = "Init START" in message, "Init COMPLETE" in message
+    ended = next((w for w in ("Destroy", "Abort", "Revoke") if f"{w} COMPLETE" in message), "")
+    news = start or complete or ended or "nNodes" in fields
+    if not news and fields and message.endswith(list(fields.values())[-1]):
+        fields.popitem()  # the line was cut: its last number may be too
+    if "comm" not in fields or not fields.get("rank", "-").isdecimal():
+        return " coll channels" in message and counts(reader, message)
+    member = reader.of_handle(fields["comm"])
+    if start or member is None or (member.ended and not ended):
+        member = reader.begun(fields, start)
+    if ended:
+        member.ended = ended
+    made_by = re.search(r"(nccl\w+) comm ", message)
+    member.made_by = member.made_by or (made_by[1] if made_by else "")
+    _keep(member, fields)
+    member.complete |= complete
+    return bool(news)
+
+
+def timings(reader: NcclLogReader, message: str) -> bool:
+    """``Init timings - ncclCommInitRank: rank 0 nranks 8 total 1.58 (kernels 0.26, ...)``."""
+    if not message.startswith("Init timings"):
+        return False
+    found = re.search(r"rank (\d+) nranks (\d+) total \d", message)
+    if not found:
+        return False
+    rank, nranks = int(found[1]), int(found[2])
+    own = [m for m in reader.process.members if (m.rank, m.nranks) == (rank, nranks)]
+    member = reader.open.get((id(reader.process), reader.thread)) or Member()
+    if (member.rank, member.nranks) != (rank, nranks):
+        member = own[-1] if own else reader.begun({"comm": ""}, False)
+        member.rank, member.nranks = rank, nranks
+    member.timings = {name: float(value) for name, value in _PART.findall(message)}
+    return "rest" in member.timings
+
+
+def bootstrap(reader: NcclLogReader, message: str) -> bool:
+    if not message.startswith("Bootstrap timings"):
+        return False
+    parts = {name: float(value) for name, value in _PART.findall(message)}
+    reader.member().bootstrap = parts
+    return "delay" in parts
+
+
+def channel(reader: NcclLogReader, message: str) -> bool:
+    if " via " in message:
+        return connection(reader, message)
+    ring = ring_of(message)
+    if ring:
+        reader.member().rings[ring[0]] = ring[1]
+    return ring is not None
+
+
+def connection(reader: NcclLogReader, message: str) -> bool:
+    found = connection_of(message)
+    if not found:
+        return False
+    kind, pair = found
+    reader.process.transports[kind] += 1
+    if pair:
+        reader.process.pairs.setdefault(kind, set()).add(pair)
+    return True
+
+
+def trees(reader: NcclLogReader, message: str) -> bool:
+    parents = parents_of(message)
+    reader.member().up.update(parents)
+    return bool(parents)
+
+
+def counts(reader: NcclLogReader, message: str) -> bool:
+    reader.member().channels = channels_of(message)
+    return True
+
+
+def pattern(reader: NcclLogReader, message: str) -> bool:
+    graph = graph_of(message)
+    if graph:
+        reader.member().graphs.append(graph)
+    return graph is not None
+
+
+def system(reader: NcclLogReader, message: str) -> bool:
+    """Of the GRAPH subsystem."""
+    found = bandwidths_of(message)
+    if found:
+        member = reader.member()
+        member.max_gbps, member.total_gbps = found
+    return found is not None
+
+
+def nvls(reader: NcclLogReader, message: str) -> bool:
+    if message.startswith("NVLS multicast support is "):
+        reader.process.nvls = "no" if " not available" in message else "yes"
+        return True
+    if message.startswith("NVLS comm ") and (found := re.search(r"comm (0x[0-9a-f]+)", message)):
+        (reader.of_handle(found[1]) or reader.member()).nvls = True
+        return True
+    return False
+
+
+def call(reader: NcclLogReader, message: str) -> bool:
+    chosen = _call_of(message) if " Bytes -> " in message else None
+    if chosen:
+        reader.process.calls[chosen] += 1
+    elif "|" in message:
+        return row(reader, message)
+    return chosen is not None
+
+
+def algorithms(reader: NcclLogReader, message: str) -> bool:
+    reader.columns[id(reader.member())], whole = columns_of(message)
+    return whole
+
+
+def wide_head(reader: NcclLogReader, message: str) -> bool:
+    reader.columns[id(reader.member())], whole = wide_columns_of(message)
+    return whole
+
+
+def row(reader: NcclLogReader, message: str) -> bool:
+    member = reader.member()
+    cells = row_of(message, reader.columns.get(id(member), ()))
+    member.tuning += cells
+    return bool(cells)
+
+
+def version(reader: NcclLogReader, message: str) -> bool:
+    if found := re.match(r"NCCL git version (\S+) (\S+)", message):
+        reader.process.git = f"{found[1]} {found[2]}"
+        return True
+    found = re.match(r"(NCCL|RCCL) version ?:? ?(\d\S+)", message)
+    if not found:
+        return False
+    if reader.process.version and any(m.complete for m in reader.process.members):
+        # Once a process: this is another one of the same number, as containers have them.
+        reader.process = reader.made(reader.process.host, reader.process.pid)
+        reader.prefixes.clear()
+    reader.process.library, reader.process.version = found[1], found[2]
+    return True
+
+
+def driver(reader: NcclLogReader, message: str) -> bool:
+    reader.process.driver = message.split()[-1]
+    return True
+
+
+def network(reader: NcclLogReader, message: str) -> bool:
+    found = re.match(r"Using network (.+)", message)
+    if found:
+        reader.process.network = found[1]
+    return bool(found)
+
+
+def tuner(reader: NcclLogReader, message: str) -> bool:
+    found = re.match(r"TUNER/Plugin: Using (?:tuner plugin )?(.+)", message)
+    if found:
+        reader.process.tuner = found[1]
+    return bool(found)
+
+
+def loaded(reader: NcclLogReader, message: str) -> bool:
+    found = re.match(r"Successfully loaded external tuner plugin (\S+)", message)
+    if found:
+        reader.process.tuner = f"{reader.process.tuner} {found[1]}".strip()
+    return bool(found)
+
+
+def variable(reader: NcclLogReader, message: str) -> bool:
+    found = _SET.search(message)
+    if found:
+        value = found[2].rstrip(".") if found[2].rstrip(".").lstrip("-").isdecimal() else found[2]
+        reader.process.variables[found[1]] = value
+    return bool(found)
+
+
+def _keep(member: Member, fields: dict[str, str]) -> None:
+    """What a line tells of a communicator; what it does not tell stays."""
+    member.rank = int(fields["rank"])
+    member.nranks = _int(fields.get("nranks") or fields.get("nRanks"), member.nranks)
+    member.cuda_dev = _int(fields.get("cudaDev"), member.cuda_dev)
+    member.nodes = _int(fields.get("nNodes"), member.nodes)
+    member.local_ranks = _int(fields.get("localRanks"), member.local_ranks)
+    member.bus_id = fields.get("busId", member.bus_id)
+    member.comm_id = fields.get("commId", member.comm_id)
+    member.parent = fields.get("parent", member.parent)
+    if "color" in fields:
+        number = _int(fields.get("splitCount") or fields.get("childCount"), 0)
+        member.split = number or 0, _int(fields["color"], 0) or 0
+
+
+def _int(text: str | None, otherwise: int | None) -> int | None:
+    return int(text) if text and text.removeprefix("-").isdecimal() else otherwise
+
+
+_call_of = lru_cache(maxsize=4096)(call_of)  # the same line comes once a call
+
+MATRIX = _FUNCTION_ROWS | {"Function"}
+SHOW_THEIR_END = (communicator, timings, bootstrap, call)
+HANDLERS: dict[str, Handler] = {
+    "comm": communicator,
+    "Init": timings,
+    "Bootstrap": bootstrap,
+    "Channel": channel,
+    "CollNet": connection,
+    "Trees": trees,
+    "===": system,
+    "Pattern": pattern,
+    "NVLS": nvls,
+    "NCCL": version,
+    "RCCL": version,
+    "cudaDriverVersion": driver,
+    "Using": network,
+    "TUNER/Plugin:": tuner,
+    "Successfully": loaded,
+    "Algorithm": algorithms,
+    "Latency/AlgBw": wide_head,
+    **dict.fromkeys(_FUNCTION_ROWS, call),
+    **{f"{name}:": call for name in _FUNCTION_ROWS},
+}
+
+
+# -------------------------------------------------------------------------------------------------
+# NCCL's and RCCL's own log (NCCL_DEBUG=INFO): what each process tells of itself.
+#
+# A pure reader, line by line. Nothing is anchored: launchers put their own texts in front. Lines of
+# several processes may stand in one another (stdout of a node), be cut (a buffer of 1024 bytes, a
+# full disk) or edited; what stands in them whole is taken, and every line is counted once.
+#
+# Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
 
 _MARK = b" NCCL "
 _LONGEST = 4096  # NCCL's own buffer has 1024
@@ -32,20 +513,20 @@ _INSIDE = re.compile(
 _BARE_VERSION = re.compile(rb"NCCL version (\d+\.\d+[\w.+-]*)")
 
 
-class Reader:
+class NcclLogReader:
     """Reads one file: ``read`` takes its lines, any number of times; ``processes`` has the rest."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
-        self.processes: list[Process] = []
+        self.processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
-        self._known: dict[tuple[str, int], Process] = {}
+        self._known: dict[tuple[str, int], NcclProcess] = {}
         self.open: dict[tuple[int, int], Member] = {}  # (process, thread) -> its last communicator
         self.columns: dict[int, list[Column]] = {}  # id of a Member -> those of its tuning table
-        self.prefixes: dict[bytes, tuple[Process, int]] = {}
+        self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
         self._hosts: set[str] = set()
-        self.process = Process("", 0)
+        self.process = NcclProcess("", 0)
         self.thread = 0
 
     def read(self, lines: Iterable[bytes]) -> None:
@@ -71,7 +552,7 @@ class Reader:
         if b"NCCL version " in raw and (found := _BARE_VERSION.search(raw)):
             self.version = self.version or found[1].decode()
             return "understood"
-        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in said.MATRIX:
+        if b" | " in raw and raw.split(None, 1)[0].decode("latin-1") in MATRIX:
             return "known"
         return "other"
 
@@ -100,27 +581,27 @@ class Reader:
         if level == b"CALL":
             return "known"
         word = message.split(None, 1)[0] if message else ""
-        handler = said.HANDLERS.get(word)
+        handler = HANDLERS.get(word)
         if handler is None:
             if " set by environment to " in message:
-                handler = said.variable
+                handler = variable
             elif " coll channels" in message:
-                handler = said.counts
+                handler = counts
             elif " Bytes -> " in message:
-                handler = said.call
+                handler = call
             elif "comm 0x" in message and word.startswith(("ncclComm", "[Rank")):
-                handler = said.communicator
+                handler = communicator
             else:
                 traced = level == b"TRAC"  # of which there is no list
                 return "known" if traced or is_known(word, message) else "unknown"
         # What another line interrupts may have lost its end: only what shows its end is taken.
-        if (whole or handler in said.SHOW_THEIR_END) and handler(self, message):
+        if (whole or handler in SHOW_THEIR_END) and handler(self, message):
             return "understood"
         return "known" if is_known(word, message) else "cut"
 
     # -- who speaks --------------------------------------------------------------------------
 
-    def _source(self, prefix: bytes, inside: bool) -> tuple[Process, int]:
+    def _source(self, prefix: bytes, inside: bool) -> tuple[NcclProcess, int]:
         """The process and thread of a line; one unnamed process where a prefix was edited away."""
         known = self.prefixes.get(prefix)
         if known:
@@ -142,11 +623,11 @@ class Reader:
         self.prefixes[prefix] = process, thread
         return process, thread
 
-    def made(self, host: str, pid: int) -> Process:
+    def made(self, host: str, pid: int) -> NcclProcess:
         """A process that nothing was read of yet."""
         if len(self._known) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
-        process = self._known[host, pid] = Process(host, pid, self.file)
+        process = self._known[host, pid] = NcclProcess(host, pid, self.file)
         self.processes.append(process)
         return process
 

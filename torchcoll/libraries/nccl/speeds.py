@@ -2,7 +2,7 @@
 a ring that follows.
 
 NVLink: ncclTopoNVLinkBw of NCCL's src/graph/topo.h, about four fifths of the wire's rate; a
-measured ring comes close to it (core/hardware.py). XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
+measured ring comes close to it (core/plausibility.py). XGMI: ncclTopoXGMISpeed of RCCL's. PCI:
 ncclTopoAddPci of src/graph/topo.cc, about three quarters of the wire's rate. Versions differ a
 little; these are of NCCL 2.27 to 2.30, and of an RCCL that is based on 2.26.
 """
@@ -12,15 +12,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torchcoll.libraries.nccl.dump import Node
-from torchcoll.libraries.nccl.topology import Device, Gpu, Link, Nic, Topology
+from torchcoll.libraries.nccl.topology import Gpu, Link, Nic, Node, Topology, TopologyDevice
 
 # From this compute capability on; 8.6 is an exception. Above the last the file is of a GPU that is
 # newer than this table.
 _NVLINK = ((60, 18.0), (70, 20.0), (80, 20.0), (90, 20.6), (100, 40.1))
 _NEWER = 107
 _NVLINK_86 = 12.0
-_WIRE = {70: 25.0, 80: 25.0, 90: 25.0, 100: 50.0}  # NVIDIA's product pages, as core/hardware.py
+_WIRE = {70: 25.0, 80: 25.0, 90: 25.0, 100: 50.0}  # NVIDIA's product pages, as core/plausibility.py
 _XGMI = ((r"910|gfx90a", 36.0), (r"gfx94\w|gfx95\w", 48.0), (r"90[0-8]|gfx90[0-8]", 24.0))
 _LANE_MBPS = {2.5: 1500, 5.0: 3000, 8.0: 6000, 16.0: 12000, 32.0: 24000, 64.0: 48000}
 _GT = re.compile(r"(\d+(?:\.\d+)?) GT/s")
@@ -64,7 +63,7 @@ def _pci(node: Node) -> tuple[int | None, int | None]:
     return width if width and width > 0 else None, lane
 
 
-def narrowest_pci_gbps(device: Device) -> float | None:
+def narrowest_pci_gbps(device: TopologyDevice) -> float | None:
     """Of the links from the device up to its CPU; None where one of them is not told."""
     chain = [device.node, *device.node.above()]
     speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.calls import Call, Tally
+from torchcoll.libraries.calls import LoggedCall, Tally
 
 # torch's collective -> names in oneCCL's log.
 FUNCTIONS = {
@@ -49,7 +49,7 @@ class Selected(NamedTuple):
 
 
 @dataclass
-class Process:
+class OneCclProcess:
     """What one process tells, or one thread of it. changed: variable -> (value, default), of those
     that are not the default. values: every effective value (rank 0 prints them at its first
     collective). thread: ``number`` is a thread's, as in 2021; one of several in a process.
@@ -68,7 +68,7 @@ class Process:
     changed: dict[str, tuple[str, str]] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
     selection: dict[Selected, None] = field(default_factory=dict)
-    calls: Counter[Call] = field(default_factory=Counter)
+    calls: Counter[LoggedCall] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
 
 
@@ -102,15 +102,15 @@ _LONGEST = 4096  # of a message that is read: a number of more digits is none
 _INSIDE_BLOCK = (b" ", b"{", b"}", b"\t", b"attr:", b"cpuset:", b"nodeset:")
 
 
-class Reader:
+class OneCclLogReader:
     """Reads one file: ``read`` takes its lines, any number of times; ``processes`` has the rest."""
 
     def __init__(self, file: str = "") -> None:
         self.file = file
         self.tally = Tally()
-        self.processes: list[Process] = []
-        self._known: dict[int, Process] = {}
-        self._process: Process | None = None  # of the last line with a prefix
+        self.processes: list[OneCclProcess] = []
+        self._known: dict[int, OneCclProcess] = {}
+        self._process: OneCclProcess | None = None  # of the last line with a prefix
         self._collective = self._table = ""
         self._block = False  # the line belongs to the message before it
 
@@ -169,7 +169,7 @@ class Reader:
         if process is None:
             if len(self._known) >= MOST_PROCESSES:
                 raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
-            process = self._known[number] = Process(number, self.file, thread=bool(match[2]))
+            process = self._known[number] = OneCclProcess(number, self.file, thread=bool(match[2]))
             self.processes.append(process)
         self._process, self._collective = process, ""
         if match[3]:
@@ -187,7 +187,7 @@ class Reader:
             return "known"
         return self._fact(process, level, text)
 
-    def _call(self, process: Process, text: str) -> str:
+    def _call(self, process: OneCclProcess, text: str) -> str:
         call = _call_of(text)
         if call:
             process.calls[call] += 1
@@ -197,7 +197,7 @@ class Reader:
         whole = text.endswith((" done", "topo sycl")) or ", count 0, algo " in text
         return "known" if whole or "algo: coll" not in text else "cut"
 
-    def _fact(self, process: Process, level: str, text: str) -> str:
+    def _fact(self, process: OneCclProcess, level: str, text: str) -> str:
         for pattern in (_COORD, _CREATE):
             if found := pattern.search(text):
                 rank, size = (found[1], found[2]) if pattern is _COORD else (found[2], found[1])
@@ -219,11 +219,11 @@ class Reader:
 
 
 @lru_cache(maxsize=4096)
-def _call_of(text: str) -> Call | None:
+def _call_of(text: str) -> LoggedCall | None:
     """The call of a line; None for one that names no algorithm, no count or a count of 0."""
     if found := _SELECTED.search(text):
         function, count, algorithm = found.groups()
-        return Call(function, int(count), algorithm, unit="elements") if int(count) else None
+        return LoggedCall(function, int(count), algorithm, unit="elements") if int(count) else None
     found = _KERNEL.search(text)
     collective = _COLLECTIVE.search(text)
     if not found or not collective or text.endswith(" done") or not int(found[3]):
@@ -233,10 +233,10 @@ def _call_of(text: str) -> Call | None:
     words = [word for word in found[1].split() if word != collective[0]]
     name = found[2].removeprefix(f"{collective[0]}_") if found[2] else ""
     label = " ".join(dict.fromkeys((*words, name))).strip()
-    return Call(collective[0], int(found[3]), "sycl", label, unit="elements")
+    return LoggedCall(collective[0], int(found[3]), "sycl", label, unit="elements")
 
 
-def choices_of(result: CaseResult, calls: Iterable[Call]) -> list[Choice]:
+def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
     """What oneCCL chose for a case, each choice once, of ``calls`` that its log has beside it.
 
     The log counts elements: of the call, or of all ranks where the selector adds up what each
@@ -254,10 +254,10 @@ def choices_of(result: CaseResult, calls: Iterable[Call]) -> list[Choice]:
 
 
 @dataclass
-class Job:
+class OneCclJob:
     """Processes of one launch, each of their threads by itself where the log numbers these."""
 
-    processes: list[Process]
+    processes: list[OneCclProcess]
 
     @property
     def threads(self) -> int:
@@ -280,7 +280,7 @@ class Job:
         return max((p.size for p in self.processes if p.size is not None), default=None)
 
     @property
-    def calls(self) -> Counter[Call]:
+    def calls(self) -> Counter[LoggedCall]:
         return sum((process.calls for process in self.processes), Counter())
 
     @property
@@ -296,13 +296,13 @@ class Job:
         return list(dict.fromkeys(line for p in self.processes for line in p.selection))
 
 
-def jobs(readers: Sequence[Reader]) -> list[Job]:
+def jobs(readers: Sequence[OneCclLogReader]) -> list[OneCclJob]:
     """The jobs of these files: as many processes as say that they are so many, no rank twice.
 
     oneCCL names no job. A process that does not say its rank (a thread of it, in 2021) goes with
     the others of its file.
     """
-    found: list[Job] = []
+    found: list[OneCclJob] = []
     for process in _of(readers, ranked=True):
         for job in found:
             ranks = {p.rank for p in job.processes}
@@ -310,17 +310,17 @@ def jobs(readers: Sequence[Reader]) -> list[Job]:
                 job.processes.append(process)
                 break
         else:
-            found.append(Job([process]))
+            found.append(OneCclJob([process]))
     for process in _of(readers, ranked=False):
         near = next((job for job in found if process.file in job.files), None)
         if near is None:
-            found.append(Job([process]))
+            found.append(OneCclJob([process]))
         else:
             near.processes.append(process)
     return found
 
 
-def _of(readers: Sequence[Reader], ranked: bool) -> Iterator[Process]:
+def _of(readers: Sequence[OneCclLogReader], ranked: bool) -> Iterator[OneCclProcess]:
     for reader in readers:
         for process in reader.processes:
             if (process.rank is not None and process.size is not None) is ranked:

@@ -1,0 +1,135 @@
+"""``torchcoll compare``: what differs between launches, and whether it is evidence."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Iterable
+
+from torchcoll.comparison.compare import Comparison
+from torchcoll.comparison.results import Judged
+from torchcoll.core.errors import ExitCode, UsageError, tell
+from torchcoll.core.units import counted, parse_share
+
+# -------------------------------------------------------------------------------------------------
+# ``--fail-on slower:5%``: which verdicts make the command exit with 1.
+
+_GATES = ("slower", "unclear", "incomparable")
+
+
+def parse_gate(text: str) -> dict[str, float]:
+    """Verdict -> the least change that counts, of ``slower:5%,incomparable``."""
+    gate = {}
+    for part in text.split(","):
+        name, colon, share = (word.strip() for word in part.partition(":"))
+        if name not in _GATES or (colon and name != "slower"):
+            raise UsageError("fail-on", part, "slower, slower:5%, unclear or incomparable")
+        gate[name] = parse_share(share, "fail-on slower") if colon else 0.0
+    return gate
+
+
+def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
+    """How many cases have each verdict of the gate, and so large a change."""
+    found: dict[str, int] = {}
+    for case in cases:
+        change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
+        if case.verdict in gate and change >= math.log1p(gate[case.verdict]):
+            found[case.verdict] = found.get(case.verdict, 0) + 1
+    return found
+
+
+def untested(gate: dict[str, float], found: Iterable[Comparison]) -> str:
+    """What a gate on ``slower`` could not see, of the cases that both sides have; '' if nothing.
+
+    With one launch on a side it never trips, and wrong results are slower than nothing.
+    """
+    cases: list[Judged] = []
+    for each in found:
+        cases += [one.judged for one in each.fitted]
+        cases += [row.judged for row in each.rows if row.matched and not each.fitted]
+    unseen = sum(case.p_value is None for case in cases)
+    if "slower" not in gate or not unseen:
+        return ""
+    return f"{unseen} of {counted(len(cases), 'case')} could not be judged, and cannot fail it"
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sides",
+        nargs="+",
+        metavar="SIDE",
+        help="BASE and NEW: a file, a folder, a quoted glob, or label=PATH; several files of a "
+        "side (one label; without labels all behind the first, refused where only some of them "
+        "are like it) are its launches; "
+        "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
+        "against the other side are told",
+    )
+    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
+    add("--metric", default="time", help="time (the default), algbw or busbw")
+    add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add(
+        "--by",
+        default="",
+        metavar="NAMES",
+        help="what cases must agree in too: kernel, label=KEY, ...",
+    )
+    add("--fit", action="store_true", help="latency and bandwidth in place of every size")
+    add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_compare(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.comparison.compare import compare
+    from torchcoll.comparison.differences import check_unmixed
+    from torchcoll.comparison.show import show_comparisons, told_beside
+    from torchcoll.comparison.sides import side, sides_of
+    from torchcoll.importers.registry import read_all, with_results
+    from torchcoll.report.formats import FORMATS, choice
+
+    gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
+    threshold = parse_share(options.threshold, "threshold")
+    choice(options.format, "format", FORMATS)
+    arguments = with_results(options.sides, least=2)
+    base, *others = [side(name, paths, read_all) for name, paths in sides_of(arguments)]
+    unnamed = list(map(os.path.isfile, arguments))
+    if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
+        check_unmixed(base, next(one for one in others if one.name == "new"))
+    found = [
+        compare(
+            base,
+            new,
+            threshold=threshold,
+            metric=options.metric,
+            over_ranks=options.over_ranks,
+            filter=options.filter,
+            by=options.by,
+            fit=options.fit,
+        )
+        for new in others
+    ]
+    show_comparisons(found, options.format)
+    for text in told_beside(found, options.format):
+        tell(f"torchcoll: {text}")
+    failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
+    if not failed:
+        if text := untested(gate, found):
+            tell(f"torchcoll: warning: --fail-on {options.fail_on}: {text}")
+        return ExitCode.OK
+    words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
+    tell(f"torchcoll: --fail-on {options.fail_on}: {words}")
+    return ExitCode.FAILED
+
+
+COMMANDS = {
+    "compare": (
+        "what differs between launches, case by case, and whether it is evidence",
+        compare_arguments,
+        run_compare,
+    ),
+}

@@ -1,0 +1,320 @@
+"""Two sides compared case by case: what differs, how much, and whether that is evidence."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.comparison.differences import (
+    Difference,
+    Profile,
+    Start,
+    apart_of,
+    differences_of,
+    hidden_of,
+    profile,
+    start,
+    unknown_of,
+    value_text,
+    ways_of,
+)
+from torchcoll.comparison.fits import Fitted, fit_pairs
+from torchcoll.comparison.matching import NAMES, Condition, Pair, conditions, pairs_of
+from torchcoll.comparison.results import (
+    FIRST_CALLS,
+    NO_STARTS,
+    ONE_AFTER_THE_OTHER,
+    Compared,
+    beyond,
+    compared_rows,
+    mann_whitney_notes,
+    outlier_text,
+    percent,
+    tables_of,
+)
+from torchcoll.comparison.sides import (
+    METRICS,
+    Reader,
+    Reading,
+    Side,
+    check_together,
+    reading_of,
+    side,
+    start_of,
+    values_by_name,
+)
+from torchcoll.comparison.statistics import Outlier
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, load_all
+from torchcoll.core.summary import OVER_RANKS
+from torchcoll.core.units import format_ratio, format_size
+
+# -------------------------------------------------------------------------------------------------
+# A side that is a prediction: how far it is from what was measured.
+
+MODEL = "model"  # a side of this name is a prediction
+
+
+def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> list[str]:
+    """The errors |predicted / measured - 1| of the cases with a ratio; [] where no side, or both,
+    is the model.
+
+    Papers on simulators give the geometric mean over the sizes ("geomean error"). One size that is
+    nearly exact pulls it far down, so it never stands without the mean and the worst.
+    """
+    if (base.name == MODEL) == (new.name == MODEL):
+        return []
+    errors = [
+        (abs((row.ratio if new.name == MODEL else 1 / row.ratio) - 1), row)
+        for row in rows
+        if row.ratio
+    ]
+    if not errors:
+        return []
+    values = [error for error, _ in errors]
+    exact = min(values) == 0
+    geometric = 0.0 if exact else math.exp(math.fsum(map(math.log, values)) / len(values))
+    worst, row = max(errors, key=lambda one: one[0])
+    mean = math.fsum(values) / len(values)
+    size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
+    return [
+        f"error of the model, |{metric} predicted / measured - 1|, over {len(values)} cases: "
+        f"geometric mean {100 * geometric:.1f} % (sizes that are nearly exact pull it down), "
+        f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({row.row.collective}{size})"
+    ]
+
+
+# -------------------------------------------------------------------------------------------------
+
+FURTHEST = 5  # so many of the ratios that no test could judge are named
+THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
+
+
+@dataclass
+class Comparison:
+    """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
+    hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
+    that were outliers, by their files. ``starts``: base and new, where they are two backends.
+    """
+
+    base: Side
+    new: Side
+    metric: str
+    threshold: float
+    reading: str
+    rows: list[Compared]
+    differences: list[Difference]
+    notes: list[str] = field(default_factory=list)
+    by: tuple[str, ...] = ()
+    fitted: list[Fitted] = field(default_factory=list)
+    profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    starts: tuple[Start, ...] = ()
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """How many cases have each verdict; those that none has are left out."""
+        return dict(Counter(row.verdict for row in self.rows))
+
+    @property
+    def more_is_faster(self) -> bool:
+        return self.metric != "time"
+
+    @property
+    def ranked(self) -> list[Compared]:
+        """The cases that have a ratio, the slowest in comparison first."""
+        known = [row for row in self.rows if row.ratio is not None]
+        return sorted(known, key=lambda row: row.ratio or 0, reverse=not self.more_is_faster)
+
+    @property
+    def beyond(self) -> int:
+        """How many ratios differ by more than the threshold, evidence or not."""
+        ratios = [row.judged.ratio for row in self.rows if row.judged.ratio]
+        return sum(beyond(ratio, self.threshold) for ratio in ratios)
+
+
+def compare(
+    base: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source],
+    *,
+    threshold: float = THRESHOLD,
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+    fit: bool = False,
+    reader: Reader = load_all,
+) -> Comparison:
+    """``new`` against ``base``: Runs, files, folders or globs; several are the launches of a side.
+
+    threshold: changes below it are the same (0.02 = 2 %). metric: time, algbw, busbw. over_ranks:
+    max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
+    ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
+    each collective in place of the cases.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError for choices that do not exist, for
+    sides without a common case, and for rehearsals among real launches; UnreadableError for a file.
+    """
+    choose(metric, "metric", METRICS)
+    if over_ranks is not None:
+        choose(over_ranks, "over-ranks", OVER_RANKS)
+    if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
+        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+    ours = base if isinstance(base, Side) else side("base", base, reader)
+    theirs = new if isinstance(new, Side) else side("new", new, reader)
+    check_together(ours, theirs)
+    names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
+    _check_names(names, ours, theirs)
+    pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
+    rows, apart = compared_rows(pairs, ours, theirs, metric, threshold)
+    differences = [*differences_of(ours, theirs), *ways_of(pairs)]
+    found = Comparison(ours, theirs, metric, threshold, reading, rows, differences, by=names)
+    found.left_out = [_launch_name(found, one) for one in apart]
+    if fit:
+        settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
+        out = [one.launch for one in apart]
+        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric, out)
+    if any(row.reason.startswith("different ") for row in rows):
+        found.profiles = _profiles(rows, ours, theirs)
+    found.starts = _starts(pairs, ours, theirs)
+    named = zip(found.left_out, apart, strict=True)
+    found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
+    return found
+
+
+def choose(value: object, what: str, allowed: Sequence[str] | dict[str, str]) -> None:
+    if value not in allowed:
+        raise UsageError(what, value, f"one of {', '.join(allowed)}")
+
+
+def _check_names(names: Sequence[str], base: Side, new: Side) -> None:
+    known = {*NAMES, *values_by_name(base), *values_by_name(new)}
+    for name in names:
+        if name not in known:
+            facts = sorted(known - set(NAMES))
+            raise UsageError("by", name, f"one of {', '.join(NAMES)}, or {', '.join(facts)}")
+
+
+def _pairs_of(
+    base: Side,
+    new: Side,
+    metric: str,
+    over_ranks: str | None,
+    wanted: Sequence[Condition],
+    by: Sequence[str],
+) -> tuple[list[Pair], str]:
+    reading = reading_of(base, new, over_ranks)
+    only = [conditions([f"{s.only[0]}={s.only[1]}"] if s.only else []) for s in (base, new)]
+    ours, theirs = (
+        [m for m in s.measured(metric, reading) if all(c.holds(m) for c in [*wanted, *own])]
+        for s, own in zip((base, new), only, strict=True)
+    )
+    asked = [one.name for own in only for one in own]
+    if wanted and not (ours or theirs):
+        texts = ",".join(c.text for c in wanted)
+        raise UsageError("filter", texts, "conditions that some case fulfils")
+    return pairs_of(ours, theirs, by, asked), _reading_text(base, new, reading)
+
+
+def _reading_text(base: Side, new: Side, reading: Reading) -> str:
+    ours, theirs = base.read_as(reading), new.read_as(reading)
+    if ours == theirs or not (ours and theirs):
+        return ours or theirs or str(reading)
+    return f"{base.name}: {ours}; {new.name}: {theirs}"
+
+
+def _profiles(
+    rows: Sequence[Compared], base: Side, new: Side
+) -> list[tuple[Pair, Profile, Profile]]:
+    """Each side's own limits in each table, from all of its sizes: the other's do not matter."""
+    found = []
+    for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
+        pair = table[0].pair
+        alike = [row.pair for row in rows if row.pair.common == pair.common]
+        ours = {p.nbytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
+        theirs = {p.nbytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+        found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
+    return found
+
+
+def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
+    """The first calls of both sides, which between two backends differ more than any other call."""
+    ours = start(base, (m.result.case.backend for pair in pairs for m in pair.base))
+    theirs = start(new, (m.result.case.backend for pair in pairs for m in pair.new))
+    return (ours, theirs) if ours and theirs and ours.backend != theirs.backend else ()
+
+
+def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
+    ratios = any(one.judged.ratio for one in found.fitted or found.rows)
+    notes = [*apart_of(pairs, ratios), *unknown_of(found.base, found.new)]
+    both = (found.base, found.new)
+    alone = [r.given for s in both for r in s.results if r.given and not r.time_ns]
+    if any(given.statistic == "mean" and not given.one_cold_call for given in alone):
+        samples = any(s.keeps_samples for s in both)
+        like = "; samples are read as means too" if samples else ""
+        notes.append(f"some figures are means, and no single calls are known{like}")
+    notes += hidden_of(found.base, found.new, found.by)
+    if found.base.rehearsals:
+        notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
+    untested = [row for row in found.rows if row.judged.ratio and row.judged.p_value is None]
+    outside = [r for r in untested if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
+    if outside:
+        furthest = sorted(outside, key=lambda row: -abs(math.log(row.ratio or 1)))[:FURTHEST]
+        notes.append(
+            f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
+            f"{percent(found.threshold)}; the furthest: {', '.join(_named(furthest))}"
+        )
+    notes += error_note(found.base, found.new, found.rows, found.metric)
+    notes += _nothing_sent(found)
+    notes += _order_notes(found)
+    return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
+
+
+def _launch_name(found: Comparison, one: Outlier) -> str:
+    side, number = one.launch
+    run = (found.base, found.new)[side].runs[number]
+    return str(run.path or f"launch {number + 1} of {(found.base, found.new)[side].name}")
+
+
+def _order_notes(found: Comparison) -> list[str]:
+    """What the order of the launches in time leaves open."""
+    tested = [one.judged for one in found.fitted or found.rows if one.judged.p_value is not None]
+    if not tested:
+        return []
+    if found.fitted and not all(judged.interleaved for judged in tested):
+        return [ONE_AFTER_THE_OTHER]  # rows have it as a footnote
+    starts = {start_of(part) for s in (found.base, found.new) for part in s.parts}
+    if None in starts:
+        return [NO_STARTS]
+    return []
+
+
+def _nothing_sent(found: Comparison) -> list[str]:
+    """Ratios of what communicates nothing: they are of the cost of a call."""
+    rows = [row.row for row in found.rows if row.judged.ratio]
+    lines = []
+    if any(row.ranks == 1 for row in rows):
+        lines.append("one rank, no communication: the times are of the calls alone")
+    if any(row.backend == "fake" for row in rows):
+        lines.append("fake backend: nothing was communicated, the times are of the calls alone")
+    return lines
+
+
+def _named(rows: Sequence[Compared]) -> list[str]:
+    """``all_reduce 8M in place 0.765``: the cases with what tells them apart, and their ratios."""
+    pairs = [row.pair for row in rows]
+    varying = [n for n in NAMES if n != "collective" and len({_told(p, n) for p in pairs}) > 1]
+    texts = []
+    for row in rows:
+        size = [format_size(row.pair.nbytes)] if row.pair.nbytes else []
+        words = [text for name in varying if (text := _told(row.pair, name))]
+        texts.append(" ".join([row.row.collective, *size, *words, format_ratio(row.ratio)]))
+    return texts
+
+
+def _told(pair: Pair, name: str) -> str:
+    values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
+    texts = [value_text(name, value) for value in values if value is not None]
+    return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)

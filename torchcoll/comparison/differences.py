@@ -1,0 +1,397 @@
+"""What differs between the sides beside the figures: that is usually the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.comparison.matching import Pair
+from torchcoll.comparison.sides import (
+    UNTOLD,
+    Measured,
+    Side,
+    known_of,
+    value_of_fact,
+    values_by_name,
+    values_of_facts,
+)
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.result import Run
+from torchcoll.core.summary import first_call_ns, first_result_ns, first_results, median
+
+# Told first: what an upgrade changes. Then the variables and the rest, by name.
+_FIRST: tuple[str, ...] = (
+    *("label=", "source", "device_name", "hosts", "kernel", "driver", "nccl", "rccl", "xccl"),
+    *("ccl", "mapped ", "torch", "torchcoll"),
+)
+# Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
+_COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")
+# What may differ from launch to launch of one side: a scheduler chooses the place.
+_OF_THE_PLACE = ("label=launch", "hosts", "device_name", "kernel", "cpu", "cores", "threads")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is not the same on both sides, with the values that each side has."""
+
+    name: str
+    base: tuple[str, ...]
+    new: tuple[str, ...]
+    where: str = ""  # '' in all cases
+
+    def __str__(self) -> str:
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.name}: {_several(self.base)} -> {_several(self.new)}{where}"
+
+
+def differences_of(base: Side, new: Side) -> list[Difference]:
+    """Every fact whose values are not those of the other side, where both tell it."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    found = [
+        Difference(name, tuple(a), tuple(b))
+        for name in dict.fromkeys([*ours, *theirs])
+        if (a := _values(ours, name)) and (b := _values(theirs, name)) and {*a} != {*b}
+    ]
+    return sorted(found, key=lambda d: (_place(d.name), d.name))
+
+
+def unknown_of(base: Side, new: Side) -> list[str]:
+    """What only one side tells: it may differ or not."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    # A library belongs to its backend, and those are told apart elsewhere.
+    libraries = {
+        name
+        for s in (base, new)
+        for run in s.parts
+        for name in run.environment.get("libraries") or ()
+    }
+    lines = []
+    for one, facts, others in ((base, ours, theirs), (new, theirs, ours)):
+        names = [
+            n
+            for n in others
+            if not _values(facts, n) and n not in libraries and not n.startswith("mapped ")
+        ]
+        if names:
+            lines.append(f"{one.name} does not tell {', '.join(names)}: it may differ")
+    return lines
+
+
+def _values(facts: dict[str, list[str]], name: str) -> list[str]:
+    # Of an imported file nearly nothing is known, a label is there or not, and a library belongs
+    # to its backend.
+    if name in facts or not name.isupper():
+        return facts.get(name, ["none"] if name.startswith("label=") else [])
+    value = value_of_fact(dict.fromkeys(facts, ""), name)
+    return [] if value == UNTOLD else [value]
+
+
+def _place(name: str) -> int:
+    return next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+
+
+def hidden_of(base: Side, new: Side, by: Sequence[str]) -> list[str]:
+    """What varies among the launches of one side: their ratio is one over a mixture.
+
+    Their number in a matrix is not that: launches are the replicates.
+    """
+    lines = []
+    for one in (base, new):
+        varying = varying_text(values_by_name(one), [*by, "label=launch"])
+        if text := hidden_note(varying, f"the launches of {one.name}"):
+            lines.append(f"{text} (--by NAME keeps them apart)")
+    return lines
+
+
+def hidden_note(varying: str, which: str = "the launches") -> str:
+    """What is said of launches that are shown as one although they differ; '' if they do not."""
+    return f"hidden: {which} are not alike in {varying}" if varying else ""
+
+
+def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = ()) -> str:
+    """``kernel (6.1, 6.8); NCCL_ALGO (Ring, unset)``: the facts that have several values."""
+    return "; ".join(
+        f"{name} ({_several(found)})"
+        for name, found in values.items()
+        if len(found) > 1 and name not in without
+    )
+
+
+def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
+    """Names of what was varied on purpose among launches, given as (ranks, facts).
+
+    Variables and labels that have several values at one number of ranks make different curves; what
+    changes with the ranks alone cannot be told from them, and is a hidden dimension.
+    """
+    values: dict[tuple[int, str], set[str]] = {}
+    facts = list(launches)
+    names = dict.fromkeys(name for _, own in facts for name in own if _on_purpose(name))
+    for ranks, own in facts:
+        for name in names:
+            values.setdefault((ranks, name), set()).add(value_of_fact(own, name))
+    return [n for n in names if any(len(v) > 1 for (_, name), v in values.items() if name == n)]
+
+
+def check_unmixed(base: Side, new: Side) -> None:
+    """Raises UsageError where some launches of ``new`` are like ``base`` and others are not.
+
+    For files that nobody named: ``compare many/*a* many/*b*`` is many files to the shell, of which
+    BASE is the first alone. Told by any fact but those of the place, which a scheduler chooses.
+    """
+    ours, theirs = (
+        [known_of(part) | {"ranks": str(part.ranks)} for part in side.parts] for side in (base, new)
+    )
+    names = {name for own in (*ours, *theirs) for name in own}.difference(_OF_THE_PLACE)
+    # Labels say best what was meant, then variables.
+    for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
+        known = {_told(own, name) for own in ours} - {UNTOLD}
+        values = [value for own in theirs if (value := _told(own, name)) != UNTOLD]
+        alike = sum(value in known for value in values)
+        if not 0 < alike < len(values):
+            continue
+        counts = f"{alike} like BASE in {name} and {len(values) - alike} not"
+        raise UsageError(
+            "new",
+            f"{len(theirs)} launches, {counts}",
+            "those of one side",
+            "Name both sides, quoted: a='...*' b='...*'.",
+        )
+
+
+def _told(facts: Mapping[str, str], name: str) -> str:
+    if name.startswith("label="):
+        return facts.get(name, "none")
+    return value_of_fact(facts, name) if name.isupper() else facts.get(name, UNTOLD)
+
+
+def hidden_among(launches: Sequence[Mapping[str, str]], apart: Sequence[str]) -> str:
+    """What differs among launches, given by their facts, that are shown as one kind; '' if nothing.
+
+    Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
+    """
+    values = values_of_facts([dict(facts) for facts in launches])
+    return varying_text(values, [*apart, *(f"label={name}" for name in _COUNTING)])
+
+
+def _on_purpose(name: str) -> bool:
+    if name.startswith("label="):
+        return name.removeprefix("label=") not in _COUNTING
+    return name.isupper()
+
+
+def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
+    """What differs in matched cases, or what one side does not tell; ``ratios``: some have one."""
+    values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for pair in pairs:
+        if not (pair.base and pair.new):
+            continue
+        for name in pair.own[0]:
+            both = values.setdefault(name, ({}, {}))
+            for own, found in zip(pair.own, both, strict=True):
+                found[value_text(name, own[name])] = None
+    lists = {name: (list(a), list(b)) for name, (a, b) in values.items()}
+    differ = [
+        f"{n} ({_several(a)} -> {_several(b)})"
+        for n, (a, b) in lists.items()
+        if ["-"] not in (a, b)
+    ]
+    unknown = [n for n, both in lists.items() if ["-"] in both]
+    how = "compared" if ratios else "side by side"
+    lines = [f"{how} although they differ: {'; '.join(differ)}"] if differ else []
+    if unknown:
+        lines.append(f"matched without {', '.join(unknown)}: one side does not tell")
+    taken = dict.fromkeys(one for pair in pairs if pair.base and pair.new for one in pair.taken)
+    return lines + [
+        f"some launches do not tell {name}: taken for {value_text(name, value)}, as all others"
+        for name, value in taken
+    ]
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value of a dimension in words."""
+    if value is None:
+        return "-"
+    return {True: "in place", False: "out of place"}[value] if name == "in_place" else str(value)
+
+
+def _several(values: Sequence[str]) -> str:
+    return ", ".join(values if len(values) < 6 else [*values[:4], f"... ({len(values)} values)"])
+
+
+# -------------------------------------------------------------------------------------------------
+# How the cases of the two sides were measured: calls asked for, why they ended, lead calls.
+#
+# These are no facts of an environment and keep no cases apart: they are named, case by case, where
+# they are not the same, because each of them can be what a ratio shows.
+
+
+def ways_of(pairs: Sequence[Pair]) -> list[Difference]:
+    """What the sides share no value of, in the cases that both have. Unknown on a side is none."""
+    matched = [pair for pair in pairs if pair.base and pair.new]
+    return [one for name, of in _WAYS if (one := _difference(name, of, matched)) is not None]
+
+
+def _difference(
+    name: str, of: Callable[[Measured], str], matched: Sequence[Pair]
+) -> Difference | None:
+    differing, known = [], 0
+    for pair in matched:
+        both = [{value for m in items if (value := of(m))} for items in (pair.base, pair.new)]
+        if not all(both):
+            continue
+        known += 1
+        if not both[0] & both[1]:
+            differing.append(both)
+    if not differing:
+        return None
+    ours, theirs = (tuple(sorted(set().union(*values))) for values in zip(*differing, strict=True))
+    where = f"in {len(differing)} of {known} cases" if len(differing) < known else ""
+    return Difference(name, ours, theirs, where)
+
+
+def _asked(item: Measured) -> str:
+    if item.result.given:
+        return str(item.result.given.calls or "")
+    return item.iters
+
+
+def _stop(item: Measured) -> str:
+    return item.result.stop if item.result.time_ns else ""
+
+
+def _lead(item: Measured) -> str:
+    """Whether there were lead calls; a file from before there were any had none. Not how many:
+    it is 10 ms over the last cold call, and so differs between two runs of one command.
+    """
+    if not item.result.time_ns:
+        return ""
+    return "some" if any(item.result.lead_ns) else "none"
+
+
+_WAYS = (
+    ("iterations (-n)", _asked),
+    ("stopped by", _stop),
+    ("lead calls", _lead),
+)
+
+
+# -------------------------------------------------------------------------------------------------
+# Sides on different hardware: no faster and slower, but each measured against itself.
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What one side reaches in one table, by its own measure. None is unknown.
+
+    best_gbps: the highest busbw. half_nbytes: the smallest size that reaches half of it, and
+    below_nbytes the next smaller one: the true size lies between them. floor_ns: the time of the
+    smallest size, floor_nbytes; None where that reaches half of the best already, so that its time
+    is no latency. first_result_ns: connecting and the first call of the launch, median over the
+    launches.
+    """
+
+    best_gbps: float | None
+    half_nbytes: int | None
+    below_nbytes: int | None
+    floor_nbytes: int | None
+    floor_ns: float | None
+    first_result_ns: float | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a side's first call on one backend took, the median over its launches, nanoseconds:
+    the call itself, and with connecting before it (None where no launch tells that).
+    """
+
+    backend: str
+    first_call_ns: float
+    first_result_ns: float | None
+
+
+def start(side: Side, backends: Iterable[str]) -> Start | None:
+    """Of the backend of a side that has one; None where it has several, or no launch tells."""
+    known = set(backends)
+    if len(known) != 1:
+        return None
+    (backend,) = known
+    told = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
+    if not told:
+        return None
+    results = [ns for run, f in told if (ns := first_result_ns(run, f)) is not None]
+    calls = [first_call_ns(f) for _, f in told]
+    return Start(backend, median(calls), median(results) if results else None)
+
+
+def unlike(base: Side, new: Side) -> str:
+    """Why the two machines are not the same kind, as a reason; '' where they are, or where a
+    source does not tell.
+    """
+    for what, of in (
+        ("devices", _devices),
+        ("device names", _device_names),
+        ("numbers of hosts", _hosts),
+    ):
+        ours, theirs = ({v for run in s.parts if (v := of(run))} for s in (base, new))
+        if ours and theirs and ours != theirs:
+            texts = " and ".join(", ".join(sorted(values)) for values in (ours, theirs))
+            return f"different hardware: {what} {texts}"
+    return ""
+
+
+def unlike_ranks(pair: Pair) -> str:
+    """``different numbers of ranks: 4 and 8``; '' where they agree."""
+    ours, theirs = ({m.row.ranks for m in items} - {0} for items in (pair.base, pair.new))
+    if not ours or not theirs or ours == theirs:
+        return ""
+    texts = " and ".join(", ".join(map(str, sorted(ranks))) for ranks in (ours, theirs))
+    return f"different numbers of ranks: {texts}"
+
+
+def _devices(run: Run) -> str:
+    kinds = {result.case.device for result in run.results} - {"unknown", ""}
+    return ", ".join(sorted(kinds))
+
+
+def _device_names(run: Run) -> str:
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    return ", ".join(sorted(names))
+
+
+def _hosts(run: Run) -> str:
+    hosts = {m["host"] for m in run.members if m.get("host")}
+    return str(len(hosts)) if hosts else ""
+
+
+def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
+    """The profile of one side in one table; ``items``: its launches of each size, ascending."""
+    points = [
+        (
+            ok[0].row.nbytes,
+            geometric(m.row.median_ns for m in ok),
+            geometric(m.row.busbw_gbps for m in ok),
+        )
+        for launches in items
+        if (ok := [m for m in launches if m.row.status == "ok" and m.row.verified != "wrong"])
+    ]
+    timed = [(nbytes, ns) for nbytes, ns, _ in points if ns]
+    bandwidths = [(nbytes, gbps) for nbytes, _, gbps in points if gbps]
+    best = max((gbps for _, gbps in bandwidths), default=None)
+    reach = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    half = min(reach, default=None)
+    below = [nbytes for nbytes, _ in bandwidths if half and nbytes < half]
+    backends = {m.result.case.backend for launches in items for m in launches}
+    begun = start(side, backends)
+    floor = min(timed, default=None)
+    return Profile(
+        best,
+        half,
+        max(below, default=None),
+        floor[0] if floor else None,
+        floor[1] if floor and floor[0] != half else None,
+        begun.first_result_ns if begun else None,
+    )

@@ -1,0 +1,297 @@
+"""Latency and bandwidth of each collective, in place of a verdict on every size.
+
+The model is the oldest one: time = latency + size / bandwidth (R. W. Hockney, Parallel Computing 20
+(1994) 389). It is fitted to each launch on its own, so that launches stay the replicates, and it
+is told how badly it fits: a library that changes its algorithm at some size follows no line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from scipy import optimize
+
+from torchcoll.comparison.differences import unlike, unlike_ranks
+from torchcoll.comparison.matching import Pair
+from torchcoll.comparison.results import (
+    Judged,
+    Orders,
+    beyond,
+    case_of,
+    incomparable,
+    is_right,
+    judge,
+    other_clock,
+    ratio_alone,
+    record_of,
+)
+from torchcoll.comparison.sides import Measured, Side
+from torchcoll.comparison.statistics import Figures, geometric
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.summary import Row, median
+from torchcoll.core.units import format_size
+
+FEWEST_SIZES = 3
+POOR = 0.25  # beyond, the sizes follow no line, and its figures are none of the collective's
+
+
+@dataclass(frozen=True)
+class LatencyBandwidth:
+    """latency (ns) and bandwidth (GB/s) of one launch, None where the fit has it at 0."""
+
+    latency: float | None
+    bandwidth: float | None
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """By how much the sizes of a side differ from a line at most, as a share of it, and where."""
+
+    share: float
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One of the two figures of one table. ``figure``: latency (ns) or bandwidth (GB/s), which is
+    algbw or busbw, as ``metric`` says.
+    """
+
+    pair: Pair
+    figure: str
+    judged: Judged
+    metric: str
+    misfit: float | None  # the larger of both sides
+    misfit_nbytes: int | None
+
+    @property
+    def base(self) -> float | None:
+        return geometric(self.judged.base)
+
+    @property
+    def new(self) -> float | None:
+        return geometric(self.judged.new)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {
+            **self.pair.common,
+            "figure": f"{self.figure}_{'ns' if self.figure == 'latency' else 'gbps'}",
+            "bandwidth": self.metric,
+            **record_of(self.judged, self.base, self.new),
+            "misfit": self.misfit,
+            "misfit_nbytes": self.misfit_nbytes,
+        }
+
+
+def fit_pairs(
+    pairs: Sequence[Pair],
+    base_side: Side,
+    new_side: Side,
+    threshold: float,
+    metric: str = "algbw",
+    left_out: Sequence[tuple[int, int]] = (),
+) -> list[Fitted]:
+    """Latency and bandwidth of every table; Holm is over all of them. metric: ``busbw`` makes the
+    bandwidth that, anything else algbw. left_out: launches, as (side, number).
+    """
+    metric = "busbw" if metric == "busbw" else "algbw"
+    different = unlike(base_side, new_side)
+    tables: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.base and pair.new:
+            tables.setdefault(repr((pair.common, pair.own)), []).append(pair)
+    found = []
+    orders = Orders(pairs)
+    for table in tables.values():
+        ours = _lines([pair.base for pair in table], metric)
+        theirs = _lines([pair.new for pair in table], metric)
+        both = [misfit_of([getattr(pair, name) for pair in table]) for name in ("base", "new")]
+        worst = max(filter(None, both), key=lambda one: one.share, default=None)
+        for figure in ("latency", "bandwidth"):
+            own = [
+                (value, (side, launch), start)
+                for side, lines in enumerate((ours, theirs))
+                for (launch, start), line in lines.items()
+                if (value := getattr(line, figure)) and (side, launch) not in left_out
+            ]
+            figures = Figures(
+                tuple(value for value, *_ in own),
+                tuple(launch for _, launch, _ in own),
+                orders.of(start for *_, start in own),
+            )
+            base, new = figures.of(0), figures.of(1)
+            reason = different or unlike_ranks(table[0]) or other_clock(table[0])
+            reason = reason or _uncounted(figure, table[0], metric)
+            reason = reason or _why_not(figure, base, new)
+            reason = reason or _unresolved(
+                figure, *(_resolved(figure, lines) for lines in (ours, theirs))
+            )
+            if reason:
+                case = incomparable(base, new, reason)
+            elif worst and worst.share > POOR:
+                off = f"off by {_off(worst.share)} at {format_size(worst.nbytes)}"
+                case = Judged(base, new, "unclear", f"no line: {off}")
+            else:
+                case = case_of(table[0], figures, base_side, new_side)
+                if worst and _within_misfit(case, worst.share, threshold):
+                    text = f"the line is off by {_off(worst.share)}, more than this ratio"
+                    case = ratio_alone(figures, text)
+            misfit = (worst.share, worst.nbytes) if worst else (None, None)
+            found.append(Fitted(table[0], figure, case, metric, *misfit))
+    more = [one.figure == "bandwidth" for one in found]
+    # Holm counts all; which direction is the faster one differs.
+    up = judge([one.judged for one in found], threshold, more_is_faster=True)
+    down = judge([one.judged for one in found], threshold, more_is_faster=False)
+    return [
+        replace(one, judged=a if is_more else b)
+        for one, is_more, a, b in zip(found, more, up, down, strict=True)
+    ]
+
+
+def _within_misfit(case: Judged, misfit: float, threshold: float) -> bool:
+    """Where the points leave the line by more than the two lines differ, the difference may be that
+    of what the line does not follow.
+    """
+    return misfit > threshold and case.ratio is not None and not beyond(case.ratio, misfit)
+
+
+def counted_share(collective: str, ranks: int) -> float | None:
+    """What algbw counts of size / time (nccl-tests doc/PERFORMANCE.md); None where that depends on
+    a number of ranks that is not known, or is 1.
+    """
+    entry = COLLECTIVES[collective]
+    if ranks < 2:
+        return None if entry.moved(2) != 1 else 1.0
+    return entry.moved(ranks)
+
+
+def _share(row: Row, metric: str) -> float | None:
+    """The same of algbw or busbw."""
+    algbw, entry = counted_share(row.collective, row.ranks), COLLECTIVES[row.collective]
+    if metric != "busbw" or algbw is None:
+        return algbw
+    if entry.has_splits:  # how much crosses is the case's own
+        if row.busbw_gbps is None or not row.algbw_gbps:
+            return None
+        return algbw * row.busbw_gbps / row.algbw_gbps
+    return algbw * entry.bus_factor(row.ranks) if row.ranks > 1 else None
+
+
+def _uncounted(figure: str, pair: Pair, metric: str) -> str:
+    if figure == "latency":
+        return ""
+    for name, items in (("base", pair.base), ("new", pair.new)):
+        row = items[0].row
+        if _share(row, metric) is None:
+            known = "1 rank" if row.ranks == 1 else "the number of ranks is not known"
+            known = "what each rank sends is not known" if row.ranks > 1 else known
+            return f"no {metric} in {name}: {known}"
+    return ""
+
+
+def _unresolved(figure: str, base: tuple[int, int], new: tuple[int, int]) -> str:
+    """Where the fit has a figure at 0 in some launches: the others alone would be a selection, and
+    the figure too high. (launches with the figure, launches with a line) of each side.
+    """
+    for name, (known, lines) in (("base", base), ("new", new)):
+        if known < lines:
+            return f"{figure} not resolved in {lines - known} of {lines} launches of {name}"
+    return ""
+
+
+def _resolved(figure: str, lines: Mapping[Any, LatencyBandwidth]) -> tuple[int, int]:
+    return sum(bool(getattr(line, figure)) for line in lines.values()), len(lines)
+
+
+def _why_not(figure: str, base: Sequence[float], new: Sequence[float]) -> str:
+    for name, values in (("base", base), ("new", new)):
+        if not values:
+            return f"no {figure} in {name}: {FEWEST_SIZES} sizes that differ in it are needed"
+    return ""
+
+
+def _lines(
+    sizes: Sequence[Sequence[Measured]], metric: str
+) -> dict[tuple[int, float | None], LatencyBandwidth]:
+    """The line of each launch (its number, its start) that has enough sizes, its bandwidth as
+    ``metric`` counts it.
+    """
+    points: dict[int, list[tuple[int, float]]] = {}
+    starts: dict[int, float | None] = {}
+    for items in sizes:
+        for m in items:
+            if is_right(m) and m.row.median_ns and m.row.nbytes:
+                points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
+                starts.setdefault(m.launch, m.start)
+    row = sizes[0][0].row
+    share = _share(row, metric)
+    return {
+        (launch, starts[launch]): replace(
+            line, bandwidth=line.bandwidth * share if line.bandwidth and share else None
+        )
+        for launch, own in points.items()
+        if (line := fit_line(own)) is not None
+    }
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> LatencyBandwidth | None:
+    """Least squares of the relative error, neither figure below 0.
+
+    Relative, because noise is: else the largest size alone would decide, and the latency would be
+    what is left over.
+    """
+    if len({nbytes for nbytes, _ in points}) < FEWEST_SIZES:
+        return None
+    sizes = numpy.array([nbytes for nbytes, _ in points], dtype=float)
+    times = numpy.array([ns for _, ns in points])
+    largest = float(sizes.max())
+    matrix = numpy.column_stack((1 / times, sizes / largest / times))
+    (latency, slope), _ = optimize.nnls(matrix, numpy.ones(len(times)))
+    return LatencyBandwidth(float(latency) or None, largest / float(slope) if slope > 0 else None)
+
+
+def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
+    """How far the medians over the launches are from a line, beyond twice their standard error (of
+    a median: 1.25 times that of a mean); None for too few sizes.
+
+    The furthest single time would be the furthest noise: the more launches, the further.
+    """
+    times: dict[int, list[float]] = {}
+    for items in sizes:
+        for m in items:
+            if is_right(m) and m.row.median_ns and m.row.nbytes:
+                times.setdefault(m.row.nbytes, []).append(m.row.median_ns)
+    line = fit_line([(nbytes, median(own)) for nbytes, own in times.items()])
+    if line is None:
+        return None
+    off = {}
+    for nbytes, own in times.items():
+        law = (line.latency or 0.0) + (nbytes / line.bandwidth if line.bandwidth else 0.0)
+        known = len(own) > 1
+        error = 1.25 * float(numpy.std(own, ddof=1)) / math.sqrt(len(own)) if known else 0.0
+        off[nbytes] = max(0.0, abs(median(own) - law) - 2 * error) / law
+    worst = max(off, key=lambda nbytes: off[nbytes])
+    return Misfit(off[worst], worst)
+
+
+def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
+    """How badly the lines fit, where they do."""
+    poor = [one for one in fitted if one.misfit is not None and one.misfit > POOR]
+    if not poor:
+        return []
+    worst = max(poor, key=lambda one: one.misfit or 0)
+    return [
+        f"{len({id(one.pair) for one in poor})} of {len({id(one.pair) for one in fitted})} fits "
+        f"are poor: sizes there follow no line latency + size / bandwidth, and get no ratio; the "
+        f"worst is off by {_off(worst.misfit or 0)} ({worst.pair.common.get('collective')}, "
+        f"{format_size(worst.misfit_nbytes or 0)})"
+    ]
+
+
+def _off(misfit: float) -> str:
+    return f"{100 * misfit:.0f} %"

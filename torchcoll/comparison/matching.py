@@ -1,0 +1,277 @@
+"""Which cases of two sides are the same: matched on what they have in common.
+
+A dimension of which the sides share no value is what is being compared, where it may be (a
+backend), or it keeps them apart (a dtype). One that a source does not tell matches everything:
+where only some launches do not tell, and the others have one value, they are taken for it.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.comparison.sides import Measured, value_of_fact
+from torchcoll.core.collectives import find_collective
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import Row
+from torchcoll.core.units import format_size, parse_size
+
+# Other values here are another question: 2 GB of bfloat16 do not answer for 2 GB of float32.
+_SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
+# These may be what is compared; a footnote says so.
+_COMPARED = (
+    *("backend", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
+    *("asynchronous", "communicator", "cadence", "clock"),
+)
+# A case that did not run has none of these: it is taken for one like the others.
+_OF_SAMPLES = ("communicator", "clock")
+NAMES = (*_SAME, *_COMPARED)
+_TOLD_ONCE = 2  # not told, and the one value of all that tell: the others are taken for it
+
+Key = tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class Pair:
+    """One case on both sides; a side without it is empty.
+
+    common: what both have, size aside; own: the values of each side in what they do not share;
+    taken: (name, value) of what some of them do not tell, and all others have.
+    """
+
+    common: dict[str, Any]
+    nbytes: int
+    base: list[Measured] = field(default_factory=list)
+    new: list[Measured] = field(default_factory=list)
+    own: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    taken: Key = ()
+
+
+def value_of(item: Measured, name: str) -> Any:
+    """A dimension or a fact of a measured case; None is 'has no such thing' or 'unknown'."""
+    if name not in NAMES:
+        return item.facts.get(name)
+    value = getattr(item.row, name)
+    return None if value == "unknown" or (name == "ranks" and not value) else value
+
+
+def kind_of(item: Measured, apart: Sequence[str] = ()) -> dict[str, Any]:
+    """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
+    kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
+    return kind | {name: value_of_fact(item.facts, name) for name in apart}
+
+
+def pairs_of(
+    base: Sequence[Measured],
+    new: Sequence[Measured],
+    by: Sequence[str] = (),
+    asked: Sequence[str] = (),
+) -> list[Pair]:
+    """Every case of either side, in the order of the base, sizes ascending.
+
+    ``by``: further names that both sides must agree in; ``asked``: what is to be compared, whatever
+    it is. Raises UsageError where the sides share no
+    case, naming what keeps them apart.
+    """
+    names = [*NAMES, *(name for name in by if name not in NAMES)]
+    pairs = []
+    for collective in dict.fromkeys(m.row.collective for m in [*base, *new]):
+        ours = [m for m in base if m.row.collective == collective]
+        theirs = [m for m in new if m.row.collective == collective]
+        free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
+        told = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
+        alone = {name: value for name, value in told.items() if value is not None}
+        pairs += _pairs(ours, theirs, names, free, alone)
+    if not any(pair.base and pair.new for pair in pairs):
+        raise UsageError("cases", _apart(base, new, names), "cases that both sides have")
+    order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
+    return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.nbytes))
+
+
+def _table_key(pair: Pair) -> tuple[Any, ...]:
+    return (*pair.common.items(), *pair.own[0].items(), *pair.own[1].items())
+
+
+def _pairs(
+    base: list[Measured],
+    new: list[Measured],
+    names: Sequence[str],
+    free: Sequence[str],
+    alone: Mapping[str, Any],
+) -> list[Pair]:
+    """``alone``: what is not told is taken for this."""
+    shared = [n for n in names if n not in free]
+    size = _size_of([*base, *new])
+    found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
+    for number, items in enumerate((base, new)):
+        own_usual = {name: _usual(name, items) for name in _OF_SAMPLES}
+        any_usual = {n: v or _usual(n, [*base, *new]) for n, v in own_usual.items()}
+        for item in items:
+            values = {name: value_of(item, name) for name in names}
+            # What ran and does not tell stays unknown: the other side cannot know it.
+            usual = own_usual if _ran(item) else any_usual
+            values |= {name: values[name] or value for name, value in usual.items()}
+            values |= {name: value for name, value in alone.items() if _untold(item, name)}
+            common = tuple((name, values[name]) for name in shared)
+            own = tuple((name, values[name]) for name in free)
+            groups = found.setdefault((common, size(item.row)), ({}, {}))
+            groups[number].setdefault(own, []).append(item)
+    pairs = []
+    for (common, nbytes), (ours, theirs) in found.items():
+        # What one side has in several kinds is compared in each of them, never pooled.
+        pairs += [
+            Pair(dict(common), nbytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n]))
+            for own_b, b in (ours or {(): []}).items()
+            for own_n, n in (theirs or {(): []}).items()
+        ]
+    return pairs
+
+
+def _ran(item: Measured) -> bool:
+    return bool(item.result.given or item.result.time_ns)
+
+
+def _usual(name: str, items: Iterable[Measured]) -> Any:
+    return next((v for item in items if (v := value_of(item, name)) is not None), None)
+
+
+def _untold(item: Measured, name: str) -> bool:
+    return bool(getattr(item.row, name) == "unknown")
+
+
+def _only_known(name: str, items: Sequence[Measured]) -> Any:
+    """The one value of all that tell, where some do not; None else."""
+    told = {value_of(m, name) for m in items if not _untold(m, name)}
+    some = any(_untold(m, name) for m in items)
+    return told.pop() if some and len(told) == 1 and name not in _OF_SAMPLES else None
+
+
+def _taken(alone: Mapping[str, Any], items: Iterable[Measured]) -> Key:
+    own = list(items)
+    return tuple((n, value) for n, value in alone.items() if any(_untold(m, n) for m in own))
+
+
+def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:
+    ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
+    if name in _OF_SAMPLES:
+        told = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
+        ours, theirs = (values - {None} or values for values in told)
+    if not ours or not theirs:
+        return False
+    if ours & theirs:  # perhaps that both do not tell
+        alone = [all(_untold(m, name) for m in side) for side in (base, new)]
+        several = len(ours | theirs) > _TOLD_ONCE
+        return name in _COMPARED and name not in _OF_SAMPLES and any(alone) and several
+    return name in _COMPARED or ours == {None} or theirs == {None}
+
+
+def _size_of(items: Iterable[Measured]) -> Callable[[Row], int]:
+    """Requested bytes where both sides have them, else the actual ones."""
+    if all(item.knows_requested for item in items):
+        return lambda row: row.nbytes_requested
+    return lambda row: row.nbytes or row.nbytes_requested
+
+
+def _apart(base: Sequence[Measured], new: Sequence[Measured], names: Sequence[str]) -> str:
+    """``nothing in common in dtype (float32, bfloat16)``: the differences of the nearest cases."""
+    if not base or not new:
+        return f"none in {'base' if not base else 'new'}"
+    names = [*(n for n in names if n not in _COMPARED), "size"]
+    size = _size_of([*base, *new])
+
+    def values(items: Iterable[Measured]) -> list[tuple[Any, ...]]:
+        every = ((*(value_of(m, n) for n in names[:-1]), size(m.row)) for m in items)
+        return list(dict.fromkeys(every))
+
+    ours, theirs = values(base), values(new)
+    # Two lists of a hundred thousand sizes each need no exact answer.
+    differ = min(
+        (
+            [n for n, a, b in zip(names, one, other, strict=True) if a != b]
+            for one in ours[:300]
+            for other in theirs[:300]
+        ),
+        key=len,
+    )
+    words = []
+    for name in differ:
+        place = names.index(name)
+        lists = [list(dict.fromkeys(v[place] for v in side)) for side in (ours, theirs)]
+        words.append(f"{name} ({_several(name, lists[0])}; {_several(name, lists[1])})")
+    return f"nothing in common in {' and '.join(words) or 'any dimension'}"
+
+
+def _several(name: str, values: Sequence[Any]) -> str:
+    none = "unset" if name.isupper() else "none"
+    texts = [format_size(v) if name == "size" else none if v is None else str(v) for v in values]
+    return ", ".join(texts if len(texts) < 5 else [*texts[:2], "...", texts[-1]])
+
+
+# -------------------------------------------------------------------------------------------------
+# ``--filter collective=all_reduce,size>=1M``: which cases are compared.
+
+_FORM = re.compile(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(\S.*?)\s*")
+_ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_NUMBERS = ("ranks", "root", "coalesce")
+_SET = "NAME=VALUE, NAME!=VALUE, size>=1M, ... with commas (VALUE|VALUE for several)"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition; ``values`` are alternatives, of which the orders have one."""
+
+    text: str
+    name: str
+    sign: str
+    values: tuple[Any, ...]
+
+    def holds(self, item: Measured) -> bool:
+        value = item.row.nbytes_requested if self.name == "size" else value_of(item, self.name)
+        if self.sign in _ORDERS:
+            return value is not None and _ORDERS[self.sign](value, self.values[0])
+        return (value in self.values) == (self.sign == "=")
+
+
+def conditions(filter: str | Sequence[str]) -> list[Condition]:
+    """The conditions of a text with commas, or of several. Raises UsageError naming the first bad
+    one.
+    """
+    texts = filter.split(",") if isinstance(filter, str) else filter
+    return [_condition(text) for text in texts if text.strip()]
+
+
+def _condition(text: str) -> Condition:
+    match = _FORM.fullmatch(text)
+    if not match:
+        raise UsageError("filter", text, _SET)
+    name, sign, value = match.groups()
+    if name not in (*NAMES, "size"):
+        raise UsageError("filter name", name, f"one of size, {', '.join(NAMES)}")
+    texts = [part.strip() for part in value.split("|")]
+    if sign in _ORDERS and (name not in (*_NUMBERS, "size") or len(texts) > 1):
+        raise UsageError("filter", text, f"= or != with {name}, or one number behind {sign}")
+    return Condition(text.strip(), name, sign, tuple(_value(name, part) for part in texts))
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "size":
+        return parse_size(text, "filter size")
+    if name == "collective":
+        return find_collective(text).name
+    if name in ("in_place", "asynchronous"):
+        if text not in ("yes", "no", "true", "false"):
+            raise UsageError(f"filter {name}", text, "yes or no")
+        return text in ("yes", "true")
+    if name in _NUMBERS:
+        if not text.isdecimal() or len(text) > 9:
+            raise UsageError(f"filter {name}", text, "a whole number")
+        return int(text)
+    return text

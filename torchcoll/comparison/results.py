@@ -1,0 +1,468 @@
+"""The cases of a comparison: the launches of each, their figures, and the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchcoll.comparison.differences import unlike, unlike_ranks
+from torchcoll.comparison.matching import Pair
+from torchcoll.comparison.sides import METRICS, Measured, Side
+from torchcoll.comparison.statistics import (
+    LEVEL,
+    MOST_LAUNCHES,
+    Figures,
+    Outlier,
+    Ratio,
+    asked,
+    common_share,
+    geometric,
+    holm,
+    launches_range,
+    least_mann_whitney,
+    mann_whitney,
+    outliers,
+    plain_ratio,
+    side_ratio,
+)
+from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
+from torchcoll.core.summary import COLD_CALL, Row, median, told
+from torchcoll.core.units import counted, format_ratio
+
+# -------------------------------------------------------------------------------------------------
+# From launches to a verdict on each case: start at unclear, and move only on evidence.
+
+VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
+NEEDS = (
+    "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
+    "as the launches tell"
+)
+NO_STARTS = "start times are not known of all launches: a drift would look like a difference"
+ONE_AFTER_THE_OTHER = "measured one after the other: a step between the sides would look the same"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of one pair of sets of launches. ``p_value`` is Holm's, over the comparison."""
+
+    base: tuple[float, ...]
+    new: tuple[float, ...]
+    verdict: str
+    reason: str
+    ratio: Ratio | None = None
+    p_value: float | None = None
+    mann_whitney: float | None = None  # adjusted alike; None where the order is in the way
+    interleaved: bool = True  # False: one side was measured before the other
+    needed: tuple[int | None, int | None] | None = None  # launches a side; None: over MOST_LAUNCHES
+
+    @property
+    def settled(self) -> bool:
+        """True where the reason is already known, before the test."""
+        return self.ratio is None or self.ratio.p_value is None
+
+
+def measure(figures: Figures, single: str = "", share: float | None = None) -> Judged:
+    """The ratio of one case, one figure a launch; ``single``: what one launch is, if not that.
+    share: of the noise, as ``side_ratio`` has it.
+    """
+    base, new = figures.of(0), figures.of(1)
+    ratio = side_ratio(figures, share)
+    found = Judged(base, new, "unclear", "", ratio, interleaved=figures.interleaved)
+    if min(len(base), len(new)) == 1:
+        where = "a side" if len(base) == len(new) else "in base" if len(base) == 1 else "in new"
+        return replace(found, reason=f"{single}1 launch {where}")
+    if ratio.p_value is None:
+        return replace(found, reason="the launches of each side are equal: no spread to judge by")
+    return found
+
+
+def ratio_alone(figures: Figures, reason: str) -> Judged:
+    """A ratio that is never evidence, however many launches there are."""
+    return Judged(figures.of(0), figures.of(1), "unclear", reason, plain_ratio(figures))
+
+
+def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Judged:
+    return Judged(tuple(base), tuple(new), "incomparable", reason)
+
+
+def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
+    """The verdict of each case among all cases of the comparison, and what it would take."""
+    judged = decide(cases, threshold, more_is_faster)
+    tested = [i for i, case in enumerate(judged) if not case.settled]
+    found = sum((judged[i].p_value or 0.0) < LEVEL for i in tested)
+    what = asked(threshold, len(tested), found)
+    for i in tested:
+        if judged[i].verdict != "unclear":
+            continue
+        case, ratio = judged[i], judged[i].ratio
+        assert ratio is not None
+        # What is significant by itself does not need to take its turn again.
+        own = asked(threshold, len(tested), found - 1) if (case.p_value or 0) < LEVEL else what
+        needed = launches_range(own, ratio, max(len(case.base), len(case.new)))
+        text = f"{case.reason}, {_needs_text(needed, threshold)}"
+        judged[i] = replace(case, needed=needed, reason=text)
+    if all(judged[i].interleaved for i in tested):  # else a drift would be confirmed
+        ranks = holm([mann_whitney(judged[i].base, judged[i].new) for i in tested])
+        for i, p in zip(tested, ranks, strict=True):
+            judged[i] = replace(judged[i], mann_whitney=p)
+    return judged
+
+
+def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
+    """The verdicts alone."""
+    tested = [i for i, case in enumerate(cases) if not case.settled]
+    adjusted = holm([case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio])
+    judged = list(cases)
+    for i, p in zip(tested, adjusted, strict=True):
+        judged[i] = _verdict(replace(cases[i], p_value=p), threshold, more_is_faster)
+    return judged
+
+
+def _needs_text(needed: tuple[int | None, int | None], threshold: float) -> str:
+    low, high = needed
+    if low is None:
+        return f"too near {percent(threshold)} to settle"
+    if high is None:
+        return f"needs {low} to over {MOST_LAUNCHES} launches"
+    return f"needs {low} launches" if low == high else f"needs {low} to {high} launches"
+
+
+def beyond(ratio: Ratio, threshold: float) -> bool:
+    """True where the estimate differs by more than the threshold, up or down alike."""
+    return abs(math.log(ratio.ratio)) > math.log1p(threshold)
+
+
+def _verdict(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
+    ratio, p = case.ratio, case.p_value
+    assert ratio is not None and p is not None
+    assert ratio.low_90 is not None and ratio.high_90 is not None
+    significant, limit = p < LEVEL, 1 + threshold
+    if significant and beyond(ratio, threshold):
+        faster = (ratio.ratio > 1) == more_is_faster
+        return replace(case, verdict="faster" if faster else "slower", reason=p_text(p))
+    # Two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics Biopharmaceutics 15 (1987) 657).
+    if 1 / limit < ratio.low_90 and ratio.high_90 < limit:
+        return replace(case, verdict="same", reason=f"90 % within {percent(threshold)}")
+    return replace(case, reason=p_text(p))
+
+
+def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
+    """What the distribution-free test says beside the verdicts."""
+    tested = [case for case in cases if case.mann_whitney is not None]
+    notes = []
+    for base, new in dict.fromkeys((len(c.base), len(c.new)) for c in tested):
+        least = least_mann_whitney(base, new)
+        if least * len(tested) >= LEVEL:
+            notes.append(
+                f"Mann-Whitney cannot confirm: {base} against {new} launches reach p = "
+                f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
+                f"{LEVEL / len(tested):.2g}"
+            )
+    found = [c for c in tested if c.verdict in ("faster", "slower")]
+    able = [c for c in found if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
+    confirmed = sum((c.mann_whitney or 0) < LEVEL for c in able)
+    if able:
+        notes.append(f"Mann-Whitney with Holm confirms {confirmed} of {len(able)} differences")
+    return notes
+
+
+def p_note(cases: Sequence[Judged]) -> list[str]:
+    """How p was computed, where any was."""
+    tested = sum(case.p_value is not None for case in cases)
+    if not tested:
+        return []
+    what = f"Holm over {tested} cases" if tested > 1 else "one case"
+    ordered = any(case.ratio and case.p_value is not None and case.ratio.design.in_order
+                  for case in cases)  # fmt: skip
+    model = "side + launch number by start time" if ordered else "side"
+    return [f"p: t of the side in log figure ~ {model}, {what}; below 0.05 counts"]
+
+
+def outlier_text(name: str, one: Outlier) -> str:
+    """A launch that is left out, and why."""
+    return (
+        f"left out of all cases: {name}, {format_ratio(one.factor)} times what the other launches "
+        f"give (median over the cases; deleted residual {abs(one.t):.1f}, limit {one.limit:.1f})"
+    )
+
+
+def p_text(p: float) -> str:
+    return "p < 0.0001" if p < 0.0001 else f"p {p:.2g}" if p < 0.995 else "p 1"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+# -------------------------------------------------------------------------------------------------
+
+FIRST_CALLS = "first calls of a process: torchcoll cold"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One case on both sides.
+
+    row: the new side's (the base's, where new has none): figures are geometric means over the
+    launches, other numbers medians. base, new: the metric, as ``row`` has it; of figures that
+    cannot be too, where a side has no other.
+    """
+
+    pair: Pair
+    row: Row
+    judged: Judged
+    base: float | None
+    new: float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def matched(self) -> bool:
+        """False where only one side has the case."""
+        return bool(self.pair.base and self.pair.new)
+
+    @property
+    def verdict(self) -> str:
+        return self.judged.verdict
+
+    @property
+    def reason(self) -> str:
+        return self.judged.reason
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The case as an object of base units: the fields of a Row and what was found."""
+        given = any(m.result.given for m in self.pair.new or self.pair.base)
+        names = (field.name for field in dataclasses.fields(Row))
+        row = {name: told(self.row, name, given) for name in names}
+        return row | record_of(self.judged, self.base, self.new)
+
+    @property
+    def ratio(self) -> float | None:
+        return self.judged.ratio.ratio if self.judged.ratio else None
+
+
+def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str, Any]:
+    """What was found of two sets of launches. p_value and mann_whitney_p are Holm's; needs_low and
+    needs_high are launches a side, where they would settle an unclear case.
+    """
+    ratio = judged.ratio
+    return {
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+        "ratio": ratio.ratio if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "p_value": judged.p_value,
+        "mann_whitney_p": judged.mann_whitney,
+        "base": base,
+        "new": new,
+        "base_launches": len(judged.base),
+        "new_launches": len(judged.new),
+        "needs_low": judged.needed[0] if judged.needed else None,
+        "needs_high": judged.needed[1] if judged.needed else None,
+    }
+
+
+def compared_rows(
+    pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
+) -> tuple[list[Compared], list[Outlier]]:
+    """The cases, and the launches that were left out of all of them."""
+    different = unlike(base, new)
+    orders = Orders(pairs)
+    every = [figures_of(pair, orders) for pair in pairs]
+    reasons = [
+        _why_not(pair, figures, metric) or different or unlike_ranks(pair)
+        for pair, figures in zip(pairs, every, strict=True)
+    ]
+    found = outliers([figures for figures, why in zip(every, reasons, strict=True) if not why])
+    out = [one.launch for one in found]
+    remaining = [figures.without(out) for figures in every]
+    reasons = [why or _gone(kept) for why, kept in zip(reasons, remaining, strict=True)]
+    share = common_share([kept for kept, why in zip(remaining, reasons, strict=True) if not why])
+    cases = []
+    for pair, figures, kept, reason in zip(pairs, every, remaining, reasons, strict=True):
+        if reason:
+            cases.append(incomparable(figures.of(0), figures.of(1), reason))
+        else:
+            cases.append(case_of(pair, kept, base, new, share))
+    judged = judge(cases, threshold, metric != "time")
+    rows = [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
+    return rows, found
+
+
+class Orders:
+    """The number of each start among those of all launches that have a part in the comparison.
+
+    Launches that were started in the same second, and both sides of one launch, have one number.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        matched = [pair for pair in pairs if pair.base and pair.new]
+        starts = {m.start for pair in matched for m in (*pair.base, *pair.new) if is_right(m)}
+        known = sorted(start for start in starts if start is not None)
+        # One that is unknown may be any: the others alone are no order.
+        self._numbers = {start: float(n) for n, start in enumerate(known)}
+        self.known = None not in starts
+
+    def of(self, starts: Iterable[float | None]) -> tuple[float, ...] | None:
+        if not self.known:
+            return None
+        return tuple(self._numbers[start] for start in starts if start is not None)
+
+
+def figures_of(pair: Pair, orders: Orders) -> Figures:
+    """The launches of both sides that have a right result."""
+    both = [(side, launches_of(items)) for side, items in enumerate((pair.base, pair.new))]
+    own = [(value, (side, items[0])) for side, several in both for value, items in several]
+    matched = bool(pair.base and pair.new)
+    return Figures(
+        tuple(value for value, _ in own),
+        tuple((side, first.launch) for _, (side, first) in own),
+        orders.of(first.start for _, (_, first) in own) if matched else None,
+    )
+
+
+def case_of(
+    pair: Pair, figures: Figures, base: Side, new: Side, share: float | None = None
+) -> Judged:
+    """The ratio of figures, one a launch, of what may be compared. share: as ``side_ratio``."""
+    if base.reference != new.reference:
+        return ratio_alone(figures, "reference, a published figure")
+    if how := _measured_apart(pair, base, new):
+        return ratio_alone(figures, how)
+    if base.keeps_samples and new.keeps_samples:
+        return measure(figures, share=share)
+    given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
+    what = "single means, " if given == {"mean"} else "single figures, "
+    return measure(figures, what, share)
+
+
+def is_right(item: Measured) -> bool:
+    """False for what has no result, or a wrong one: it never enters a comparison."""
+    return item.row.status == "ok" and item.row.verified != "wrong"
+
+
+def _enters(item: Measured) -> bool:
+    return is_right(item) and bool(item.figure)
+
+
+def launches_of(items: Sequence[Measured]) -> list[tuple[float, list[Measured]]]:
+    """One figure a launch, of those that are right: a case that ran twice in one is one."""
+    by_launch: dict[int, list[Measured]] = {}
+    for item in items:
+        if _enters(item):
+            by_launch.setdefault(item.launch, []).append(item)
+    return [(geometric([m.figure for m in own]) or 0.0, own) for own in by_launch.values()]
+
+
+def _why_not(pair: Pair, figures: Figures, metric: str) -> str:
+    """Why a case has no ratio; '' where it has one."""
+    if not pair.base or not pair.new:
+        return f"only in {'base' if pair.base else 'new'}"
+    for side, (name, items) in enumerate((("base", pair.base), ("new", pair.new))):
+        if figures.of(side):
+            continue
+        bad = next((m for m in items if not is_right(m)), None)
+        if any(m.row.statistic == COLD_CALL for m in items):
+            return FIRST_CALLS
+        if bad is None:
+            return f"no {metric} in {name}"
+        check = bad.result.verification
+        if check and check.wrong:
+            return f"wrong in {name}: {check.wrong} of {check.checked}"
+        reason = bad.row.reason.partition(LIKELY)[0]
+        return f"{bad.row.status} in {name}" + (f": {reason}" if reason else "")
+    return other_clock(pair)
+
+
+def _gone(kept: Figures) -> str:
+    """Why a case that had a figure on both sides has none in the launches that were kept."""
+    gone = [name for side, name in enumerate(("base", "new")) if not kept.of(side)]
+    return f"{' and '.join(gone)} only in launches left out" if gone else ""
+
+
+def other_clock(pair: Pair) -> str:
+    """Why a call is not compared with an operation: the issue clock stops when the call returns.
+
+    '' where both sides have it or neither.
+    """
+    issued = [{m.row.clock == "issue" for m in items} for items in (pair.base, pair.new)]
+    if issued[0] == issued[1]:
+        return ""
+    return f"the issue clock in {'base' if True in issued[0] else 'new'} alone: no operation's time"
+
+
+def _measured_apart(pair: Pair, base: Side, new: Side) -> str:
+    """Why a ratio is one of ways to measure, perhaps: calls back to back against calls behind a
+    barrier, a device's clock against a host's. '' where the sides are named after it.
+    """
+    asked = {side.only[0] for side in (base, new) if side.only}
+    both = [
+        (name, [own[name] for own in pair.own])
+        for name in ("cadence", "clock")
+        if name not in asked and all(own.get(name) for own in pair.own)
+    ]
+    texts = [f"{name} {a} / {b}" for name, (a, b) in both if a != b]
+    return f"measured in different ways: {', '.join(texts)}" if texts else ""
+
+
+def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -> Compared:
+    items = pair.new or pair.base
+    side = int(bool(pair.new))
+    kept = [m for m in items if (side, m.launch) not in left_out] if judged.ratio else items
+    good = [m.row for _, own in launches_of(kept) for m in own]
+    notes = []
+    if judged.p_value is not None and not judged.interleaved:
+        notes.append(ONE_AFTER_THE_OTHER)
+    for name, side_items in (("base", pair.base), ("new", pair.new)):
+        out = [m for m in side_items if not _enters(m)]
+        if out and len(out) < len(side_items):
+            words = ", ".join(dict.fromkeys(map(_why_out, out)))
+            notes.append(f"{len(out)} of {len(side_items)} launches of {name} left out: {words}")
+        remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
+        notes += [f"{name}: {text}" for text in remarks]
+    sizes = {m.row.nbytes for m in [*pair.base, *pair.new] if m.row.nbytes}
+    if len(sizes) > 1 and pair.base and pair.new:
+        notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
+    row = _one_row(good or [m.row for m in items])
+    base, new = (
+        geometric(values or _implausible(side_items))
+        for values, side_items in ((judged.base, pair.base), (judged.new, pair.new))
+    )
+    return Compared(pair, row, judged, base, new, tuple(notes))
+
+
+def _implausible(items: Sequence[Measured]) -> list[float]:
+    """Figures that cannot be: they are shown, beside the reason, and in no ratio."""
+    return [m.figure for m in items if m.figure and m.row.status == IMPLAUSIBLE]
+
+
+def _why_out(item: Measured) -> str:
+    if is_right(item):
+        return COLD_CALL if item.row.statistic == COLD_CALL else "no figure"
+    return "wrong" if item.row.verified == "wrong" else item.row.status
+
+
+def _one_row(rows: Sequence[Row]) -> Row:
+    """One row of several launches."""
+
+    def over(name: str) -> float | None:
+        known = [value for row in rows if (value := getattr(row, name)) is not None]
+        return median(known) if known else None
+
+    names = ("first_call_ns", "second_call_ns", "low_ns", "high_ns", "p99_ns")
+    changed: dict[str, Any] = {name: over(name) for name in names}
+    for name in METRICS.values():
+        changed[name] = geometric([getattr(row, name) for row in rows])
+    return dataclasses.replace(rows[0], calls=sum(row.calls for row in rows), **changed)
+
+
+def tables_of(rows: Sequence[Compared]) -> list[list[Compared]]:
+    """The cases in their tables: those that differ in nothing but the size."""
+    tables: dict[str, list[Compared]] = {}
+    for row in rows:
+        tables.setdefault(repr((row.pair.common, row.pair.own)), []).append(row)
+    return list(tables.values())

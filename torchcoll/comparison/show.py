@@ -1,0 +1,430 @@
+"""The tables of a comparison: what differs, the cases or the fits, and what it amounts to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
+from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS, values_of
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.header import what_text
+from torchcoll.report.notes import lines_beside, problems_of
+
+if TYPE_CHECKING:
+    from torchcoll.comparison.compare import Comparison
+    from torchcoll.comparison.differences import Profile
+    from torchcoll.comparison.fits import Fitted
+    from torchcoll.comparison.matching import Pair
+    from torchcoll.comparison.results import Compared, Judged
+    from torchcoll.comparison.sides import Side
+    from torchcoll.core.summary import Row
+
+
+_WHAT = ("dtype", "op", "root", "in_place")
+_RAN = {
+    "backend": "{}",
+    "device": "{}",
+    "ranks": "{} ranks",
+    "cadence": "{} cadence",
+    "clock": "{} clock",
+}
+_STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparable": "dim"}
+
+
+def comparison_grids(found: Comparison) -> list[Grid]:
+    """What differs; a table for each collective, dtype, ...; what it amounts to."""
+    from torchcoll.comparison.results import FIRST_CALLS, tables_of
+
+    tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
+    first = Grid([], [], above=_above(found))
+    last = Grid([], [], below=_below(found))
+    if found.fitted:
+        return [first, _fit_grid(found), last]
+    titles = _titles([table[0].pair for table in tables])
+    grids = []
+    profiles = {id(pair): both for pair, *both in found.profiles}
+    notes: dict[str, int] = {}
+    for table, title in zip(tables, titles, strict=True):
+        known = profiles.get(id(table[0].pair))
+        if known and not any(row.ratio for row in table):  # other ranks, or another machine
+            grids.append(_profile_grid(found, known[0], known[1], title))
+            grids.append(_shares_grid(found, table, known[0], known[1]))
+        else:
+            grids.append(_case_grid(found, table, title, notes))
+    last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
+    last.below += _unmatched(found)
+    return [first, *grids, last]
+
+
+def _unmatched(found: Comparison) -> list[str]:
+    """What only one side has, in short: rows of it would hide the others."""
+    from torchcoll.comparison.results import tables_of
+
+    alone = [row for row in found.rows if not row.matched]
+    tables = [
+        t for has in ("base", "new") for t in tables_of([r for r in alone if getattr(r.pair, has)])
+    ]
+    lines = []
+    # What tells them from the cases that both have is a part of the answer.
+    every = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
+    for table, title in zip(tables, _titles(every), strict=False):
+        sizes = [_size(row) for row in table]
+        several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
+        side = found.base if table[0].pair.base else found.new
+        what = title or table[0].row.collective
+        lines.append(f"only in {one_line(side.name)}: {what}: {', '.join(several)}")
+    return lines
+
+
+def _above(found: Comparison) -> list[str]:
+    lines = [f"{_side_text(found.base)} -> {_side_text(found.new)}", what_text(_shared(found))]
+    lines += _in_common(found)
+    if found.differences:
+        lines += ["what differs:", *(f"  {one_line(str(d))}" for d in found.differences)]
+    else:
+        lines.append("what differs: nothing that is known of the environments")
+    for side in (found.base, found.new):
+        for run in side.runs:
+            where = one_line(run.path or run.header.get("run_id") or side.name)
+            lines += [p if where in p else f"{where}: {p}" for p in problems_of(run)]
+    figures = {"time": "time", "algbw": "algbw in GB/s", "busbw": "busbw in GB/s"}[found.metric]
+    figures = f"latency and bandwidth ({found.fitted[0].metric})" if found.fitted else figures
+    many = len(found.base.runs) + len(found.new.runs) > 2
+    several = "; geometric mean over the launches" if many else ""
+    ratio = "ratio = new / base, and its 95 % interval; launches are the replicates"
+    if any(row.judged.ratio and row.judged.ratio.design.in_order for row in found.rows):
+        ratio = ratio.replace(",", " without what drifts from launch to launch,")
+    known = found.ranked or found.fitted
+    return [*lines, f"{figures}: {found.reading}{several}", *([ratio] if known else [])]
+
+
+def _shared(found: Comparison) -> list[Row]:
+    """Cases that both sides have, with what both tell of them alike."""
+    matched = [row for row in found.rows if row.matched] or found.rows
+    return [dataclasses.replace(row.row, **_untold(row)) for row in matched]
+
+
+def _untold(row: Compared) -> dict[str, Any]:
+    return {name: None for name in _WHAT if name in row.pair.own[0]}
+
+
+def _in_common(found: Comparison) -> list[str]:
+    """Where all cases that both sides have ran, and how, as far as it is the same."""
+    commons = [row.pair.common for row in found.rows if row.matched]
+    values = {n: {common.get(n) for common in commons} - {None} for n in _RAN}
+    known = {n: next(iter(several)) for n, several in values.items() if len(several) == 1}
+    words = [form.format(known[n]) for n, form in _RAN.items() if n in known]
+    return [", ".join(words).replace(" 1 ranks", " 1 rank")] * bool(known)
+
+
+def _side_text(side: Side) -> str:
+    count = len(side.runs)
+    where = f"{one_line(side.where)}, " if side.where else ""
+    return f"{one_line(side.name)} ({where}{count} launch{'es' if count > 1 else ''})"
+
+
+def _titles(pairs: Sequence[Pair]) -> list[str]:
+    """What tells each table from the others; one table needs no title."""
+    names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
+    varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
+    owns = [n for n in DIMENSIONS if len({repr([o.get(n) for o in p.own]) for p in pairs}) > 1]
+    titles = []
+    for pair in pairs:
+        words = [_word(n, v) for n in varying if (v := pair.common.get(n)) is not None]
+        for name in owns:
+            both = [_word(name, own[name]) for own in pair.own if own.get(name) is not None]
+            words += [" -> ".join(both)] if both else []
+        titles.append(", ".join(words))
+    return titles
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "in_place":
+        return "in place" if value else "out of place"
+    if name == "collective":
+        return str(value)
+    if name == "buffer_reuse":  # `same` alone would read as a verdict
+        return {"same": "reused buffers", "rotate": "rotating buffers"}.get(
+            value, f"{name} {value}"
+        )
+    if name in ("cadence", "clock"):
+        return _RAN[name].format(one_line(value))
+    return one_line(value) if isinstance(value, str) else f"{name} {value}"
+
+
+def _figure(value: float | None, metric: str) -> str:
+    return format_time(value) if metric == "time" else format_bandwidth(value)
+
+
+def interval_text(judged: Judged) -> str:
+    ratio = judged.ratio
+    if ratio is None or ratio.low is None:
+        return "-"
+    return f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}"
+
+
+def _points_aligned(cells: list[list[str]], column: int) -> None:
+    """Blanks behind numbers of fewer decimals than others of their column have."""
+    behind = [len(cell[column].partition(".")[2]) + ("." in cell[column]) for cell in cells]
+    for cell, own in zip(cells, behind, strict=True):
+        if cell[column] != "-":
+            cell[column] += " " * (max(behind) - own)
+
+
+def _size(row: Compared) -> str:
+    return format_size(row.pair.nbytes) if COLLECTIVES[row.row.collective].has_data else "-"
+
+
+def _case_grid(
+    found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
+) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    above = [title] if title else []
+    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1])]
+    verdicts = {_verdict_text(row, notes) for row in table}
+    if len(verdicts) == 1 and len(table) > 1 and table[0].verdict == "incomparable":
+        cells = [[_size(row), *_figures(found, row)] for row in table]
+        return Grid(heads, cells, above=[*above, f"all sizes: {verdicts.pop()}"])
+    heads += [Head("ratio"), Head("95 %"), Head("verdict", left=True)]
+    cells = [
+        [
+            _size(row),
+            *_figures(found, row),
+            format_ratio(row.ratio),
+            interval_text(row.judged),
+            _verdict_text(row, notes),
+        ]
+        for row in table
+    ]
+    _points_aligned(cells, 3)
+    styles = [_STYLES.get(row.verdict, "") for row in table]
+    return Grid(heads, cells, above=above, styles=styles)
+
+
+def _figures(found: Comparison, row: Compared) -> list[str]:
+    return [_figure(value, found.metric) for value in (row.base, row.new)]
+
+
+def _verdict_text(row: Compared, notes: dict[str, int]) -> str:
+    marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
+    return f"{row.verdict} ({one_line(row.reason)}){marks}"
+
+
+def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
+
+    def floor(one: Profile) -> str:
+        if not one.floor_nbytes:
+            return format_time(one.floor_ns).strip()
+        if one.floor_ns is None:
+            return f"not seen, from {format_size(one.floor_nbytes)} on"
+        return f"{format_time(one.floor_ns).strip()} at {format_size(one.floor_nbytes)}"
+
+    def half(one: Profile) -> str:
+        if not one.half_nbytes:
+            return "-"
+        if not one.below_nbytes:
+            return f"{format_size(one.half_nbytes)} or less"
+        return f"{format_size(one.below_nbytes)} to {format_size(one.half_nbytes)}"
+
+    rows = [
+        ["best busbw (GB/s)", *(format_bandwidth(p.best_gbps) for p in (ours, theirs))],
+        ["half-bandwidth size", *(half(p) for p in (ours, theirs))],
+        ["latency floor", *(floor(p) for p in (ours, theirs))],
+        [
+            "time to first result",
+            *(format_time(p.first_result_ns).strip() for p in (ours, theirs)),
+        ],
+    ]
+    return Grid(heads, rows, above=[title] if title else [])
+
+
+def _shares_grid(
+    found: Comparison, table: Sequence[Compared], ours: Profile, theirs: Profile
+) -> Grid:
+    """Each side beside its own best: no ratio between machines that are not alike."""
+    heads = [Head("size", repeat=True)]
+    for side in (found.base, found.new):
+        heads += [Head(one_line(side.name)), Head("of its", "best")]
+    verdicts = {f"{row.verdict} ({one_line(row.reason)})" for row in table}
+    if len(verdicts) > 1:  # what is the same for all sizes is said once
+        heads.append(Head("verdict", left=True))
+    cells = []
+    for row in table:
+        line = [_size(row)]
+        for value, items, best in (
+            (row.base, row.pair.base, ours.best_gbps),
+            (row.new, row.pair.new, theirs.best_gbps),
+        ):
+            known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
+            share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
+            line += [_figure(value, found.metric), share]
+        own = [f"{row.verdict} ({one_line(row.reason)})"] if len(verdicts) > 1 else []
+        cells.append([*line, *own])
+    return Grid(heads, cells, above=[f"all sizes: {verdicts.pop()}"] if len(verdicts) == 1 else [])
+
+
+def _fit_grid(found: Comparison) -> Grid:
+    names = [one_line(side.name) for side in (found.base, found.new)]
+    titles = dict(
+        zip(
+            (id(one.pair) for one in found.fitted),
+            _titles([one.pair for one in found.fitted]),
+            strict=True,
+        )
+    )
+    heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
+    heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
+    heads.append(Head("verdict", left=True))
+    rows = [
+        [
+            titles[id(one.pair)] or str(one.pair.common.get("collective")),
+            one.figure,
+            *(_fit_figure(one, value) for value in (one.base, one.new)),
+            format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
+            interval_text(one.judged),
+            f"{one.judged.verdict} ({one_line(one.judged.reason)})",
+        ]
+        for one in found.fitted
+    ]
+    _points_aligned(rows, 4)
+    return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
+
+
+def _fit_figure(one: Fitted, value: float | None) -> str:
+    if one.figure == "latency":
+        return format_time(value)
+    return "-" if value is None else f"{format_bandwidth(value)} GB/s"
+
+
+def _start_lines(found: Comparison) -> list[str]:
+    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ...``"""
+    words = []
+    for what, name in (
+        ("first call", "first_call_ns"),
+        ("time to first result", "first_result_ns"),
+    ):
+        known = [(one.backend, getattr(one, name)) for one in found.starts]
+        texts = [f"{one_line(b)} {format_time(ns, 3).strip()}" for b, ns in known if ns is not None]
+        words += [f"{what}: {', '.join(texts)}"] if texts else []
+    return ["; ".join(words)] if words else []
+
+
+def _below(found: Comparison) -> list[str]:
+    from torchcoll.comparison.fits import misfit_note
+    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, VERDICTS, p_note
+    from torchcoll.core.units import counted
+
+    judged = [one.judged for one in (found.fitted or found.rows)]
+    counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}
+    words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
+    words += f" ({alone} on one side only)" if alone else ""
+    cold = sum(row.reason == FIRST_CALLS for row in found.rows)
+    lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
+    if cold:
+        lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
+    if found.ranked and not found.fitted:
+        worst, best = found.ranked[0], found.ranked[-1]
+        lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
+    lines += _start_lines(found)
+    if any("needs" in one.reason for one in judged):
+        lines.append(NEEDS)
+    lines += p_note(judged)
+    if found.fitted:
+        metric = found.fitted[0].metric
+        factor = " (algbw x the bus factor of nccl-tests)" if metric == "busbw" else ""
+        lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
+        lines += misfit_note(found.fitted)
+    return lines + [one_line(note) for note in found.notes]
+
+
+def _extreme(found: Comparison, row: Compared) -> str:
+    words = [] if len(values_of([r.row for r in found.rows], "collective")) < 2 else [
+        row.row.collective
+    ]  # fmt: skip
+    words += [size] if (size := _size(row)) != "-" else []
+    return " ".join([*words, format_ratio(row.ratio), f"({row.verdict})"])
+
+
+# -------------------------------------------------------------------------------------------------
+# A comparison as tables, markdown, CSV and JSON.
+
+SCHEMA = "torchcoll-comparison/1"
+_FOUND = (
+    *("verdict", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
+    *("mann_whitney_p", "base", "new", "base_launches", "new_launches"),
+    *("needs_low", "needs_high"),
+)
+# `reason` of a Row says why a case did not run; here it says why the verdict is what it is.
+CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
+
+
+def show_comparisons(
+    found: Sequence[Comparison], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print comparisons with one base. Raises UsageError for an unknown format."""
+    show_found(
+        [Forms(comparison_grids(one), _records(one), comparison_object(one)) for one in found],
+        format,
+        file,
+    )
+
+
+def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
+    """As ``lines_beside`` of all sides."""
+    lines = []
+    for one in found:
+        notes = [*(f"differs: {each}" for each in one.differences)]
+        notes += [f"note: {text}" for text in one.notes]
+        lines += lines_beside(format, [*one.base.runs, *one.new.runs], notes)
+    return list(dict.fromkeys(lines))
+
+
+def comparison_object(found: Comparison) -> dict[str, Any]:
+    """What differs first, then the cases or the fits."""
+    fits = {"fits": [one.record for one in found.fitted]} if found.fitted else {}
+    return {
+        "schema": SCHEMA,
+        "base": _side_object(found.base),
+        "new": _side_object(found.new),
+        "metric": found.metric,
+        "threshold": found.threshold,
+        "reading": found.reading,
+        "differences": [vars(one) for one in found.differences],
+        "left_out": found.left_out,
+        "tally": found.tally,
+        "notes": found.notes,
+        "profiles": [
+            {**pair.common, "base": vars(ours), "new": vars(theirs)}
+            for pair, ours, theirs in found.profiles
+        ],
+        "starts": [vars(one) for one in found.starts],
+        "rows": [
+            {**{name: row.record[name] for name in CASE_NAMES}, "notes": list(row.notes)}
+            for row in found.rows
+        ],
+        **fits,
+    }
+
+
+def _side_object(side: Side) -> dict[str, Any]:
+    paths = [None if run.path is None else str(run.path) for run in side.runs]
+    return {"name": side.name, "launches": len(side.runs), "paths": paths}
+
+
+def _records(found: Comparison) -> list[dict[str, Any]]:
+    """One object a case or fit, of csv; the first columns name the sides."""
+    names = {"base_name": found.base.name, "new_name": found.new.name}
+    if found.fitted:
+        return [{**names, **one.record} for one in found.fitted]
+    return [
+        {**names, **{name: row.record[name] for name in CASE_NAMES}, "notes": "; ".join(row.notes)}
+        for row in found.rows
+    ]

@@ -1,0 +1,354 @@
+"""The two sides of a comparison: their launches, and what is known of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, expanded, load_all
+from torchcoll.core.plausibility import doubted, doubts_of
+from torchcoll.core.result import CaseResult, Given, Run, facts_of
+from torchcoll.core.summary import (
+    COLD_CALL,
+    OVER_RANKS,
+    PERIOD,
+    Row,
+    default_clock,
+    has_period,
+    libraries_of,
+    mean_time,
+    summarise,
+)
+from torchcoll.libraries.known_variables import OF_NCCL
+
+Reader = Callable[[Iterable[Source]], list[Run]]
+METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
+
+UNTIL_PRECISE = "until precise"  # without -n
+UNTOLD = "not told"  # a variable of a launch that tells none
+_TELLING = 3  # so many figures of an imported run make it one that cannot be another
+_REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
+_PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One case of one launch. ``figure``: what enters the comparison; None where there is none."""
+
+    row: Row
+    result: CaseResult
+    launch: int  # the number of its file on its side
+    figure: float | None
+    facts: dict[str, str]
+    knows_requested: bool  # False: imported, the size in the file is the actual one
+    start: float | None = None  # of the launch that measured it, in seconds; None is unknown
+    iters: str = ""  # what its launch asked for; '' is unknown
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the samples of a case become one duration."""
+
+    over_ranks: str = "max"
+    mean: bool = False  # over the calls; else their median, or the period of calls back to back
+
+    def __str__(self) -> str:
+        return self._text("median")
+
+    def of(self, result: CaseResult) -> str:
+        """What the figure of a case with samples is of its calls and ranks."""
+        return self._text(PERIOD if has_period(result, default_clock(result)) else "median")
+
+    def _text(self, usual: str) -> str:
+        return f"{'mean' if self.mean else usual} over calls, {self.over_ranks} over ranks"
+
+
+@dataclass
+class Side:
+    """One side: its name, its launches, and where they were asked for."""
+
+    name: str
+    runs: list[Run] = field(default_factory=list)
+    where: str = ""
+
+    @property
+    def only(self) -> tuple[str, str] | None:
+        """(dimension, value) of a side named ``backend:gloo``: its cases are those alone."""
+        dimension, colon, value = self.name.partition(":")
+        return (dimension, value) if colon else None
+
+    @property
+    def parts(self) -> list[Run]:
+        """All launches, those of --resume too."""
+        return [part for run in self.runs for part, _ in run.launches()]
+
+    @property
+    def results(self) -> list[CaseResult]:
+        return [result for run in self.runs for result in run.results]
+
+    @property
+    def keeps_samples(self) -> bool:
+        return any(result.time_ns for result in self.results)
+
+    @property
+    def reference(self) -> bool:
+        """True where all figures are published ones, of a machine that is not here."""
+        return bool(self.runs) and all(run.source.get("tool") == _PUBLISHED for run in self.runs)
+
+    @property
+    def rehearsals(self) -> int:
+        """How many launches shared one GPU among several ranks."""
+        return sum(
+            bool((run.header.get("spec") or {}).get("rehearse"))
+            or any(event.get("kind") == "rehearsal" for event in run.events)
+            for run in self.parts
+        )
+
+    @property
+    def rehearsal_note(self) -> str:
+        """What is said of those, '' where there are none."""
+        return _REHEARSALS if self.rehearsals else ""
+
+    def read_as(self, reading: Reading) -> str:
+        """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
+        tell; '' where no case has any.
+        """
+        own = [r for r in self.results if r.time_ns or r.given]
+        return " or ".join(
+            dict.fromkeys(reading.of(r) if r.time_ns else _told(r.given) for r in own)
+        )
+
+    def measured(self, metric: str, reading: Reading) -> list[Measured]:
+        """Every case of every launch, read for ``metric``."""
+        found = []
+        for number, run in enumerate(self.runs):
+            libraries, doubts = libraries_of(run), doubts_of(run)
+            for part, results in run.launches():
+                facts, start, iters = known_of(part), start_of(part), _iters_of(part)
+                for result in results:
+                    row = summarise(result, reading.over_ranks, library=libraries[id(result)])
+                    if reading.mean and result.time_ns:
+                        row = _read_as_mean(row, result, reading.over_ranks)
+                    row = doubted(row, doubts.get(id(result)))
+                    figure: float | None = getattr(row, METRICS[metric])
+                    # A duration of nothing has no logarithm; only a broken clock gives one.
+                    figure = figure if figure and 0 < figure < math.inf else None
+                    if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                        figure = None
+                    knows = not run.source
+                    found.append(Measured(row, result, number, figure, facts, knows, start, iters))
+        return found
+
+
+def _iters_of(run: Run) -> str:
+    """The calls that a launch asked for, or UNTIL_PRECISE; '' where its file does not tell."""
+    spec = run.header.get("spec") or {}
+    if run.source or "iters" not in spec:
+        return ""
+    return UNTIL_PRECISE if spec["iters"] is None else str(spec["iters"])
+
+
+def start_of(run: Run) -> float | None:
+    """When a launch began, in seconds of UTC; None where its file does not tell it."""
+    text = str(run.header.get("start_utc") or "")
+    try:
+        # Python 3.10 reads no Z.
+        when = datetime.fromisoformat(text.removesuffix("Z") + "+00:00" * text.endswith("Z"))
+        return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _told(given: Given | None) -> str:
+    """What a figure is of the calls and of the ranks, as far as its source tells."""
+    assert given is not None
+    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
+    if given.one_cold_call:
+        return f"{COLD_CALL}, {given.over_ranks} over ranks"
+    known = [f"{way} {what}" for way, what in ways if way != "unknown"]
+    unknown = [what for way, what in ways if way == "unknown"]
+    return ", ".join(known + [f"not told {what}" for what in unknown])
+
+
+def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
+    """How samples are read beside what the other side gives.
+
+    A source that knows only means is compared like with like: samples are read as means too, over
+    the ranks in the way of the source; where it does not tell, over all of them.
+    """
+    given = [r.given for s in (base, new) for r in s.results if r.given and not r.time_ns]
+    if over_ranks is None and given:
+        ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in given}
+        how = ways.pop() if len(ways) == 1 else "mean"
+    else:
+        how = over_ranks or "max"
+    return Reading(how, mean=any(one.statistic == "mean" for one in given))
+
+
+def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
+    """The row with the mean over the calls in place of the median."""
+    mean = mean_time(result, row.clock, how)
+    if not mean or not row.median_ns:
+        return row
+    scale = row.median_ns / mean
+    return dataclasses.replace(
+        row,
+        statistic="mean",
+        median_ns=mean,
+        algbw_gbps=None if row.algbw_gbps is None else row.algbw_gbps * scale,
+        busbw_gbps=None if row.busbw_gbps is None else row.busbw_gbps * scale,
+    )
+
+
+def known_of(run: Run) -> dict[str, str]:
+    """Everything known of a launch by name: environment, devices, labels."""
+    facts = facts_of(run)
+    devices = [str(m["device_name"]) for m in run.members if m.get("device_name")]
+    if devices:
+        facts["device_name"] = ", ".join(dict.fromkeys(devices))
+    for member in run.members[:1]:
+        for library in member.get("mapped") or []:
+            if isinstance(library, dict) and library.get("version"):
+                facts[f"mapped {library.get('name')}"] = str(library["version"])
+    source = [run.source[name] for name in ("tool", "version") if run.source.get(name)]
+    facts["source"] = " ".join(source) or ("imported" if run.source else "torchcoll")
+    return facts | {f"label={name}": value for name, value in run.labels.items()}
+
+
+def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_all) -> Side:
+    """A side of a Run, a file, a folder, a glob, or several of them."""
+    several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
+    found: list[Source] = [one for source in several for one in expanded(source)]
+    if not found:
+        raise UsageError(name, "no file", "at least one result file")
+    paths = [str(one) for one in several if not isinstance(one, Run)]
+    runs = _without_copies(reader(found))
+    return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
+
+
+def _without_copies(runs: Sequence[Run]) -> list[Run]:
+    """Each launch once: a copy is no further replicate. What is left out is a problem."""
+    kept: dict[object, Run] = {}
+    for number, run in enumerate(runs):
+        first = kept.setdefault(identity_of(run) or number, run)
+        if first is not run:
+            first.problems.append(f"{run.path or 'another run'} holds the same launch: left out")
+    return list(kept.values())
+
+
+def identity_of(run: Run) -> object:
+    """What only one launch has; None where nothing tells it from another.
+
+    Of our own its start and every cold call to the nanosecond; of an imported one its figures, for
+    which two launches may well agree in one or two of three digits.
+    """
+    if not run.source:
+        start = run.header.get("start_utc")
+        return (start, repr([r.cold_ns for r in run.results])) if start else None
+    figures = [(r.case, r.given.time_ns) for r in run.results if r.given]
+    return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
+
+
+def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``BASE NEW...`` of the command line: names of sides, and their paths.
+
+    ``label=path`` names the side; those of one label are its launches, and of a label such as
+    ``backend:gloo`` only those cases. Without a label the first
+    is the base and all others are launches of the new side. Raises UsageError for fewer than two
+    sides, and for a glob that the shell has torn apart.
+    """
+    named: dict[str, list[str]] = {}
+    for number, argument in enumerate(arguments):
+        label, found, path = argument.partition("=")
+        if os.path.exists(argument) or not found:
+            label, path = "new" if number else "base", argument
+        if not label or not path:
+            raise UsageError("side", argument, "a path, or label=path")
+        named.setdefault(label, []).append(path)
+    if len(named) < 2:
+        raise UsageError(
+            "compare", f"the side {next(iter(named), 'none')} alone", "BASE and NEW",
+            "Name each side where they have several files: before='a/*.jsonl' after='b/*.jsonl'.",
+        )  # fmt: skip
+    _check_torn(named)
+    return list(named.items())
+
+
+def _check_torn(named: dict[str, list[str]]) -> None:
+    """``compare before/* after/*``: the shell makes files of it, and BASE would be one of them."""
+    if set(named) != {"base", "new"} or len(named["base"]) > 1:
+        return
+    folder = os.path.dirname(named["base"][0])
+    others = {os.path.dirname(path) for path in named["new"] if os.path.isfile(path)}
+    if os.path.isfile(named["base"][0]) and folder in others and len(others) > 1:
+        raise UsageError(
+            "new",
+            f"files of {len(others)} folders, one of them the folder of BASE",
+            "files of one side",
+            f"Name the folders ({folder or '.'} ...), or each side: before=PATH after=PATH.",
+        )
+
+
+def check_together(base: Side, new: Side) -> None:
+    """Raises UsageError where the two must not be compared at all."""
+    if base.only and new.only and base.only != new.only:
+        shared: set[str] = set()  # two backends of one launch are two sides
+        copies: dict[object, Path | None] = {}
+    else:
+        shared = {os.path.realpath(run.path) for run in base.runs if run.path}
+        copies = {identity_of(run): run.path for run in base.runs}
+    for run in new.runs:
+        copy = copies.get(identity_of(run)) if identity_of(run) else None
+        if copy or (run.path and os.path.realpath(run.path) in shared):
+            raise UsageError(
+                new.name,
+                run.path,
+                f"files that are not in {base.name} too"
+                + (f" ({copy} is the same launch)" if copy and copy != run.path else ""),
+                "Two backends of one launch: backend:gloo=PATH backend:ccl=PATH.",
+            )
+    rehearsals = base.rehearsals + new.rehearsals
+    launches = len(base.parts) + len(new.parts)
+    if 0 < rehearsals < launches:
+        raise UsageError(
+            "launches",
+            f"{rehearsals} rehearsals (--rehearse) among {launches} launches",
+            "real ones alone",
+            "What shares one GPU says nothing about time.",
+        )
+
+
+def values_by_name(side: Side) -> dict[str, list[str]]:
+    """Each fact of a side with its different values, in order; a launch may lack it.
+
+    A fact that no launch of the side has is not in it.
+    """
+    return values_of_facts([known_of(run) for run in side.parts])
+
+
+def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
+    """The different values of each fact, in order; also of launches that lack it."""
+    names = dict.fromkeys(name for fact in facts for name in fact)
+
+    def value(fact: dict[str, str], name: str) -> str:
+        return value_of_fact(fact, name) if name.isupper() else fact.get(name, "unknown")
+
+    return {n: list(dict.fromkeys(value(fact, n) for fact in facts)) for n in names}
+
+
+def value_of_fact(facts: Mapping[str, str], name: str) -> str:
+    """A variable or label of a launch; ``unset``; ``not told`` where a file cannot say so.
+
+    NCCL looks at OF_NCCL in every launch, and its log names what it finds set: a file that names
+    any variable of NCCL would name these.
+    """
+    if name in facts:
+        return facts[name]
+    told = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
+    return "unset" if told or "torch" in facts or not name.isupper() else UNTOLD

@@ -1,0 +1,655 @@
+"""The model of a comparison: log figure = case + side + drift x launch number, and its outliers.
+
+The launch number is its place in the order of starting. What drifts with time (a machine that
+warms up, a neighbour that comes) is in the model, so that it is no difference of the sides; where
+it is unknown the drift is left out, and the comparison says so.
+
+Rejected: Welch's t, which takes drift for a difference where one side was measured first, and for
+noise where the launches alternate; pairs of neighbours, in which a drift under strict A B A B is a
+difference again; ranks, of which six against six cannot pass Holm over 24 cases.
+
+Each side has its own noise: with one for both, 12 launches against 4 that are 3 times as noisy are
+called different in 7 of 10 comparisons of 25 equal cases. The residuals of outliers know one noise,
+except where there are few cases (``_FEW_CASES``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy
+from scipy import special, stats
+
+# -------------------------------------------------------------------------------------------------
+# Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
+#
+# The model in which the launches stand in time is in comparison/statistics.py; how many launches a
+# verdict takes is in comparison/statistics.py.
+#
+# The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
+# taken for such they find a difference between identical systems four times in five. Logarithms,
+# because noise is a share of the duration, and because a ratio is what is asked for.
+
+LEVEL = 0.05  # family-wise error of a comparison; its intervals are 95 %
+# Logarithms closer than this are equal: doubles of nanoseconds have 16 digits.
+NO_SPREAD = 1e-9
+_LARGEST = math.log(sys.float_info.max)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
+    freedom. in_order: the launch number is a parameter, and the launches alternate. told: the share
+    of the degrees that is left where one side is noisier; 1 / 2 where one has all the noise.
+    """
+
+    figures: int
+    parameters: int
+    in_order: bool = False
+    told: float = 1.0
+
+    def degrees(self, launches: int) -> float:
+        return self.told * (self.figures * launches - self.parameters)
+
+    def error(self, launches: int) -> float:
+        """The error of the difference, as a share of the spread of one launch.
+
+        Under strict A B A B ... of n = 2 N launches the squared correlation of side and number is
+        3 / (n^2 - 1): the side is known a little worse for it.
+        """
+        told = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / launches / told)
+
+
+PAIRED = Design(1, 1)
+ONE_NOISE = Design(2, 2)
+ORDERED = Design(2, 3, in_order=True)
+
+
+def geometric(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of what is known; None of nothing."""
+    known = [value for value in values if value]
+    if len(set(known)) < 2:
+        return known[0] if known else None
+    return math.exp(sum(map(math.log, known)) / len(known))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """new / base of two sets of launches.
+
+    ``low`` and ``high`` bound it with 95 %, ``low_90`` and ``high_90`` with 90 %; both and
+    ``p_value`` are None with one launch on a side, and where no launch differs from another.
+    ``spread``: the standard deviation of the logarithm of one launch, pooled over the sides;
+    ``error`` that of the logarithm of the ratio, on so many ``degrees`` of freedom.
+    """
+
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    low_90: float | None = None
+    high_90: float | None = None
+    p_value: float | None = None
+    spread: float | None = None
+    error: float | None = None
+    degrees: float = 0.0
+    design: Design = ONE_NOISE
+
+    def beyond(self, error_rate: float) -> float | None:
+        """What the ratio exceeds but for ``error_rate``; None where there is no interval."""
+        if self.error is None:
+            return None
+        return exp(math.log(self.ratio) - float(stats.t.isf(error_rate, self.degrees)) * self.error)
+
+
+def paired_ratio(base: Sequence[float], new: Sequence[float]) -> Ratio:
+    """The geometric mean of the pairs' ratios new / base, with the interval and p of Student's t on
+    their logarithms: the pair is the replicate, what both of a pair share cancels.
+
+    All figures are above 0. ``spread`` is that of one of a pair.
+    """
+    logs = numpy.log(new) - numpy.log(base)
+    mean = float(logs.mean())
+    if len(logs) < 2:
+        return Ratio(exp(mean))
+    deviation = float(logs.std(ddof=1))
+    error = deviation / math.sqrt(len(logs))
+    if error < NO_SPREAD:
+        return Ratio(exp(mean))
+    return ratio_of(mean, error, len(logs) - 1, deviation / math.sqrt(2), PAIRED)
+
+
+def ratio_of(
+    difference: float,
+    error: float,
+    degrees: float,
+    spread: float,
+    design: Design = ONE_NOISE,
+) -> Ratio:
+    """By Student's t, from a difference of mean logarithms and its standard error."""
+    t_95, t_90 = (float(special.stdtrit(degrees, q)) for q in (0.975, 0.95))
+    return Ratio(
+        exp(difference),
+        low=exp(difference - t_95 * error),
+        high=exp(difference + t_95 * error),
+        low_90=exp(difference - t_90 * error),
+        high_90=exp(difference + t_90 * error),
+        p_value=float(2 * special.stdtr(degrees, -abs(difference) / error)),
+        spread=spread,
+        error=error,
+        degrees=degrees,
+        design=design,
+    )
+
+
+def exp(logarithm: float) -> float:
+    """As math.exp, at most the largest float: files may hold any figures, and no interval of three
+    launches is too wide for them.
+    """
+    return sys.float_info.max if logarithm >= _LARGEST else math.exp(logarithm)  # NaN stays NaN
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values adjusted for their number, in their order.
+
+    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979) 65. Rejecting what is below LEVEL
+    keeps the chance of any false alarm below it, however the cases depend on each other; they do.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def mann_whitney(base: Sequence[float], new: Sequence[float]) -> float:
+    """The two-sided p of Mann and Whitney's test: no word on how the noise is distributed."""
+    return float(stats.mannwhitneyu(base, new, alternative="two-sided").pvalue)
+
+
+def least_mann_whitney(base: int, new: int) -> float:
+    """The smallest two-sided p that so many launches can reach: 0.00216 for 6 against 6."""
+    return 2 / math.comb(base + new, base)
+
+
+# -------------------------------------------------------------------------------------------------
+
+OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a launch
+MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
+_LEAST_FREE = 0.1  # degrees of a side; with fewer its noise is not told from the other's
+_FEWEST = 2  # launches of a side that must remain
+_FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
+_PARAMETERS = 3
+# With fewer cases an outlier must be far off on the noise of its own side too: without that, of one
+# case of 12 launches against 4 that are 3 times as noisy, 28 % lost a noisy launch, and 12 % were
+# called different. A median over more cases is no such chance, and a side of 4 launches alone knows
+# its noise too badly to show an outlier.
+_FEW_CASES = 5
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One case: a figure above 0 of each launch.
+
+    launches: (side, number) of each, side 0 is the base; order: the number of its start among
+    those of both sides, None where some start is unknown.
+    """
+
+    values: tuple[float, ...]
+    launches: tuple[tuple[int, int], ...]
+    order: tuple[float, ...] | None = None
+
+    def of(self, side: int) -> tuple[float, ...]:
+        own = zip(self.values, self.launches, strict=True)
+        return tuple(value for value, (number, _) in own if number == side)
+
+    @property
+    def testable(self) -> bool:
+        """Two launches a side at least."""
+        return min(len(self.of(0)), len(self.of(1))) >= _FEWEST
+
+    @property
+    def interleaved(self) -> bool:
+        """False where one side was measured before the other; True too where nobody knows."""
+        if self.order is None:
+            return True
+        own, other = (
+            [n for n, (number, _) in zip(self.order, self.launches, strict=True) if number == side]
+            for side in (0, 1)
+        )
+        return not own or not other or (max(own) >= min(other) and max(other) >= min(own))
+
+    def without(self, left_out: Sequence[tuple[int, int]]) -> Figures:
+        keep = [i for i, launch in enumerate(self.launches) if launch not in left_out]
+        return Figures(
+            tuple(self.values[i] for i in keep),
+            tuple(self.launches[i] for i in keep),
+            None if self.order is None else tuple(self.order[i] for i in keep),
+        )
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """A launch that is like no other. factor: by how much its figures are off the model of the
+    others, t: its deleted residual as a normal deviate, medians over the cases.
+    """
+
+    launch: tuple[int, int]
+    factor: float
+    t: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """The least squares of one set of launches: what does not depend on the figures.
+
+    matrix: [launch][1, side, number], without the number where it is unknown or tells what the
+    side does (each side was started at one instant). projection: its pseudo-inverse, with which
+    numpy's lstsq solves too. annihilator: what makes residuals of figures; free: its diagonal,
+    1 - leverage of each launch. error: of the side, as a share of the spread of one launch.
+    sides: 0 and 1 of each launch. weights: of the squared residuals in the variance of the side.
+    means, products: [side] and [side][side], of what the degrees of freedom of that variance are.
+    """
+
+    matrix: numpy.ndarray
+    projection: numpy.ndarray
+    free: numpy.ndarray
+    annihilator: numpy.ndarray
+    error: float
+    degrees: int
+    sides: numpy.ndarray
+    weights: numpy.ndarray
+    means: numpy.ndarray
+    products: numpy.ndarray
+
+    @property
+    def in_order(self) -> bool:
+        return bool(self.matrix.shape[1] == _PARAMETERS)
+
+
+@functools.lru_cache(maxsize=256)
+def model_of(sides: tuple[int, ...], order: tuple[float, ...] | None) -> Model:
+    matrix = numpy.column_stack((numpy.ones(len(sides)), numpy.array(sides, dtype=float)))
+    if order is not None:
+        full = numpy.column_stack((matrix, numpy.array(order) - numpy.mean(order)))
+        matrix = full if numpy.linalg.matrix_rank(full) == _PARAMETERS else matrix
+    projection = numpy.linalg.pinv(matrix)
+    annihilator = numpy.eye(len(sides)) - matrix @ projection
+    free = numpy.diag(annihilator)
+    error = math.sqrt(float(projection[1] @ projection[1]))
+    degrees, side = len(sides) - matrix.shape[1], numpy.array(sides)
+    own = numpy.array([side == 0, side == 1])
+    weights = numpy.full(len(sides), error**2 / max(degrees, 1))
+    if min(own @ free) > _LEAST_FREE:
+        weights = ((own @ projection[1] ** 2) / (own @ free))[side]
+    form = annihilator * weights @ annihilator
+    means, products = own @ numpy.diag(form), own @ form**2 @ own.T
+    least = error, degrees, side, weights, means, products
+    return Model(matrix, projection, free, annihilator, *least)
+
+
+def _model(figures: Figures) -> Model:
+    return model_of(tuple(side for side, _ in figures.launches), figures.order)
+
+
+def least_squares(
+    model: Model, logs: numpy.ndarray
+) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+    """Of logs [launch][case...]: the effect of the side and the spread of one launch [case...],
+    and the residuals [launch][case...].
+    """
+    coefficients = numpy.tensordot(model.projection, logs, 1)
+    rest = logs - numpy.tensordot(model.matrix, coefficients, 1)
+    return coefficients[1], numpy.sqrt((rest**2).sum(axis=0) / model.degrees), rest
+
+
+def noise_share(model: Model, rest: numpy.ndarray) -> numpy.ndarray:
+    """[case...]: the new side's variance as a share of both sides' sum; half of it unless known."""
+    one, two = (
+        (rest[model.sides == side] ** 2).sum(axis=0)
+        / max(float(model.free[model.sides == side].sum()), NO_SPREAD)
+        for side in (0, 1)
+    )
+    return numpy.where(one + two > 0, two / numpy.maximum(one + two, NO_SPREAD**3), 0.5)
+
+
+def side_error(
+    model: Model, rest: numpy.ndarray, share: numpy.ndarray | float
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """[case...]: the standard error of the side, each side with its own noise, and its degrees.
+
+    The error is HC2's, pooled within a side: the sum of p^2 times the side's squared residuals over
+    the sum of its 1 - leverages (p: the row of the projection that gives the side). Its degrees are
+    Satterthwaite's, 2 mean^2 / variance of that quadratic form (R. M. Bell and D. F. McCaffrey,
+    Survey Methodology 28 (2002) 169), for sides whose noise is in ``share``. Without the launch
+    number it is Welch's t. share: see ``noise_share``; as one case has it, it is too uncertain for
+    the levels that Holm asks for (12 against 4: 14 % false alarms), so it is the median over cases.
+    """
+    error = numpy.sqrt(numpy.tensordot(model.weights, rest**2, 1))
+    noise = numpy.array([1 - numpy.asarray(share, dtype=float), numpy.asarray(share, dtype=float)])
+    mean = numpy.tensordot(model.means, noise, 1)
+    squares = numpy.einsum("ij,i...,j...->...", model.products, noise, noise)
+    return error, mean**2 / squares
+
+
+def common_share(cases: Sequence[Figures]) -> float | None:
+    """The median of ``noise_share`` over the cases that can be tested; None without any."""
+    shares = []
+    for case in cases:
+        model = _model(case)
+        if case.testable and model.degrees > 0:
+            rest = least_squares(model, numpy.log(case.values))[2]
+            shares.append(float(noise_share(model, rest)))
+    return float(numpy.median(shares)) if shares else None
+
+
+def deleted_residuals(
+    model: Model, rest: numpy.ndarray, own_side: bool = False
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """[launch][case...]: how far each launch is from the model of the others, as a normal deviate
+    of the same p as its t, so that cases with other numbers of launches can stand beside it, and
+    as a logarithm; 0 where nothing but itself tells of a parameter. degrees are 2 at least.
+
+    own_side: on the noise of the others of its side alone, with as many degrees of freedom as these
+    leave (the sum of their 1 - leverages without it); else on that of all others.
+    """
+    launches = len(model.sides)
+    alone = model.free < NO_SPREAD
+    free = numpy.where(alone, 1.0, model.free)
+    noise = numpy.ones((launches, launches))
+    if own_side:
+        noise = (model.sides[:, None] == model.sides[None, :]).astype(float)
+    shift = model.annihilator * noise  # of the others' residuals, where one is deleted
+    degrees = (noise * (model.free - model.annihilator**2 / free[:, None])).sum(axis=1)
+    alone = alone | (degrees < _LEAST_FREE)
+    squared = (shift**2).sum(axis=1)
+    alone, free, degrees, squared = (
+        own.reshape((-1, *[1] * (rest.ndim - 1))) for own in (alone, free, degrees, squared)
+    )
+    degrees = numpy.where(alone, 1.0, degrees)
+    off = numpy.where(alone, 0.0, rest / free)
+    squares = numpy.tensordot(noise, rest**2, 1) - 2 * off * numpy.tensordot(shift, rest, 1)
+    squares = numpy.maximum(squares + off**2 * squared, 0.0) / degrees
+    t = off / numpy.maximum(numpy.sqrt(squares / free), NO_SPREAD)
+    return numpy.copysign(special.ndtri(special.stdtr(degrees, -abs(t))), t), off
+
+
+def outlier_deviates(
+    model: Model, rest: numpy.ndarray, cases: int | Sequence[int]
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """``deleted_residuals`` by which launches are judged that are in so many ``cases`` each."""
+    t, off = deleted_residuals(model, rest)
+    few = numpy.broadcast_to(numpy.array(cases) < _FEW_CASES, len(model.sides))
+    if few.any():
+        own = deleted_residuals(model, rest, own_side=True)[0]
+        few = few.reshape((-1, *[1] * (rest.ndim - 1)))
+        t = numpy.where(few & (abs(own) < abs(t)), own, t)
+    return t, off
+
+
+def outlier_limit(launches: int) -> float:
+    """What the largest of so many normal deviates passes with OUTLIER_LEVEL at most."""
+    return -float(special.ndtri(OUTLIER_LEVEL / 2 / launches))
+
+
+def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
+    """new / base at one launch number, by ordinary least squares on the logarithms.
+
+    share: ``common_share`` of the comparison; None takes the case's own. With one launch on a side,
+    or without any spread, the plain ratio alone.
+    """
+    model, logs = _model(figures), numpy.log(figures.values)
+    if figures.testable and model.degrees > 0:
+        effect, one_noise, rest = least_squares(model, logs)
+        spread = float(one_noise)
+        own = float(noise_share(model, rest)) if share is None else share
+        error, degrees = (float(value) for value in side_error(model, rest, own))
+        if spread > NO_SPREAD and error > NO_SPREAD:
+            # Of as many launches a side the error is that of the mean of both variances.
+            free = [float(model.free[model.sides == side].sum()) for side in (0, 1)]
+            if min(free) > _LEAST_FREE:
+                squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
+                spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
+            design = ORDERED if model.in_order else ONE_NOISE
+            design = dataclasses.replace(design, told=1 / (2 * (own**2 + (1 - own) ** 2)))
+            return ratio_of(float(effect), error, degrees, spread, design)
+    return plain_ratio(figures)
+
+
+def plain_ratio(figures: Figures) -> Ratio:
+    """Of the geometric means, whenever they were measured. Both sides have a launch at least."""
+    base, new = (numpy.log(figures.of(side)) for side in (0, 1))
+    return Ratio(exp(float(new.mean() - base.mean())))
+
+
+def outliers(cases: Sequence[Figures]) -> list[Outlier]:
+    """The launches that are left out of all cases: MOST_OUTLIERS at most, the furthest first.
+
+    A launch is judged by the median over the cases of its studentised deleted residual: it must be
+    off as a whole. Left out case by case, whatever is far off would be, and the errors of the test
+    would grow. Source: R. D. Cook and S. Weisberg, Residuals and Influence in Regression (1982),
+    2.2.2: the largest of n residuals by Bonferroni. Two of like size hide each other from it (30 %
+    and 50 % at 1 % noise: neither is far off beside the other), so the second one is looked at
+    whatever the first one says, and decides on both (B. Rosner, Technometrics 25 (1983) 165).
+    """
+    left: list[tuple[int, int]] = []
+    picked: list[Outlier] = []
+    shown = 0
+    while len(left) < MOST_OUTLIERS:
+        rest = [case.without(left) for case in cases]
+        medians, limit = _medians(rest)
+        spare = {one for case in rest for one in case.launches if len(case.of(one[0])) > _FEWEST}
+        able = [launch for launch in medians if launch in spare]
+        if not able:
+            break
+        left.append(max(able, key=lambda launch: abs(medians[launch][0])))
+        picked.append(_outlier(left[-1], medians, limit))
+        if abs(picked[-1].t) > limit:
+            shown = len(left)
+    found = []
+    for one in picked[:shown]:
+        others = [launch for launch in left[:shown] if launch != one.launch]
+        medians, limit = _medians([case.without(others) for case in cases])
+        # Where each case that has it is too small without the others, nothing else tells of it.
+        found.append(_outlier(one.launch, medians, limit) if one.launch in medians else one)
+    return found
+
+
+def _outlier(
+    launch: tuple[int, int], medians: dict[tuple[int, int], tuple[float, float]], limit: float
+) -> Outlier:
+    t, off = medians[launch]
+    return Outlier(launch, exp(off), t, limit)
+
+
+def _medians(
+    cases: Sequence[Figures],
+) -> tuple[dict[tuple[int, int], tuple[float, float]], float]:
+    """Of each launch the medians over the cases (deviate, logarithm), and the deviates' limit."""
+    alike: dict[tuple[object, object], list[Figures]] = {}
+    for case in cases:
+        if case.testable and _model(case).degrees > _FEWEST_DEGREES:
+            alike.setdefault((case.launches, case.order), []).append(case)
+    deviates: dict[tuple[int, int], list[numpy.ndarray]] = {}
+    number = Counter(one for several in alike.values() for case in several for one in case.launches)
+    for several in alike.values():
+        model = _model(several[0])
+        logs = numpy.log([case.values for case in several]).T
+        counts = [number[launch] for launch in several[0].launches]
+        found = outlier_deviates(model, least_squares(model, logs)[2], counts)
+        for launch, *both in zip(several[0].launches, *found, strict=True):
+            deviates.setdefault(launch, []).append(numpy.array(both))
+    medians = {}
+    for launch, own in deviates.items():
+        t, off = numpy.median(numpy.concatenate(own, axis=1), axis=1)
+        medians[launch] = float(t), float(off)
+    return medians, outlier_limit(len(deviates)) if deviates else math.inf
+
+
+# -------------------------------------------------------------------------------------------------
+# How many launches a verdict takes: by exact power, and as a range.
+#
+# The truth is known no better than from the launches that there are: six of them leave the noise
+# open by a factor of 1.8 and the ratio too, so that one number is off by 3 either way. The range is
+# that of the fiducial distribution: the noise is s times the root of degrees / chi squared, the
+# difference what was seen plus as much normal noise. Of difference / noise that is the interval
+# which the noncentral t gives (the same inequality, read the other way).
+#
+# It is printed for what the launches left unclear, and those are the unlucky ones: with a truth
+# that takes 14 launches and 12 that were made, plain 10 and 90 % hold it in 4 of 100. So a draw
+# counts by 1 / the chance that it leaves the case unclear, and the low end is that of 5 %. Where
+# the truth is at the threshold no number of launches is enough, and no range says so in time.
+
+POWER = 0.9  # with which a case is settled
+MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
+_LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
+_MOST_LIKELY = 10  # times a draw counts that would hardly have left the case unclear
+_DRAWS = 12  # each, of the noise and of the difference
+_NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as the draws are
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a verdict asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
+    interval within it.
+    """
+
+    threshold: float
+    level: float
+
+    @property
+    def limit(self) -> float:
+        return math.log1p(self.threshold)
+
+
+def asked(threshold: float, tested: int, found: int = 0) -> Target:
+    """Of ``tested`` cases ``found`` are shown to differ: Holm leaves the next one LEVEL / rest."""
+    return Target(threshold, LEVEL / max(tested - found, 1))
+
+
+def power(
+    what: Target,
+    design: Design,
+    launches: int,
+    difference: numpy.ndarray,
+    spread: numpy.ndarray,
+    nodes: int = _NODES,
+) -> numpy.ndarray:
+    """How often so many launches a side give the verdict that is true of this ``difference`` of
+    logarithms and ``spread`` of one launch: a difference beyond the threshold, the same within it.
+
+    Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees
+    over their root, it is integrated (Gauss and Legendre).
+    """
+    differs, same = _chances(what, design, launches, difference, spread, nodes)
+    return numpy.where(numpy.abs(difference) > what.limit, differs, same)
+
+
+def _chances(
+    what: Target,
+    design: Design,
+    launches: int,
+    difference: numpy.ndarray,
+    spread: numpy.ndarray,
+    nodes: int,
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Of a difference in the direction of the truth, and of the same."""
+    degrees = design.degrees(launches)
+    if degrees < 1:
+        none = numpy.zeros(numpy.broadcast(difference, spread).shape)
+        return none, none
+    seen, weights = _chi(degrees, nodes)
+    away = numpy.abs(difference)[..., None]
+    error = design.error(launches) * numpy.asarray(spread)[..., None]
+    least = numpy.maximum(what.limit, _quantile(degrees, 1 - what.level / 2) * seen * error)
+    differs = special.ndtr((away - least) / error) @ weights
+    margin = _quantile(degrees, 0.95) * seen
+    inside = special.ndtr((what.limit - away) / error - margin)
+    inside = inside - special.ndtr((-what.limit - away) / error + margin)
+    return differs, numpy.maximum(inside, 0.0) @ weights
+
+
+@functools.lru_cache(maxsize=4096)
+def _chi(degrees: float, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Nodes and weights of what the root of chi squared / degrees is."""
+    width = 8 / math.sqrt(2 * degrees)
+    low, high = max(0.0, 1 - width), 1 + width
+    points, weights = numpy.polynomial.legendre.leggauss(count)
+    nodes = (high + low) / 2 + (high - low) / 2 * points
+    constant = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+    logs = constant + (degrees - 1) * numpy.log(nodes) - degrees * nodes**2 / 2
+    return nodes, numpy.exp(logs) * weights * (high - low) / 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _quantile(degrees: float, share: float) -> float:
+    return float(special.stdtrit(degrees, share))
+
+
+def launches_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
+    """The least number of launches a side (of pairs) with POWER, if that is the truth; None: more
+    than MOST_LAUNCHES, for the ratio is at the threshold.
+    """
+    truth = numpy.array([difference]), numpy.array([spread])
+    return _least(lambda launches: float(power(what, design, launches, *truth)[0]) >= POWER)
+
+
+def launches_range(what: Target, ratio: Ratio, launches: int) -> tuple[int | None, int | None]:
+    """Between what the number lies with 80 %, as far as the ``launches`` a side behind ``ratio``
+    tell, which left it unclear; None as in ``launches_needed``.
+    """
+    if ratio.spread is None or ratio.error is None or launches >= MOST_LAUNCHES:
+        return None, None
+    shares = (numpy.arange(_DRAWS) + 0.5) / _DRAWS
+    noise = numpy.sqrt(ratio.degrees / special.chdtri(ratio.degrees, shares))[:, None]
+    difference = math.log(ratio.ratio) + ratio.error * noise * special.ndtri(shares)[None, :]
+    spread = numpy.broadcast_to(ratio.spread * noise, difference.shape)
+    settled_now = sum(_chances(what, ratio.design, launches, difference, spread, _FEW_NODES))
+    weights = 1 / numpy.maximum(1 - settled_now, 1 / _MOST_LIKELY)
+    weights /= weights.sum()
+
+    @functools.cache
+    def settled(number: int) -> float:
+        enough = power(what, ratio.design, number, difference, spread, _FEW_NODES) >= POWER
+        return float(weights[enough].sum())
+
+    low = _least(lambda number: settled(number) >= _LOW, launches + 1)
+    return low, _least(lambda number: settled(number) >= 1 - _HIGH, low) if low else None
+
+
+def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:
+    """Launches a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
+    POWER; None as in ``launches_needed``, and where the ratio itself is beyond. By noncentral t.
+    """
+    margin = math.log1p(threshold) - math.log(ratio.ratio)
+    if ratio.spread is None or margin < NO_SPREAD:
+        return None
+    design, spread = ratio.design, ratio.spread
+
+    def enough(launches: int) -> bool:
+        degrees = design.degrees(launches)
+        far = margin / (design.error(launches) * spread)
+        return degrees > 0 and special.nctdtr(degrees, far, _quantile(degrees, 0.975)) <= 1 - POWER
+
+    return _least(enough)
+
+
+def _least(enough: Callable[[int], bool], start: int = 2) -> int | None:
+    """The least number of launches, from ``start`` on, that is enough; doubled, then halved."""
+    low, high = start - 1, start
+    while not enough(high):
+        if high >= MOST_LAUNCHES:
+            return None
+        low, high = high, min(2 * high, MOST_LAUNCHES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,460 @@
+"""The result file: JSON Lines, one object a line, first key ``record``.
+
+Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
+durable and gives it a check sum (core/jsonl.py); the reader reports what it cannot use as
+``problems`` and never throws on a broken line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.jsonl import TRUNCATED, LineWriter, read_records
+from torchcoll.core.result import (
+    CaseResult,
+    Run,
+    case_from_json,
+    check_lists,
+    check_texts,
+    check_whole,
+    or_none,
+)
+
+SCHEMA = "torchcoll/1"
+# What `torchcoll matrix` keeps beside the result files of its launches.
+MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
+_ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
+
+
+class Writer:
+    """Appends records to a new file; rank 0 has one. Refuses a file that exists.
+
+    otherwise: what to do where it cannot be written. further: to a file that is there, instead.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        otherwise: str = "Name another with --output, or none with --no-output.",
+        further: bool = False,
+    ) -> None:
+        self.path = path
+        self._refused = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
+            if self._file.seek(0, os.SEEK_END):
+                self._file.seek(-1, os.SEEK_END)
+                if self._file.read(1) != b"\n":  # a record that was cut off
+                    self._file.write(b"\n")
+            self._lines = LineWriter.going_on(path) if further else LineWriter()
+        except OSError as error:
+            # A FileExistsError may also mean that the parent is a file.
+            if isinstance(error, FileExistsError) and os.path.lexists(path):
+                raise UsageError(
+                    "output", path, "a file that does not exist", "Name another file or remove it."
+                ) from None
+            raise UsageError(
+                "output",
+                path,
+                f"a file that can be written ({error.strerror})",
+                otherwise,
+            ) from None
+
+    def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
+        """One line in one write. ``durable``: on disk when this returns.
+
+        Raises TorchcollError when the disk refuses it; later records are then dropped in silence.
+        """
+        if self._refused:
+            return
+        rest = memoryview(self._lines.line({"record": record, **data}))
+        try:
+            while rest:  # a disk that is nearly full takes a part, and then refuses
+                rest = rest[self._file.write(rest) :]
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._refused = True
+            raise TorchcollError(
+                f"result file {self.path}",
+                error.strerror,
+                "a disk that takes the next record",
+                "Make room, then go on with --resume.",
+            ) from None
+
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def discard_empty(self) -> None:
+        """Close the file; remove it where it is ours and nothing was written."""
+        if self._file.closed:
+            return
+        if not os.fstat(self._file.fileno()).st_size and self.there():
+            self.path.unlink()
+        self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of a run in file order."""
+    yield "header", {"schema": SCHEMA, **run.header}
+    if run.members:
+        yield "ranks", {"ranks": run.members}
+    for name, ns in run.phases.items():
+        yield "phase", {"name": name, "ns": ns}
+    for state in run.machine:
+        yield "machine", state
+    for result in run.results:
+        yield "case", result.to_json()
+    for event in run.events:
+        yield "event", event
+    if run.in_flight is not None:
+        yield "started", {"case": run.in_flight.to_json()}
+    if run.end is not None:
+        yield "end", {**run.end, "cases": len(run.results) + run.lost}
+
+
+def save(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write ``run`` to a new file, its continuations to FILE.2, ... beside it.
+
+    Raises UsageError when one exists or cannot be written.
+    """
+    path = Path(path)
+    for number, (launch, results) in enumerate(run.launches(), 1):
+        part = dataclasses.replace(launch, results=results)
+        if part.continuations:  # the rest of a merged run is that of its last launch
+            part.events = [e for e in run.events if not _is_of(e, run.continuations)]
+            part.end = part.in_flight = None
+        writer = Writer(path if number == 1 else path.with_name(f"{path.name}.{number}"))
+        try:
+            for record, data in records_of(part):
+                writer.write(record, data)
+        finally:
+            writer.close()
+
+
+def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
+    return any(event is own for run in runs for own in run.events)
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume).
+
+    A file without an ``end`` loads with what it has; ``run.problems`` says so. Raises
+    UnreadableError when the file is missing, is not a torchcoll file, or has another major schema.
+    """
+    path = Path(path)
+    run = _read_file(path)
+    number = 2
+    while further := _continuation(path, number):
+        try:
+            _merge(run, _read_file(further))
+        except UnreadableError as error:  # killed before its header was written
+            run.problems.append(str(error))
+        number += 1
+    _judge(run)
+    return run
+
+
+def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
+    """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
+
+    What was left out is a problem of the run that has it. A Run stays as it is.
+    """
+    runs: dict[str | int, Run] = {}
+    for number, source in enumerate(sources):
+        if isinstance(source, Run):
+            runs[number] = source
+            continue
+        if is_manifest(source):  # `DIR/*.jsonl` of a matrix
+            continue
+        real = os.path.realpath(source)
+        if real in runs:
+            runs[real].problems.append(f"{source} was named twice: it is shown once")
+        else:
+            runs[real] = load(source)
+    for run in list(runs.values()):
+        for part in run.continuations:
+            if part.path and runs.pop(os.path.realpath(part.path), None):
+                run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
+    return list(runs.values())
+
+
+def is_manifest(path: str | os.PathLike[str]) -> bool:
+    """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
+    if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
+        return False
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(100).startswith(b'{"record":"matrix"')
+    return False
+
+
+def _continuation(path: Path, number: int) -> Path | None:
+    """FILE.2; of a packed FILE.gz, which --resume does not pack again, FILE.gz.2 or FILE.2.gz."""
+    stem = path.name.removesuffix(".gz")
+    for name in (f"{path.name}.{number}", f"{stem}.{number}.gz", f"{stem}.{number}"):
+        if os.path.isfile(path.with_name(name)):
+            return path.with_name(name)
+    return None
+
+
+def _merge(run: Run, further: Run) -> None:
+    repeated = {result.case for result in further.results}
+    new = repeated - {result.case for result in run.results}
+    run.results = [r for r in run.results if r.case not in repeated] + further.results
+    for event in run.events:
+        if event.get("kind") in _ENDINGS:
+            event["resumed"] = True
+    run.events += further.events
+    run.problems += further.problems
+    run.lost = max(0, run.lost - len(new)) + further.lost  # what was lost is run again
+    run.end, run.in_flight = further.end, further.in_flight
+    run.continuations.append(further)
+
+
+def _judge(run: Run) -> None:
+    if run.end is None:
+        flight = f"; in flight: {run.in_flight.describe()}" if run.in_flight else ""
+        run.problems.append(f"{TRUNCATED}{flight}")
+    elif run.ending:
+        run.problems.append(run.ending)
+
+
+def _read_file(path: Path) -> Run:
+    """Raises UnreadableError when the first line is no torchcoll header."""
+    run = Run(path=path)
+    with uncollected():
+        _read_records(path, run)
+    run.lost = max(0, (run.end or {}).get("cases", 0) - len(run.results))
+    run.problems += _backward_stamps(run)
+    return run
+
+
+def _backward_stamps(run: Run) -> Iterator[str]:
+    """Stamps that are earlier than those before them: of the monotonic clock a damaged file, of the
+    wall clock one that was set meanwhile. One line each.
+    """
+    clocks = (
+        ("monotonic", "start_ns", "batch_start_ns", "the file is damaged, or of two launches"),
+        ("wall", "start_wall_us", "batch_start_wall_us", "the clock was set meanwhile"),
+    )
+    for clock, start, batches, why in clocks:
+        last = None
+        for result in run.results:
+            began = getattr(result, start)
+            own = [one for one in (last, began) if one is not None]
+            # Sub-groups run their batches at the same time: only the starts are in order.
+            within = [began, *getattr(result, batches)] if began is not None else []
+            if own != sorted(own) or within != sorted(within):
+                case = result.case.describe()
+                yield f"{run.path}: {clock} stamps run backwards at {case}: {why}"
+                break
+            last = began if began is not None else last
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector of cycles, of which records have none: it would go through all that was
+    read again and again, which is half of the time of a file of 100 000 cases.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _read_records(path: Path, run: Run) -> None:
+    def header(data: dict[str, Any]) -> None:
+        run.header = _header(data, path, run.problems)
+
+    def take(record: str, data: dict[str, Any]) -> None:
+        if handler := _HANDLERS.get(record):
+            handler(run, data)
+
+    read_records(path, run.problems, "result file", SCHEMA, header, take)
+
+
+# What reports read of a header, beside texts: field of the spec -> its types.
+_SPEC_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("factor", "precision", "max_time_s"), (int, float)),
+    **dict.fromkeys(("iters", "warmup", "cold", "seed", "step_bytes"), (int,)),
+    **dict.fromkeys(("check", "fresh_group"), (bool,)),
+    **dict.fromkeys(("order", "splits"), (str,)),
+    "labels": (dict,),
+    "points": (list, tuple),
+}
+
+
+def _header(header: dict[str, Any], path: Path, problems: list[str]) -> dict[str, Any]:
+    """The usable part of a header; of UNUSABLE it raises what refuses the file."""
+    if not all(isinstance(header.get(name) or {}, dict) for name in ("spec", "environment")):
+        raise TypeError
+    check_whole(*or_none(header.get("ranks")))
+    if not 0 <= (header.get("ranks") or 0) <= MOST_RANKS:
+        raise ValueError
+    header.pop("record")
+    for name in _unusable_fields(header):
+        problems.append(f"{path}:1: unusable field {name}")
+    return dict(header)
+
+
+def _unusable_fields(header: dict[str, Any]) -> Iterator[str]:
+    """Removes what no report can read, and names it; the cases are worth more than a field."""
+    spec, environment = header.get("spec") or {}, header.get("environment") or {}
+    yield from _remove(header, "source", (dict,))
+    for name in list(header.get("source") or {}):
+        yield from _remove(header["source"], name, (str,))
+    for name in ("run_id", "start_utc", "torchcoll", "connects"):
+        yield from _remove(header, name, (str,))
+    yield from _remove(header, "connects_of", (dict,))
+    for name in list(header.get("connects_of") or {}):
+        yield from _remove(header["connects_of"], name, (str,))
+    for name, types in _SPEC_TYPES.items():
+        yield from _remove(spec, name, types)
+    for name in list(environment):
+        own = (dict,) if name in ("libraries", "variables") else (str, int, float)
+        yield from _remove(environment, name, own)
+    for texts in (spec.get("labels"), environment.get("libraries"), environment.get("variables")):
+        texts = texts or {}
+        for name in list(texts):
+            yield from _remove(texts, name, (str,))
+
+
+def _remove(fields: dict[str, Any], name: str, types: tuple[type, ...]) -> Iterator[str]:
+    value = fields.get(name)
+    try:
+        if value is not None and type(value) not in types:
+            raise TypeError
+        if type(value) is int:
+            check_whole(value)
+    except TypeError:
+        del fields[name]
+        yield name
+
+
+def _ranks(run: Run, data: dict[str, Any]) -> None:
+    members = [dict(member) for member in data["ranks"]]
+    for member in members:
+        check_texts(*(member.get(name) for name in ("host", "device", "device_name")))
+        check_whole(*or_none(*(member.get(name) for name in ("rank", "pid"))))
+    run.members = members
+
+
+def _phase(run: Run, data: dict[str, Any]) -> None:
+    check_lists(data["ns"])
+    run.phases[str(data["name"])] = data["ns"]
+
+
+def _machine(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("when"), data.get("host"), data.get("utc"))
+    run.machine.append(data)
+
+
+def _told(run: Run, case: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a case, also of a version that did not tell how buffers are reused: it had one
+    way. Of what it imported, which has a source, it did not know.
+    """
+    return {"buffer_reuse": "unknown" if run.source else "same", **case}
+
+
+def _started(run: Run, data: dict[str, Any]) -> None:
+    run.in_flight = case_from_json(_told(run, data["case"]))
+
+
+def _case(run: Run, data: dict[str, Any]) -> None:
+    data["case"] = _told(run, data["case"])
+    run.results.append(CaseResult.from_json(data))
+    run.in_flight = None
+
+
+def _event(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("kind"), data.get("message"), data.get("utc"))
+    run.events.append(data)
+
+
+def _end(run: Run, data: dict[str, Any]) -> None:
+    check_texts(data.get("status"), data.get("reason"))
+    check_whole(data.get("cases", 0))
+    run.end = data
+
+
+_HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
+    "ranks": _ranks,
+    "phase": _phase,
+    "machine": _machine,
+    "started": _started,
+    "case": _case,
+    "event": _event,
+    "end": _end,
+}
+
+
+# -------------------------------------------------------------------------------------------------
+# The result files that a path, a folder or a pattern stands for.
+
+Source = Run | str | os.PathLike[str]
+_LOOKED_AT = 1000  # folders below one without files
+
+
+def expanded(source: Source) -> list[Source]:
+    """The files of a folder or a pattern. Raises UnreadableError where there are none."""
+    if isinstance(source, Run):
+        return [source]
+    path = Path(source)
+    if path.is_dir():
+        inside = _files_in(path)
+        if not inside:
+            raise _no_files(path)
+        own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
+        return [*(own or inside)]
+    if not path.exists() and glob.has_magic(str(source)):
+        found = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
+        matches = [p for p in found if p.is_file() and not is_manifest(p)]
+        if not matches:
+            raise UnreadableError("result files", source, "a pattern that some file matches")
+        return [*matches]
+    return [source]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found = (p for p in sorted(folder.iterdir()) if p.is_file())
+    return [p for p in found if p.name[0] != "." and not is_manifest(p)]
+
+
+def _no_files(folder: Path) -> UnreadableError:
+    """Names what may be meant, and takes none of it: folders may be before and after, or logs."""
+    below = []
+    # The folder of a matrix that has no result yet holds its logs.
+    own = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
+    for place, (name, folders, _) in enumerate(() if own else os.walk(folder)):
+        folders[:] = sorted(one for one in folders if one[0] != ".")
+        if place >= _LOOKED_AT:
+            break
+        if count := len(_files_in(Path(name))):
+            below.append(f"{name} ({count} file{'s' if count > 1 else ''})")
+    several = ", ".join(below if len(below) < 5 else [*below[:3], f"... ({len(below)} folders)"])
+    return UnreadableError(
+        "folder",
+        folder,
+        "a folder with result files",
+        f"Below it are {several}: name what is meant, or '{folder}/**/*' for all." * bool(below),
+    )

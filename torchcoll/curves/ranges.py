@@ -1,0 +1,518 @@
+"""Regimes of a curve of time over size: where the law latency + size / bandwidth changes.
+
+Dynamic programming over all ways of cutting the curve (R. Bellman, Comm. ACM 4 (1961) 284), the
+number of cuts by a Bayesian information criterion, and for each cut the set of places that the
+data cannot tell from the best one. Pure numbers: sizes in bytes, times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy
+from numpy.typing import NDArray
+from scipy import stats
+
+# -------------------------------------------------------------------------------------------------
+# Single sizes that contradict the law of all others, as an outlier test tells them.
+#
+# The law is fitted without the size, and its distance is measured by the scatter of the others: the
+# externally studentized residual, which is Student's t (R. D. Cook and S. Weisberg, Residuals and
+# Influence in Regression (1982), section 2.2), with Bonferroni's correction for looking at every
+# size. A spread that holds the size itself, or its neighbours on lines through it, is inflated by
+# the very thing that is looked for. Pure numbers.
+
+Floats = NDArray[numpy.float64]
+Places = NDArray[numpy.int64]
+
+LEAST = 0.15  # so much slower (or faster) than the law, or nobody would act on it
+_LEVEL = 0.01  # for all sizes of a curve: see tests/benchmarks/transitions.py
+_FEWEST = 6  # sizes: the law of five others has three to contradict it
+_LOOKED_AT = 3  # the furthest from the law, and as many of those furthest from their neighbours
+_MANY = 64  # sizes, of which one moves the law of the others by nothing worth a new fit
+# One in so many may be left out: beyond, the others are no law.
+_SHARE = 4
+_ENOUGH = 10  # sizes of which a median is taken
+
+
+@dataclass(frozen=True)
+class LawFit:
+    """Laws of points: of each (first, last, latency_ns, ns a byte), by index, inclusive; the sum of
+    squares of the relative deviations.
+    """
+
+    laws: tuple[tuple[int, int, float, float], ...]
+    squares: float
+
+
+def find_dips(
+    size: Floats, time: Floats, fit: Callable[[Places], LawFit], noise: Floats
+) -> list[int]:
+    """Indexes of the sizes that contradict, in order.
+
+    fit: the laws of the points with these indexes. noise: of each a deviation that is none.
+
+    One after the other, the clearest first: of two, each makes the other one less clear. Between
+    others a size is slow; faster than its law is what is left where a law bends more sharply.
+    """
+    kept = numpy.arange(len(size))
+    found: list[int] = []
+    while len(kept) >= _FEWEST and len(found) < max(1, len(size) // _SHARE):
+        clearest, place = 1.0, None
+        for candidate in _candidates(size[kept], time[kept], fit(kept)):
+            if _beside_a_gap(kept, candidate):
+                continue
+            clear = _clear(size, time, kept, candidate, fit, noise)
+            if clear > clearest:
+                clearest, place = clear, candidate
+        if place is None:
+            break
+        found.append(int(kept[place]))
+        kept = numpy.delete(kept, place)
+    return sorted(found)
+
+
+def _beside_a_gap(kept: Places, place: int) -> bool:
+    """At an end, next to a size that was left out: the law of the others does not reach so far."""
+    inner = 1 if place == 0 else place - 1
+    return place in (0, len(kept) - 1) and abs(int(kept[place] - kept[inner])) > 1
+
+
+def _candidates(size: Floats, time: Floats, fitted: LawFit) -> list[int]:
+    """Where to look: a new fit without each of them is what the test costs."""
+    y = numpy.log(time)
+    law = numpy.empty(len(size))
+    for first, last, latency, per_byte in fitted.laws:
+        own = slice(first, last + 1)
+        law[own] = numpy.log(latency + per_byte * size[own])
+    # The law leans toward a point, at the end of few by more than half of its distance.
+    least = math.log1p(LEAST) * (0.8 if len(size) > _MANY else 0.3)
+    x = numpy.log(size)
+    places = numpy.arange(len(size))
+    a, b = numpy.maximum(places - 1, 0), numpy.minimum(places + 1, len(size) - 1)
+    a[0], b[-1] = 2, len(size) - 3
+    between = y[a] + (y[b] - y[a]) * (x - x[a]) / (x[b] - x[a])
+    chosen: list[int] = []
+    for away, limit in ((abs(y - law), least), (abs(y - between), math.log1p(LEAST))):
+        if len(size) > _MANY:  # then what is not beyond the others' scatter is not worth a look
+            limit = max(limit, 5 * float(numpy.median(away)))
+        chosen += [int(i) for i in numpy.argsort(-away)[:_LOOKED_AT] if away[i] > limit]
+    return list(dict.fromkeys(chosen))
+
+
+def _clear(
+    size: Floats,
+    time: Floats,
+    kept: Places,
+    place: int,
+    fit: Callable[[Places], LawFit],
+    noise: Floats,
+) -> float:
+    """How many times the t that is asked for; 0 where the law is nearer than anybody would act on.
+
+    Between two laws it may belong to either.
+    """
+    rest, own = numpy.delete(kept, place), kept[place]
+    others, ours = size[rest], time[rest]
+    fitted = fit(rest)
+    free = len(others) - 2 * len(fitted.laws)
+    if free < 1:
+        return 0.0
+    spread = max(_spread(fitted, others, ours, place), float(noise[own]))
+    asked = float(stats.t.isf(_LEVEL / 2 / len(kept), free))
+    # A law with a negative intercept does not reach far before its own sizes.
+    laws = [law for law in _around(fitted.laws, place) if law[2] + law[3] * size[own] > 0]
+    if not laws:
+        return 0.0
+    away = [
+        _distance(float(size[own]), float(time[own]), law, others, ours, spread) for law in laws
+    ]
+    if 0 < place < len(kept) - 1 and min(away) < 0:
+        return 0.0
+    return min(map(abs, away)) / asked
+
+
+def _spread(fitted: LawFit, size: Floats, time: Floats, place: int) -> float:
+    """Of the others about their laws; of enough of them by a median: another slow size among them
+    would inflate a mean square, and two would hide each other. Neighbours that are far off
+    together are a stretch, and none of them is alone.
+    """
+    free = len(size) - 2 * len(fitted.laws)
+    square = math.sqrt(fitted.squares / free)
+    if len(size) < _ENOUGH:
+        return square
+    parts = [
+        abs(time[first : last + 1] / (latency + per_byte * size[first : last + 1]) - 1)
+        for first, last, latency, per_byte in fitted.laws
+    ]
+    away = numpy.concatenate(parts)
+    if away[max(place - 1, 0) : place + 1].max() > LEAST:
+        return square
+    middle = 1.4826 * float(numpy.median(away))
+    # Two standard errors above, for normal noise: too little finds dips in noise.
+    middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
+    return min(square, middle)
+
+
+def _around(
+    laws: Sequence[tuple[int, int, float, float]], place: int
+) -> list[tuple[int, int, float, float]]:
+    """The law of the point before, and that of the point after."""
+    last = laws[-1][1]
+    near = {min(max(place - 1, 0), last), min(place, last)}
+    return [law for law in laws if any(law[0] <= one <= law[1] for one in near)]
+
+
+def _distance(
+    size: float,
+    time: float,
+    law: tuple[int, int, float, float],
+    sizes: Floats,
+    times: Floats,
+    spread: float,
+) -> float:
+    first, last, latency, per_byte = law
+    expected = latency + per_byte * size
+    away = math.log(time / expected)
+    if abs(away) < math.log1p(LEAST):
+        return 0.0
+    unit = float(sizes.max())
+    own = slice(first, last + 1)
+    rows = numpy.column_stack((1 / times[own], sizes[own] / unit / times[own]))
+    point = numpy.array([1.0, size / unit]) / expected
+    # How uncertain the law is there: much, where it is extrapolated.
+    leverage = float(point @ numpy.linalg.pinv(rows.T @ rows) @ point)
+    return away / spread / math.sqrt(1 + leverage)
+
+
+# -------------------------------------------------------------------------------------------------
+
+FEWEST = 4  # points of a regime that has a law: two figures and two to contradict them
+MOST_REGIMES = 8
+# Relative deviation from a line that is no regime of its own: clocks and rounding reach it.
+FLOOR = 0.005
+# In units of log(points), what a boundary must gain beside the two figures of its regime. A place
+# is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
+# regime show a boundary, see tests/benchmarks/transitions.py.
+BOUNDARY_COST = 3.0
+# Times the usual standard error: a point whose own launches disagree by more weighs less.
+DISAGREEING = 4
+# Of the measured time, what a law has to leave at the first size of its regime: a steep line may
+# meet zero at a size, but not among its own.
+POSITIVE = 0.1
+# A place belongs to the zone when its likelihood ratio is not beyond this: for a jump
+# P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
+# change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35. The ratio counts points less
+# figures, not points: of 10 points with two laws the zones missed in up to 6 % otherwise.
+ZONE_RATIO = 7.35
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
+
+    bandwidth_gbps: bytes of the size a nanosecond; None where time does not grow. misfit: the
+    largest relative deviation of a point, misfit_at: its index. latency_ns: below 0 where a steeper
+    slope goes on from another (beyond a cache): no latency, only where its line meets size 0.
+    """
+
+    first: int
+    last: int
+    latency_ns: float
+    bandwidth_gbps: float | None
+    misfit: float
+    misfit_at: int
+
+    def time_ns(self, nbytes: float) -> float:
+        return self.latency_ns + (nbytes / self.bandwidth_gbps if self.bandwidth_gbps else 0.0)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The law changes between two sizes, by index: after ``low``, at the latest at ``high``.
+
+    last_before: index of the last size of the regime before, the best single place. jump: time
+    after over time before, both laws at that place; 1 where they meet inside the zone; None where
+    a side has no law. before, after: the regimes on its sides, by index in the curve; None where
+    there may be fewer than FEWEST points, which have no law.
+    """
+
+    low: int
+    high: int
+    last_before: int
+    jump: float | None
+    before: int | None
+    after: int | None
+
+
+@dataclass(frozen=True)
+class FittedCurve:
+    """The regimes of one curve in order, the boundaries between them, and single sizes that
+    contradict them.
+
+    regimes: those that have a law; none where every one may have fewer than FEWEST points.
+    dips: index -> how many times the law's time it took; these are in no fit. noise: the relative
+    standard deviation of the points about their laws.
+    """
+
+    regimes: tuple[Regime, ...]
+    boundaries: tuple[Boundary, ...]
+    dips: dict[int, float]
+    noise: float
+
+
+def find_regimes(
+    sizes: Sequence[float], times: Sequence[float], noise: float | Sequence[float] = 0.0
+) -> FittedCurve:
+    """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
+
+    noise: what is known of the times' relative standard errors from elsewhere, of all or of each:
+    no point that is nearer is a dip, and where one is far more uncertain than most, it weighs less.
+    A stretch of 1 to 3 points between boundaries has no law, but is looked for like any other:
+    where it was not, the boundaries were found where 4 points were left, and their zones held none.
+    """
+    size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
+    error = numpy.maximum(numpy.broadcast_to(numpy.asarray(noise, dtype=float), size.shape), FLOOR)
+    usual = float(numpy.median(error))
+    weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
+    points = _Points(size, time, weight)
+    dips = find_dips(size, time, points.fit, error)
+    found = _curve(points, dips)
+    # Within a zone it may belong to a law beside it, or to a third between the two, of which there
+    # are too few: then a fit with it shows so. Otherwise it would hide in a law that it is far off.
+    between = [i for i in dips if any(b.low < i < b.high for b in found.boundaries)]
+    while between:
+        found = _curve(points, [i for i in dips if i not in between])
+        hidden = [i for i in between if _is_far(found, i, float(size[i]), float(time[i]))]
+        if not hidden:
+            return found
+        between = [i for i in between if i not in hidden]
+    return _curve(points, dips)
+
+
+def _is_far(curve: FittedCurve, index: int, size: float, time: float) -> bool:
+    own = (r for r in curve.regimes if r.first <= index <= r.last)
+    return any(abs(math.log(time / r.time_ns(size))) > math.log1p(LEAST) for r in own)
+
+
+@dataclass(frozen=True)
+class _Points:
+    """weight: of the relative deviation, 1 for most."""
+
+    size: Floats
+    time: Floats
+    weight: Floats
+
+    def segments(self, kept: Places, fewest: int) -> _Segments:
+        return _Segments(self.size[kept], self.time[kept], self.weight[kept], fewest)
+
+    def fit(self, kept: Places) -> LawFit:
+        fits, forward, cuts = _segmented(self.segments(kept, FEWEST))
+        regimes = [fits.regime(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
+        laws = [
+            (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
+            for r in regimes
+        ]
+        return LawFit(tuple(laws), max(0.0, float(forward[len(cuts)][-1])))
+
+
+def _curve(points: _Points, dips: Sequence[int]) -> FittedCurve:
+    size, time = points.size, points.time
+    kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
+    fits, forward, cuts = _segmented(points.segments(kept, 1))
+    n, chosen = len(kept), len(cuts) + 1
+    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+    backward = _backward(fits.cost, chosen)
+    best = _deviance(forward[chosen - 1][n], n)
+    free = max(1, n - 2 * chosen)
+    zones = []
+    for number in range(1, chosen):
+        # Cost with this boundary held at each place and all others at their best.
+        profile = forward[number - 1] + backward[chosen - number - 1]
+        ratio = numpy.array([free * math.log(_deviance(c, n) / best) for c in profile])
+        inside = numpy.flatnonzero(ratio <= ZONE_RATIO)
+        zones.append((int(inside[0] - 1), int(inside[-1])))
+    names = _named(cuts, zones, n)
+    boundaries = []
+    for number, (cut, (low, high)) in enumerate(zip(cuts, zones, strict=True)):
+        before, after = names[number], names[number + 1]
+        jump = None
+        if before is not None and after is not None:
+            ends = float(fits.size[low]), float(fits.size[high])
+            place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
+            if regimes[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
+                place = float(fits.size[cut])
+            jump = _jump(regimes[number], regimes[number + 1], place, ends)
+        one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
+        boundaries.append(one)
+    original = [
+        replace(
+            r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])
+        )
+        for r in regimes
+    ]
+    noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
+    apart = {i: float(time[i]) / _expected(original, i, size) for i in dips}
+    lawful = tuple(r for r, name in zip(original, names, strict=True) if name is not None)
+    return FittedCurve(lawful, tuple(boundaries), apart, noise)
+
+
+def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
+    """All stretches, the least costs by number of regimes, and the chosen cuts."""
+    n = len(fits.size)
+    most = MOST_REGIMES if n >= 2 * FEWEST else 1
+    forward = _forward(fits.cost, most)
+    chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
+    return fits, forward, _cuts(fits.cost, forward, chosen)
+
+
+def _named(cuts: Sequence[int], zones: Sequence[tuple[int, int]], n: int) -> list[int | None]:
+    """For each regime its number among those that have a law, or None. A law has FEWEST points
+    wherever in its zone one of its boundaries is, the other at its best place.
+    """
+    starts, ends = [0, *cuts], [*cuts, n]
+    latest = [0, *(high for _, high in zones)]
+    earliest = [*(low + 1 for low, _ in zones), n]
+    names: list[int | None] = []
+    count = 0
+    for start, end, late, early in zip(starts, ends, latest, earliest, strict=True):
+        lawful = not cuts or min(early - start, end - late) >= FEWEST
+        names.append(count if lawful else None)
+        count += lawful
+    return names
+
+
+def _deviance(cost: float, n: int) -> float:
+    """Mean square of the relative deviations, not below what is no difference."""
+    return max(float(cost), 0.0) / n + FLOOR**2
+
+
+def _criterion(cost: float, n: int, regimes: int) -> float:
+    if not math.isfinite(cost):
+        return math.inf
+    figures = 2 * regimes + BOUNDARY_COST * (regimes - 1)
+    free = n - 2 * regimes - 1
+    if free < 1:  # only the first choice is left: the fewest regimes
+        return math.inf if regimes > 1 else 0.0
+    # Few points are fitted better than they deserve: AIC's small-sample factor n / free (Hurvich
+    # and Tsai, Biometrika 76 (1989) 297), applied to this penalty.
+    return n * math.log(_deviance(cost, n)) + figures * math.log(n) * n / free
+
+
+class _Segments:
+    """Least squares of every stretch of points, from prefix sums.
+
+    The relative error of latency + size x slope is least: with w = 1 / time the problem is linear.
+    ``cost[a, b]``: sum of squares of points a to b - 1; infinite for fewer than ``fewest``.
+    """
+
+    def __init__(self, size: Floats, time: Floats, weight: Floats, fewest: int) -> None:
+        self.size, self.time = size, time
+        self._unit = float(size.max())
+        w, v = 1 / time, size / self._unit / time
+        # Scaled by the smallest time: sums of numbers near 1.
+        self._scale = float(time.min())
+        w = w * self._scale * weight
+        v = v * self._scale * weight
+        self._columns = numpy.column_stack(
+            (w * w, w * v, v * v, w * weight, v * weight, weight * weight)
+        )
+        self.cost = self._costs(fewest)
+
+    def _solve(self, sums: Floats, starts: Places) -> tuple[Floats, ...]:
+        """latency, slope (scaled) and sum of squares of stretches that begin at ``starts``; no
+        slope is below 0, and no law at the stretch's first size.
+        """
+        ww, wv, vv, w, v, n = sums.T
+        with numpy.errstate(divide="ignore", invalid="ignore"):
+            determinant = ww * vv - wv * wv
+            latency = (w * vv - v * wv) / determinant
+            slope = (v * ww - w * wv) / determinant
+            flat, steep = w / ww, v / vv
+            begin = latency + slope * self.size[starts] / self._unit
+        singular = ~numpy.isfinite(latency) | (determinant <= 1e-12 * ww * vv)
+        only_flat = singular | (slope < 0)
+        least = POSITIVE * self.time[starts] / self._scale
+        only_steep = ~only_flat & (latency < 0) & (begin < least)
+        latency = numpy.where(only_flat, flat, numpy.where(only_steep, 0.0, latency))
+        slope = numpy.where(only_flat, 0.0, numpy.where(only_steep, steep, slope))
+        square = (
+            n
+            + latency**2 * ww
+            + slope**2 * vv
+            + 2 * latency * slope * wv
+            - 2 * latency * w
+            - 2 * slope * v
+        )
+        return latency, slope, numpy.maximum(square, 0.0)
+
+    def _costs(self, fewest: int) -> Floats:
+        n = len(self.size)
+        a, b = numpy.meshgrid(numpy.arange(n + 1), numpy.arange(n + 1), indexing="ij")
+        cost = numpy.full((n + 1, n + 1), numpy.inf)
+        long = b - a >= FEWEST
+        sums = numpy.vstack((numpy.zeros(6), numpy.cumsum(self._columns, axis=0)))
+        cost[long] = self._solve(sums[b[long]] - sums[a[long]], a[long])[2]
+        # Of fewer points a difference of two long sums would be rounding only.
+        for few in range(fewest, min(FEWEST, n + 1)):
+            starts = numpy.arange(n + 1 - few)
+            own = numpy.add.reduce([self._columns[starts + k] for k in range(few)])
+            cost[starts, starts + few] = self._solve(own, starts)[2]
+        return cost
+
+    def _own(self, a: int, b: int) -> Floats:
+        return numpy.add.reduce(self._columns[a:b], axis=0, keepdims=True)
+
+    def regime(self, a: int, b: int) -> Regime:
+        latency, slope, _ = self._solve(self._own(a, b), numpy.array([a]))
+        latency_ns = float(latency[0]) * self._scale
+        per_byte = float(slope[0]) * self._scale / self._unit
+        law = latency_ns + per_byte * self.size[a:b]
+        away = abs(self.time[a:b] / law - 1)
+        worst = int(away.argmax())
+        bandwidth = 1 / per_byte if per_byte > 0 else None
+        return Regime(a, b - 1, latency_ns, bandwidth, float(away[worst]), a + worst)
+
+
+def _forward(cost: Floats, most: int) -> list[Floats]:
+    """[k - 1][b]: least cost of points 0 to b - 1 in k regimes."""
+    found = [cost[0].copy()]
+    for _ in range(1, most):
+        found.append(numpy.min(found[-1][:, None] + cost, axis=0))
+    return found
+
+
+def _backward(cost: Floats, most: int) -> list[Floats]:
+    """[k - 1][a]: least cost of points a to the end in k regimes."""
+    found = [cost[:, -1].copy()]
+    for _ in range(1, most):
+        found.append(numpy.min(cost + found[-1][None, :], axis=1))
+    return found
+
+
+def _cuts(cost: Floats, forward: Sequence[Floats], regimes: int) -> list[int]:
+    cuts: list[int] = []
+    end = cost.shape[0] - 1
+    for k in range(regimes - 1, 0, -1):
+        end = int(numpy.argmin(forward[k - 1] + cost[:, end]))
+        cuts.insert(0, end)
+    return cuts
+
+
+def _jump(before: Regime, after: Regime, place: float, ends: tuple[float, float]) -> float:
+    """Time after over before at ``place``; 1 where the two laws meet inside the zone."""
+    differences = [after.time_ns(end) - before.time_ns(end) for end in ends]
+    if differences[0] * differences[1] <= 0:
+        return 1.0
+    return after.time_ns(place) / before.time_ns(place)
+
+
+def _expected(regimes: Sequence[Regime], index: int, size: Floats) -> float:
+    """The time of the law at a size in no fit."""
+    law = next((r for r in regimes if index <= r.last), regimes[-1])
+    time = law.time_ns(float(size[index]))
+    # A steep law does not reach far before its first size.
+    return time if time > 0 else law.time_ns(float(size[law.first]))

@@ -1,0 +1,352 @@
+"""Time, bandwidth and first calls against the number of ranks, and by which law they grow.
+
+A bandwidth is shown as busbw, which is comparable between numbers of ranks, and as a share of a
+limit that the user states; divided by the ranks it would be no efficiency.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.matching import kind_of
+from torchcoll.comparison.results import is_right, launches_of
+from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, load_all
+from torchcoll.core.plausibility import LIKELY
+from torchcoll.core.result import Run
+from torchcoll.core.units import counted, format_size
+from torchcoll.curves.growth import Growth, growths
+from torchcoll.startup.cold import Cold, ColdRow, cold
+from torchcoll.startup.repeats import FIRST_TWO
+
+# -------------------------------------------------------------------------------------------------
+# Which cases and launches a curve over ranks leaves out, and why.
+
+
+def unusable(files: Side) -> tuple[str, str]:
+    """How many cases there are, and why each of them is in no curve."""
+    items = files.measured("time", Reading())
+    reasons = Counter(map(why_out, items))
+    words = "; ".join(f"{number} {why}" for why, number in reasons.items())
+    return f"none of {counted(len(items), 'case')}", f"{words}." if words else ""
+
+
+def why_out(item: Measured) -> str:
+    row, given = item.row, item.result.given
+    if row.status != "ok":
+        reason = row.reason.partition(LIKELY)[0]
+        return f"{row.status} ({reason})" if reason else row.status
+    if row.verified == "wrong":
+        return "wrong"
+    if not row.ranks:
+        return "without a number of ranks"
+    return "first calls alone" if given and given.first_call_ns else "without a time"
+
+
+def cold_of(files: Side) -> Cold | None:
+    try:
+        return cold(files.runs)
+    except UsageError:  # no first call is known
+        return None
+
+
+def later_launches(started: Cold | None) -> set[int]:
+    """ids of the launches that were not the first of their kind in their job, where it matters."""
+    rows = started.rows if started else []
+    return {id(row.launch) for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)}
+
+
+# -------------------------------------------------------------------------------------------------
+
+_ONE, _SEVERAL = "one host", "several hosts"
+
+
+@dataclass(frozen=True)
+class RanksPoint:
+    """One number of ranks: geometric means over its launches; durations in ns, None is unknown.
+
+    hosts: how many the launches had. low_ns, high_ns: the fastest and the slowest launch. share:
+    busbw over the limit that was stated.
+    """
+
+    ranks: int
+    hosts: tuple[int, ...]
+    launches: int
+    time_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    busbw_gbps: float | None
+    share: float | None
+    first_ns: float | None
+
+
+@dataclass(frozen=True)
+class GrowthFit:
+    """The growth of one figure (time, first call, ...) of one curve. part: on one host or several,
+    and at which place in their jobs, where that tells it from others.
+    """
+
+    figure: str
+    part: str
+    growth: Growth
+
+
+@dataclass(frozen=True)
+class RanksCurve:
+    """One kind of case at one size, or what is before it: the start of the launch."""
+
+    kind: Mapping[str, Any]
+    nbytes: int
+    points: list[RanksPoint]
+    fits: list[GrowthFit]
+    hidden: str
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """curves: cases; starts: the first call of the launch, or its time to first result. left_out:
+    sizes that are measured and not shown.
+    """
+
+    runs: list[Run]
+    curves: list[RanksCurve]
+    starts: list[RanksCurve]
+    left_out: list[int]
+    link_gbps: float | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """One launch of one case."""
+
+    ranks: int
+    hosts: int
+    facts: Mapping[str, str]
+    time_ns: float | None = None
+    busbw_gbps: float | None = None
+    first_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A curve before its fits; ``figures``: what is fitted, by the field of a _Launch. place: in
+    their jobs, of all its launches, where it matters.
+    """
+
+    kind: Mapping[str, Any]
+    nbytes: int
+    launches: list[_Launch]
+    figures: Mapping[str, str]
+    place: str = ""
+
+
+def scaling(
+    sources: Source | Sequence[Source],
+    *,
+    sizes: Sequence[int] = (),
+    link_gbps: float | None = None,
+    reader: Reader = load_all,
+) -> Scaling:
+    """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
+    as they were asked for) or at the smallest, the middle and the largest that most numbers of
+    ranks have. ``show`` prints it.
+
+    link_gbps: the limit of busbw in GB/s.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError for a size that no case has, and where
+    no case tells its ranks and a time; UnreadableError for a file.
+    """
+    if link_gbps is not None and not 0 < link_gbps < float("inf"):
+        raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
+    files = side("files", sources, reader)
+    facts = {id(part): known_of(part) for part in files.parts}
+    apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
+    started = cold_of(files)
+    cases, left_out = _cases(files, apart, sizes, started)
+    drafts = [*cases, *_starts(started)]
+    if not drafts:
+        got, why = unusable(files)
+        raise UsageError("cases", got, "at least one with ranks and a time, and right", why)
+    fits = _fits(drafts)
+    curves = [
+        RanksCurve(
+            draft.kind,
+            draft.nbytes,
+            _points(draft.launches, link_gbps),
+            own,
+            hidden_among([one.facts for one in draft.launches], apart),
+        )
+        for draft, own in zip(drafts, fits, strict=True)
+    ]
+    notes = _notes(files, curves)
+    if later := later_launches(started):
+        notes.append(
+            f"1st call of a case: not of {len(later)} of {len(files.parts)} launches, which came "
+            "later in a job; `torchcoll cold` shows them"
+        )
+    return Scaling(
+        files.runs, curves[: len(cases)], curves[len(cases) :], left_out, link_gbps, notes
+    )
+
+
+# -- what is measured ------------------------------------------------------------------------
+
+
+def _cases(
+    files: Side, apart: Sequence[str], sizes: Sequence[int], started: Cold | None
+) -> tuple[list[_Draft], list[int]]:
+    """A draft for each kind of case and size, and the sizes that none shows."""
+    owners = {id(r): part for run in files.runs for part, own in run.launches() for r in own}
+    later = later_launches(started)
+    groups: dict[str, dict[int, list[Measured]]] = {}
+    for item in files.measured("time", Reading()):
+        # A row that is one first call is no time of a call that has settled.
+        single = item.result.given and item.result.given.first_call_ns
+        if item.row.ranks and not single and launches_of([item]):
+            by_size = groups.setdefault(repr(kind_of(item, apart)), {})
+            by_size.setdefault(item.row.nbytes_requested, []).append(item)
+    measured = {nbytes for by_size in groups.values() for nbytes in by_size}
+    missing = [nbytes for nbytes in sizes if nbytes not in measured]
+    if missing and measured:
+        known = ", ".join(map(format_size, sorted(measured)))
+        raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
+    drafts = []
+    for by_size in groups.values():
+        for nbytes in sorted(sizes) if sizes else _representative(by_size):
+            if own := by_size.get(nbytes):
+                launches = _launches(own, owners, later)
+                figures = {"time": "time_ns", "1st call of the case": "first_ns"}
+                drafts.append(_Draft(kind_of(own[0], apart), nbytes, launches, figures))
+    return drafts, sorted(measured - {draft.nbytes for draft in drafts})
+
+
+def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
+    """The smallest, the middle and the largest size of those that most numbers of ranks have."""
+    numbers = {nbytes: len({m.row.ranks for m in own}) for nbytes, own in by_size.items()}
+    common = sorted(n for n, count in numbers.items() if count == max(numbers.values()))
+    return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
+
+
+def _launches(
+    items: Sequence[Measured], owners: Mapping[int, Run], later: set[int]
+) -> list[_Launch]:
+    """A launch may have run a case twice: then its figures are their geometric means. later: ids
+    of launches whose first calls are not those of a first launch.
+    """
+    by_ranks: dict[int, list[Measured]] = {}
+    for item in items:
+        by_ranks.setdefault(item.row.ranks, []).append(item)
+    return [
+        _Launch(
+            ranks,
+            _hosts(owners[id(same[0].result)]),
+            same[0].facts,
+            time,
+            geometric(m.row.busbw_gbps for m in same),
+            geometric(
+                ns
+                for m in same
+                if id(owners[id(m.result)]) not in later and (ns := m.row.first_call_ns) and ns > 0
+            ),
+        )
+        for ranks, own in sorted(by_ranks.items())
+        for time, same in launches_of(own)
+    ]
+
+
+def _hosts(launch: Run) -> int:
+    return len({member["host"] for member in launch.members if member.get("host")})
+
+
+def _starts(started: Cold | None) -> list[_Draft]:
+    """The start of each launch by kind: its time to first result where all of a kind tell it, else
+    its first call.
+    """
+    kinds: dict[tuple[str, str], list[ColdRow]] = {}
+    for row in started.rows if started else []:
+        if row.status == "ok" and row.ranks and row.call_ns(1):
+            kinds.setdefault((repr(row.kind), row.in_job), []).append(row)
+    drafts = []
+    for (_, place), own in sorted(kinds.items(), key=lambda item: item[0][1]):
+        whole = all(row.first_result_ns for row in own)
+        launches = [
+            _Launch(
+                row.ranks,
+                row.hosts or 0,
+                row.facts,
+                first_ns=row.first_result_ns if whole else row.call_ns(1),
+            )
+            for row in sorted(own, key=lambda row: row.ranks)
+        ]
+        kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
+        name = "time to first result" if whole else "1st call of the launch"
+        drafts.append(_Draft(kind, kind.pop("nbytes"), launches, {name: "first_ns"}, place))
+    return drafts
+
+
+# -- what it says ----------------------------------------------------------------------------
+
+
+def _points(launches: Sequence[_Launch], link_gbps: float | None) -> list[RanksPoint]:
+    points = []
+    for ranks in dict.fromkeys(one.ranks for one in launches):
+        own = [one for one in launches if one.ranks == ranks]
+        times = [one.time_ns or one.first_ns or 0.0 for one in own]
+        busbw = geometric(one.busbw_gbps for one in own)
+        points.append(
+            RanksPoint(
+                ranks,
+                tuple(sorted({one.hosts for one in own if one.hosts})),
+                len(own),
+                geometric(one.time_ns for one in own),
+                min(times),
+                max(times),
+                busbw,
+                busbw / link_gbps if busbw and link_gbps else None,
+                geometric(one.first_ns for one in own),
+            )
+        )
+    return points
+
+
+def _fits(drafts: Sequence[_Draft]) -> list[list[GrowthFit]]:
+    """Of every curve each figure; where launches have one host and others several, each part by
+    itself: they use other links. One rank communicates nothing and is in no fit.
+    """
+    asked: list[tuple[int, str, str, list[tuple[int, float]]]] = []
+    for number, draft in enumerate(drafts):
+        real = [one for one in draft.launches if one.ranks > 1]
+        mixed = {one.hosts > 1 for one in real if one.hosts} == {False, True}
+        for part in (_ONE, _SEVERAL) if mixed else ("",):
+            own = [one for one in real if not part or (one.hosts > 1) == (part == _SEVERAL)]
+            for figure, name in draft.figures.items():
+                points = [(one.ranks, ns) for one in own if (ns := getattr(one, name))]
+                if points:
+                    asked.append((number, figure, part, points))
+    found: list[list[GrowthFit]] = [[] for _ in drafts]
+    judged = growths([points for *_, points in asked])
+    for (number, figure, part, _), growth in zip(asked, judged, strict=True):
+        place = f"{drafts[number].place} in job" if drafts[number].place else ""
+        found[number].append(GrowthFit(figure, ", ".join(filter(None, (part, place))), growth))
+    return found
+
+
+def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
+    notes = []
+    bad = Counter(why_out(m) for m in files.measured("time", Reading()) if not is_right(m))
+    notes += [f"in no curve: {counted(number, 'case')} {why}" for why, number in bad.items()]
+    if any(point.ranks == 1 for curve in curves for point in curve.points):
+        notes.append("1 rank communicates nothing: it is in no fit")
+    if any(fit.part.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
+        notes.append("one host and several hosts use other links: each part is fitted by itself")
+    if any(one.given and one.given.first_call_ns for one in files.results):
+        notes.append("rows of -i 1 -w 0 are first calls, and in no time")
+    hidden = dict.fromkeys(hidden_note(one.hidden, "the launches of a curve") for one in curves)
+    return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

@@ -1,0 +1,559 @@
+"""Regimes and transitions as tables, markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.header import given_text, kind_texts, reading
+from torchcoll.report.notes import found_lines
+from torchcoll.report.pictures import (
+    legend,
+    literal,
+    new_figure,
+    size_axis,
+    style_of,
+    time_axis,
+    write_caption,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.curves.growth import Law
+    from torchcoll.curves.ranges import Regime
+    from torchcoll.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
+    from torchcoll.curves.transitions import Known, Regimes, SizePoint, Transition, Transitions
+
+
+# -------------------------------------------------------------------------------------------------
+# Curves over the number of ranks as tables, markdown, CSV and JSON.
+
+SCALING_SCHEMA = "torchcoll-scaling/1"
+_FITS = (
+    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
+    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
+    "launches are the replicates"
+)
+_VERDICTS = (
+    "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
+    "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
+    "constant: 90 % of the growth within 10 %"
+)
+
+
+def show_scaling(
+    found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``scaling`` found. Raises UsageError for an unknown format."""
+    things = [(one, scaling_object(one)) for one in found]
+    show_found([Forms(_grids(one), thing["rows"], thing) for one, thing in things], format, file)
+
+
+# -- objects ---------------------------------------------------------------------------------
+
+
+def scaling_object(found: Scaling) -> dict[str, Any]:
+    curves = [*found.curves, *found.starts]
+    return {
+        "schema": SCALING_SCHEMA,
+        "link_gbps": found.link_gbps,
+        "rows": [record for curve in curves for record in _rows(curve)],
+        "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
+        "notes": found_lines(found.notes, found.runs),
+    }
+
+
+def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
+    """One object a number of ranks."""
+    names = {"first_ns": "first_call_ns" if _timed(curve) else _start_name(curve)}
+    return [
+        {
+            **_kind_record(curve),
+            **{names.get(k, k): v for k, v in vars(point).items()},
+            "hosts": list(point.hosts),
+            "hidden": curve.hidden or None,
+        }
+        for point in curve.points
+    ]
+
+
+def _timed(curve: RanksCurve) -> bool:
+    """False for the start of launches."""
+    return any(point.time_ns for point in curve.points)
+
+
+def _start_name(curve: RanksCurve) -> str:
+    result = any(fit.figure == "time to first result" for fit in curve.fits)
+    return "first_result_ns" if result else "launch_first_call_ns"
+
+
+def _kind_record(curve: RanksCurve) -> dict[str, Any]:
+    kind = {name: value for name, value in curve.kind.items() if value is not None}
+    return {**kind, "nbytes": curve.nbytes}
+
+
+def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
+    growth = fit.growth
+    laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
+    return {
+        **_kind_record(curve),
+        "figure": fit.figure,
+        "part": fit.part or None,
+        "verdict": growth.verdict,
+        "reason": growth.reason,
+        "numbers_of_ranks": list(growth.numbers),
+        "launches": growth.launches,
+        "p_value": growth.p_value,
+        "constant_criterion": growth.constant,
+        "mixtures": [
+            {
+                "name": one.name,
+                "fits": one.fits,
+                "p_lacking": one.p_lacking,
+                "misfit": one.misfit if math.isfinite(one.misfit) else None,
+            }
+            for one in growth.mixtures
+        ],
+        "laws": laws,
+    }
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def _grids(found: Scaling) -> list[Grid]:
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in found.curves:
+        groups.setdefault(repr(curve.kind), []).append(curve)
+    titles = kind_texts([curves[0].kind for curves in groups.values()])
+    link = found.link_gbps
+    grids = []
+    for title, curves in zip(titles, groups.values(), strict=True):
+        above = [title, f"{_reading(found)}; geometric means over the launches"]
+        above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
+        grids.append(_curves(curves, above, "first"))
+    starts = kind_texts([{**curve.kind, "nbytes": curve.nbytes} for curve in found.starts])
+    for title, curve in zip(starts, found.starts, strict=True):
+        figure = next((fit.figure for fit in curve.fits), "1st call of the launch")
+        grids.append(_curves([curve], [f"start of the launch: {title}"], figure))
+    every = [*found.curves, *found.starts]
+    names = dict(zip(groups, titles, strict=True))
+    grids.append(_fits(every, names))
+    below = []
+    if found.left_out:
+        below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
+    below += found_lines(found.notes, found.runs)
+    grids.append(Grid([], [], below=below))
+    return grids
+
+
+def _reading(found: Scaling) -> str:
+    """What one duration is, of our own files and of others."""
+    ways = (given_text(run) or reading([r.case for r in run.results], "max") for run in found.runs)
+    return " or ".join(dict.fromkeys(ways))
+
+
+def _size(curve: RanksCurve) -> str:
+    return format_size(curve.nbytes) if COLLECTIVES[curve.kind["collective"]].has_data else "-"
+
+
+def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
+    """One line for each size and number of ranks; sizes one below the other."""
+
+    def spread(item: tuple[RanksCurve, RanksPoint]) -> str:
+        point = item[1]
+        low, high = (format_time(ns, 3).strip() for ns in (point.low_ns, point.high_ns))
+        return f"{low} to {high}" if point.launches > 1 else "-"
+
+    def share(item: tuple[RanksCurve, RanksPoint]) -> str:
+        return "-" if item[1].share is None else f"{100 * item[1].share:.1f} %"
+
+    return filled(
+        [
+            (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
+            (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
+            (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
+            (Head("launches"), lambda i: str(i[1].launches)),
+            (Head("time"), lambda i: format_time(i[1].time_ns)),
+            (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
+            (Head("share"), share),
+            (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
+            (Head("of one launch", left=True), spread),
+        ],
+        [(curve, point) for curve in curves for point in curve.points],
+        above=above,
+    )
+
+
+def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
+    """One line for each figure of each curve: how it grows."""
+    several = len(titles) > 1
+
+    def law(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        return "-" if found is None else _law_text(found)
+
+    def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        if found is None:
+            return "-"
+        interval = f"{format_ratio(found.ratio_low)} to {format_ratio(found.ratio_high)}"
+        return f"{format_ratio(found.ratio)} ({interval})"
+
+    def span(item: tuple[RanksCurve, GrowthFit]) -> str:
+        numbers = item[1].growth.numbers
+        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+    def off(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        return "-" if found is None else f"{100 * found.misfit:.0f} % on {found.misfit_at}"
+
+    return filled(
+        [
+            (
+                Head("case", left=True),
+                lambda i: titles.get(repr(i[0].kind), "-") if several else "-",
+            ),
+            (Head("size", repeat=True), lambda i: _size(i[0])),
+            (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
+            (Head("on", left=True), lambda i: i[1].part or "-"),
+            (Head("ranks", left=True), span),
+            (
+                Head("verdict", left=True),
+                lambda i: f"{i[1].growth.verdict} ({i[1].growth.reason})",
+            ),
+            (Head("growth over the range", "(95 %)", left=True), ratio),
+            (Head("best law of growth", "(95 % of b)", left=True), law),
+            (Head("off by", "(at most)", left=True), off),
+            (Head("launches"), lambda i: str(i[1].growth.launches)),
+        ],
+        [(curve, fit) for curve in curves for fit in curve.fits],
+        above=[_FITS, _VERDICTS],
+    )
+
+
+def _law_text(law: Law) -> str:
+    """``2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n``."""
+    base, slope, low, high = (
+        _signed(ns) for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
+    )
+    return f"{base} + {slope} ({low} to {high}) x {law.name}"
+
+
+def _signed(ns: float) -> str:
+    return f"{'-' if round(ns) < 0 else ''}{format_time(abs(ns), 3).strip()}"
+
+
+# -------------------------------------------------------------------------------------------------
+
+TRANSITIONS_SCHEMA = "torchcoll-transitions/1"
+_WORDS = {
+    "cliff": "time jumps up by {0:.2f}x at once",
+    "drop": "time drops to {0:.2f}x at once",
+    "kink": "the slope changes, no jump is shown",
+    "unclear": "a change, with too few sizes {1} it for a law or a jump; --refine proposes some",
+}
+
+LEGEND = (
+    "a regime follows time = latency + size / algbw; a zone is where one ends: sizes that the "
+    "times cannot tell apart (95 %)"
+)
+
+
+def show_transitions(
+    found: Sequence[Transitions],
+    format: str = "table",
+    file: TextIO | None = None,
+    refine: bool = False,
+) -> None:
+    """Print what ``transitions`` found; refine: also the sizes that would narrow each zone. Raises
+    UsageError for an unknown format.
+    """
+    curves = [curve for one in found for curve in one.curves]
+    notes = notes_of(found)
+    rows = [record for one in curves for record in records(one)]
+    titles = kind_texts([one.common for one in curves])
+    grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
+    thing = {
+        "schema": TRANSITIONS_SCHEMA,
+        "rows": rows,
+        "curves": list(map(_curve_object, curves)),
+        "notes": notes,
+    }
+    grids = [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes)]
+    flat = [record for one in curves for record in _flat(one)]
+    show_found([Forms(grids, flat, thing)], format, file)
+
+
+def notes_of(found: Sequence[Transitions]) -> list[str]:
+    lines = [line for one in found for line in found_lines(one.notes, one.runs)]
+    return list(dict.fromkeys(lines))
+
+
+def records(found: Regimes) -> list[dict[str, Any]]:
+    """One object a transition: low_nbytes, high_nbytes, before and after. A latency below 0 is the
+    intercept of a law that goes on steeper from another, not a latency.
+    """
+    return [
+        {
+            **{k: v for k, v in found.common.items() if v is not None},
+            "low_nbytes": one.low_nbytes,
+            "high_nbytes": one.high_nbytes,
+            "before": one.handover.before if one.handover else None,
+            "after": one.handover.after if one.handover else None,
+            "kind": one.kind,
+            "jump": one.jump,
+            "before_latency_ns": one.before.latency_ns if one.before else None,
+            "before_algbw_gbps": found.algbw_gbps(one.before) if one.before else None,
+            "after_latency_ns": one.after.latency_ns if one.after else None,
+            "after_algbw_gbps": found.algbw_gbps(one.after) if one.after else None,
+            "agreement": one.agreement or None,
+        }
+        for one in found.transitions
+    ]
+
+
+def _flat(found: Regimes) -> list[dict[str, Any]]:
+    """The rows of csv: of each curve its regimes, then what is between them."""
+    common = {k: v for k, v in found.common.items() if v is not None}
+    regimes = [{"row": "regime", **common, **one} for one in _regime_objects(found)]
+    return regimes + [{"row": "transition", **one} for one in records(found)]
+
+
+def _regime_objects(found: Regimes) -> list[dict[str, Any]]:
+    sizes = [point.nbytes for point in found.points]
+    return [
+        {
+            "low_nbytes": sizes[one.first],
+            "high_nbytes": sizes[one.last],
+            "latency_ns": one.latency_ns,
+            "algbw_gbps": found.algbw_gbps(one),
+            "misfit": one.misfit,
+            "misfit_nbytes": sizes[one.misfit_at],
+        }
+        for one in found.curve.regimes
+    ]
+
+
+def _curve_object(found: Regimes) -> dict[str, Any]:
+    sizes = [point.nbytes for point in found.points]
+    return {
+        **{k: v for k, v in found.common.items() if v is not None},
+        "sizes": len(sizes),
+        "noise": found.curve.noise,
+        "note": found.note or None,
+        "doubt": found.doubt or None,
+        "regimes": _regime_objects(found),
+        "known_scatter": _noise_record(found.known),
+        "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
+        "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
+        "handovers": [vars(one) for one in found.handovers],
+        "forced": [vars(one) for one in found.forced],
+    }
+
+
+def _noise_record(known: Known | None) -> dict[str, Any] | None:
+    if known is None:
+        return None
+    return {"one": known.one, "point": known.point, "launches": known.launches}
+
+
+def _grid(found: Regimes, title: str, refine: bool) -> Grid:
+    points, curve = found.points, found.curve
+    launches = max(point.launches for point in points)
+    words = f"{len(points)} size{'s' * (len(points) > 1)}, "
+    if found.sizes > len(points):
+        words = f"{len(points)} of {found.sizes} sizes (more are too many), "
+    words += f"{launches} launch{'es' * (launches > 1)}{' (their median)' * (launches > 2)}"
+    above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
+    heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
+    heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
+    labelled = any(point.algorithm for point in points)
+    if labelled:
+        heads.append(Head("log", left=True))
+    rows = []
+    for number, one in enumerate(curve.regimes, 1):
+        first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
+        row = [
+            str(number),
+            f"{first} to {last}",
+            format_time(one.latency_ns if one.latency_ns >= 0 else None),
+        ]
+        off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].nbytes)}"
+        row += [format_bandwidth(found.algbw_gbps(one)), off]
+        if labelled:
+            inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
+            row.append(", ".join(map(one_line, dict.fromkeys(inside))) or "-")
+        rows.append(row)
+    return Grid(heads, rows, above, lines_below(found, refine))
+
+
+def lines_below(found: Regimes, refine: bool = False) -> list[str]:
+    lines = [_transition_line(one, found.curve.regimes) for one in found.transitions]
+    if uneven := _uneven(found.points):
+        lines.append(uneven)
+    if found.disagreeing:
+        sizes = ", ".join(format_size(point.nbytes) for point in found.disagreeing)
+        lines.append(f"launches disagree at {sizes}: repeat them; in the fit it weighs little")
+    lines += _apart_lines(found)
+    if found.note:
+        lines.append(found.note)
+    elif not found.transitions:
+        which = "the other sizes are one regime" if found.curve.dips else "one regime"
+        apart = " apart from that" if found.falls else ""
+        lines.append(f"{which}: no change of behaviour is shown{apart}")
+    lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
+    seen = {id(one.handover) for one in found.transitions}
+    for one in found.handovers:
+        if id(one) not in seen:
+            lines.append(
+                f"the log: {one_line(one.before)} to {one_line(one.after)} between "
+                f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"
+            )
+    for one in found.forced:
+        zones = ((t.low_nbytes, t.high_nbytes) for t in found.transitions)
+        meets = any(low <= one.high_nbytes and one.low_nbytes <= high for low, high in zones)
+        lines.append(
+            f"forced cells: the best goes from {one_line(one.before)} to {one_line(one.after)} "
+            f"between {_zone(one.low_nbytes, one.high_nbytes)}; these times "
+            + ("change there too" if meets else "show no change there")
+        )
+    if refine:
+        sizes = ",".join(map(str, found.refining))
+        lines.append(f"to narrow: --sizes {sizes}" if sizes else "nothing to narrow")
+    return lines
+
+
+def _apart_lines(found: Regimes) -> list[str]:
+    """Sizes that contradict the law of the others, and where time falls as the size grows."""
+    points, dips = found.points, found.curve.dips
+    lines = []
+    for index, ratio in dips.items():
+        size, ns = format_size(points[index].nbytes), points[index].time_ns
+        words = f"{'dip' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
+        after = points[index + 1] if index + 1 < len(points) else None
+        if after and after.time_ns < ns:
+            more = format_size(after.nbytes)
+            words += f" ({_time(ns)}; {more} takes less, {_time(after.time_ns)})"
+        lines.append(f"{words}; in no fit{_at_end(index, len(points), dips)}")
+    for one in found.falls:
+        low, high = format_size(one.low_nbytes), format_size(one.high_nbytes)
+        lines.append(
+            f"time falls from {_time(one.low_ns)} at {low} to {_time(one.high_ns)} at {high}"
+        )
+    if lines and not found.note and max(point.launches for point in points) == 1:
+        lines.append("1 launch: only others show whether these times stay")
+    return lines
+
+
+def _at_end(index: int, number: int, dips: Mapping[int, float]) -> str:
+    """At an end a law of its own may begin: up to the end all sizes are apart."""
+    to_start = all(i in dips for i in range(index))
+    to_end = all(i in dips for i in range(index, number))
+    return "; at the end of the sizes another law may begin" if to_start or to_end else ""
+
+
+def _time(ns: float) -> str:
+    return format_time(ns).strip()
+
+
+def _uneven(points: Sequence[SizePoint]) -> str:
+    """Where the number of launches changes, so may the time: ``1 from 1K, 2 from 64K``."""
+    spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.launches)]
+    if len(spans) < 2:
+        return ""
+    texts = [f"{own[0].launches} from {format_size(own[0].nbytes)}" for own in spans]
+    shown = texts if len(texts) < 5 else [*texts[:3], "..."]
+    return (
+        f"the launches disagree in their sizes ({', '.join(shown)}): a step there may be that of "
+        "another launch"
+    )
+
+
+def _zone(low: int, high: int) -> str:
+    return f"{format_size(low)} and {format_size(high)}"
+
+
+def _transition_line(one: Transition, regimes: Sequence[Regime]) -> str:
+    before = regimes.index(one.before) + 1 if one.before else None
+    after = regimes.index(one.after) + 1 if one.after else None
+    if before and after:
+        where, few = f"{before} to {after} ", ""
+    elif before:
+        where, few = f"after {before}, ", "after"
+    elif after:
+        where, few = f"before {after}, ", "before"
+    else:
+        where, few = "", "before or after"
+    words = _WORDS[one.kind].format(one.jump, few)
+    line = f"{where}between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
+    if one.handover:
+        hand = one.handover
+        line += (
+            f"; the log: {one_line(hand.before)} to {one_line(hand.after)} between "
+            f"{_zone(hand.low_nbytes, hand.high_nbytes)}"
+        )
+    return line + (f"; {one.agreement}" if one.agreement else "")
+
+
+# -------------------------------------------------------------------------------------------------
+# A picture of regimes: the times, the law of each regime, and the zones where one ends.
+
+_STEPS = 32  # of a law between its ends: a straight line is a curve on logarithmic axes
+
+
+def regimes_figure(found: Transitions) -> Figure:
+    """A row for each curve: time on the left, algorithm bandwidth on the right.
+
+    Raises UnavailableError without matplotlib.
+    """
+    titles = kind_texts([curve.common for curve in found.curves])
+    figure, axes = new_figure(len(found.curves), 2)
+    caption = [LEGEND]
+    for curve, title, (left, right) in zip(found.curves, titles, axes, strict=True):
+        _draw(left, right, curve)
+        left.set_title(literal(title), loc="left", fontsize="small")
+        which = f"{title}: " if len(found.curves) > 1 else ""
+        caption += [f"{which}{line}" for line in lines_below(curve)]
+    write_caption(figure, [*caption, *notes_of([found])])
+    return figure
+
+
+def _draw(left: Axes, right: Axes, curve: Regimes) -> None:
+    sizes = [point.nbytes for point in curve.points]
+    times = [point.time_ns for point in curve.points]
+    dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.0, "color": "0.3"}
+    left.plot(sizes, times, label="measured", **dots)
+    share = curve.share or 1.0  # what algbw counts of a size
+    right.plot(sizes, [share * n / t for n, t in zip(sizes, times, strict=True)], **dots)
+    for number, regime in enumerate(curve.curve.regimes):
+        low, high = math.log(sizes[regime.first]), math.log(sizes[regime.last])
+        steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
+        law = [regime.time_ns(n) for n in steps]
+        name = f"regime {number + 1}"
+        left.plot(steps, law, label=name, **style_of(number))
+        algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
+        right.plot(steps, algbw, **style_of(number))
+    for axis in (left, right):
+        for one in curve.transitions:
+            axis.axvspan(one.low_nbytes, one.high_nbytes, color="0.85", linewidth=0)
+        for number, told in enumerate((*curve.handovers, *curve.forced)):
+            middle = math.sqrt(told.low_nbytes * told.high_nbytes)
+            label = "hand-over (log, forced cells)" if number == 0 else None
+            axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
+        size_axis(axis, sizes)
+    time_axis(left)
+    right.set_ylabel("GB/s algbw" if curve.share else "GB/s, size / time")
+    right.set_ylim(bottom=0)
+    legend(left, len(curve.curve.regimes))

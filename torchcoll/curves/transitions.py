@@ -1,0 +1,518 @@
+"""Where the behaviour of a collective changes with size: from its times, and from the algorithm.
+
+Independent witnesses. The times alone give zones between regimes (curves/ranges.py). The
+library's own log, where one was kept, gives the hand-over between two sizes; forced cells give the
+size from which another one is the best. They stand side by side; none corrects another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+from scipy import stats
+
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.fits import counted_share
+from torchcoll.comparison.matching import NAMES, value_of
+from torchcoll.comparison.sides import (
+    UNTOLD,
+    Measured,
+    Reader,
+    Reading,
+    Side,
+    known_of,
+    side,
+    value_of_fact,
+)
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, load_all
+from torchcoll.core.plausibility import IMPLAUSIBLE
+from torchcoll.core.result import Run
+from torchcoll.core.units import format_size
+from torchcoll.curves.ranges import DISAGREEING, FEWEST, Boundary, FittedCurve, Regime, find_regimes
+from torchcoll.forcing.algorithms import algorithms
+from torchcoll.libraries.known_variables import FORCING
+
+# -------------------------------------------------------------------------------------------------
+# How uncertain the times of a curve are, as its launches or their calls tell it: the only witness
+# that scatter about a law is noise. Pure numbers.
+#
+# By medians: a launch that was slow at one size only tells nothing of the other sizes.
+
+_90 = 3.29  # standard deviations from the 5th to the 95th percentile of normal noise
+_MEDIAN = 1.25  # the error of a median over that of a mean
+_DEVIATION = 1.4826  # a standard deviation over the median absolute deviation, of normal noise
+_ENOUGH = 6  # sizes of which a median is taken
+
+
+@dataclass(frozen=True)
+class Known:
+    """Relative standard errors: of one launch, and of a point, the middle of several.
+
+    launches: False where one launch alone tells it, by its calls: what another would take is not
+    in it, so it is the least. errors: that of each size's point, as its own launches tell it, and
+    at least that of all.
+    """
+
+    one: float
+    point: float
+    launches: bool
+    errors: tuple[float, ...]
+
+
+def known_scatter(
+    figures: Sequence[Mapping[int, float]], calls: Sequence[tuple[float, float, int]]
+) -> Known | None:
+    """figures: of each size launch -> time. calls: (5th, 95th percentile, how many) of each case.
+
+    What makes a launch slower at all sizes alike moves no point against the others: each launch's
+    median deviation is taken off. None where nothing tells it.
+    """
+    every = [{k: math.log(ns) for k, ns in own.items() if ns > 0} for own in figures]
+    logs = [own for own in every if len(own) > 1]
+    launches = {k for own in logs for k in own}
+    free = sum(len(own) - 1 for own in logs) - (len(launches) - 1)
+    if logs and free > 0:
+        middles = [float(numpy.median(list(own.values()))) for own in logs]
+        slower = {
+            k: numpy.median([own[k] - m for own, m in zip(logs, middles, strict=True) if k in own])
+            for k in launches
+        }
+        rest = [[y - slower[k] for k, y in own.items()] for own in logs]
+        squares = [(len(own) - 1) * float(numpy.var(own, ddof=1)) for own in rest]
+        if len(rest) < _ENOUGH:
+            one = math.sqrt(sum(squares) / free)
+        else:
+            share = free / sum(len(own) - 1 for own in rest)  # of the freedom the launches left
+            one = math.sqrt(
+                numpy.median(
+                    [
+                        s / stats.chi2.median(len(own) - 1)
+                        for s, own in zip(squares, rest, strict=True)
+                    ]
+                )
+                / share
+            )
+        point = one / math.sqrt(numpy.mean([len(own) for own in logs]))
+        errors = [_own([y - slower[k] for k, y in own.items() if k in slower]) for own in every]
+        return Known(one, point, True, tuple(max(point, error) for error in errors))
+    known = [
+        (math.log(high / low) / _90 * _MEDIAN) ** 2 / count
+        for low, high, count in calls
+        if low > 0 and high >= low and count > 1
+    ]
+    if not known:
+        return None
+    error = math.sqrt(float(numpy.mean(known)))
+    return Known(error, error, False, (error,) * len(figures))
+
+
+def _own(logs: Sequence[float]) -> float:
+    """The standard error of the middle, of what its launches show; 0 where there is only one."""
+    if len(logs) < 2:
+        return 0.0
+    away = numpy.abs(numpy.asarray(logs) - numpy.median(logs))
+    return _DEVIATION * float(numpy.median(away)) / math.sqrt(len(logs))
+
+
+# -------------------------------------------------------------------------------------------------
+# Where the times of a curve contradict its regimes, and whether that may be noise.
+#
+# Noise is said only where launches, or the calls of the only one, show it: a size that is slow in
+# every launch scatters about a law as well.
+
+NOISY = 0.2  # scatter about the law beyond which no boundary can be told
+POOR = 0.15  # a point further from its law than that, and than noise goes: the law does not fit
+FEW = 16  # sizes, below which scatter about a law may be its misfit as well as noise
+FALL = 0.1  # time that falls by less from one size to the next is nothing to act on
+_UNKNOWN = 0.04  # of few sizes, where nothing tells the noise: a fall has to be 1.25x
+_FAR = 4  # standard errors, as far as noise hardly goes
+
+
+@dataclass(frozen=True)
+class Fall:
+    """More bytes in less time: ratio is the time at low_nbytes over that at high_nbytes."""
+
+    low_nbytes: int
+    high_nbytes: int
+    low_ns: float
+    high_ns: float
+
+    @property
+    def ratio(self) -> float:
+        return self.low_ns / self.high_ns
+
+
+def falls_of(found: Regimes) -> list[Fall]:
+    """Where time falls by more than noise, and neither a dip nor a transition says it already."""
+    told = found.known and found.known.launches
+    noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
+
+    def limit(a: SizePoint, b: SizePoint) -> float:
+        errors = (a.error, b.error) if told else (noise, noise)
+        return max(math.log1p(FALL), _FAR * math.hypot(*errors))
+
+    kept = [p for i, p in enumerate(found.points) if i not in found.curve.dips]
+    zones = [(t.low_nbytes, t.high_nbytes) for t in found.transitions if t.kind == "drop"]
+    return [
+        Fall(a.nbytes, b.nbytes, a.time_ns, b.time_ns)
+        for a, b in itertools.pairwise(kept)
+        if math.log(a.time_ns / b.time_ns) > limit(a, b)
+        and not any(low <= a.nbytes and b.nbytes <= high for low, high in zones)
+    ]
+
+
+def disagreeing(found: Regimes) -> list[SizePoint]:
+    """The sizes at which launches differ so much more than at most sizes that they weigh less."""
+    if not (found.known and found.known.launches):
+        return []
+    usual = statistics.median(point.error for point in found.points)
+    return [p for p in found.points if p.error > max(POOR, DISAGREEING * usual)]
+
+
+def note_of(found: Regimes) -> str:
+    """What speaks against the regimes that were found, or why none could be."""
+    points, curve = found.points, found.curve
+    few = len(points) < 2 * FEWEST
+    if curve.noise > NOISY and (text := _noisy(found)):
+        return text
+    if not curve.regimes:  # each has too few sizes
+        return ""
+    worst = max(curve.regimes, key=lambda r: r.misfit)
+    at = points[worst.misfit_at]
+    if found.known and found.known.launches:
+        noise = at.error
+    else:  # of many sizes the scatter about the law, of which the furthest is no news
+        noise = curve.noise if len(points) >= FEW else 0.0
+    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.nbytes)})"
+    poor = worst.misfit > max(POOR, _FAR * noise)
+    ratio = at.time_ns / worst.time_ns(at.nbytes)
+    if poor and curve.boundaries:
+        number = curve.regimes.index(worst) + 1
+        text = f"the law of regime {number} does not fit: {format_size(at.nbytes)} takes"
+        return f"{text} {ratio:.2f}x its time{_agreement(found)}"
+    if poor:
+        text = f"one law does not fit: {format_size(at.nbytes)} takes {ratio:.2f}x its time"
+        text += "; too few sizes to say more" if len(points) < FEW and not few else ""
+        if len(points) >= 2 * FEWEST:
+            return text + _agreement(found)
+    if few:
+        return (
+            f"too few sizes to find a boundary: {len(points)}, and {FEWEST} on each side are "
+            f"needed; {text}"
+        )
+    return ""
+
+
+def _noisy(found: Regimes) -> str:
+    """Where the launches, or the calls of the only one, are known to scatter as the points do."""
+    known, scatter = found.known, found.curve.noise
+    about = f"times scatter by {100 * scatter:.0f} % about any law of this kind"
+    if known and known.point > scatter / 2:
+        who = "launches" if known.launches else "calls"
+        return f"too noisy: {about}, and {who} of one size as much; repeat the launches"
+    if len(found.points) >= FEW and not (known and known.launches):
+        return f"{about}; one launch cannot tell noise from what each size takes: repeat it"
+    return ""
+
+
+def _agreement(found: Regimes) -> str:
+    """Whether it may be noise after all."""
+    known = found.known
+    if known and known.launches:
+        return f" (launches of one size scatter by {100 * known.one:.1f} %)"
+    return " (1 launch: whether that is noise is not known)"
+
+
+# -------------------------------------------------------------------------------------------------
+
+CLIFF = 1.1  # time that grows by so much from one size to the next, at once
+REFINING = 6  # sizes proposed inside a zone
+REACH = 4  # times a zone's end: at least so far sizes are proposed where too few are beside it
+MOST_POINTS = 1000  # of a curve: time and memory grow with their square
+_ALIGN = 256  # bytes: proposed sizes divide among ranks and types
+_STEP = 4  # where sizes are too small for that
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """One size: of the launches' medians the median (of two their geometric mean; a launch that was
+    slow once moves a mean, and the law with it). algorithm: as the log names it. error: relative,
+    standard, as the launches or their calls tell it; 0 where nothing does.
+    """
+
+    nbytes: int
+    time_ns: float
+    launches: int
+    algorithm: str | None
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Another algorithm between two neighbouring sizes: of the log, or the best forced cell."""
+
+    low_nbytes: int
+    high_nbytes: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of regime between low_nbytes and high_nbytes, as the times show it.
+
+    kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
+    (only the slope changes), ``unclear`` (too few sizes before or after it, or both: no law there,
+    no jump). jump: time after over before, both laws at the best place.
+    handover: what the log says there; agreement: whether the two agree, in words.
+    """
+
+    low_nbytes: int
+    high_nbytes: int
+    before: Regime | None
+    after: Regime | None
+    jump: float | None
+    kind: str
+    handover: Handover | None = None
+    agreement: str = ""
+
+
+@dataclass
+class Regimes:
+    """One curve: what is constant over it, its points, regimes, transitions and what the log says.
+
+    note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
+    more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
+    share: of the size, what algbw counts, None where that is not known. known: of the noise, None
+    where nothing tells it.
+    """
+
+    common: dict[str, Any]
+    points: list[SizePoint]
+    curve: FittedCurve
+    transitions: list[Transition] = field(default_factory=list)
+    handovers: list[Handover] = field(default_factory=list)
+    forced: list[Handover] = field(default_factory=list)  # of AUTO's curve: the best cells
+    note: str = ""
+    doubt: str = ""
+    sizes: int = 0
+    share: float | None = 1.0
+    known: Known | None = None
+    falls: list[Fall] = field(default_factory=list)
+    disagreeing: list[SizePoint] = field(default_factory=list)  # launches of these weigh little
+
+    def algbw_gbps(self, regime: Regime) -> float | None:
+        """As ``show`` counts it, which is not S over time for every collective."""
+        gbps = regime.bandwidth_gbps
+        return None if gbps is None or self.share is None else self.share * gbps
+
+    @property
+    def refining(self) -> list[int]:
+        """Sizes that would narrow the zones or give too few beside one a law; none measured yet."""
+        measured = [point.nbytes for point in self.points]
+        zones = [(one.low_nbytes, one.high_nbytes) for one in self.transitions]
+        few = [one.before is None for one in self.transitions]
+        few.append(bool(zones) and self.transitions[-1].after is None)
+        # Sizes apart at an end may be the first of a law of their own.
+        dips, last_one = self.curve.dips, len(measured) - 1
+        after = next(i for i in range(last_one, -2, -1) if i not in dips)
+        before = next(i for i in range(last_one + 2) if i not in dips)
+        if 0 <= after < last_one:
+            zones, few = [*zones, (measured[after], measured[after + 1])], [*few, True]
+        if 0 < before <= last_one:
+            zones, few = [(measured[before - 1], measured[before]), *zones], [True, *few]
+        if not zones:
+            return []
+        lows, highs = [low for low, _ in zones], [high for _, high in zones]
+        # Beyond what was measured, where a change is at its very end.
+        first, last = measured[0], measured[-1]
+        if few[0]:
+            first = min(first, max(_STEP, _whole(lows[0] / REACH)))
+        if few[-1]:
+            last = max(last, _whole(highs[-1] * REACH))
+        sizes = {first, last}
+        for low, high in zip(lows, highs, strict=True):
+            sizes.update(_between(low, high, REFINING))
+        for lacking, low, high in zip(few, [first, *highs], [*lows, last], strict=True):
+            sizes.update(_between(low, high, FEWEST - 1) if lacking else ())
+        return sorted(sizes - set(measured))
+
+
+@dataclass
+class Transitions:
+    """What ``transitions`` found: the curves of some launches."""
+
+    runs: list[Run]
+    curves: list[Regimes]
+    notes: list[str] = field(default_factory=list)
+
+
+def transitions(
+    sources: Source | Sequence[Source],
+    *,
+    over_ranks: str = "max",
+    reader: Reader = load_all,
+) -> Transitions:
+    """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
+    size; of launches the median counts (see Point). ``show`` prints it.
+
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no case has a time and a size, UnreadableError for a file.
+    """
+    files = side("files", sources, reader)
+    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
+    curves = _curves(files, over_ranks, apart)
+    _add_forced(files, over_ranks, curves)
+    return Transitions(files.runs, curves, _notes(files, apart))
+
+
+def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None:
+    """Where the best forced cell changes, on the curves of AUTO; nothing where none was forced."""
+    try:
+        tables = algorithms(files.runs, over_ranks=over_ranks).tables
+    except UsageError:  # no forced cells, or none that was right
+        return
+    for table in tables:
+        changes = [
+            Handover(one.high_nbytes, other.low_nbytes, one.winner.name, other.winner.name)
+            for one, other in itertools.pairwise(table.ranges)
+        ]
+        for curve in curves:
+            auto = all(curve.common.get(name, "unset") in ("unset", UNTOLD) for name in FORCING)
+            same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
+            if auto and all(same):
+                curve.forced = changes
+
+
+def _notes(files: Side, apart: Sequence[str]) -> list[str]:
+    """What the pooled launches differ in: a step may be theirs."""
+    alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
+    for part in files.parts:
+        alike.setdefault(part.ranks, []).append(known_of(part))
+    texts = dict.fromkeys(hidden_note(hidden_among(facts, apart)) for facts in alike.values())
+    return list(filter(None, (*texts, files.rehearsal_note)))
+
+
+def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
+    groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
+    for item in side.measured("time", Reading(over_ranks)):
+        row = item.row
+        # Of figures that are not possible the shape is still of interest: it may be a copy's.
+        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.nbytes
+        if not timed or row.verified == "wrong":
+            continue
+        common = {name: value_of(item, name) for name in NAMES}
+        common |= {name: value_of_fact(item.facts, name) for name in apart}
+        common |= {"cell": side.runs[item.launch].labels.get("cell")}
+        groups.setdefault(repr(common), (common, []))[1].append(item)
+    if not groups:
+        raise UsageError("cases", "none with a time and a size", "at least one")
+    return [_regimes(common, items) for common, items in groups.values()]
+
+
+def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
+    known = _known(items)
+    points = _points(items, known)
+    measured = len(points)
+    points = points[:: -(-measured // MOST_POINTS)]
+    curve = find_regimes(
+        [p.nbytes for p in points], [p.time_ns for p in points], [p.error for p in points]
+    )
+    doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
+    found = Regimes(common, points, curve, handovers=_handovers(points), known=known)
+    found.sizes, found.doubt = measured, "; ".join(doubts)
+    found.share = counted_share(common["collective"], common.get("ranks") or 0)
+    found.transitions = [
+        _transition(points, curve, boundary, found.handovers) for boundary in curve.boundaries
+    ]
+    found.falls, found.disagreeing = falls_of(found), disagreeing(found)
+    found.note = note_of(found)
+    return found
+
+
+def _known(items: Sequence[Measured]) -> Known | None:
+    by_size = [_by_launch(own) for _, own in _by_size(items)]
+    calls = [
+        (row.low_ns, row.high_ns, row.calls)
+        for row in (item.row for item in items)
+        if row.low_ns and row.high_ns
+    ]
+    return known_scatter(by_size, calls)
+
+
+def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
+    by_size: dict[int, list[Measured]] = {}
+    for item in items:
+        by_size.setdefault(item.row.nbytes, []).append(item)
+    return sorted(by_size.items())
+
+
+def _by_launch(items: Sequence[Measured]) -> dict[int, float]:
+    """A launch may have run a case twice."""
+    launches: dict[int, list[float]] = {}
+    for item in items:
+        launches.setdefault(item.launch, []).append(item.figure or 0.0)
+    return {launch: geometric(own) or 0.0 for launch, own in launches.items()}
+
+
+def _points(items: Sequence[Measured], known: Known | None) -> list[SizePoint]:
+    points = []
+    for index, (nbytes, own) in enumerate(_by_size(items)):
+        names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
+        figures = _by_launch(own)
+        every = sorted(figures.values())
+        # An even number has two in its middle. No logarithm of one: a figure stays what it is.
+        time = geometric(every[(len(every) - 1) // 2 : len(every) // 2 + 1]) or 0.0
+        error = known.errors[index] if known else 0.0
+        points.append(SizePoint(nbytes, time, len(figures), ", ".join(names) or None, error))
+    return points
+
+
+def _handovers(points: Sequence[SizePoint]) -> list[Handover]:
+    named = [(p.nbytes, p.algorithm) for p in points if p.algorithm]
+    return [
+        Handover(low, high, before, after)
+        for (low, before), (high, after) in itertools.pairwise(named)
+        if before != after
+    ]
+
+
+def _transition(
+    points: Sequence[SizePoint],
+    curve: FittedCurve,
+    boundary: Boundary,
+    handovers: Sequence[Handover],
+) -> Transition:
+    low, high = points[boundary.low].nbytes, points[boundary.high].nbytes
+    jump = boundary.jump
+    if jump is None:
+        kind = "unclear"
+    else:
+        kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
+    inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
+    named = any(point.algorithm for point in points)
+    agreement = "the log agrees" if inside else "the log names no change here" if named else ""
+    before = None if boundary.before is None else curve.regimes[boundary.before]
+    after = None if boundary.after is None else curve.regimes[boundary.after]
+    handover = inside[0] if inside else None
+    return Transition(low, high, before, after, jump, kind, handover, agreement)
+
+
+def _between(low: int, high: int, count: int) -> list[int]:
+    """Sizes at even ratios between two; fewer where the step cannot be cut so often."""
+    ratio = (high / low) ** (1 / (count + 1))
+    sizes = [_whole(low * ratio**k) for k in range(1, count + 1)]
+    return [size for size in sizes if low < size < high]
+
+
+def _whole(size: float) -> int:
+    step = _ALIGN if size >= 64 * _ALIGN else _STEP
+    return math.floor(size / step + 0.5) * step

@@ -1,0 +1,324 @@
+"""Reads forced cells and AUTO of many launches for forcing/contest.py, which judges them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcoll.comparison.compare import THRESHOLD
+from torchcoll.comparison.differences import hidden_note, kept_apart, varying_text
+from torchcoll.comparison.matching import NAMES, conditions, value_of
+from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, launches_of, outlier_text
+from torchcoll.comparison.sides import (
+    Measured,
+    Reader,
+    Reading,
+    Side,
+    known_of,
+    side,
+    value_of_fact,
+    values_of_facts,
+)
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import MANIFEST, Source, is_manifest, load_all
+from torchcoll.core.jsonl import read_objects
+from torchcoll.core.result import Run
+from torchcoll.forcing.contest import (
+    CellAt,
+    Forced,
+    SizeFound,
+    Table,
+    disobeyed,
+    judge,
+    name_of,
+    settings_of,
+    tells_variables,
+    varied_of,
+)
+from torchcoll.libraries.known_variables import FORCING
+
+_USUAL = ("communicator", "clock")  # a case that did not run has none
+
+
+@dataclass
+class Algorithms:
+    """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
+    matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
+    the launches that were added later. reading: what a time is of the calls and the ranks. learned:
+    names of the cells of a matrix that the tables are from.
+    """
+
+    runs: list[Run]
+    tables: list[Table]
+    threshold: float
+    comparisons: int
+    notes: list[str]
+    missing: dict[str, str]
+    matrices: list[dict[str, Any]]
+    reading: str
+    learned: list[str]
+
+
+def algorithms(
+    sources: Source | Sequence[Source],
+    *,
+    threshold: float = THRESHOLD,
+    filter: str | Sequence[str] = (),
+    over_ranks: str = "max",
+    reader: Reader = load_all,
+) -> Algorithms:
+    """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
+
+    threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+    Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
+    """
+    files = side("files", sources, reader)
+    wanted = conditions(filter)
+    reading = Reading(over_ranks)
+    measured = files.measured("time", reading)
+    items = [m for m in measured if all(one.holds(m) for one in wanted)]
+    if not items and wanted:
+        texts = ",".join(one.text for one in wanted)
+        raise UsageError("filter", texts, "conditions that some case fulfils")
+    launches = [(part.ranks, known_of(part)) for part in files.parts]
+    varied = varied_of([facts for _, facts in launches])
+    forcing = [settings_of(m.facts, varied, m.row.backend) for m in items]
+    if not any(forcing):
+        raise UsageError(
+            "cells", f"none that forces anything on {', '.join({m.row.backend: 0 for m in items})}",
+            "launches with NCCL_ALGO, CCL_ALLREDUCE, ... set, on a backend that reads them",
+            "torchcoll matrix --preset nccl-algorithms makes them.",
+        )  # fmt: skip
+    inside = {name for own in forcing for name in own}
+    apart = _apart(launches, inside)
+    every, left_out = _tables(files, items, forcing, apart)
+    tables = [table for table in every if table.cells]
+    tests = judge(tables, threshold)
+    if not any(size.best for table in tables for size in table.sizes):
+        raise UsageError("cells", "no forced one with a right result", "at least one")
+    matrices, missing = _manifests(sources)
+    within = [*inside, *(f"label={name}" for name in inside)]
+    notes = _notes(files, every, launches, [*apart, *within])
+    notes += _untold(files, launches, left_out)
+    notes += [outlier_text(_file(files.runs[one.launch[1]]), one) for one in tests.left_out]
+    if tests.comparisons and not (tests.in_order and tests.interleaved):
+        notes.append(ONE_AFTER_THE_OTHER if tests.in_order else NO_STARTS)
+    read = files.read_as(reading) or str(reading)
+    names = dict.fromkeys(files.runs[m.launch].labels.get("cell", "") for m in items)
+    learned = [name for name in names if name]
+    return Algorithms(
+        files.runs, tables, threshold, tests.comparisons, notes, missing, matrices, read, learned
+    )
+
+
+def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
+    """What was varied on purpose, and is no cell. A file that tells no variable says nothing of
+    another value: AUTO of such a file stands beside the cells.
+    """
+    telling = kept_apart([one for one in launches if tells_variables(one[1])])
+    return [
+        name
+        for name in kept_apart(launches)
+        if name.removeprefix("label=") not in inside
+        and (name.startswith("label=") or name in telling)
+    ]
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def _tables(
+    files: Side, items: Sequence[Measured], forcing: Sequence[dict[str, str]], apart: Sequence[str]
+) -> tuple[list[Table], set[str]]:
+    """And the names of the files that are in none, as ``_known_auto`` says."""
+    usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
+    groups: dict[str, tuple[dict[str, Any], list[tuple[Measured, dict[str, str]]]]] = {}
+    for item, settings in zip(items, forcing, strict=True):
+        kind = {name: value_of(item, name) for name in NAMES}
+        kind |= {name: kind[name] or value for name, value in usual.items()}
+        kind |= {name: value_of_fact(item.facts, name) for name in apart}
+        groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
+    known = [_known_auto(own) for _, own in groups.values()]
+    tables = [
+        _table(files, kind, own) for (kind, _), own in zip(groups.values(), known, strict=True)
+    ]
+    used = {m.launch for own in known for m, _ in own}
+    return tables, {_file(files.runs[m.launch]) for m in items if m.launch not in used}
+
+
+def _known_auto(
+    items: Sequence[tuple[Measured, dict[str, str]]],
+) -> list[tuple[Measured, dict[str, str]]]:
+    """Without the launches of which nothing tells whether they forced anything, where others are
+    known to be AUTO: one of them that was forced would change its time.
+    """
+    untold = {m.launch for m, settings in items if not settings and _tells_nothing(m.facts)}
+    known = any(not settings and m.launch not in untold for m, settings in items)
+    return [one for one in items if not known or one[0].launch not in untold]
+
+
+def _table(
+    files: Side, common: dict[str, Any], items: Sequence[tuple[Measured, dict[str, str]]]
+) -> Table:
+    by_cell: dict[str, list[tuple[Measured, dict[str, str]]]] = {}
+    for item, settings in items:
+        by_cell.setdefault(repr(sorted(settings.items())), []).append((item, settings))
+    at: dict[int, list[CellAt]] = {}
+    wrong: dict[str, list[int]] = {}
+    unchecked = []
+    uneven = []
+    for cell, own in _named(files, list(by_cell.values())):
+        for nbytes in sorted({_size(m) for m, _ in own}):
+            here = [m for m, _ in own if _size(m) == nbytes]
+            found = _cell_at(cell, here)
+            at.setdefault(nbytes, []).append(found)
+            if found.state == "wrong" and not cell.auto:
+                wrong.setdefault(cell.name, []).append(nbytes)
+        if not cell.auto and all(m.row.verified == "unchecked" for m, _ in own):
+            unchecked.append(cell.name)
+        if len({m.launch for m, _ in own}) * len({_size(m) for m, _ in own}) > len(
+            {(m.launch, _size(m)) for m, _ in own}
+        ):
+            uneven.append(cell.name)
+    sizes = [
+        SizeFound(
+            nbytes,
+            next((one for one in cells if one.cell.auto), None),
+            [one for one in cells if not one.cell.auto],
+        )
+        for nbytes, cells in sorted(at.items())
+    ]
+    parts = [files.runs[m.launch] for m, _ in items]
+    hosts = max(len({x["host"] for x in run.members if x.get("host")}) for run in parts)
+    library = next((m.row.library for m, _ in items if m.row.library), None)
+    return Table(common, hosts, library, sizes, [], wrong, unchecked, uneven)
+
+
+def _size(item: Measured) -> int:
+    return item.row.nbytes_requested or item.row.nbytes
+
+
+_Cells = list[list[tuple[Measured, dict[str, str]]]]
+
+
+def _named(
+    files: Side, cells: _Cells
+) -> Iterator[tuple[Forced, list[tuple[Measured, dict[str, str]]]]]:
+    """Each cell with a name of its own: those of two matrices may bear the same label."""
+    labels = [[files.runs[m.launch].labels.get("cell") for m, _ in own] for own in cells]
+    names = [name_of(own[0][1], found) for own, found in zip(cells, labels, strict=True)]
+    for name, own in zip(names, cells, strict=True):
+        settings = own[0][1]
+        if names.count(name) > 1:
+            name = f"{name} ({' '.join(f'{n}={v}' for n, v in settings.items())})"
+        yield Forced(name, settings), own
+
+
+def _cell_at(cell: Forced, items: Sequence[Measured]) -> CellAt:
+    bad = [m for m in items if m.row.status != "ok" or m.row.verified == "wrong"]
+    is_wrong = any(m.row.verified == "wrong" or m.row.status == "wrong" for m in bad)
+    own = [] if is_wrong else launches_of(items)
+    values = tuple(value for value, _ in own)
+    state = "wrong" if is_wrong else "ok" if values else bad[0].row.status if bad else "no time"
+    choices = tuple(dict.fromkeys(c for m in items for c in m.result.choices))
+    other = disobeyed(cell.settings, items[0].row.collective, choices)
+    found = CellAt(cell, values, state, choices, tuple(other))
+    found.launches = tuple(first.launch for _, (first, *_) in own)
+    found.starts = tuple(first.start for _, (first, *_) in own)
+    return found
+
+
+# -- what is beside the figures ---------------------------------------------------------------
+
+
+def _manifests(
+    sources: Source | Sequence[Source],
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The plans of ``torchcoll matrix``, and its cells that have no launch with a result."""
+    several = [sources] if not isinstance(sources, (list, tuple)) else sources
+    paths = [Path(one) for one in several if isinstance(one, (str, os.PathLike))]
+    specs, last = [], dict[tuple[str, Any], Mapping[str, Any]]()
+    for path in (p / MANIFEST if p.is_dir() else p for p in paths):
+        if not is_manifest(path):
+            continue
+        for record in read_objects(path, "manifest"):
+            if record.get("record") == "matrix" and isinstance(record.get("spec"), dict):
+                specs.append(record["spec"])
+            elif record.get("record") == "launch":
+                last[str(record.get("cell")), record.get("launch")] = record
+                if specs:  # launches may have been added
+                    numbers = record.get("launch"), specs[-1].get("launches")
+                    known = [number for number in numbers if isinstance(number, int)]
+                    specs[-1]["launches"] = max(known, default=None)
+    usable = {cell for (cell, _), record in last.items() if record.get("file")}
+    missing = {
+        cell: ": ".join(filter(None, (str(record.get("status")), str(record.get("reason") or ""))))
+        for (cell, _), record in last.items()
+        if cell not in usable
+    }
+    return specs, missing
+
+
+def _tells_nothing(facts: Mapping[str, str]) -> bool:
+    """Neither variables of a library nor labels that stand for them."""
+    return not tells_variables(facts) and not any(f"label={name}" in facts for name in FORCING)
+
+
+def _file(run: Run) -> str:
+    return run.path.name if run.path else str(run.source.get("file") or "a run")
+
+
+def _untold(
+    files: Side, launches: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
+) -> list[str]:
+    """Files that may be AUTO, as nothing is known of their variables."""
+    names = [
+        _file(part)
+        for part, (_, facts) in zip(files.parts, launches, strict=True)
+        if _tells_nothing(facts)
+    ]
+    texts = (
+        ("taken for AUTO, though no variable of the library is told", False),
+        ("left out: no variable of the library is told, and other launches tell of AUTO", True),
+    )
+    notes = []
+    for text, out in texts:
+        own = [name for name in names if (name in left_out) == out]
+        if own:
+            several = own if len(own) < 4 else [*own[:2], "...", own[-1]]
+            advice = "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
+            notes.append(f"{text}: {', '.join(several)} {advice}")
+    return notes
+
+
+def _notes(
+    files: Side,
+    tables: Sequence[Table],
+    launches: Sequence[tuple[int, Mapping[str, str]]],
+    known: Sequence[str],
+) -> list[str]:
+    notes = []
+    if not any(size.auto for table in tables for size in table.sizes):
+        notes.append("no launch in which nothing is forced: nothing is said of AUTO")
+    free = dict.fromkeys(str(table.common["collective"]) for table in tables if not table.cells)
+    if free:
+        notes.append(f"forced in no cell, left out: {', '.join(free)}")
+    names = dict.fromkeys(name for table in tables for name in table.unchecked)
+    if names:
+        notes.append(
+            f"not verified: {', '.join(names)}; an algorithm forced by name may be wrong "
+            "(LL128 skips NCCL's own check)"
+        )
+    names = dict.fromkeys(name for table in tables for name in table.uneven)
+    if names:
+        notes.append(
+            f"the launches of a cell disagree in their sizes: {', '.join(names)}; a size has the "
+            "launches that measured it"
+        )
+    values = values_of_facts([dict(facts) for _, facts in launches])
+    hidden = varying_text(values, [*known, "label=cell", "label=launch"])
+    return [*notes, *filter(None, (hidden_note(hidden), files.rehearsal_note))]

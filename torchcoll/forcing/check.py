@@ -1,0 +1,178 @@
+"""The small matrix that checks a setting: AUTO against it, launched as the matrix that it was
+learned from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.file import MANIFEST
+from torchcoll.core.result import CaseResult, Choice, Run
+from torchcoll.forcing.contest import others_than, requested
+from torchcoll.launches.axes import (
+    AUTO,
+    AXES_OF_LIBRARIES,
+    SUITE,
+    Cell,
+    check_program,
+    combined,
+    command_of,
+    file_safe,
+    joined,
+)
+from torchcoll.launches.blocks import LaunchPlan
+from torchcoll.launches.folder import is_plan
+from torchcoll.launches.obeyed import OF_RANKS, Recorded, unverified
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS, TunerRule
+from torchcoll.libraries.oneccl.algorithms import algorithm_at, variables_of
+
+# -------------------------------------------------------------------------------------------------
+# Whether an exported setting did what it says, by the library's log of its launches.
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A case. asked: as in ``Choice.label``. others: what the log names beside it; () where it is
+    as asked.
+    """
+
+    collective: str
+    nbytes: int
+    asked: str
+    others: tuple[str, ...]
+
+
+def what_ran(
+    runs: Iterable[Run], values: Mapping[str, str], rules: Sequence[TunerRule]
+) -> list[Ran]:
+    """The cases of which the setting says what runs, and a log says what ran.
+
+    values: the variables of the setting. rules: of the tuner file that they name, else none.
+    """
+    found = []
+    for result in (result for run in runs for result in run.results):
+        algorithm, protocol = _asked(result, values, rules)
+        logged = [choice for choice in result.choices if choice.source == "log"]
+        if logged and (algorithm or protocol):
+            others = others_than(algorithm, protocol, logged)
+            asked = Choice(algorithm or "any", protocol or "").label
+            labels = tuple(dict.fromkeys(choice.label for choice in others))
+            found.append(Ran(result.case.collective, result.nbytes, asked, labels))
+    return found
+
+
+def _asked(
+    result: CaseResult, values: Mapping[str, str], rules: Sequence[TunerRule]
+) -> tuple[str | None, str | None]:
+    collective = result.case.collective
+    for rule in rules:
+        if rule.matches(FUNCTIONS.get(collective, ""), result.nbytes, result.ranks):
+            return rule.algorithm, rule.protocol
+    algorithm, protocol = requested(values, collective)
+    for name in variables_of(collective):
+        algorithm = algorithm or algorithm_at(values.get(name, ""), result.nbytes)
+    return algorithm, protocol
+
+
+# -------------------------------------------------------------------------------------------------
+
+EXPORTED = "exported"
+
+
+@dataclass(frozen=True)
+class Recheck:
+    """by: what tells its launches apart beside the setting, as ``compare`` names it."""
+
+    plan: LaunchPlan
+    by: tuple[str, ...]
+
+    def files(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """(of AUTO, of the setting): the result files that count."""
+        paths: tuple[list[Path], list[Path]] = ([], [])
+        for job in self.plan.jobs():
+            path = folder / f"{job.stem}.jsonl"
+            if path.exists():
+                paths[job.cell.name.startswith(EXPORTED)].append(path)
+        return paths
+
+    def folder(self, matrix: Path, content: str) -> Path:
+        """Inside that of the matrix, whose readers look into no folder; each setting has its own.
+
+        content: of the file that the setting names, or ''.
+        """
+        asked = {name: value for name, value in self.plan.to_json().items() if name != "launches"}
+        text = json.dumps([asked, content], sort_keys=True)
+        return matrix / f"check-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def recheck(
+    matrix: Path,
+    spec: Mapping[str, Any],
+    values: Mapping[str, str],
+    forced: Collection[str],
+    learned: Collection[str],
+    collectives: Sequence[str],
+    recorded: Recorded,
+) -> Recheck:
+    """AUTO and the setting, for all that the cells of the matrix differ in beside what they force.
+
+    spec: of its manifest. values: the setting. forced: the variables by which cells force, unset
+    here. learned: names of the cells that the setting is from. collectives: a suite is narrowed to
+    them. recorded: what result files keep of variables. Raises UsageError for a command that cannot
+    be launched here, UnreadableError for a broken spec.
+    """
+    if not is_plan(spec):
+        raise UnreadableError("manifest", matrix / MANIFEST, "one that torchcoll matrix wrote")
+    command = command_of(spec["command"])
+    unset = {*forced, *values, *FORCING}
+    places: dict[str, Cell] = {}
+    for cell in spec["cells"]:
+        if cell["name"] not in learned:
+            continue
+        axes, variables = cell.get("axes") or {}, cell.get("variables") or {}
+        rest = {name: value for name, value in variables.items() if name not in unset}
+        narrowed = ("--collectives", ",".join(collectives))
+        words = narrowed if command.module == SUITE else tuple(cell.get("arguments") or ())
+        place = Cell("", axes, rest, words)
+        places.setdefault(json.dumps(place.to_json(), sort_keys=True), place)
+    if not places:
+        raise UnreadableError("manifest", matrix / MANIFEST, "one that has the cells of its files")
+    several = list(places.values())
+    names = dict.fromkeys(n for one in several for n in (*one.axes, *one.variables))
+    by_axes = {n for one in several for axis in one.axes for n in AXES_OF_LIBRARIES.get(axis, ())}
+    differ = [
+        name
+        for name in names
+        if name not in by_axes and len({_value(one, name) for one in several}) > 1
+    ]
+    dimension = [replace(one, name=_name_of(one, differ)) for one in several]
+    in_cells = {name for cell in spec["cells"] for name in cell.get("variables") or {}}
+    free: dict[str, str | None] = dict.fromkeys(sorted(unset & {*in_cells, *values}))
+    setting = [Cell(AUTO, {}, free), Cell(EXPORTED, {}, {**free, **values})]
+    launches = spec.get("launches")
+    times = launches if isinstance(launches, int) and launches > 0 else 1
+    plan = LaunchPlan(command, combined([setting, dimension]), times, spec.get("seed") or 0)
+    for each in plan.cells:
+        environ = plan.environment(each, os.environ)
+        check_program(command.filled(each.axes), environ.get("PATH"))
+    labels = {n for one in plan.cells for n in (*one.axes, *unverified(one, recorded))}
+    apart = [name for name in differ if name not in OF_RANKS]  # ranks keep cases apart anyway
+    return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in apart))
+
+
+def _value(cell: Cell, name: str) -> str | None:
+    return cell.axes[name] if name in cell.axes else cell.variables.get(name)
+
+
+def _name_of(cell: Cell, differ: Sequence[str]) -> str:
+    """``nproc2``; what cells do not differ in is in no name."""
+    values = {name: str(_value(cell, name) or "unset").rstrip("/") for name in differ}
+    return "-".join(file_safe(joined(n, os.path.basename(v))) for n, v in values.items())

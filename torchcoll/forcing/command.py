@@ -1,0 +1,187 @@
+"""``torchcoll algorithms``: which forced algorithm wins, what AUTO loses, and settings of it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, printable, tell
+from torchcoll.core.units import parse_share
+
+if TYPE_CHECKING:
+    from torchcoll.forcing.algorithms import Algorithms
+    from torchcoll.forcing.check import Recheck
+    from torchcoll.forcing.exports import Exported
+
+
+def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="the folder of torchcoll matrix, or result files")
+    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default 2%%)")
+    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--export-env", action="store_true", help="print variables: one winner at all sizes")
+    add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
+    add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
+    add("--force", action="store_true", help="replace the file of --export-tuner")
+    add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
+    add(
+        "--check",
+        action="store_true",
+        help="launch AUTO and the exported setting as DIR was launched, into DIR/check-...; exit 1 "
+        "where the setting is slower, or another algorithm ran",
+    )
+
+
+def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
+    from torchcoll.core.summary import OVER_RANKS
+    from torchcoll.forcing.algorithms import algorithms
+    from torchcoll.forcing.show import show_algorithms
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.formats import FORMATS, choice, tell_beside
+
+    names = ("export_env", "export_oneccl", "export_tuner")
+    chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
+    if len(chosen) > 1:
+        raise UsageError("export", " and ".join(chosen), "one of them at a time")
+    if options.check and not chosen:
+        raise UsageError("check", "no export", "--export-env, --export-oneccl or --export-tuner")
+    if options.channels is not None and not options.export_tuner:
+        raise UsageError("channels", options.channels, "--export-tuner beside it")
+    choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
+    choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    found = algorithms(
+        options.files,
+        threshold=parse_share(options.threshold, "threshold"),
+        filter=options.filter,
+        over_ranks=options.over_ranks,
+        reader=read_all,
+    )
+    if not chosen:
+        show_algorithms([found], options.format)
+        tell_beside(found, options.format)
+        return ExitCode.OK
+    exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
+    if not options.check:
+        return ExitCode.OK
+
+    return check(found, exported, options)
+
+
+def _export_variables(found: Algorithms, options: argparse.Namespace) -> Exported:
+    """The snippet on stdout."""
+    from torchcoll.forcing.exports import Exported, export_lines, selections, variables
+
+    values = (variables if options.export_env else selections)(found)
+    lines = export_lines(found, values, by_size=options.export_oneccl)
+    print("\n".join(map(printable, lines)), flush=True)
+    return Exported(values)
+
+
+def _export_tuner(found: Algorithms, options: argparse.Namespace) -> Exported:
+    from torchcoll.forcing.exports import Exported, tuner_rules, tuner_text, tuner_variables
+    from torchcoll.report.destination import write_file
+
+    path, channels = options.export_tuner, options.channels
+    if channels is not None and not (channels.isdecimal() and len(channels) < 9):
+        raise UsageError("channels", channels, "a whole number")
+    rules = tuner_rules(found, None if channels is None else int(channels))
+    text = tuner_text(found, rules)
+    if not _holds(path, text):
+        write_file(path, text, "export-tuner", options.force)
+        tell(f"torchcoll: wrote {os.path.abspath(path)}")
+    return Exported(tuner_variables(path, os.environ), rules, text)
+
+
+def _holds(path: str, text: str) -> bool:
+    """Whether this very file was written before: then a check of it can be started again."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll algorithms --check``: AUTO and an exported setting, launched again and compared.
+
+
+def check(found: Algorithms, exported: Exported, options: argparse.Namespace) -> ExitCode | int:
+    """Launch what is missing of the check, then say what it shows.
+
+    Behind variables it is comments: the output stays what a shell can read. FAILED where a launch
+    failed, or a case is slower, wrong, or was run by another algorithm. Raises UsageError where
+    nothing can be launched.
+    """
+    from torchcoll.comparison.compare import compare
+    from torchcoll.comparison.show import show_comparisons
+    from torchcoll.comparison.sides import side
+    from torchcoll.forcing.check import what_ran
+    from torchcoll.forcing.exports import TUNER_PLUGIN, check_command
+    from torchcoll.forcing.show import ran_lines
+    from torchcoll.launches.command import launch
+
+    before = "" if exported.rules else "# "
+    matrix = Path(options.files[0])
+    if not (len(options.files) == len(found.matrices) == 1 and matrix.is_dir()):
+        print(f"{before}check: {check_command(exported.values)}", flush=True)
+        raise UsageError(
+            "check", " ".join(options.files), "the folder of one torchcoll matrix",
+            "How these were launched is not known; the command printed checks it.",
+        )  # fmt: skip
+    if exported.rules and not os.environ.get(TUNER_PLUGIN):
+        raise UsageError(
+            "check", f"no {TUNER_PLUGIN} in the environment",
+            "the path of the plugin that reads the file", "Set it and start the same again.",
+        )  # fmt: skip
+    again = _recheck(matrix, found, exported)
+    folder = again.folder(matrix, exported.text)
+    code = launch(again.plan, folder, table=False)
+    if code not in (ExitCode.OK, ExitCode.FAILED):
+        tell(f"torchcoll: {folder}: the same command again goes on")
+        return code
+    paths = again.files(folder)
+    for name, own in zip(("auto", "exported"), paths, strict=True):
+        if not own:
+            raise TorchcollError("check", f"no result of {name}", "launches", f"See {folder}/logs.")
+    sides = [side(n, p) for n, p in zip(("auto", "exported"), paths, strict=True)]
+    compared = compare(
+        *sides, threshold=found.threshold, over_ranks=options.over_ranks, by=again.by
+    )
+    ran = what_ran(sides[1].runs, exported.values, exported.rules)
+    out = io.StringIO()
+    show_comparisons([compared], options.format, out)
+    lines = [*out.getvalue().splitlines(), *ran_lines(ran, len(sides[1].results))]
+    print("\n".join(printable(f"{before}{line}".rstrip()) for line in lines))
+    bad = compared.tally.get("slower") or any(one.others for one in ran)
+    return ExitCode.FAILED if bad else code
+
+
+def _recheck(matrix: Path, found: Algorithms, exported: Exported) -> Recheck:
+    from torchcoll.forcing.check import recheck
+    from torchcoll.machine.environment import variables
+
+    forced = {n for table in found.tables for cell in table.cells for n in cell.settings}
+    collectives = [str(table.common["collective"]) for table in found.tables if table.ranges]
+    return recheck(
+        matrix,
+        found.matrices[0],
+        exported.values,
+        forced,
+        found.learned,
+        list(dict.fromkeys(collectives)),
+        variables,
+    )
+
+
+COMMANDS = {
+    "algorithms": (
+        "which forced algorithm wins at each size, and what AUTO loses; settings of it",
+        algorithms_arguments,
+        run_algorithms,
+    ),
+}

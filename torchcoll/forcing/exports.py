@@ -1,0 +1,300 @@
+"""What ``algorithms`` found, as settings: variables, a tuner file of NCCL, selections of oneCCL.
+
+Between two measured sizes with different winners the setting changes at their geometric middle:
+what is there was not measured, and in ratio it is as near to the one as to the other. Below the
+first and above the last size their winners go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import format_size
+from torchcoll.forcing.contest import requested
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl import algorithms as nccl
+from torchcoll.libraries.nccl.algorithms import (
+    ALGORITHMS,
+    FUNCTIONS,
+    MOST_CHANNELS,
+    TunerRule,
+    tuner_csv,
+)
+from torchcoll.libraries.oneccl import algorithms as oneccl
+from torchcoll.libraries.oneccl.algorithms import selection
+
+if TYPE_CHECKING:
+    from torchcoll.forcing.algorithms import Algorithms
+    from torchcoll.forcing.contest import CellAt, Table, WinnerRange
+
+
+_WHAT_IS_LOST = (
+    "lost by it: the library's own choice, also for sizes, types and communicators (other groups, "
+    "numbers of ranks) that were not measured"
+)
+TUNER_PLUGIN, _TUNER_FILE = "NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE"
+_NARROW = "Narrow it: --filter dtype=float32,in_place=yes,ranks=8."
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A setting. rules, text: of the tuner file that its variables name, else none."""
+
+    values: Mapping[str, str]
+    rules: Sequence[TunerRule] = ()
+    text: str = ""
+
+
+def limits(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int | None]]:
+    """(first, last byte) of each setting, from the first and last size measured of each.
+
+    They leave no gap: the first begins at 0, the last has no end.
+    """
+    middles = [math.isqrt(a[1] * b[0]) for a, b in itertools.pairwise(spans)]
+    return list(zip([0, *(m + 1 for m in middles)], [*middles, None], strict=True))
+
+
+# -- variables -------------------------------------------------------------------------------
+
+
+def variables(found: Algorithms) -> dict[str, str]:
+    """The variables of the cell that wins at all sizes, of each collective.
+
+    Raises UsageError where the winner changes with the size: one value is for all of them.
+    """
+    merged: dict[str, list[str]] = {}
+    for table in _one_each(found, ("collective",)):
+        collective, ranges = table.common["collective"], table.ranges
+        if len(ranges) > 1:
+            way = "--export-oneccl" if _of_oneccl(table) else "--export-tuner FILE"
+            raise UsageError(
+                f"export-env of {collective}", _ranges_text(ranges),
+                "one winner at all sizes", f"By size: {way}.",
+            )  # fmt: skip
+        for name, value in _own(ranges[0].winner.settings, collective).items():
+            if name in nccl.VARIABLES:
+                value = _nccl_value(value, table)
+            merged.setdefault(name, []).append(value)
+    values = {name: list(dict.fromkeys(several)) for name, several in merged.items()}
+    for name, several in values.items():
+        if len(several) > 1 and not (name in nccl.VARIABLES and all(":" in v for v in several)):
+            raise UsageError(
+                f"export-env {name}", " and ".join(several), "one value for all collectives",
+                "Narrow it: --filter collective=all_reduce.",
+            )  # fmt: skip
+    return {name: ";".join(several) for name, several in values.items()}
+
+
+def _nccl_value(value: str, table: Table) -> str:
+    """With the function in front from 2.24 on: else the barrier of torch would obey it too."""
+    function = FUNCTIONS.get(table.common["collective"], "").lower()
+    for part in value.split(";"):
+        name, colon, words = part.rpartition(":")
+        if name.lower() == function or not colon:
+            known = bool(colon) or nccl.version_key(table.library or "") >= (2, 24)
+            return f"{function}:{words.lower()}" if known and function else words
+    return value
+
+
+def selections(found: Algorithms) -> dict[str, str]:
+    """``CCL_<COLLECTIVE>`` by size. Raises UsageError for winners that are no such thing."""
+    merged: dict[str, str] = {}
+    for table in _one_each(found, ("collective",)):
+        collective, ranges = table.common["collective"], table.ranges
+        names = oneccl.variables_of(collective)
+        parts = []
+        for one, (low, high) in zip(ranges, _limits(ranges), strict=True):
+            word = requested(one.winner.settings, collective)[0]
+            if not names or word is None or set(one.winner.settings) & set(nccl.VARIABLES):
+                raise UsageError(
+                    "export-oneccl", one.winner.name, f"cells that set {names[0]} to one algorithm"
+                    if names else "a collective of oneCCL",
+                )  # fmt: skip
+            parts.append((word, low, high))
+        if len(parts) > 1 and collective not in oneccl.SIZED:
+            raise UsageError(
+                f"export-oneccl of {collective}", _ranges_text(ranges),
+                f"one winner at all sizes, or one of {', '.join(oneccl.SIZED)}",
+                "Which size oneCCL goes by there is not documented.",
+            )  # fmt: skip
+        others = [
+            {n: v for n, v in one.winner.settings.items() if n not in FORCING} for one in ranges
+        ]
+        if any(own != others[0] or merged.get(n, v) != v for own in others for n, v in own.items()):
+            raise UsageError(
+                "export-oneccl", _ranges_text(ranges), "winners that agree in all other variables"
+            )
+        merged |= others[0] | dict.fromkeys(names, selection(parts))
+    return merged
+
+
+def export_lines(found: Algorithms, values: Mapping[str, str], by_size: bool) -> list[str]:
+    """A shell snippet: what it is from, what is lost by it, and the variables."""
+    lines = [f"# {text}" for text in _origin(found)]
+    lines.append(f"# {_WHAT_IS_LOST}")
+    if by_size:
+        lines.append("# between two measured sizes: changed at their geometric middle")
+    return [*lines, *(f"export {name}={shlex.quote(value)}" for name, value in values.items())]
+
+
+# -- NCCL's tuner ----------------------------------------------------------------------------
+
+
+def tuner_rules(found: Algorithms, channels: int | None = None) -> list[TunerRule]:
+    """The lines of a tuner file. channels: in place of those of the log.
+
+    Raises UsageError where algorithm, protocol or the number of channels is not known.
+    """
+    if channels is not None and not 1 <= channels <= MOST_CHANNELS:
+        raise UsageError("channels", channels, f"1 to {MOST_CHANNELS}")
+    rules = []
+    for table in _one_each(found, ("collective", "ranks")):
+        name = table.common["collective"]
+        if name not in FUNCTIONS:
+            raise UsageError("export-tuner", name, f"one of {', '.join(FUNCTIONS)}")
+        settings = [(at, _setting(table, at, nbytes, channels)) for nbytes, at in _winning(table)]
+        sizes = [nbytes for nbytes, _ in _winning(table)]
+        spans: list[tuple[int, int]] = []
+        chosen: list[tuple[str, str, int]] = []
+        for nbytes, (_, setting) in zip(sizes, settings, strict=True):
+            if chosen and chosen[-1] == setting:
+                spans[-1] = (spans[-1][0], nbytes)
+            else:
+                spans.append((nbytes, nbytes))
+                chosen.append(setting)
+        where = (table.hosts or None, table.common.get("ranks"))
+        rules += [
+            TunerRule(FUNCTIONS[name], low, high, *setting, *where)
+            for (low, high), setting in zip(limits(spans), chosen, strict=True)
+        ]
+    return rules
+
+
+def tuner_text(found: Algorithms, rules: Sequence[TunerRule]) -> str:
+    between = "Between two measured sizes the line changes at their geometric middle."
+    return tuner_csv(rules, [*_origin(found), between])
+
+
+def _winning(table: Table) -> Iterator[tuple[int, CellAt]]:
+    """(size, the winner of its range there)"""
+    for one in table.ranges:
+        for size in table.sizes:
+            if one.low_nbytes <= size.nbytes <= one.high_nbytes:
+                for at in size.cells:
+                    if at.cell == one.winner and at.values:
+                        yield size.nbytes, at
+
+
+def _setting(table: Table, at: CellAt, nbytes: int, channels: int | None) -> tuple[str, str, int]:
+    """(algorithm, protocol, channels): what ran, by the log; without one what was asked."""
+    logged = [choice for choice in at.choices if choice.source == "log"]
+    labels = {(choice.algorithm, choice.protocol) for choice in logged}
+    asked = requested(at.cell.settings, table.common["collective"])
+    algorithm, protocol = labels.pop() if len(labels) == 1 else asked
+    where = f"export-tuner: {at.cell.name} at {format_size(nbytes)}"
+    if algorithm is None or not protocol:
+        part = "algorithm" if algorithm is None else "protocol"
+        raise UsageError(
+            where, f"no known {part}", "both algorithm and protocol",
+            "Force both, or keep the log: --library-log.",
+        )  # fmt: skip
+    if algorithm not in ALGORITHMS:
+        raise UsageError(where, algorithm, f"what a tuner can choose: {', '.join(ALGORITHMS)}")
+    known = [choice.channels for choice in logged if choice.channels]
+    if channels is None and not known:
+        raise UsageError(
+            where, "no known number of channels", "one in the log",
+            "Measure with --library-log (NCCL 2.24 or later), or give --channels N.",
+        )  # fmt: skip
+    return algorithm, protocol, channels or max(known)
+
+
+# -- all of them -----------------------------------------------------------------------------
+
+
+def check_command(values: Mapping[str, str]) -> str:
+    """``torchcoll matrix`` with AUTO and the setting, for a launch that is not known.
+
+    Two variables also make the cells that have one of them alone; the tuner's file is in all of
+    them, for without a plugin nothing reads it.
+    """
+    words = ["torchcoll", "matrix"]
+    for name, value in values.items():
+        text = value.replace(",", "\\,")
+        words += ["--env", f"{name}={text}" if name == _TUNER_FILE else f"{name}=,{text}"]
+    words += ["--launches", "6", "-o", "check", "--"]
+    return f"{shlex.join(words)} LAUNCHER ... -m MODULE ..."
+
+
+def tuner_variables(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The plugin is the user's; a stand-in where none is named."""
+    return {
+        _TUNER_FILE: os.path.abspath(path),
+        TUNER_PLUGIN: environ.get(TUNER_PLUGIN) or "/path/of/libnccl-tuner-example.so",
+    }
+
+
+def _one_each(found: Algorithms, names: Sequence[str]) -> list[Table]:
+    """The tables that have winners. Raises UsageError where two answer for the same calls."""
+    tables = [table for table in found.tables if table.ranges]
+    for table in tables:
+        alike = [t for t in tables if all(t.common[n] == table.common[n] for n in names)]
+        if len(alike) > 1:
+            values = {n: dict.fromkeys(str(t.common[n]) for t in alike) for n in table.common}
+            differ = [f"{n} ({', '.join(own)})" for n, own in values.items() if len(own) > 1]
+            raise UsageError(
+                f"export of {table.common['collective']}",
+                f"{len(alike)} tables that differ in {' and '.join(differ)}",
+                "one: the setting cannot tell them apart",
+                _NARROW,
+            )
+    return tables
+
+
+def _own(settings: Mapping[str, str], collective: str) -> dict[str, str]:
+    """Without the variables that force other collectives of oneCCL."""
+    keep = {*nccl.VARIABLES, *oneccl.variables_of(collective)}
+    return {n: v for n, v in settings.items() if n in keep or n not in FORCING}
+
+
+def _of_oneccl(table: Table) -> bool:
+    return any(n.startswith("CCL_") for one in table.ranges for n in one.winner.settings)
+
+
+def _limits(ranges: Sequence[WinnerRange]) -> list[tuple[int, int | None]]:
+    return limits([(one.low_nbytes, one.high_nbytes) for one in ranges])
+
+
+def _ranges_text(ranges: Sequence[WinnerRange]) -> str:
+    return ", ".join(
+        f"{one.winner.name} at {format_size(one.low_nbytes)}"
+        + (f" to {format_size(one.high_nbytes)}" if one.high_nbytes > one.low_nbytes else "")
+        for one in ranges
+    )
+
+
+def _origin(found: Algorithms) -> list[str]:
+    """What each setting is from, and what is shown of AUTO there."""
+    lines = ["By torchcoll algorithms."]
+    for table in found.tables:
+        if not table.ranges:
+            continue
+        names = ("collective", "dtype", "op", "ranks", "backend")
+        known = [f"{table.common[n]}{' ranks' * (n == 'ranks')}" for n in names if table.common[n]]
+        lines.append(f"{', '.join(known)}, {table.library or 'library unknown'}: "
+                     f"{_ranges_text(table.ranges)}")  # fmt: skip
+        if statement := table.statement(found.threshold):
+            lines.append(statement)
+        bad = [one.winner.name for one in table.ranges if one.winner.name in table.unchecked]
+        if bad:
+            lines.append(f"NOT VERIFIED: {', '.join(dict.fromkeys(bad))}")
+        other = {at.cell.name: at.disobeyed[0].label for _, at in _winning(table) if at.disobeyed}
+        lines += [f"NOT AS ASKED: {name} ran {label}" for name, label in other.items()]
+    return lines

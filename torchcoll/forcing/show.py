@@ -1,0 +1,309 @@
+"""Which algorithm wins, as tables, markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import found_lines
+
+if TYPE_CHECKING:
+    from torchcoll.forcing.algorithms import Algorithms
+    from torchcoll.forcing.check import Ran
+    from torchcoll.forcing.contest import CellAt, SizeFound, Table
+
+
+SCHEMA = "torchcoll-algorithms/1"
+_MOST_TIED = 2  # further names are counted
+_STYLES = {"near-optimal": "green", "beaten": "red", "unclear": "yellow"}
+_LEGEND = (
+    "regret: AUTO's time over that of the best forced cell, which is chosen without the launch "
+    "that it is timed by; its 95 % interval is that against the truly best one",
+    "(or ...): ties, cells that are not shown to be slower",
+)
+
+
+def show_algorithms(
+    found: Sequence[Algorithms], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
+    show_found(
+        [Forms(_grids(one), _records(one), algorithms_object(one)) for one in found], format, file
+    )
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def _grids(found: Algorithms) -> list[Grid]:
+    titles = kind_texts([table.common for table in found.tables])
+    grids = [
+        Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])
+    ]
+    for table, title in zip(found.tables, titles, strict=True):
+        grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
+    return [*grids, Grid([], [], below=_below(found))]
+
+
+def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
+    heads = [Head("size", repeat=True), Head("best", left=True), Head("time", "(best)")]
+    auto = any(size.auto for size in table.sizes)
+    if auto:
+        heads += [Head("time", "(AUTO)"), Head("regret"), Head("95 %")]
+        heads.append(Head("AUTO", left=True))
+        chose = any(size.auto and size.auto.choices for size in table.sizes)
+        if chose:
+            heads.append(Head("AUTO chose", left=True, drop=1))
+    rows, styles = [], []
+    for size in table.sizes:
+        row = [format_size(size.nbytes), _best_text(size), format_time(_time_of(size.best))]
+        if auto:
+            row += [format_time(_time_of(size.auto)), format_ratio(size.regret)]
+            row += [_interval(size.low, size.high), _verdict_text(size)]
+            if chose:
+                row.append(_choices_text(size.auto.choices) if size.auto else "-")
+        rows.append(row)
+        styles.append(_STYLES.get(size.verdict, ""))
+    counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
+    launches = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
+    cells = len(table.cells)
+    above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, launches a cell: {launches}"
+    return Grid(heads, rows, [above], _conclusions(table, threshold), styles)
+
+
+def _conclusions(table: Table, threshold: float) -> list[str]:
+    lines = []
+    for one in table.ranges:
+        low, high = format_size(one.low_nbytes), format_size(one.high_nbytes)
+        others = f" (or {', '.join(map(one_line, one.others))})" if one.others else ""
+        span = low if low == high else f"{low} to {high}"
+        lines.append(f"{span}: {one_line(one.winner.name)}{others}")
+    if statement := table.statement(threshold):
+        lines.append(one_line(statement))
+    for name, sizes in table.wrong.items():
+        where = ", ".join(map(format_size, sizes))
+        lines.append(f"WRONG RESULTS: {one_line(name)} at {where}; it wins at no size")
+    return [*lines, *_other_lines(table)]
+
+
+def _best_text(size: SizeFound) -> str:
+    if size.best is None:
+        return "none was right" if size.cells else "none was run"
+    name = size.best.cell.name
+    others = [other for other in size.tied if other != name]
+    if not others:
+        return one_line(name)
+    more = len(others) - _MOST_TIED
+    words = [*map(one_line, others[:_MOST_TIED]), *([f"{more} more"] if more > 0 else [])]
+    return f"{one_line(name)} (or {', '.join(words)})"
+
+
+def _verdict_text(size: SizeFound) -> str:
+    if not size.verdict:
+        return f"AUTO {size.auto.state}" if size.auto else "no AUTO"
+    return f"{size.verdict} ({one_line(size.reason)})"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    if low is None and high is None:
+        return "-"
+    return (
+        f"from {format_ratio(low)}"
+        if high is None
+        else f"{format_ratio(low)} to {format_ratio(high)}"
+    )
+
+
+def _time_of(at: CellAt | None) -> float | None:
+    return at.time_ns if at else None
+
+
+def _choices_text(choices: Iterable[Any]) -> str:
+    return ", ".join(dict.fromkeys(one_line(c.text) for c in choices)) or "-"
+
+
+def _cells_grid(table: Table) -> Grid:
+    """Each cell's time as a multiple of AUTO's; without AUTO, of the best one's."""
+    cells = [cell.name for cell in table.cells]
+    auto = any(size.auto and size.auto.values for size in table.sizes)
+    heads = [Head("size", repeat=True), *(Head(one_line(name)) for name in cells)]
+    rows = []
+    for size in table.sizes:
+        at = {one.cell.name: one for one in size.cells}
+        base = size.auto if auto else size.best
+        rows.append(
+            [format_size(size.nbytes)]
+            + [_multiple(at.get(name), base, auto, name in table.wrong) for name in cells]
+        )
+    what = "AUTO's time" if auto else "the best one's time"
+    marks = ["~: not shown to differ"] if auto else []
+    marks += ["!: wrong at another size, not judged"] if table.wrong else []
+    above = ["; ".join([f"time as a multiple of {what}", *marks])]
+    return Grid(heads, rows, above, _shown_lines(table) if auto else [])
+
+
+def _multiple(at: CellAt | None, base: CellAt | None, auto: bool, wrong: bool) -> str:
+    if at is None:
+        return "-"
+    if at.state != "ok" and not at.time_ns:
+        return one_line(at.state)
+    if not (at.time_ns and base and base.time_ns):
+        return "-"
+    mark = "!" if wrong else "~" if auto and not at.shown else ""
+    return f"{mark}{at.time_ns / base.time_ns:.2f}"
+
+
+def _shown_lines(table: Table) -> list[str]:
+    """``tree-ll: 1.20 to 3.41 x AUTO's time (shown at 5 of 9 sizes)``."""
+    lines = []
+    for cell in table.cells:
+        here = [at for size in table.sizes for at in size.cells if at.cell.name == cell.name]
+        shown = [1 / at.ratio.ratio for at in here if at.shown and at.ratio]
+        if not shown:
+            continue
+        low, high = f"{min(shown):.2f}", f"{max(shown):.2f}"
+        span = low if low == high else f"{low} to {high}"
+        where = f"shown at {len(shown)} of {len(here)} sizes"
+        lines.append(f"{one_line(cell.name)}: {span} x AUTO's time ({where})")
+    return lines
+
+
+def _other_lines(table: Table) -> list[str]:
+    """Cells in which the log names something else than was asked for."""
+    ran: dict[tuple[str, str], list[int]] = {}
+    for size in table.sizes:
+        for at in size.cells:
+            for one in at.disobeyed:
+                ran.setdefault((at.cell.name, one.label), []).append(size.nbytes)
+    return [
+        f"{one_line(name)} ran {one_line(label)}, not what was asked, at {sizes_text(sizes)}"
+        for (name, label), sizes in ran.items()
+    ]
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    texts = list(map(format_size, sizes))
+    return ", ".join(texts if len(texts) < 6 else [*texts[:2], "...", texts[-1]])
+
+
+def _below(found: Algorithms) -> list[str]:
+    lines = [
+        f"no result: {one_line(cell)} ({one_line(why)})" for cell, why in found.missing.items()
+    ]
+    lines += found_lines(found.notes, found.runs)
+    if found.comparisons:
+        word = "comparison" if found.comparisons == 1 else "comparisons"
+        lines.append(
+            "p: t of AUTO against each cell in log figure ~ cell + launch number by start time, "
+            f"Holm over {found.comparisons} {word}; below 0.05 counts"
+        )
+    return lines
+
+
+# -- for machines ----------------------------------------------------------------------------
+
+
+def algorithms_object(found: Algorithms) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "threshold": found.threshold,
+        "comparisons": found.comparisons,
+        "missing": found.missing,
+        "notes": found_lines(found.notes, found.runs),
+        "tables": [
+            {
+                "case": {k: v for k, v in table.common.items() if v is not None},
+                "hosts": table.hosts or None,
+                "library": table.library,
+                "statement": table.statement(found.threshold) or None,
+                "wrong": table.wrong,
+                "unchecked": table.unchecked,
+                "cells": {cell.name: dict(cell.settings) for cell in table.cells},
+                "ranges": [
+                    {
+                        "low_nbytes": one.low_nbytes,
+                        "high_nbytes": one.high_nbytes,
+                        "winner": one.winner.name,
+                        "others": list(one.others),
+                    }
+                    for one in table.ranges
+                ],
+                "rows": [
+                    {
+                        **_found_record(size),
+                        "cells": [_cell_record(at) for at in size.cells],
+                    }
+                    for size in table.sizes
+                ],
+            }
+            for table in found.tables
+        ],
+    }
+
+
+def _records(found: Algorithms) -> list[dict[str, Any]]:
+    """One object a size of each table."""
+    return [
+        {**{k: v for k, v in table.common.items() if v is not None}, **_found_record(size)}
+        for table in found.tables
+        for size in table.sizes
+    ]
+
+
+def _found_record(size: SizeFound) -> dict[str, Any]:
+    return {
+        "nbytes": size.nbytes,
+        "best": size.best.cell.name if size.best else None,
+        "ties": ", ".join(size.tied) or None,
+        "best_ns": _time_of(size.best),
+        "auto_ns": _time_of(size.auto),
+        "regret": size.regret,
+        "regret_low": size.low,
+        "regret_high": size.high,
+        "verdict": size.verdict or None,
+        "reason": size.reason or None,
+        "launches_needed": size.needed,
+        "auto_chose": (
+            _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
+        ),
+    }
+
+
+def _cell_record(at: CellAt) -> dict[str, Any]:
+    return {
+        "cell": at.cell.name,
+        "status": at.state,
+        "launches": len(at.values),
+        "median_ns": at.time_ns,
+        "of_auto": 1 / at.ratio.ratio if at.ratio else None,
+        "p_value": at.p_value,
+        "chose": _choices_text(at.choices) if at.choices else None,
+        "as_asked": not at.disobeyed if at.choices else None,
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# Whether an exported setting did what it says, in lines.
+
+
+def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:
+    """ran: the cases of which the log tells what ran; cases: all that were launched."""
+    if not ran:
+        return ["what ran is not told: the launches kept no log of the library (--library-log)"]
+    other: dict[tuple[str, str, str], dict[int, None]] = {}
+    for one in ran:
+        if one.others:
+            key = one.collective, ", ".join(one.others), one.asked
+            other.setdefault(key, {})[one.nbytes] = None
+    right = sum(not one.others for one in ran)
+    of = f"{len(ran)} cases" + (f" that the log tells of, of {cases}" if len(ran) < cases else "")
+    lines = [f"the library's log: as exported in {right} of {of}"]
+    for (collective, names, asked), sizes in other.items():
+        text = f"{collective} ran {names}, not {asked}, at {sizes_text(list(sizes))}"
+        lines.append(f"NOT AS EXPORTED: {one_line(text)}")
+    return lines

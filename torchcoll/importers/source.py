@@ -1,0 +1,404 @@
+"""The lines of a foreign file: unpacked, decoded, without what terminals and launchers add."""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import io
+import json
+import re
+import sys
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from typing import IO, Any
+
+from torchcoll.core.bounds import (
+    GZIP,
+    MOST_DEPTH,
+    MOST_LINE,
+    MOST_MEMBER,
+    MOST_TEXT,
+    MOST_TOLD,
+    Held,
+    Unpacking,
+)
+from torchcoll.core.errors import UnreadableError
+from torchcoll.importers.base import Line
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+# Open MPI --tag-output, srun -l, torchrun, mpiexec -l (hydra), pdsh, time stamps of kubectl.
+_PREFIX = re.compile(
+    r"\[\d+,\d+\]<(?:stdout|stderr)>:\s?"
+    r"|\[(?:rank|default)?\d+\]:?\s?(?=[\s#\d])"
+    r"|\s{0,6}\d+:\s(?=.*\S)"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\s"
+)
+# A message of a library, which may begin inside a row that another process is printing.
+# A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
+_LOG = re.compile(
+    r"(?:[A-Za-z_][\w.-]{0,255})?:\d+:\d+ \[\S{0,64}\] .*$"
+    r"|\[\S{0,64}\] NCCL (?:INFO|WARN|TRACE|ABORT) .*$"
+    r"|\d{4}:\d\d:\d\d-\d\d:\d\d:\d\d:\s?\(\s*\d+\) \|CCL_\w+\|.*$"
+    r"|NCCL_TESTS_ALLTOALLV\S*.*$"
+)
+_MARKS = ("NCCL", "|CCL_")
+_HEAD = 1 << 16
+_WINDOW = 2000  # lines
+_LONGEST = 1 << 24  # a line beyond this is no text
+
+
+class _Unpacked(io.RawIOBase):
+    """A .gz as it unpacks, its start read already; a cut one gives what there is."""
+
+    def __init__(self, start: bytes, rest: IO[bytes], name: str) -> None:
+        self._growth, self._read = Unpacking("file", name), 0
+        self._packed, self._rest = start, rest
+        self._unpacker = zlib.decompressobj(31)  # with gzip's header
+        self._ready = memoryview(b"")  # of which a part costs no copy of the rest
+        self.problem = ""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._ready and not self.problem:
+            packed = self._packed or self._rest.read(_HEAD)
+            self._packed = b""
+            if not packed:
+                if not self._unpacker.eof:
+                    self.problem = "cut off: the .gz has no end"
+                break
+            if self._unpacker.eof:  # another file packed behind the first
+                self._unpacker = zlib.decompressobj(31)
+            try:
+                unpacked = self._unpacker.decompress(packed)
+                self._ready = memoryview(unpacked)
+                self._read += len(packed) - len(self._unpacker.unused_data)
+                self._growth.add(len(unpacked), self._read, unpacked.count(b"\n"))
+            except zlib.error as error:
+                self.problem = f"damaged: {error}"
+            self._packed = self._unpacker.unused_data
+        part = self._ready[: len(target)]
+        self._ready = self._ready[len(part) :]
+        target[: len(part)] = part
+        return len(part)
+
+
+class Shortened:
+    """Lines of text, of which none is longer than a row can be."""
+
+    def __init__(self, lines: Iterable[Line]) -> None:
+        self._lines = lines
+        self.cut: list[int] = []
+
+    def __iter__(self) -> Iterator[Line]:
+        for number, text in self._lines:
+            if len(text) > MOST_TEXT:
+                if len(self.cut) < MOST_TOLD:
+                    self.cut.append(number)
+                text = text[:MOST_TEXT]
+            yield number, text
+
+    @property
+    def warning(self) -> str:
+        """'' where all are as they were."""
+        if not self.cut:
+            return ""
+        count = f"{len(self.cut)} lines" if len(self.cut) > 1 else "a line"
+        return f"{count} longer than {MOST_TEXT} characters: cut there; the first is {self.cut[0]}"
+
+
+class Source:
+    """A file to import: its first lines to sniff at, then all of its lines once."""
+
+    def __init__(self, path: str) -> None:
+        self.name = "stdin" if path == "-" else path
+        self._unpacked: _Unpacked | None = None
+        self._disk: IO[bytes] | None = None
+        try:
+            if path != "-":
+                self._disk = open(path, "rb")  # noqa: SIM115
+            self._file: IO[bytes] = self._disk or sys.stdin.buffer
+            self.start = self._file.read(_HEAD)
+            if self.start.startswith(GZIP):
+                self._unpacked = _Unpacked(self.start, self._file, self.name)
+                self._file = io.BufferedReader(self._unpacked, _HEAD)
+                self.start = self._file.read(_HEAD)
+            self.start += self._file.readline(_LONGEST)
+        except FileNotFoundError:
+            raise UnreadableError("file", path, "a file that exists") from None
+        except IsADirectoryError:
+            raise UnreadableError("file", path, "a file, not a folder") from None
+        except OSError as error:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({error.strerror})") from None
+        if not self.start and self.problem:
+            self.close()
+            raise UnreadableError("file", path, f"a readable file ({self.problem})")
+
+    @property
+    def problem(self) -> str:
+        """What went wrong while reading; '' if nothing."""
+        return self._unpacked.problem if self._unpacked else ""
+
+    @property
+    def binary(self) -> bool:
+        """No text: null bytes that are not UTF-16, or mostly control characters."""
+        if self.start.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return False
+        odd = sum(byte < 9 or 13 < byte < 27 for byte in self.start)
+        return b"\0" in self.start or odd > len(self.start) // 10
+
+    def windows(self) -> Iterator[list[str]]:
+        """The lines without libraries' messages, some at a time: for sniffing, before ``lines``.
+
+        What tells the format may come after megabytes of messages. stdin is kept in memory then.
+        """
+        window: list[str] = []
+        for _, text in self.lines(keep=True):
+            if "NCCL INFO" not in text and "|CCL_" not in text:
+                window.append(text[:MOST_TEXT])
+                if len(window) >= _WINDOW:
+                    yield window
+                    window = []
+        yield window
+
+    def lines(self, keep: bool = False) -> Iterator[Line]:
+        """All lines with their numbers, once; ``keep``: they can be read again."""
+        if keep and not self.seekable:
+            self.start += self._file.read()
+        yield from cleaned(enumerate(_decoded(self._raw(), self.start), 1))
+
+    def _raw(self) -> Iterator[bytes]:
+        yield from io.BytesIO(self.start)
+        while line := self._file.readline(_LONGEST):
+            yield line
+
+    @property
+    def seekable(self) -> bool:
+        return self._file is self._disk
+
+    def rewind(self) -> None:
+        """Back to where the lines begin, for ``lines`` after ``windows``."""
+        if self.seekable:
+            self._file.seek(len(self.start))
+
+    def close(self) -> None:
+        if self._disk:
+            self._disk.close()
+
+
+def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:
+    """UTF-8, line by line Latin-1 where it is none: one log may hold both. UTF-16 by its mark."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
+        yield from b"".join(raw).decode("utf-16", "replace").splitlines()
+        return
+    first = True
+    for line in raw:
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = line.decode("latin-1")
+        if first:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text.rstrip("\r\n")
+
+
+def cleaned(lines: Iterable[Line]) -> Iterator[Line]:
+    """Without ANSI codes and prefixes; a progress bar's line is what it showed last."""
+    for number, text in lines:
+        if "\x1b" in text:
+            text = _ANSI.sub("", text)
+        if "\r" in text:
+            text = text.rstrip("\r").rpartition("\r")[2]
+        if text[:7].strip()[:1] in _PREFIX_STARTS:
+            match = _PREFIX.match(text)
+            if match:
+                text = text[match.end() :]
+        yield number, text
+
+
+_PREFIX_STARTS = frozenset("[0123456789")
+
+
+def without_log(text: str) -> tuple[str, bool]:
+    """(text before a library's message, whether there was one)."""
+    if not any(mark in text for mark in _MARKS) and " [" not in text:
+        return text, False
+    match = _LOG.search(text)
+    return (text[: match.start()], True) if match else (text, False)
+
+
+# -------------------------------------------------------------------------------------------------
+# Large JSON documents, and those that were cut off.
+#
+# A trace of 100 MB packed is 2 GB of JSON and would be 10 GB of objects, of which few are wanted:
+# so each event is decoded on its own, and what nobody keeps is gone before the next.
+
+_DECODER = json.JSONDecoder(strict=False)  # names of events may hold control characters
+_SPACE = re.compile(r"[ \t\n\r]*")
+_NEVER_SKIPPED = frozenset('{}[],:"')  # what is there to be read; '' is the end of a piece
+_OPEN = frozenset(".eE+-")  # a number that goes on
+Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
+
+
+def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
+    """Each member of the outermost object; of those named in ``arrays`` each item of the list.
+
+    Raises ValueError for what is no such JSON, or has a member of more than MOST_MEMBER characters;
+    RecursionError where it is nested too deep.
+    """
+    text = _Text(chunks)
+    text.expect("{")
+    if text.next_is("}"):
+        return
+    while True:
+        key, _ = text.value()
+        if not isinstance(key, str):
+            raise ValueError("no name of a member")
+        text.expect(":")
+        if key in arrays and text.next_is("["):
+            yield key, [], 0, False  # its items follow
+            if not text.next_is("]"):
+                while True:
+                    value, length = text.value()
+                    yield key, value, length, True
+                    if not text.next_is(","):
+                        text.expect("]")
+                        break
+        else:
+            yield (key, *text.value(), False)
+        if text.next_is("}"):
+            text.end()
+            return
+        text.expect(",")
+
+
+class _Text:
+    """What is left of a text that comes in pieces."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
+        self._text, self._place = "", 0
+        self._ended = False
+
+    def _more(self, nbytes: int = 1) -> bool:
+        """At least so much more text, if there is; False at the end."""
+        parts, length = [self._text[self._place :]], 0
+        while length < nbytes and not self._ended:
+            chunk = next(self._chunks, None)
+            self._ended = chunk is None
+            part = self._decode(chunk or b"", final=self._ended)
+            parts.append(part)
+            length += len(part)
+        self._text, self._place = "".join(parts), 0
+        return bool(length)
+
+    def _skip(self) -> None:
+        while True:
+            found = _SPACE.match(self._text, self._place)
+            self._place = found.end() if found else self._place
+            if self._place < len(self._text) or not self._more():
+                return
+
+    def next_is(self, char: str) -> bool:
+        """Whether the next one is this, which is then read."""
+        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+            self._skip()
+        same = self._text.startswith(char, self._place)
+        self._place += same
+        return same
+
+    def expect(self, char: str) -> None:
+        if not self.next_is(char):
+            raise ValueError(f"no {char}")
+
+    def value(self) -> tuple[Any, int]:
+        """The next value, and its length as text."""
+        if self._text[self._place : self._place + 1] not in _NEVER_SKIPPED:
+            self._skip()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._place)
+                # 12 at the end may be the begin of 123, and so may 12 before a point at the end.
+                whole = end < len(self._text) and self._text[end] not in _OPEN
+            except ValueError:
+                whole = False
+            have = len(self._text) - self._place
+            if whole:
+                break
+            if have > MOST_MEMBER:
+                raise ValueError("a member is too long")
+            # As much again, so that a long value is not begun anew for each piece of it.
+            if not self._more(have):
+                value, end = _DECODER.raw_decode(self._text, self._place)
+                break
+        length, self._place = end - self._place, end
+        return value, length
+
+    def end(self) -> None:
+        self._skip()
+        if self._place < len(self._text):
+            raise ValueError("more behind the end")
+
+
+# -- documents that are read as a whole ------------------------------------------------------
+
+# C's printf of an infinite double, which is no JSON; NaN is printed as a string.
+_BARE = re.compile(r"(?<=[:,\[])\s*-?(?:inf|nan)\b")
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]"]', re.DOTALL)
+_LAST = 20  # places at which a document that was cut off may be whole
+
+
+def document(lines: Iterable[Line]) -> str:
+    """The text of these lines. Raises UnreadableError for more than a document has."""
+    parts, length = [], 0
+    for _, text in lines:
+        parts.append(text)
+        length += len(text)
+        if length > MOST_LINE:
+            raise UnreadableError("file", "more than 64 MiB of JSON", "less", "Split it.")
+    text = "\n".join(parts)
+    Held("file", "JSON").add(text.encode("utf-8", "surrogatepass"))
+    return text
+
+
+def decoded(text: str) -> tuple[Any, bool]:
+    """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
+    text = text.strip()
+    bare = _BARE.sub(" null", text)
+    for attempt in (text, bare):
+        try:
+            return json.loads(attempt), False
+        except (ValueError, RecursionError):
+            continue
+    for end, closing in reversed(_ends(bare)):
+        try:
+            return json.loads(bare[:end] + closing), True
+        except (ValueError, RecursionError):
+            continue
+    return None, True
+
+
+def _ends(text: str) -> list[tuple[int, str]]:
+    """The last places behind a closed object, and what closes the brackets that are open there."""
+    found: collections.deque[tuple[int, str]] = collections.deque(maxlen=_LAST)
+    closing = ""  # what is open, the innermost first
+    for token in _TOKEN.finditer(text):
+        char = token[0]
+        if char == "{":
+            closing = "}" + closing
+        elif char == "[":
+            closing = "]" + closing
+        elif char in "}]":
+            if not closing.startswith(char):
+                break
+            closing = closing[1:]
+            if char == "}":
+                found.append((token.end(), closing))
+        elif char == '"':  # a text that is open to the end
+            break
+        if len(closing) > MOST_DEPTH:
+            break
+    return list(found)

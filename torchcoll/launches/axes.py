@@ -1,0 +1,325 @@
+"""The cells of a matrix: what each launch is given beside the command that all share."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, find_collective
+from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import masked_labels, masked_value, masked_variables, masked_words
+from torchcoll.libraries.known_variables import FORCING
+from torchcoll.libraries.nccl import algorithms as nccl
+
+# -------------------------------------------------------------------------------------------------
+# The command that every launch is made of: any launcher in front of a module of torchcoll.
+
+SUITE = "suite"
+_MODULES = {entry.module: entry.name for entry in COLLECTIVES.values()}
+_MODULE = re.compile(rf"(?:-m)?torchcoll\.({'|'.join([*_MODULES, SUITE])})")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+# What a matrix says itself.
+_OURS = (("-J", "--output"), ("--no-output",), ("--resume",), ("--dry-run",))
+_SCRIPT_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Command:
+    """``words`` as they were given, with placeholders; ``module`` is ``suite``, ``allreduce``, ...
+
+    arguments: the words behind the module, or behind the script that starts one; then ``module`` is
+    empty.
+    """
+
+    words: tuple[str, ...]
+    module: str = ""
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def placeholders(self) -> list[str]:
+        found = (name for word in self.words for name in _PLACEHOLDER.findall(word))
+        return list(dict.fromkeys(found))
+
+    def filled(self, axes: Mapping[str, str]) -> list[str]:
+        return [_PLACEHOLDER.sub(lambda found: axes[found[1]], word) for word in self.words]
+
+    def option(self, *names: str) -> str | None:
+        """The last value of an option, as argparse takes it: ``-n 0``, ``-n0``, ``--iters=0``."""
+        found = None
+        for number, word in enumerate(self.arguments):
+            for name in names:
+                rest = word[len(name) :]
+                if word == name:
+                    found = next(iter(self.arguments[number + 1 :]), "")
+                elif word.startswith(name) and (rest[0] == "=" or not name.startswith("--")):
+                    found = rest.removeprefix("=")
+        return found
+
+    def collectives(self) -> tuple[str, ...]:
+        """torch's names of what it measures. Raises UsageError where the command does not tell."""
+        if self.module in _MODULES:
+            return (_MODULES[self.module],)
+        if self.module != SUITE:
+            raise UsageError(
+                "command", " ".join(self.words), "a module in it that names the collective"
+            )
+        asked = self.option("--collectives") or "all"
+        if asked == "all":
+            return tuple(COLLECTIVES)
+        return tuple(dict.fromkeys(find_collective(name).name for name in asked.split(",")))
+
+
+def command_of(words: Sequence[str]) -> Command:
+    """The command behind ``--``. Raises UsageError for one that cannot be a launch of a matrix."""
+    if not words:
+        raise UsageError(
+            "command",
+            "none",
+            "a launch of torchcoll behind --",
+            "Such as: -- torchrun --nproc-per-node 2 -m torchcoll.allreduce",
+        )
+    places = [n for n, word in enumerate(words) if _MODULE.fullmatch(word)]
+    places += [n for n, word in enumerate(words) if _starts_torchcoll(word)]
+    if not places:
+        raise UsageError(
+            "command",
+            " ".join(words),
+            "a module of torchcoll in it, or a script that passes its arguments on to one",
+            "Such as: torchrun --nproc-per-node 2 -m torchcoll.allreduce",
+        )
+    module = _MODULE.fullmatch(words[places[0]])
+    arguments = tuple(words[places[0] + 1 :])
+    command = Command(tuple(words), module[1] if module else "", arguments)
+    for names in _OURS:
+        if (value := command.option(*names)) is not None:
+            raise UsageError(
+                "command", f"{names[-1]} {value}".strip(), f"no {names[-1]}: a matrix sets it"
+            )
+    for word in command.arguments:
+        if re.match(r"(--label=)?(cell|launch)=", word):
+            raise UsageError("command", f"--label {word}", "other labels: a matrix sets these")
+    return command
+
+
+def _starts_torchcoll(word: str) -> bool:
+    """Whether a word is a script in which torchcoll is named."""
+    if not os.path.isfile(word):
+        return False
+    try:
+        with open(word, "rb") as file:
+            return b"torchcoll" in file.read(_SCRIPT_NBYTES)
+    except OSError:
+        return False
+
+
+def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str]) -> None:
+    """Raises UsageError for a placeholder without an axis, and an axis that nothing takes up.
+
+    free: axes that work without a placeholder.
+    """
+    known = list(axes)
+    for name in command.placeholders:
+        if name not in known:
+            raise UsageError(
+                "command", f"{{{name}}}", "placeholders that have an axis", f"--axis {name}=V1,V2"
+            )
+    for name in known:
+        if name not in command.placeholders and name not in free:
+            raise UsageError(
+                f"axis {name}",
+                f"no {{{name}}} in the command",
+                "a placeholder for it",
+                "Without one all its cells would measure the same.",
+            )
+
+
+def check_program(words: Sequence[str], path: str | None) -> None:
+    """Raises UsageError where the launcher cannot be started; ``path``: PATH of its cell."""
+    if shutil.which(words[0], path=path) is None:
+        where = "that exists and can be run" if os.sep in words[0] else "in PATH"
+        raise UsageError("command", words[0], f"a program {where}")
+
+
+# -------------------------------------------------------------------------------------------------
+
+AUTO = "auto"  # the cell in which nothing is forced
+_RESERVED = ("cell", "launch")  # labels of every launch
+_LONGEST_PART, _LONGEST = 60, 150  # of 255 that a file's name may have
+# Axes that need no placeholder, and the variables that they set.
+AXES_OF_LIBRARIES = {
+    "library": ("LD_PRELOAD",),
+    "venv": ("VIRTUAL_ENV", "PATH", "PYTHONHOME"),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination; also one value of one dimension, before they are combined.
+
+    axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
+    variables: None takes a variable away. arguments: more words behind the command.
+    """
+
+    name: str
+    axes: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """As the manifest keeps it: secrets are masked."""
+        return {
+            "name": self.name,
+            "axes": masked_labels(self.axes),
+            "variables": masked_variables(self.variables),
+            "arguments": masked_words(self.arguments),
+        }
+
+
+Dimension = list[Cell]
+
+
+def split_values(text: str) -> list[str]:
+    r"""``a,b`` as a list; a comma in a value is written ``\,``."""
+    return [part.replace("\0", ",") for part in text.replace("\\,", "\0").split(",")]
+
+
+def variable_dimension(text: str) -> Dimension:
+    """``NAME=V1,V2``; an empty value leaves the variable unset. Raises UsageError."""
+    name, equals, values = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UsageError(
+            "env", text, "NAME=V1,V2", r"NAME=,V1 leaves it unset first; \, is a comma in a value."
+        )
+    found = []
+    for value in _distinct("env", name, split_values(values)):
+        if value and name in nccl.VARIABLES and (word := nccl.unknown_word(name, value)):
+            # Up to 2.23 NCCL ignores it in silence, and another algorithm would bear its name.
+            raise UsageError(
+                f"env {name}", value, "words that NCCL knows", f"It does not know {word!r}."
+            )
+        shown = masked_value(name, value)  # the name is that of files and labels
+        part = value if name in FORCING else joined(_short(name), shown)
+        found.append(Cell(file_safe(part) if value else "", {}, {name: value or None}))
+    return found
+
+
+def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimension:
+    """``name=V1,V2``; ``library`` and ``venv`` set what makes the ranks use them."""
+    name, equals, given = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise UsageError("axis", text, "name=V1,V2", r"\, is a comma in a value.")
+    if name in _RESERVED:
+        raise UsageError("axis", name, f"another name than {' and '.join(_RESERVED)}")
+    values = _distinct("axis", name, split_values(given))
+    if "" in values:
+        raise UsageError(f"axis {name}", given, "values that are not empty")
+    parts = _short_paths(values) if name in AXES_OF_LIBRARIES else None
+    return [
+        Cell(
+            file_safe(parts[value] if parts else joined(name, masked_labels({name: value})[name])),
+            {name: value},
+            _variables_of(name, value, environ),
+        )
+        for value in values
+    ]
+
+
+def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
+    if axis == "library":
+        if not os.path.isabs(value) or not os.path.isfile(value):
+            raise UsageError("axis library", value, "the absolute path of a shared library")
+        return {"LD_PRELOAD": " ".join(p for p in (value, environ.get("LD_PRELOAD")) if p)}
+    if axis == "venv":
+        if not os.path.isabs(value) or not os.path.isfile(os.path.join(value, "bin", "python")):
+            raise UsageError("axis venv", value, "the absolute path of a folder with bin/python")
+        path = [os.path.join(value, "bin"), *filter(None, [environ.get("PATH")])]
+        return {"VIRTUAL_ENV": value, "PATH": os.pathsep.join(path), "PYTHONHOME": None}
+    return {}
+
+
+def _distinct(what: str, name: str, values: list[str]) -> list[str]:
+    twice = next((value for value, count in Counter(values).items() if count > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"{what} {name}", f"{twice or 'unset'} twice", "each value once: cells would be equal"
+        )
+    return values
+
+
+def _short(variable: str) -> str:
+    return variable.removeprefix("NCCL_").removeprefix("CCL_")
+
+
+def joined(name: str, value: str) -> str:
+    """``nproc2``, ``mode_fast``."""
+    return f"{name}{value}" if value[:1].isdigit() and name[-1:].isalpha() else f"{name}_{value}"
+
+
+def _short_paths(values: Sequence[str]) -> dict[str, str]:
+    """Paths without the folder that all lie in."""
+    if len(values) == 1:
+        return {values[0]: os.path.basename(values[0].rstrip("/"))}
+    shared = os.path.commonpath(values)
+    return {value: os.path.relpath(value, shared) for value in values}
+
+
+def file_safe(part: str) -> str:
+    text = re.sub(r"[^\w.+,-]+", "-", part, flags=re.ASCII).replace(",", "+")
+    return text.strip("-.")[:_LONGEST_PART] or "value"
+
+
+def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
+    """Every combination of one value of each dimension. UsageError where two set the same."""
+    _check_apart(dimensions)
+    several = [dimension for dimension in dimensions if len(dimension) > 1]
+    named = {id(cell) for dimension in several or dimensions for cell in dimension}
+    cells = []
+    for values in itertools.product(*dimensions):
+        axes: dict[str, str] = {}
+        variables: dict[str, str | None] = {}
+        arguments: tuple[str, ...] = ()
+        for value in values:
+            axes |= value.axes
+            variables |= value.variables
+            arguments += value.arguments
+        name = _name([value for value in values if id(value) in named], variables)
+        cells.append(Cell(name, axes, variables, arguments))
+    return _numbered(cells)
+
+
+def _check_apart(dimensions: Sequence[Dimension]) -> None:
+    seen: set[str] = set()
+    for dimension in dimensions:
+        own = {name for cell in dimension for name in (*cell.axes, *cell.variables)}
+        for name in sorted(own & seen):
+            raise UsageError("matrix", f"{name} twice", "each variable and each axis once")
+        seen |= own
+
+
+def _name(values: Sequence[Cell], variables: Mapping[str, str | None]) -> str:
+    """The parts with a ``-`` between. Where all variables are unset these are ``auto`` together."""
+    parts = [value.name for value in values if value.name]
+    free = [value for value in values if value.variables and not value.axes]
+    if not any(value.name for value in free) and (free or not parts):
+        forced = any(variables.get(name) for name in FORCING)
+        parts.insert(0, "unset" if forced else AUTO)
+    return "-".join(parts)
+
+
+def _numbered(cells: Sequence[Cell]) -> list[Cell]:
+    """Names that became equal when they were made fit for files get a number."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        first = name = cell.name[:_LONGEST]
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{first}_{number}"
+        found[name] = Cell(name, cell.axes, cell.variables, cell.arguments)
+    return list(found.values())

@@ -1,0 +1,155 @@
+"""What is to be launched: the cells, how often each, and in which order."""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.variables import masked_variables, masked_words
+from torchcoll.launches.axes import (
+    AXES_OF_LIBRARIES,
+    Cell,
+    Command,
+    Dimension,
+    axis_dimension,
+    check_placeholders,
+    check_program,
+    combined,
+    command_of,
+    variable_dimension,
+)
+from torchcoll.launches.presets import PresetOptions, preset
+from torchcoll.libraries.known_variables import FORCING, unknown_variables
+
+
+@dataclass(frozen=True)
+class PlannedLaunch:
+    """One launch of one cell. ``launch`` counts from 1."""
+
+    cell: Cell
+    launch: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.cell.name, self.launch
+
+    @property
+    def stem(self) -> str:
+        return f"{self.cell.name}-{self.launch}"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    command: Command
+    cells: Sequence[Cell]
+    launches: int
+    seed: int
+
+    def jobs(self) -> Iterator[PlannedLaunch]:
+        """Launch 1 of every cell in an order drawn by the seed, then launch 2 of every cell, ...
+
+        So what drifts with time meets all cells alike. A block's order does not depend on how many
+        there are: launches can be added.
+        """
+        for launch in range(1, self.launches + 1):
+            block = list(self.cells)
+            random.Random(f"{self.seed}/{launch}").shuffle(block)
+            yield from (PlannedLaunch(cell, launch) for cell in block)
+
+    def words(self, job: PlannedLaunch, output: Path, labels: Mapping[str, str]) -> list[str]:
+        """The command of one launch."""
+        words = [*self.command.filled(job.cell.axes), *job.cell.arguments, "--output", str(output)]
+        for name, value in {"cell": job.cell.name, "launch": str(job.launch), **labels}.items():
+            words += ["--label", f"{name}={value}"]
+        return words
+
+    def environment(self, cell: Cell, environ: Mapping[str, str]) -> dict[str, str]:
+        """The caller's with the cell's."""
+        found = dict(environ)
+        for name, value in cell.variables.items():
+            if value is None:
+                found.pop(name, None)
+            else:
+                found[name] = value
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "command": masked_words(self.command.words),
+            "cells": [cell.to_json() for cell in self.cells],
+            "launches": self.launches,
+            "seed": self.seed,
+        }
+
+
+def make_plan(
+    words: Sequence[str],
+    variables: Sequence[str] = (),
+    axes: Sequence[str] = (),
+    presets: Sequence[str] = (),
+    launches: int = 6,
+    seed: int = 0,
+    nccl_version: str | None = None,
+    up_to: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[LaunchPlan, list[str]]:
+    """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
+    env = dict(os.environ) if environ is None else dict(environ)
+    command = command_of(words)
+    dimensions: list[Dimension] = [variable_dimension(text) for text in variables]
+    constants = [dimension[0] for dimension in dimensions if len(dimension) == 1]
+    dimensions += [axis_dimension(text, env) for text in axes]
+    asked = PresetOptions(
+        command,
+        [name for dimension in dimensions for name in dimension[0].axes],
+        {name: value for cell in constants for name, value in cell.variables.items()},
+        nccl_version,
+        up_to,
+        env,
+    )
+    dimensions += [preset(name, asked) for name in presets]
+    cells = combined(dimensions)
+    check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
+    _check_verified(command, cells)
+    plan = LaunchPlan(command, cells, launches, seed)
+    for cell in cells:
+        check_program(command.filled(cell.axes), plan.environment(cell, env).get("PATH"))
+    return plan, [*asked.notes, *_warnings(cells, env)]
+
+
+def _check_verified(command: Command, cells: Sequence[Cell]) -> None:
+    """LL128 by name skips the check of NCCL whether it is safe here; others may be wrong too."""
+    forced = next((n for cell in cells for n in FORCING if cell.variables.get(n)), None)
+    value = command.option("-c", "--check")
+    if forced and value == "0":
+        raise UsageError(
+            "command",
+            "-c 0",
+            f"verification, where {forced} is forced",
+            "A forced algorithm may be wrong where the library would not have chosen it.",
+        )
+
+
+def _warnings(cells: Sequence[Cell], environ: Mapping[str, str]) -> Iterator[str]:
+    own = {name for cell in cells for name in cell.variables}
+    for name in FORCING:
+        if environ.get(name) and name not in own:
+            yield f"{name}={environ[name]} is in the environment: it is forced in every cell"
+    for name, near in unknown_variables(dict.fromkeys(own, "")):
+        yield f"no library reads {name}{f': is {near} meant?' if near else ''}"
+
+
+def command_line(words: Sequence[str], variables: Mapping[str, str | None]) -> str:
+    """As it can be typed, but for secrets: ``env -u NCCL_PROTO NCCL_ALGO=Ring torchrun ...``."""
+    variables = masked_variables(variables)
+    unset = [word for name, value in variables.items() if value is None for word in ("-u", name)]
+    settings = [f"{n}={shlex.quote(v)}" for n, v in variables.items() if v is not None]
+    return " ".join(
+        [*(["env", *unset] if unset else []), *settings, shlex.join(masked_words(words))]
+    )

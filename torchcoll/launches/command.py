@@ -1,0 +1,253 @@
+"""``torchcoll matrix``: many launches, one for each cell, in blocks."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Grid, Head, print_grid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
+    from torchcoll.launches.folder import Folder
+
+
+# -------------------------------------------------------------------------------------------------
+# The cells of a matrix and how their launches ended, as a table.
+
+
+def show_summary(
+    rows: Sequence[Mapping[str, Any]], below: Sequence[str] = (), file: TextIO | None = None
+) -> None:
+    """Print the rows of ``torchcoll.launches.run.summary``, and lines below them."""
+    out = Destination(file)
+    print_grid(summary_grid(rows, below), out)
+    out.flush()
+
+
+def summary_grid(rows: Sequence[Mapping[str, Any]], below: Sequence[str] = ()) -> Grid:
+    """Columns of a status that no launch has are left out; reasons stand below, each once."""
+    statuses = [n for n in ("failed", "timeout", "unavailable") if any(row[n] for row in rows)]
+    heads = [Head("cell", left=True), Head("ok", "launches")]
+    heads += [Head(name) for name in statuses]
+    heads.append(Head("median", "seconds"))
+    cells = [
+        [
+            one_line(row["cell"]),
+            f"{row['ok']} of {row['launches']}",
+            *(str(row[name] or "-") for name in statuses),
+            "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
+        ]
+        for row in rows
+    ]
+    styles = ["red" if row["failed"] or row["timeout"] else "" for row in rows]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(one_line(row["reason"]), []).append(one_line(row["cell"]))
+    lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return Grid(heads, cells, below=[*lines, *below], styles=styles)
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def matrix_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.usage = "torchcoll matrix -o DIR [options] -- LAUNCHER ... -m torchcoll.allreduce ..."
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=V1,V2",
+        help=r"a variable and its values; empty: unset; \, is a comma in a value. Several: every "
+        "combination",
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="name=V1,V2",
+        help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
+        "in PATH",
+    )
+    add(
+        "--preset",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
+    )
+    add("--launches", default="6", metavar="N", help="of each cell (default 6)")
+    add("--seed", default="0", metavar="N", help="of the order in a block (default 0)")
+    add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
+    add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
+    add("--nccl-version", metavar="V", help="of nccl-algorithms, where this Python has none")
+    add("--up-to", metavar="N", help="of scaling and subsets")
+    add("--dry-run", action="store_true", help="list the launches, start nothing")
+    add("--quiet", action="store_true", help="no progress, only the table of cells")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
+
+
+def _number(what: str, text: str | None, kind: type, least: float) -> Any:
+    if text is None:
+        return None
+    words = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
+    try:
+        number = kind(text)
+    except ValueError:
+        raise UsageError(what, text, words) from None
+    if not least <= number < 1e9:
+        raise UsageError(what, text, words)
+    return number
+
+
+def run_matrix(options: argparse.Namespace) -> ExitCode | int:
+    from pathlib import Path
+
+    from torchcoll.launches.blocks import make_plan
+    from torchcoll.launches.obeyed import unverified
+    from torchcoll.machine.environment import variables
+
+    if not options.output:
+        raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
+    timeout_s = _number("cell-timeout", options.cell_timeout, float, 0.1)
+    plan, notes = make_plan(
+        options.words[1:] if options.words[:1] == ["--"] else options.words,
+        options.env,
+        options.axis,
+        options.preset,
+        _number("launches", options.launches, int, 1),
+        _number("seed", options.seed, int, 0),
+        options.nccl_version,
+        _number("up-to", options.up_to, int, 1),
+    )
+    notes += [
+        f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
+        for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
+    ]
+    for note in notes:
+        tell(f"torchcoll: note: {note}")
+    folder_path = Path(options.output)
+    if options.dry_run:
+        return _dry_run(plan, folder_path)
+    return launch(plan, folder_path, options.quiet, timeout_s)
+
+
+def launch(
+    plan: LaunchPlan,
+    path: Path,
+    quiet: bool = False,
+    timeout_s: float | None = None,
+    table: bool = True,
+) -> ExitCode | int:
+    """What is missing in the folder, with its progress; then the table of cells."""
+    from torchcoll.launches.folder import Folder
+    from torchcoll.launches.run import run as run_plan
+    from torchcoll.launches.run import summary
+    from torchcoll.machine.environment import variables
+
+    with Folder(path, plan.to_json()) as folder:
+        watcher = _Watcher(plan, folder, quiet)
+        try:
+            number = run_plan(plan, folder, variables, watcher, timeout_s)
+        finally:
+            watcher.close()
+        rows = summary(plan, folder)
+        if table:
+            show_summary(rows, _below(plan, folder, number))
+    if number:
+        return 128 + number
+    bad = any(row["failed"] or row["timeout"] for row in rows)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
+    from torchcoll.launches.run import pending
+
+    left = len(pending(plan, folder))
+    lines = [f"interrupted by {signal.Signals(number).name}"] if number else []
+    if left:
+        total = len(plan.cells) * plan.launches
+        lines.append(f"without a result: {left} of {total}; the same command again runs them")
+    return [*lines, f"results, logs and manifest: {folder.path}"]
+
+
+def _dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
+    """Every launch as it could be typed."""
+    from torchcoll.launches.blocks import command_line
+    from torchcoll.launches.run import labels_of
+    from torchcoll.machine.environment import variables
+
+    cells, launches = len(plan.cells), plan.launches
+    counts = f"{cells} cell{'s' * (cells > 1)} x {launches} launch{'es' * (launches > 1)}"
+    tell(f"{counts} = {cells * launches}, in this order:")
+    for job in plan.jobs():
+        words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
+        print(printable(command_line(words, job.cell.variables)))
+    return ExitCode.OK
+
+
+class _Watcher:
+    """Progress on stderr: a line that stays on a terminal, elsewhere one line a launch."""
+
+    def __init__(self, plan: LaunchPlan, folder: Folder, quiet: bool) -> None:
+        from torchcoll.launches.run import pending
+        from torchcoll.report.destination import Destination, ProgressLine, RunProgress, is_terminal
+
+        todo = pending(plan, folder)
+        total = len(plan.cells) * plan.launches
+        self._quiet = quiet
+        self._done, self._total = total - len(todo), total
+        self._progress = RunProgress(len(todo))
+        self._terminal = not quiet and is_terminal(sys.stderr)
+        self._line = ProgressLine(
+            None if quiet else sys.stderr, Destination(sys.stderr).width or 80
+        )
+        self._doing = ""
+        if self._done:
+            self.note(f"{self._done} of {total} launches are done")
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._line.clear()
+            tell(text)
+
+    def began(self, job: PlannedLaunch) -> None:
+        self._doing = job.stem
+        self.tick()
+
+    def tick(self) -> None:
+        self._line.show(self._progress.text(self._doing))
+
+    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None:
+        self._progress.finished += 1
+        self._done += 1
+        seconds = f", {record['seconds']:.1f} s" if record["seconds"] is not None else ""
+        why = f": {record['reason']}" if record["reason"] else ""
+        if not self._terminal or record["status"] != "ok":
+            self.note(f"[{self._done}/{self._total}] {job.stem}: {record['status']}{seconds}{why}")
+
+    def skipped(self) -> None:
+        """A launch of a cell that has turned out to be unavailable."""
+        self._progress.total -= 1
+        self._total -= 1
+
+    def close(self) -> None:
+        self._line.clear()
+
+
+COMMANDS = {
+    "matrix": (
+        "many launches: variables, ranks, libraries; each cell in turn",
+        matrix_arguments,
+        run_matrix,
+    ),
+}

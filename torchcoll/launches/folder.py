@@ -1,0 +1,332 @@
+"""``manifest.jsonl``: what was asked, and one line for each launch that has ended.
+
+It is only ever appended to, one line in one write, and on disk before the next launch begins: being
+killed at any moment loses at most the line of the launch that was running. A line that was cut off
+or damaged is skipped; that launch runs again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import itertools
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
+from torchcoll.core.file import MANIFEST, MATRIX_SCHEMA
+from torchcoll.core.jsonl import LineWriter, read_objects
+from torchcoll.launches.blocks import PlannedLaunch
+
+# Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.
+# unavailable: the library says that this machine lacks what was forced. interrupted: by Ctrl-C or a
+# signal.
+STATUSES = ("ok", "failed", "timeout", "unavailable", "interrupted")
+
+
+class Manifest:
+    """The manifest of ``folder``; made with ``spec`` where there is none.
+
+    records: the launches that it had, in order. Raises UsageError where it was begun with another
+    spec, UnreadableError for a file that is no manifest.
+    """
+
+    def __init__(self, folder: Path, spec: dict[str, Any]) -> None:
+        self.path = folder / MANIFEST
+        self.records: list[dict[str, Any]] = []
+        self._lines = LineWriter()
+        header = self._lines.line({"record": "matrix", "schema": MATRIX_SCHEMA, "spec": spec})
+        there = self.path.read_bytes() if self.path.exists() else b""
+        begun = header.startswith(there)  # a matrix that was killed while it wrote the first line
+        if not begun:
+            lines = list(_lines(self.path))
+            _check_same(folder, lines[0], spec)
+            self.records = [line for line in lines[1:] if _is_launch(line)]
+            self._lines = LineWriter.going_on(self.path)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
+        if begun:
+            self._write(header[len(there) :])
+        elif not there.endswith(b"\n"):
+            self._write(b"\n")  # what was cut off stays a line of its own
+
+    def there(self) -> bool:
+        """Whether the open file is still the one of that name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            return False
+
+    def append(self, record: dict[str, Any]) -> None:
+        """One launch. Raises TorchcollError when the disk refuses it."""
+        self._write(self._lines.line({"record": "launch", **record}))
+
+    def _write(self, text: bytes) -> None:
+        rest = memoryview(text)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise TorchcollError(
+                str(self.path),
+                error.strerror,
+                "a disk that takes the next line",
+                "Make room, then start the same matrix again.",
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _is_launch(line: dict[str, Any]) -> bool:
+    """Whether it is a launch as torchcoll writes it; one that was edited by hand runs again."""
+    kinds = {"cell": str, "launch": int, "status": str, "reason": str}
+    return (
+        line.get("record") == "launch"
+        and all(isinstance(line.get(name), kind) for name, kind in kinds.items())
+        and isinstance(line.get("file"), (str, type(None)))
+        and _is_seconds(line.get("seconds"))
+    )
+
+
+def _is_seconds(value: object) -> bool:
+    return value is None or (type(value) in (int, float) and 0 <= value < 1e9)  # type: ignore[operator]
+
+
+def is_plan(spec: Any) -> bool:
+    """Whether the command is a list of words, and each cell has a name and its settings."""
+    if not isinstance(spec, dict):
+        return False
+    command, cells = spec.get("command"), spec.get("cells")
+    return (
+        isinstance(command, list)
+        and all(isinstance(word, str) for word in command)
+        and isinstance(cells, list)
+        and all(isinstance(cell, dict) and isinstance(cell.get("name"), str) for cell in cells)
+    )
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a manifest without those that cannot be read; the first must be its header."""
+    for number, record in enumerate(read_objects(path, "manifest")):
+        ours = record.get("schema") == MATRIX_SCHEMA and is_plan(record.get("spec"))
+        if number == 0 and not ours:
+            action = "Name another folder with -o, or remove the file where it is of no use."
+            raise UnreadableError("manifest", path, f"one of {MATRIX_SCHEMA}", action)
+        yield record
+
+
+def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Raises UsageError naming what differs. More or fewer launches are no difference."""
+    earlier = header["spec"]
+    for name, own, theirs in _differences(spec, earlier):
+        raise UsageError(
+            f"{name} of {folder}",
+            own,
+            f"{theirs}, as it was begun with",
+            "Start with the same again, or name another folder with -o.",
+        )
+
+
+def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    mine, others = own["command"], theirs["command"]
+    if mine != others:
+        pairs = itertools.zip_longest(mine, others)
+        place = next(n for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        # Both as a whole would be cut before they differ.
+        near = slice(max(0, place - 1), place + 2)
+        yield "command", " ".join(mine[near]) or "less", " ".join(others[near]) or "less"
+    if own["seed"] != theirs.get("seed"):
+        yield "seed", str(own["seed"]), str(theirs.get("seed"))
+    cells = {cell["name"]: cell for cell in own["cells"]}
+    earlier = {cell["name"]: cell for cell in theirs["cells"]}
+    more = [name for name in cells if name not in earlier]
+    fewer = [name for name in earlier if name not in cells]
+    if more or fewer:
+        told = (("added", more), ("missing", fewer))
+        words = [f"{', '.join(names)} {how}" for how, names in told if names]
+        yield "cells", " and ".join(words), f"{len(earlier)} cells"
+    for name, cell in cells.items():
+        if name in earlier and cell != earlier[name]:
+            yield f"cell {name}", _told(cell), _told(earlier[name])
+
+
+def _told(cell: dict[str, Any]) -> str:
+    parts = [cell.get(name) for name in ("axes", "variables")]
+    settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
+    words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
+    arguments = cell.get("arguments")
+    return " ".join([*words, *map(str, arguments if isinstance(arguments, list) else ())])
+
+
+# -------------------------------------------------------------------------------------------------
+# The folder of a matrix: who works in it, and what of it counts.
+#
+# ::
+#
+#     manifest.jsonl           what was asked, and the launches that ended
+#     <cell>-<launch>.jsonl    the result files that count
+#     aside/                   files of launches that do not: killed, failed, of another setting
+#     logs/                    what each launch wrote to stdout and stderr
+
+_LOCK, _ASIDE, _LOGS = ".lock", "aside", "logs"
+
+
+class Folder:
+    """A context: the lock is held inside. Raises UsageError where DIR cannot be had."""
+
+    def __init__(self, path: Path, spec: dict[str, Any]) -> None:
+        self.path = path
+        self._last: dict[Any, dict[str, Any]] = {}
+        self._attempts: Counter[Any] = Counter()
+        self._unavailable: set[Any] = set()
+        try:
+            for each in (path, path / _ASIDE, path / _LOGS):
+                _make(each, path)
+            self._lock = _locked(path / _LOCK)
+            try:
+                self.manifest = Manifest(path, spec)
+                for record in self.manifest.records:
+                    self._note(record)
+            except BaseException:
+                self._lock.close()
+                raise
+        except OSError as error:
+            raise UsageError(
+                "output", path, f"a folder that can be written ({error.strerror})"
+            ) from None
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.manifest.close()
+        self._lock.close()
+
+    @property
+    def mark(self) -> str:
+        """Begins the marks of all launches of this folder."""
+        return f"{os.path.realpath(self.path)}//"
+
+    def result(self, job: PlannedLaunch) -> Path:
+        return self.path / f"{job.stem}.jsonl"
+
+    def log(self, job: PlannedLaunch) -> Path:
+        return self.path / _LOGS / f"{job.stem}.log"
+
+    def add(self, record: dict[str, Any]) -> None:
+        """A launch that has ended. Raises TorchcollError when the disk refuses its line, or when
+        there is no such folder any more.
+        """
+        self._check_there()
+        self.manifest.append(record)
+        self._note(record)
+
+    def _note(self, record: dict[str, Any]) -> None:
+        key = record.get("cell"), record.get("launch")
+        self._last[key] = record
+        self._attempts[key] += 1
+        if record.get("status") == "unavailable":
+            self._unavailable.add(record.get("cell"))
+
+    def _check_there(self) -> None:
+        """What is written to a manifest that somebody removed is on disk nowhere."""
+        if not self.manifest.there():
+            raise TorchcollError(
+                f"folder {self.path}",
+                "removed or replaced while its matrix ran",
+                "one that stays",
+                "Start the matrix again.",
+            )
+
+    def attempts(self, job: PlannedLaunch) -> int:
+        return self._attempts[job.key]
+
+    def last(self, job: PlannedLaunch) -> dict[str, Any] | None:
+        """The latest attempt at this launch."""
+        return self._last.get(job.key)
+
+    def done(self, job: PlannedLaunch) -> bool:
+        """Whether it has a file that counts."""
+        last = self.last(job)
+        return bool(last and last.get("file")) and self.result(job).exists()
+
+    def unavailable(self, job: PlannedLaunch) -> bool:
+        """Whether a launch of its cell found that this machine lacks what it forces."""
+        return job.cell.name in self._unavailable
+
+    def set_aside(self, job: PlannedLaunch) -> str | None:
+        """Move a result file, and what lies beside it under its name (--library-log), to where no
+        reader looks. Its path there, from the folder. Raises TorchcollError as ``add`` does.
+        """
+        self._check_there()
+        name, number = self.result(job).name, 1
+        found = [path for path in self.path.iterdir() if path.name.startswith(name)]
+        aside = self.path / _ASIDE
+        while any(aside.glob(f"{glob.escape(job.stem)}.{number}.jsonl*")):
+            number += 1
+        target = f"{job.stem}.{number}.jsonl"
+        for path in found:
+            path.rename(aside / f"{target}{path.name.removeprefix(name)}")
+        return f"{_ASIDE}/{target}" if found else None
+
+
+def _make(folder: Path, matrix: Path) -> None:
+    if folder == matrix and folder.is_dir():
+        names = {path.name for path in folder.iterdir() if path.name[0] != "."}
+        strange = names - {_ASIDE, _LOGS}  # these come before the manifest
+        if strange and MANIFEST not in names:
+            raise UsageError(
+                "output",
+                f"{folder}, which holds {sorted(strange)[0]}",
+                "a new or empty folder, or that of the same matrix",
+            )
+    folder.mkdir(parents=folder == matrix, exist_ok=True)
+
+
+def _locked(path: Path) -> Any:
+    """The open lock file, which names its holder. The system lets it go with the process."""
+    file = open(path, "a+")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return file  # a file system without locks
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UsageError(
+            "output",
+            f"{path.parent}, in which {holder} works",
+            "one matrix at a time in a folder",
+            "Wait for it, or end it.",
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    return file
+
+
+def read_log(path: Path, start: int, nbytes: int = 4096) -> str:
+    """The end of what was written to a log behind ``start``."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - nbytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def log_nbytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise TorchcollError(f"log {path}", error.strerror) from None

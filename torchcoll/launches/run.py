@@ -1,0 +1,400 @@
+"""Running a matrix: every launch that is missing, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from torchcoll.core.errors import TorchcollError
+from torchcoll.core.variables import (
+    MASK,
+    masked,
+    masked_labels,
+    masked_value,
+    masked_variables,
+    masked_words,
+)
+from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.launches.folder import Folder, log_nbytes, read_log
+from torchcoll.launches.obeyed import Recorded, check, unverified
+from torchcoll.libraries.nccl import algorithms as nccl
+
+# -------------------------------------------------------------------------------------------------
+# Starting a launch and ending it with everything that it started.
+
+# In the environment of all processes of a launch. Launchers put ranks into sessions of their own
+# (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
+MARK = "TORCHCOLL_MATRIX"
+GRACE_S = 10.0  # from TERM to KILL: ranks write the end of their files, launchers end their ranks
+_LEFTOVER_S = 2.0  # after the launcher has gone: its daemons may still be leaving
+_TICK_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """``exit_code`` is -n after signal n; None where the program could not be started (``why``)."""
+
+    exit_code: int | None
+    seconds: float
+    timed_out: bool = False
+    why: str = ""
+
+
+def launch(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    mark: str,
+    log: Path,
+    timeout_s: float | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Run a launch to its end, output to the end of ``log``; ``tick`` is called each second.
+
+    Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
+    one while it ends kills at once.
+    """
+    began = time.monotonic()
+    with open(log, "ab") as output:
+        try:
+            process = subprocess.Popen(
+                words,
+                env={**environ, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Ended(None, 0.0, why=f"{words[0]}: {error.strerror}")
+    timed_out = False
+    try:
+        while True:
+            elapsed = time.monotonic() - began
+            left = _TICK_S if timeout_s is None else min(_TICK_S, timeout_s - elapsed)
+            try:
+                process.wait(max(0.0, left))
+                break
+            except subprocess.TimeoutExpired:
+                if timeout_s is not None and time.monotonic() - began >= timeout_s:
+                    timed_out = True
+                    break
+                tick()
+    except BaseException:
+        _end(process, mark)
+        raise
+    seconds = time.monotonic() - began
+    if timed_out:
+        _end(process, mark)
+    else:
+        end_leftovers(mark, _LEFTOVER_S)
+    return Ended(process.returncode, seconds, timed_out)
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        end_leftovers(mark, 0.0)
+        process.wait()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def end_orphans(mark: str) -> int:
+    """End what a matrix that was killed has left running; how many processes that were."""
+    found = marked(mark)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    end_leftovers(mark, GRACE_S)
+    return len(found)
+
+
+def end_leftovers(mark: str, grace_s: float) -> None:
+    """Kill what still runs with this mark once ``grace_s`` is over.
+
+    Those of other hosts are the launcher's. Without /proc nothing is found.
+    """
+    deadline = time.monotonic() + grace_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with this mark; one that ends with // stands for all that begin with it."""
+    entry = f"{MARK}={mark}".encode()
+    several = mark.endswith("//")
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # another's, or gone
+            with open(f"/proc/{name}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+            if any(v == entry or (several and v.startswith(entry)) for v in variables):
+                found.append(int(name))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+
+_LAST_LINES = 20
+_ERROR = "torchcoll: error: "
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None: ...
+    def began(self, job: PlannedLaunch) -> None: ...
+    def tick(self) -> None: ...
+    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None: ...
+    def skipped(self) -> None: ...
+
+
+def pending(plan: LaunchPlan, folder: Folder) -> list[PlannedLaunch]:
+    """The launches that have no file that counts, in order."""
+    return [job for job in plan.jobs() if not (folder.done(job) or folder.unavailable(job))]
+
+
+def run(
+    plan: LaunchPlan,
+    folder: Folder,
+    recorded: Recorded,
+    watcher: Watcher,
+    timeout_s: float | None = None,
+) -> int | None:
+    """Launch what is missing; the number of the signal that stopped it, else None.
+
+    recorded: what result files keep of variables. timeout_s: of one launch. Raises TorchcollError
+    where the disk refuses the manifest.
+    """
+    with _Signals() as signals:
+        orphans = end_orphans(folder.mark)
+        if orphans:
+            watcher.note(f"ended {orphans} processes of a launch whose matrix was killed")
+        todo = pending(plan, folder)
+        for job in todo:
+            if moved := folder.set_aside(job):
+                watcher.note(f"{job.stem}: its matrix was killed; what it wrote is {moved}")
+        for job in todo:
+            if signals.number is not None:
+                break
+            if folder.unavailable(job):
+                watcher.skipped()
+                continue
+            watcher.began(job)
+            record = _one(plan, folder, job, recorded, signals, watcher, timeout_s)
+            folder.add(record)
+            watcher.ended(job, record)
+        return signals.number
+
+
+def _one(
+    plan: LaunchPlan,
+    folder: Folder,
+    job: PlannedLaunch,
+    recorded: Recorded,
+    signals: _Signals,
+    watcher: Watcher,
+    timeout_s: float | None,
+) -> dict[str, Any]:
+    """Launch a job; its line of the manifest."""
+    path, log = folder.result(job), folder.log(job)
+    words = plan.words(job, path, labels_of(job, recorded))
+    start, utc = log_nbytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    variables = plan.environment(job.cell, os.environ)
+    ended = None
+    try:
+        with signals.raising():
+            ended = launch(words, variables, folder.mark + job.stem, log, timeout_s, watcher.tick)
+    except _Stopped:
+        pass
+    except OSError as error:
+        raise TorchcollError(f"log {log}", error.strerror) from None
+    output = read_log(log, start)
+    status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
+    aside = None if usable else folder.set_aside(job)
+    last = "\n".join(output.splitlines()[-_LAST_LINES:])
+    return {
+        "cell": job.cell.name,
+        "launch": job.launch,
+        "attempt": folder.attempts(job) + 1,
+        "axes": masked_labels(job.cell.axes),
+        "variables": masked_variables(job.cell.variables),
+        "command": masked_words(words),
+        "start_utc": utc,
+        "exit_code": ended.exit_code if ended else None,
+        "seconds": round(ended.seconds, 3) if ended else None,
+        "status": status,
+        "reason": _without_secrets(reason, job, words),
+        "file": path.name if usable else None,
+        "aside": aside,
+        "log": str(log.relative_to(folder.path)),
+        "output": "" if status == "ok" else _without_secrets(last, job, words),
+        "library": library,
+    }
+
+
+def _without_secrets(text: str, job: PlannedLaunch, words: Sequence[str]) -> str:
+    """What a launch said, without what it was given as a secret."""
+    given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
+    for word, shown in zip(words, masked_words(words), strict=True):
+        if shown != word:
+            given += [word, word.rpartition("=")[2] if shown.endswith(f"={MASK}") else word]
+    for secret in sorted(given, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return "\n".join(map(masked, text.split("\n")))
+
+
+def labels_of(job: PlannedLaunch, recorded: Recorded) -> dict[str, str]:
+    """The axes; and variables that result files do not keep, or a file would not tell its own."""
+    labels = masked_labels(job.cell.axes)
+    for name in unverified(job.cell, recorded):
+        if (value := job.cell.variables[name]) is not None:
+            labels[name] = masked_value(name, value)
+    return labels
+
+
+def _judged(
+    ended: Ended | None,
+    folder: Folder,
+    job: PlannedLaunch,
+    output: str,
+    recorded: Recorded,
+    timeout_s: float | None,
+) -> tuple[str, str, str | None, bool]:
+    """(status, reason, library, whether the file counts) of a launch."""
+    if ended is None:
+        return "interrupted", "", None, False
+    if ended.timed_out:
+        return "timeout", f"ended after --cell-timeout {timeout_s:g} s", None, False
+    if ended.exit_code is None:
+        return "failed", ended.why, None, False
+    found = check(folder.result(job), job, recorded)
+    if found.unavailable or (not found.usable and nccl.UNAVAILABLE in output):
+        return "unavailable", "NCCL has not got it on this machine", None, False
+    code = _code_text(ended.exit_code)
+    if not found.usable:
+        if not ended.exit_code or found.complete:
+            return "failed", found.reason, None, False
+        # What a launch said last tells more than that its file has no end.
+        return "failed", f"{code}: {_last_error(output) or found.reason}", None, False
+    if found.reason:
+        return "failed", found.reason, found.library, True
+    if ended.exit_code:
+        return "failed", f"{code} although all its cases are ok", found.library, True
+    return "ok", "", found.library, True
+
+
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception): ")
+
+
+def _code_text(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _last_error(output: str) -> str:
+    """The last error line of torchcoll, else of Python's, else the last line that has words.
+
+    torchrun's own last lines are about tracebacks in general, its error is that a child failed.
+    """
+    lines = [line.strip() for line in output.splitlines() if any(map(str.isalpha, line))]
+    ours = [line.partition(_ERROR)[2] for line in lines if _ERROR in line]
+    theirs = [line for line in lines if _EXCEPTION.search(line) and "ChildFailed" not in line]
+    return next(iter((ours or theirs or lines)[-1:]), "").rstrip(' "')
+
+
+# -- signals ---------------------------------------------------------------------------------
+
+
+class _Stopped(BaseException):
+    """A signal asks to stop."""
+
+
+class _Signals:
+    """A signal ends the launch that is running, and then the matrix; never half a line.
+
+    ``number``: of the first one that came.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self._raising = False
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number if self.number is None else self.number
+        if self._raising:
+            raise _Stopped
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        if self.number is not None:
+            raise _Stopped
+        self._raising = True
+        try:
+            yield
+        finally:
+            self._raising = False
+
+
+# -- the summary -----------------------------------------------------------------------------
+
+
+def summary(plan: LaunchPlan, folder: Folder) -> list[dict[str, Any]]:
+    """One object a cell: how its launches ended, by their last attempts; seconds is the median of
+    those that are ok; reason is the last one of those that are not.
+    """
+    rows = []
+    for cell in plan.cells:
+        jobs = [PlannedLaunch(cell, launch) for launch in range(1, plan.launches + 1)]
+        last = [record for job in jobs if (record := folder.last(job)) is not None]
+        counts = Counter(str(record["status"]) for record in last)
+        seconds = [
+            r["seconds"] for r in last if r["status"] == "ok" and r.get("seconds") is not None
+        ]
+        reasons = [r["reason"] for r in last if r["status"] != "ok" and r["reason"]]
+        rows.append(
+            {
+                "cell": cell.name,
+                "launches": plan.launches,
+                **{name: counts[name] for name in ("ok", "failed", "timeout", "unavailable")},
+                "seconds": statistics.median(seconds) if seconds else None,
+                "reason": reasons[-1] if reasons else "",
+            }
+        )
+    return rows

@@ -1,0 +1,70 @@
+"""``torchcoll log``: what NCCL, RCCL and oneCCL say of themselves, in logs and in XML."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from torchcoll.core.errors import ExitCode, UnreadableError, tell
+
+if TYPE_CHECKING:
+    from torchcoll.libraries.dumps import Dump
+
+
+def log_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="logs of NCCL, RCCL or oneCCL, also .gz; a folder is all of its files; several "
+        "processes and jobs may be in one file, or a job in several. And the XML of "
+        "NCCL_TOPO_DUMP_FILE and NCCL_GRAPH_DUMP_FILE",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_log(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.libraries.dumps import read_dump
+    from torchcoll.libraries.job_logs import file_rows, files_of, job_log, jobs_of, read_log
+    from torchcoll.libraries.nccl.topology import is_dump
+    from torchcoll.libraries.show import show_logs
+    from torchcoll.report.formats import FORMATS, choice
+
+    choice(options.format, "format", FORMATS)
+    readers, dumps, code = [], [], ExitCode.OK
+    for path in files_of(options.files):
+        try:
+            if is_dump(path):
+                dump, problems = read_dump(path)
+                dump.facts["fabrics"] = _fabrics(dump)
+                dumps.append(dump)
+            else:
+                reader, problems = read_log(path)
+                readers.append(reader)
+        except UnreadableError as error:  # the others are worth reading
+            tell(error.line())
+            code = ExitCode.UNREADABLE
+            continue
+        for problem in problems:
+            tell(f"torchcoll: warning: {problem}")
+    if readers or dumps:
+        jobs = [job_log(job) for job in jobs_of(readers)]
+        show_logs(jobs, file_rows(readers), options.format, dumps=dumps)
+    return code
+
+
+def _fabrics(dump: Dump) -> list[str]:
+    """The fabrics of the package that have these links; a name of a GPU is not in the file."""
+    from torchcoll.verdict.rules import guessable
+
+    return [f.name for f in guessable({}) if dump.is_of(f.nvlinks, f.to_switch, f.devices)]
+
+
+COMMANDS = {
+    "log": (
+        "what NCCL, RCCL and oneCCL say of themselves: logs, topology and graph files",
+        log_arguments,
+        run_log,
+    ),
+}

@@ -1,0 +1,311 @@
+"""What a job's logs come to: facts and tables of it, as plain values."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.bounds import MOST_TEXT
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.jsonl import lines_of
+from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import masked_value
+from torchcoll.libraries.calls import LoggedCall, ranges
+from torchcoll.libraries.nccl import jobs as nccl_jobs
+from torchcoll.libraries.nccl import log as nccl
+from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
+from torchcoll.libraries.oneccl import log as oneccl
+
+# -------------------------------------------------------------------------------------------------
+# Logs of communication libraries, of whatever library: found by their lines.
+
+LogReader = nccl.NcclLogReader | oneccl.OneCclLogReader
+Job = nccl_jobs.NcclJob | oneccl.OneCclJob
+
+_NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
+_ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
+
+_BESIDE = ".jsonl.logs"
+_WRITES = "A run with --library-log writes such a log."
+
+
+def files_of(paths: Iterable[str]) -> list[str]:
+    """The files that are named, and those in folders that are: rank2.log before rank10.log.
+
+    In a folder of results (of a matrix too) these are what --library-log wrote beside each:
+    ``x.jsonl.logs``; no result is a log.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            found.append(path)
+            continue
+        entries = sorted(os.scandir(path), key=_by_number)
+        beside = [e for e in entries if e.is_dir() and e.name.endswith(_BESIDE)]
+        inside = [e for folder in beside for e in sorted(os.scandir(folder), key=_by_number)]
+        inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
+        inside = [entry for entry in inside if entry.is_file()]
+        found += [entry.path for entry in inside]
+        if not inside:
+            raise UnreadableError("log", path, "a file, or a folder with logs", _WRITES)
+    return list(dict.fromkeys(found))
+
+
+def _by_number(entry: os.DirEntry[str]) -> tuple[int, str]:
+    return len(entry.name), entry.name
+
+
+def _is_result(name: str) -> bool:
+    return name.endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_log(path: str) -> tuple[LogReader, list[str]]:
+    """The log in a file (.gz too), and what was wrong with the file itself.
+
+    Raises UnreadableError for a file that cannot be read or has no line of NCCL, RCCL or oneCCL.
+    """
+    problems: list[str] = []
+    reader = _reader(path)
+    reader.read(lines_of(Path(path), problems, "log", MOST_TEXT))
+    return reader, problems
+
+
+def _reader(path: str) -> LogReader:
+    for line in lines_of(Path(path), [], "log", MOST_TEXT):
+        if _NCCL.search(line):
+            return nccl.NcclLogReader(path)
+        if _ONECCL.search(line):
+            return oneccl.OneCclLogReader(path)
+    raise UnreadableError(
+        "log",
+        path,
+        "lines of NCCL, RCCL or oneCCL",
+        _WRITES,
+    )
+
+
+def jobs_of(readers: Sequence[LogReader]) -> list[Job]:
+    """The jobs of these files, of each library."""
+    return [
+        *nccl_jobs.jobs([reader for reader in readers if isinstance(reader, nccl.NcclLogReader)]),
+        *oneccl.jobs([reader for reader in readers if isinstance(reader, oneccl.OneCclLogReader)]),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+# How the lines of a file count: see libraries/calls.py, Tally.
+KINDS = ("understood", "known", "cut", "unknown", "other")
+
+
+@dataclass
+class JobLog:
+    """facts: name -> value. tables: name -> rows, of which all have the same names; no table is
+    empty. variables: those that are set or changed -> value. warnings: text -> how often.
+    """
+
+    facts: dict[str, Any]
+    variables: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    warnings: Counter[str] = field(default_factory=Counter)
+    files: list[str] = field(default_factory=list)
+
+
+def job_log(job: Job) -> JobLog:
+    """The facts and tables of one job."""
+    told = _of_nccl(job) if isinstance(job, NcclJob) else _of_oneccl(job)
+    told.facts = {name: value for name, value in told.facts.items() if value not in (None, "", [])}
+    told.tables = {name: rows for name, rows in told.tables.items() if rows}
+    return told
+
+
+def file_rows(readers: Sequence[LogReader]) -> list[Row]:
+    """Of each file how many lines were understood, and some that were not."""
+    return [
+        {
+            "file": reader.file,
+            "lines": reader.tally.lines,
+            **{kind: reader.tally.counts[kind] for kind in KINDS},
+            "examples": [{"line": n, "text": text} for n, text in reader.tally.examples],
+        }
+        for reader in readers
+    ]
+
+
+def _of_nccl(job: NcclJob) -> JobLog:
+    processes = job.processes
+    numbered = list(enumerate(job.communicators))
+    facts = {
+        "library": "RCCL" if any(p.library == "RCCL" for p in processes) else "NCCL",
+        "version": _values(p.version for p in processes) or job.version,
+        "git": _values(p.git for p in processes),
+        "cuda_driver": _values(p.driver for p in processes),
+        "processes": len(processes),
+        "hosts": job.hosts,
+        "ranks": max((group.nranks or 0 for group in job.communicators), default=0) or None,
+        "network": _values(p.network for p in processes),
+        "tuner": _values(p.tuner for p in processes),
+        "nvls_multicast": _values(p.nvls for p in processes),
+    }
+    tables = {
+        "communicators": [_communicator(n, g) for n, g in numbered if g.nranks is not None],
+        "rings": [row for n, g in numbered for row in _rings(n, g)],
+        "trees": [row for n, g in numbered for row in _trees(n, g)],
+        "graphs": [{"communicator": n, **g._asdict()} for n, c in numbered for g in c.graphs],
+        "transports": [
+            {"kind": kind, "connections": count, "pairs": len(job.pairs(kind)) or None}
+            for kind, count in sorted(job.transports.items())
+        ],
+        "tuning": [
+            {"communicator": n, **cell._asdict()}
+            for n, g in numbered
+            for cell in g.tuning
+            if cell.algbw_gbps
+        ],
+        "choices": _choices(job.calls),
+    }
+    variables: dict[str, dict[str, None]] = {}
+    for process in processes:
+        for name, value in process.variables.items():
+            variables.setdefault(name, {})[value] = None
+    named = {
+        name: masked_value(name, " or ".join(values)) for name, values in sorted(variables.items())
+    }
+    return JobLog(facts, named, tables, job.warnings, job.files)
+
+
+def _values(texts: Iterable[str]) -> str:
+    return " or ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _communicator(number: int, group: NcclCommunicator) -> Row:
+    slowest, bootstraps = group.slowest, [m.bootstrap for m in group.members if m.bootstrap]
+    parts = dict(slowest.timings) if slowest else {}
+    total = parts.pop("total", None)
+    # Without the last part the line was cut, and a larger one may have followed.
+    largest = max(parts, key=lambda name: parts[name]) if "rest" in parts else None
+    channels: Counter[str] = Counter()
+    for member in group.members:
+        channels |= Counter(member.channels)
+    return {
+        "communicator": number,
+        "made_by": _values(m.made_by for m in group.members) or None,
+        "ranks": group.nranks,
+        "ranks_seen": sum(m.rank is not None for m in group.members),
+        "nodes": group.nodes,
+        "init_s": total,
+        "slowest_rank": slowest.rank if slowest else None,
+        "largest_part": largest,
+        "largest_part_s": parts[largest] if largest else None,
+        "bootstrap_s": max((b["total"] for b in bootstraps if "total" in b), default=None),
+        "coll_channels": channels.get("coll"),
+        "nvls_channels": channels.get("nvls"),
+        "p2p_channels": channels.get("p2p"),
+        "nvls": any(m.nvls for m in group.members) or None,
+        "path_gbps": min((m.max_gbps for m in group.members if m.max_gbps), default=None),
+        "gpu_gbps": min((m.total_gbps for m in group.members if m.total_gbps), default=None),
+        "state": group.state,
+    }
+
+
+def _rings(number: int, group: NcclCommunicator) -> list[Row]:
+    """Each order of the ranks with its channels; of one rank there is none."""
+    orders: dict[tuple[int, ...], list[int]] = {}
+    for channel, order in sorted(group.rings.items()):
+        if len(order) > 1:
+            orders.setdefault(order, []).append(channel)
+    return [
+        {
+            "communicator": number,
+            "channels": format_ranges(channels),
+            "order": list(order),
+            "whole": group.nranks is None or len(order) == group.nranks,
+        }
+        for order, channels in orders.items()
+    ]
+
+
+def _trees(number: int, group: NcclCommunicator) -> list[Row]:
+    """Root and depth of each channel's tree, where the log has all ranks of it."""
+    found: dict[tuple[int, int], list[int]] = {}
+    ups: dict[int, dict[int, int]] = {}
+    for member in group.members:
+        for channel, up in member.up.items():
+            if member.rank is not None:
+                ups.setdefault(channel, {})[member.rank] = up
+    for channel, above in sorted(ups.items()):
+        depth, root = _depth(above)
+        if depth and len(above) == group.nranks and len(above) > 1:
+            found.setdefault((root, depth), []).append(channel)
+    return [
+        {"communicator": number, "channels": format_ranges(channels), "root": root, "depth": depth}
+        for (root, depth), channels in found.items()
+    ]
+
+
+def _depth(above: dict[int, int]) -> tuple[int, int]:
+    """(edges from the deepest rank to the root, root); (0, -1) where it is no one tree."""
+    roots = [rank for rank, up in above.items() if up == -1]
+    if len(roots) != 1:
+        return 0, -1
+    deepest = 0
+    for rank in above:
+        steps = 0
+        while above.get(rank, -1) != -1 and steps <= len(above):
+            rank, steps = above[rank], steps + 1
+        if rank != roots[0]:
+            return 0, -1
+        deepest = max(deepest, steps)
+    return deepest, roots[0]
+
+
+def _of_oneccl(job: oneccl.OneCclJob) -> JobLog:
+    facts = {
+        "library": "oneCCL",
+        "version": job.first("version"),
+        "libfabric": job.first("libfabric"),
+        "processes": job.whole,
+        "threads": job.threads if job.threads and job.threads != job.whole else None,
+        "ranks": job.size,
+        "transport": job.first("transport"),
+        "provider": job.first("provider"),
+        "launcher": job.first("launcher"),
+    }
+    changed: dict[str, tuple[dict[str, None], str]] = {}
+    for process in job.processes:
+        for name, (value, default) in process.changed.items():
+            changed.setdefault(name, ({}, default))[0][value] = None
+    # A rank's own number is no setting.
+    variables = {
+        name: f"{masked_value(name, ' or '.join(values))} (default {default})"
+        for name, (values, default) in sorted(changed.items())
+        if name not in ("CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")
+    }
+    tables = {
+        "selection": [line._asdict() for line in job.selection],
+        "choices": _choices(job.calls),
+    }
+    return JobLog(facts, variables, tables, job.warnings, job.files)
+
+
+def _choices(calls: Counter[LoggedCall]) -> list[Row]:
+    return [
+        {
+            "function": one.function or None,
+            "low": one.low,
+            "high": one.high,
+            "unit": one.unit,
+            "size_basis": one.basis or None,
+            "sizes": one.sizes,
+            "choice": list(one.labels),
+            "channels": list(one.channels) or None,
+            "calls": one.calls,
+        }
+        for one in ranges(calls)
+    ]

@@ -1,0 +1,31 @@
+"""``torchcoll doctor``: what this process can use, and known traps."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode
+
+
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one object with stable names")
+
+
+def run_doctor(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.machine.doctor import examine
+    from torchcoll.machine.show import show_doctor
+
+    report = examine()
+    if report is None:  # under a launcher rank 0 speaks
+        return ExitCode.OK
+    show_doctor(report, options.json)
+    return ExitCode.OK if report["usable"] else ExitCode.UNAVAILABLE
+
+
+COMMANDS = {
+    "doctor": (
+        "what this process can use: devices, backends, launchers, networks; and known traps",
+        doctor_arguments,
+        run_doctor,
+    ),
+}

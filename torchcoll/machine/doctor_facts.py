@@ -1,0 +1,615 @@
+"""What the doctor knows: everything is gathered once, here, and judged elsewhere.
+
+Each function takes its sources as arguments, so that tests give it small trees and plain objects.
+Nothing raises: what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UsageError
+from torchcoll.machine.launcher import BY_HAND, Launch, detect
+from torchcoll.machine.placement import (
+    cpu_numbers,
+    device_facts,
+    network_interfaces,
+    numa_nodes_of,
+    pci_facts,
+    rdma_devices,
+    text_in,
+)
+from torchcoll.machine.provenance import mapped_libraries
+
+# -------------------------------------------------------------------------------------------------
+# What torch and Intel's extensions say of themselves.
+
+BINDINGS = "oneccl_bindings_for_pytorch"
+IPEX = "intel_extension_for_pytorch"
+_IMPORT_LIMIT_S = 60  # IPEX took 6 to 18 s
+
+
+def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
+    """version; cuda, hip, xpu (what it was built with, or None); built (backend -> bool); devices
+    (kind -> a dict each); why (kind -> what torch says where it finds none); threads; nccl.
+    """
+    dist = torch.distributed
+    facts: dict[str, Any] = {
+        "version": str(torch.__version__),
+        **{name: getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu")},
+        "built": {},
+        "devices": {},
+        "why": {},
+        "threads": torch.get_num_threads(),
+        "nccl": _nccl(torch),
+    }
+    for name in ("gloo", "nccl", "xccl", "mpi", "ucc"):
+        ask = getattr(dist, f"is_{name}_available", None)
+        facts["built"][name] = bool(dist.is_available() and ask and ask())
+    for kind in ("cuda", "xpu"):
+        facts["devices"][kind], facts["why"][kind] = _devices(torch, kind, launch)
+    return facts
+
+
+def _nccl(torch: Any) -> str | None:
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except Exception:  # AttributeError on a CPU build, RuntimeError without the library
+        return None
+
+
+def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]], str]:
+    """The devices of one kind, and what went wrong with them."""
+    module = getattr(torch, kind, None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            count = module.device_count() if module and module.is_available() else 0
+        except Exception as error:
+            return [], _first_line(error)
+        # torch warns of a driver that is too old, and only says False.
+    text = next((_first_line(w.message) for w in said), "")
+    devices = []
+    for index in range(count):
+        facts = device_facts(torch, f"{kind}:{index}")
+        pci = pci_facts(facts["pci_id"]) if facts.get("pci_id") else {}
+        devices.append({"device": f"{kind}:{index}", **facts, **pci})
+    if devices:
+        mine = own_device(launch, devices)
+        mine["error"] = _exercise(torch, mine["device"])
+    return devices, text
+
+
+def own_device(launch: Launch, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """The device of this rank: by local rank; the only one where each rank sees its own alone."""
+    return devices[launch.local_rank % len(devices)]
+
+
+def _exercise(torch: Any, device: str) -> str:
+    """One sum on the device: a list of devices does not tell whether any works."""
+    try:
+        right = torch.ones(8, device=device).sum().item() == 8
+        return "" if right else "1 + 1 + ... is not right there"
+    except Exception as error:
+        return _first_line(error)
+
+
+def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str, Any]]:
+    """version and error of Intel's extensions, those installed alone. They are imported in a child:
+    that takes seconds, prints, and with a foreign torch dies with AttributeError.
+    """
+    found = {}
+    for name in (IPEX, BINDINGS):
+        try:
+            if find_spec(name) is None:
+                continue
+        except (ImportError, ValueError):
+            continue
+        found[name] = _imported(name, run)
+    return found
+
+
+def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, Any]:
+    program = (
+        f"import json, torch, {name} as module\n"
+        "ccl = torch.distributed.is_backend_available('ccl')\n"
+        "facts = {'version': getattr(module, '__version__', None), 'ccl': ccl, 'error': ''}\n"
+        "print('\\n' + json.dumps(facts))\n"
+    )
+    code, out, err = run([sys.executable, "-c", program], _IMPORT_LIMIT_S)
+    try:
+        return dict(json.loads(out.splitlines()[-1]))
+    except (ValueError, IndexError, TypeError):
+        lines = [line.strip() for line in err.splitlines() if line.strip()]
+        error = lines[-1] if lines else f"exit code {code}"
+        return {"version": _installed(name), "ccl": False, "error": error}
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# -------------------------------------------------------------------------------------------------
+
+# (arguments, time limit in seconds) -> (exit code, stdout, stderr)
+Run = Callable[[list[str], float], tuple[int, str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Plain data; see the function that gathers each for its keys."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    launch: Launch = field(default_factory=lambda: Launch("none"))
+    launch_error: str = ""
+    torch: dict[str, Any] = field(default_factory=dict)  # empty: cannot be imported
+    torch_error: str = ""
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)  # only what is installed
+    cpu: dict[str, Any] = field(default_factory=dict)
+    gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    interfaces: list[dict[str, Any]] = field(default_factory=list)
+    rdma: list[dict[str, Any]] = field(default_factory=list)
+    commands: dict[str, dict[str, Any]] = field(default_factory=dict)
+    mapped: list[dict[str, Any]] = field(default_factory=list)
+    # CPUs of each other rank of this host, by its local rank, as far as they could be seen.
+    neighbours: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def cores(self) -> int:
+        """That this process may use."""
+        return len(self.cpu.get("affinity", ())) or 1
+
+    @property
+    def affinities(self) -> list[set[int]]:
+        """Of the ranks of this host; empty where it is not known. torchrun does not pin: there they
+        all have this one's.
+        """
+        own, launch = set(self.cpu.get("affinity", ())), self.launch
+        other = own if launch.launcher in ("torchrun", BY_HAND) else set()
+        return [
+            own if rank == launch.local_rank else self.neighbours.get(rank, other)
+            for rank in range(launch.local_ranks)
+        ]
+
+    @property
+    def host_cores(self) -> int:
+        """That the ranks of this host may use together."""
+        return len(set().union(*self.affinities)) or 1
+
+    def devices(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.torch.get("devices", {}).get(kind, ()))
+
+    def built(self, backend: str) -> bool:
+        return bool(self.torch.get("built", {}).get(backend))
+
+
+def gather(launch: Launch, launch_error: str = "") -> Facts:
+    """All facts of this process and its host."""
+    found = neighbours(launch)  # before what takes seconds: the others do not stay for ever
+    torch, torch_error = import_torch()
+    about: dict[str, Any] = {}
+    if torch:
+        try:
+            about = torch_facts(torch, launch)
+        except Exception as error:  # a build that lacks what all builds have
+            torch_error = f"it does not answer: {type(error).__name__}: {error}"
+    return Facts(
+        environ=dict(os.environ),
+        launch=launch,
+        launch_error=launch_error,
+        torch=about,
+        torch_error=torch_error,
+        modules=module_facts(run),
+        cpu=cpu_facts(),
+        gpus=gpu_facts(),
+        limits=limits(),
+        interfaces=network_interfaces(),
+        rdma=rdma_devices(),
+        commands=command_facts(run),
+        mapped=mapped_libraries(torch),
+        neighbours=found,
+    )
+
+
+# The ranks of a host start within so long of each other, and stay so long for rank 0 to look.
+_MEET_S, _STAY_S = 2.0, 10.0
+
+
+def neighbours(launch: Launch, limit_s: float = _MEET_S) -> dict[int, set[int]]:
+    """CPUs of the other ranks of this host, children of the same launcher, by their local ranks;
+    ``wait_for_rank_0`` keeps them there.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = {other.local_rank: cpus for other, cpus in _siblings(launch)}
+        if len(found) >= launch.local_ranks - 1 or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def wait_for_rank_0(launch: Launch) -> None:
+    """Until rank 0 of this host has come and gone; where it does not come, no longer than it may
+    take to start.
+    """
+    began, seen = time.monotonic(), False
+    while time.monotonic() - began < (_STAY_S if seen else _MEET_S):
+        there = any(other.rank == 0 for other, _ in _siblings(launch))
+        if seen and not there:
+            return
+        seen = seen or there
+        time.sleep(0.1)
+
+
+def _siblings(launch: Launch, proc: str = "/proc") -> list[tuple[Launch, set[int]]]:
+    """(launch, CPUs) of the other ranks of this launch that have this process' parent."""
+    found = []
+    for pid in os.listdir(proc) if os.path.isdir(proc) else ():
+        if not pid.isdecimal() or int(pid) == os.getpid():
+            continue
+        status = text_in(f"{proc}/{pid}/status") or ""
+        words = dict(re.findall(r"^(PPid|Cpus_allowed_list):\s*(\S+)", status, re.M))
+        if words.get("PPid") != str(os.getppid()):
+            continue
+        pairs = (text_in(f"{proc}/{pid}/environ") or "").split("\0")
+        other, error = launch_facts(dict(pair.partition("=")[::2] for pair in pairs))
+        if not error and (other.launcher, other.ranks) == (launch.launcher, launch.ranks):
+            found.append((other, cpu_numbers(words.get("Cpus_allowed_list", ""))))
+    return found
+
+
+def import_torch() -> tuple[Any, str]:
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises anything: OSError, AttributeError
+        return None, f"{type(error).__name__}: {error}"
+    return torch, ""
+
+
+def launch_facts(environ: Mapping[str, str] | None = None) -> tuple[Launch, str]:
+    """The launch, or what is wrong with its variables."""
+    try:
+        return detect(environ), ""
+    except UsageError as error:
+        return Launch("unclear"), str(error)
+
+
+# -- commands --------------------------------------------------------------------------------
+
+# A child with these would take part in the job: under mpirun, importing oneCCL may call MPI_Init.
+_OF_LAUNCHERS = (
+    *("PMI_", "PMIX_", "MPI_", "OMPI_", "PALS_", "SLURM_", "HYDI_", "I_MPI_HYDRA"),
+    *("TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_"),
+)
+
+
+def run(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    """Run a command outside of the job that this process belongs to."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(_OF_LAUNCHERS)}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    try:
+        done = subprocess.run(command, timeout=timeout_s, env=env, errors="replace", **how)
+    except subprocess.TimeoutExpired:
+        return -1, "", f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        return -1, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def command_facts(run: Run, path: str | None = None) -> dict[str, dict[str, Any]]:
+    """path, version and error of each launcher's command that PATH holds."""
+    from shutil import which
+
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("torchrun", "srun", "mpirun", "mpiexec"):
+        place = which(name, path=path)
+        if place is None:
+            continue
+        found[name] = {"path": place, "version": "", "error": ""}
+        if name == "torchrun":  # asking it would import torch once more
+            found[name]["own"] = Path(place).parent == Path(sys.executable).parent
+        else:
+            code, out, err = run([place, "--version"], 10)
+            lines = [line.strip() for line in (out or err).splitlines() if line.strip()]
+            # 'HYDRA build details:' has its number on the next line.
+            text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+            found[name]["error" if code else "version"] = text or f"exit code {code}"
+    return found
+
+
+# -- the host --------------------------------------------------------------------------------
+
+
+def cpu_facts(proc: str = "/proc", sysfs: str = "/sys") -> dict[str, Any]:
+    """model, affinity, numa_nodes, virtual, steal (share of the time since boot that a hypervisor
+    gave to others), governor and its driver.
+    """
+    info = text_in(f"{proc}/cpuinfo") or ""
+    model = re.search(r"^model name\s*:\s*(.*)$", info, re.M)
+    flags = re.search(r"^flags\s*:\s*(.*)$", info, re.M)
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    cpufreq = Path(sysfs, f"devices/system/cpu/cpu{min(affinity, default=0)}/cpufreq")
+    return {
+        "model": model[1] if model else None,
+        "affinity": sorted(affinity) or list(range(os.cpu_count() or 1)),
+        "numa_nodes": numa_nodes_of(affinity, sysfs),
+        "virtual": "hypervisor" in flags[1].split() if flags else None,
+        "steal": _steal(text_in(f"{proc}/stat") or ""),
+        "governor": text_in(cpufreq / "scaling_governor"),
+        "driver": text_in(cpufreq / "scaling_driver"),
+    }
+
+
+def _steal(stat: str) -> float | None:
+    """proc(5): user nice system idle iowait irq softirq steal, in ticks."""
+    words = stat.split("\n", 1)[0].split()
+    if len(words) < 9 or words[0] != "cpu":
+        return None
+    ticks = [int(word) for word in words[1:9]]
+    busy = sum(ticks) - ticks[3] - ticks[4]
+    return ticks[7] / busy if busy else 0.0
+
+
+_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+# VGA, 3D and other display controllers; processing accelerators (AMD Instinct).
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+
+
+def gpu_facts(proc: str = "/proc", sysfs: str = "/sys", dev: str = "/dev") -> dict[str, Any]:
+    """Signs of GPUs that need no torch: vendor -> pci (how many on the bus), driver (version of
+    the kernel's), files (whether this process' /dev has what the vendor's runtime opens).
+    """
+    found: dict[str, dict[str, Any]] = {
+        name: {"pci": 0, "driver": None, "files": False} for name in ("NVIDIA", "AMD", "Intel")
+    }
+    for device in Path(sysfs, "bus/pci/devices").glob("*"):
+        vendor = _VENDORS.get(text_in(device / "vendor") or "")
+        if vendor and (text_in(device / "class") or "").startswith(_GPU_CLASSES):
+            found[vendor]["pci"] += 1
+    version = text_in(f"{proc}/driver/nvidia/version") or ""
+    number = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", version)
+    found["NVIDIA"]["driver"] = number[0] if number else None
+    modules = {"AMD": ("amdgpu",), "Intel": ("xe", "i915")}
+    for vendor, names in modules.items():
+        loaded = [n for n in names if Path(sysfs, "module", n).exists()]
+        if loaded:
+            version = text_in(Path(sysfs, "module", loaded[0], "version")) or ""
+            found[vendor]["driver"] = f"{loaded[0]} {version}".strip()
+    found["NVIDIA"]["files"] = Path(dev, "nvidiactl").exists() or Path(dev, "nvidia0").exists()
+    found["AMD"]["files"] = Path(dev, "kfd").exists()
+    found["Intel"]["files"] = any(Path(dev, "dri").glob("renderD*"))
+    return found
+
+
+_CAP_IPC_LOCK = 14  # linux/capability.h: the limit does not apply
+
+
+def limits(proc: str = "/proc", shm: str = "/dev/shm") -> dict[str, Any]:
+    """shm_nbytes (size of /dev/shm; 0: there is none), memlock_nbytes (None: unlimited)."""
+    try:
+        status = os.statvfs(shm)
+        shm_nbytes = status.f_blocks * status.f_frsize
+    except (OSError, AttributeError):
+        shm_nbytes = 0
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_in(f"{proc}/self/status") or "", re.M)
+    may_lock = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
+    words = re.search(r"^Max locked memory\s+(\S+)", text_in(f"{proc}/self/limits") or "", re.M)
+    limited = words is not None and words[1].isdigit() and not may_lock
+    memlock = int(words[1]) if words and limited else None
+    return {"shm_nbytes": shm_nbytes, "memlock_nbytes": memlock}
+
+
+# -------------------------------------------------------------------------------------------------
+# Which devices, backends, launchers and interfaces this process can use; if not, why, and what to
+# do about it.
+
+_XPU_INDEX = "https://download.pytorch.org/whl/xpu"  # XPU builds are not on PyPI
+
+
+@dataclass(frozen=True)
+class Usable:
+    """One thing to use. ``detail`` where it can be used, else ``reason`` and ``action``."""
+
+    name: str
+    usable: bool
+    detail: str = ""
+    reason: str = ""
+    action: str = ""
+
+
+def no(name: str, reason: str, action: str) -> Usable:
+    return Usable(name, False, "", reason, action)
+
+
+# -- devices ---------------------------------------------------------------------------------
+
+
+def devices(facts: Facts) -> list[Usable]:
+    cpu = [facts.cpu.get("model") or "CPU", f"{facts.cores} cores" if facts.cores > 1 else "1 core"]
+    cpu += ["virtual machine"] * bool(facts.cpu.get("virtual"))
+    if not facts.torch:
+        return [no("cpu", *no_torch(facts))]
+    return [Usable("cpu", True, ", ".join(cpu)), _device(facts, "cuda"), _device(facts, "xpu")]
+
+
+def no_torch(facts: Facts) -> tuple[str, str]:
+    error = facts.torch_error or "not installed"
+    missing = "No module named 'torch'" in error
+    action = "pip install torch" if missing else "install torch again: this one is broken"
+    return f"torch cannot be imported ({error})", action
+
+
+def _device(facts: Facts, kind: str) -> Usable:
+    found = facts.devices(kind)
+    if not found:
+        return no(kind, *(_why_no_cuda(facts) if kind == "cuda" else _why_no_xpu(facts)))
+    broken = next((d for d in found if d.get("error")), None)
+    if broken:
+        reason = f"{broken['device']} fails at a sum: {broken['error']}"
+        return no(kind, reason, "see what the driver's tool says (nvidia-smi, rocm-smi, xpu-smi)")
+    names = dict.fromkeys(str(d.get("device_name")) for d in found)
+    text = f"{len(found)} x {', '.join(names)}"
+    return Usable(kind, True, f"{text}, through ROCm" if facts.torch.get("hip") else text)
+
+
+def _why_no_cuda(facts: Facts) -> tuple[str, str]:
+    torch, nvidia, amd = facts.torch, facts.gpus.get("NVIDIA", {}), facts.gpus.get("AMD", {})
+    version = torch["version"]
+    if not torch.get("cuda") and not torch.get("hip"):
+        if nvidia.get("driver") or nvidia.get("files"):
+            action = "pip install torch (on Linux PyPI's has CUDA), or take pytorch.org's selector"
+            return f"this torch {version} has no CUDA, but the host has an NVIDIA GPU", action
+        if amd.get("files"):
+            action = "install a ROCm build of torch (pytorch.org's selector)"
+            return f"this torch {version} has no ROCm, but the host has an AMD GPU", action
+        return (
+            f"this torch {version} has neither CUDA nor ROCm",
+            "nothing, as no such GPU was found",
+        )
+    hidden = hiding(facts)
+    if hidden:
+        return f"{hidden} hides all devices", f"unset {hidden.split('=')[0]}"
+    vendor = "AMD" if torch.get("hip") else "NVIDIA"
+    reason = _no_driver(facts, vendor)
+    return reason or (
+        torch.get("why", {}).get("cuda") or "torch finds no device",
+        "see what nvidia-smi or rocm-smi says; the driver may be older than torch wants",
+    )
+
+
+def _no_driver(facts: Facts, vendor: str) -> tuple[str, str] | None:
+    gpu = facts.gpus.get(vendor, {})
+    if gpu.get("files"):
+        return None
+    if gpu.get("pci") or gpu.get("driver"):
+        options = {
+            "NVIDIA": "--gpus all",
+            "AMD": "--device /dev/kfd --device /dev/dri",
+            "Intel": "--device /dev/dri",
+        }
+        action = f"load the driver; start a container with {options[vendor]}"
+        return f"the host has {vendor} GPUs, but this process has no device files of theirs", action
+    return f"no {vendor} GPU on this host", "nothing, or ask the scheduler for one (--gpus, gres)"
+
+
+MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def hiding(facts: Facts) -> str | None:
+    """``CUDA_VISIBLE_DEVICES=''``: the variable that hides every GPU. CUDA stops reading the list
+    at the first index that does not exist, so -1 hides all.
+    """
+    for name in MASKS[: 3 if facts.torch.get("hip") else 1]:
+        value = facts.environ.get(name)
+        if value is not None and (not value.strip() or value.strip().startswith(("-1", "NoDev"))):
+            return f"{name}={value!r}"
+    return None
+
+
+def _why_no_xpu(facts: Facts) -> tuple[str, str]:
+    torch, intel = facts.torch, facts.gpus.get("Intel", {})
+    if not torch.get("xpu"):
+        reason = f"this torch {torch['version']} has no XPU"
+        if intel.get("files") and intel.get("pci"):
+            return (
+                f"{reason}, but the host has an Intel GPU",
+                f"pip install torch --index-url {_XPU_INDEX}",
+            )
+        return reason, "nothing, as no Intel GPU was found"
+    return _no_driver(facts, "Intel") or (
+        torch.get("why", {}).get("xpu") or "torch finds no device",
+        "see what xpu-smi discovery says; ZE_AFFINITY_MASK or ONEAPI_DEVICE_SELECTOR may hide all",
+    )
+
+
+# -- backends --------------------------------------------------------------------------------
+
+
+def backends(facts: Facts) -> list[Usable]:
+    """The known backends; of others only those that this torch was built with."""
+    if not facts.torch:
+        return [no("gloo", *no_torch(facts))]
+    found = [_gloo(facts), _usable_nccl(facts), _xccl(facts), _ccl(facts)]
+    for name in ("mpi", "ucc"):
+        if facts.built(name):
+            found.append(Usable(name, True, "built into this torch; nothing is promised of it"))
+    return found
+
+
+def _gloo(facts: Facts) -> Usable:
+    if facts.built("gloo"):
+        return Usable("gloo", True, f"cpu; part of torch {facts.torch['version']}")
+    return no("gloo", "this torch was built without it", "install another build of torch")
+
+
+def _usable_nccl(facts: Facts) -> Usable:
+    device = _device(facts, "cuda")
+    library = "RCCL" if facts.torch.get("hip") else "NCCL"
+    if not facts.built("nccl"):
+        action = device.action if not device.usable else "install another build of torch"
+        return no("nccl", f"this torch was built without {library}", action)
+    if not device.usable:
+        return no("nccl", f"no device: {device.reason}", device.action)
+    return Usable("nccl", True, f"cuda; {library} {nccl_version(facts)}".rstrip())
+
+
+def nccl_version(facts: Facts) -> str:
+    """Of the library in this process; where none is, of the one that torch asks."""
+    libraries = [m for m in facts.mapped if m["name"].startswith(("libnccl.", "librccl."))]
+    return next((m["version"] for m in libraries if m["version"]), facts.torch.get("nccl") or "")
+
+
+def _xccl(facts: Facts) -> Usable:
+    device = _device(facts, "xpu")
+    if not facts.built("xccl"):
+        if facts.torch.get("xpu"):
+            reason = f"this torch {facts.torch['version']} has XPU but not xccl"
+            return no("xccl", reason, f"torch 2.8 or newer from {_XPU_INDEX}, on Linux")
+        return no("xccl", "this torch was built without it", device.action)
+    if not device.usable:
+        return no("xccl", f"no device: {device.reason}", device.action)
+    return Usable("xccl", True, f"xpu; {_oneccl(facts)}")
+
+
+def _ccl(facts: Facts) -> Usable:
+    bindings = facts.modules.get(BINDINGS)
+    if bindings is None:
+        where = "xccl on Intel GPUs, or gloo" if not facts.built("xccl") else "xccl"
+        action = f"take {where}; Intel's own index has the bindings for torch up to 2.8 (README)"
+        return no("ccl", f"{BINDINGS} is not installed", action)
+    if bindings["error"] or not bindings["ccl"]:
+        why = bindings["error"] or "it registers no backend"
+        action = (
+            "install the bindings that were made for this torch, and source oneCCL's setvars.sh"
+        )
+        return no("ccl", f"{BINDINGS} cannot be imported ({why})", action)
+    kinds = "cpu, xpu" if facts.devices("xpu") else "cpu"
+    return Usable("ccl", True, f"{kinds}; {_oneccl(facts)}, bindings {bindings['version']}")
+
+
+def _oneccl(facts: Facts) -> str:
+    mapped = [m["version"] for m in facts.mapped if m["name"].startswith("libccl")]
+    return f"oneCCL {next(filter(None, mapped), '') or ''}".rstrip()
+
+
+def ccl_on_cpu(facts: Facts) -> bool:
+    return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name == "ccl")

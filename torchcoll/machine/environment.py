@@ -1,0 +1,171 @@
+"""What a number depends on: versions, host and variables, and how much memory is free."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from torchcoll.core.units import format_ranges
+from torchcoll.core.variables import kept_variables
+from torchcoll.machine.backends import BackendEntry, library_version
+from torchcoll.machine.devices import Device
+from torchcoll.machine.launcher import Launch
+
+# Of this launch: no information.
+_OF_LAUNCH = ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "NCCL_DEBUG_FILE")
+# Launchers number ranks in these: that they differ from rank to rank says nothing.
+_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PALS_", "PBS_")
+
+
+def variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a result file keeps (core/variables.py) of ``environ``, else of this process."""
+    kept = kept_variables(os.environ if environ is None else environ)
+    return {name: value for name, value in kept.items() if name not in _OF_LAUNCH}
+
+
+def utc_now() -> str:
+    """``2026-11-20T12:31:04+00:00``."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def hostname() -> str:
+    return socket.gethostname()
+
+
+def differences(theirs: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables of a rank that differ from rank 0's (None: not set there)."""
+    return {
+        name: theirs.get(name)
+        for name in sorted({*theirs, *known})
+        if theirs.get(name) != known.get(name) and not name.startswith(_LAUNCHERS)
+    }
+
+
+def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dict[str, Any]:
+    """Versions, host and variables of this process, as the file's header keeps them."""
+    from torchcoll import __version__
+
+    return {
+        "torchcoll": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "host": hostname(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "libraries": {e.name: library_version(torch, e, device) for e in entries},
+        "variables": variables(),
+    }
+
+
+def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:
+    """This rank's line of the ``ranks`` record.
+
+    Mapped libraries, NUMA nodes, PCI id and NICs come with an accelerator, and from the first rank
+    of each host: on CPUs the others need not load what finds them.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    facts: dict[str, Any] = {}
+    if device.kind != "cpu" or launch.local_rank == 0:
+        from torchcoll.machine.provenance import rank_facts
+
+        facts = rank_facts(torch, device.name, thorough=launch.local_rank == 0, cpus=cores)
+    return {
+        "rank": launch.rank,
+        "host": hostname(),
+        "pid": os.getpid(),
+        "local_rank": launch.local_rank,
+        "device": device.name,
+        "device_name": _cpu_model() if device.kind == "cpu" else None,
+        "affinity": format_ranges(cores),
+        **facts,
+    }
+
+
+def device_place(torch: Any, device: Device) -> str | None:
+    """What tells one device of a host from another: PCI id or UUID; None on the CPU."""
+    if device.kind == "cpu":
+        return None
+    from torchcoll.machine.placement import device_facts
+
+    facts = device_facts(torch, device.name)
+    return facts.get("pci_id") or facts.get("uuid")
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo") as info:
+            return next(
+                line.split(":")[1].strip() for line in info if line.startswith("model name")
+            )
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+# Tests put small files elsewhere.
+_PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
+
+
+def free_memory(device: Device) -> dict[str, Any]:
+    """Where the buffers of this rank live, and the bytes that are free there."""
+    free = device.free_nbytes()
+    if free is None:
+        return {"where": hostname(), "free": free_nbytes()}
+    return {"where": f"{device.name} of {hostname()}", "free": free}
+
+
+def free_nbytes() -> int:
+    """Bytes that processes of this host may still take: MemAvailable, or less by a cgroup limit.
+
+    Linux overcommits, so an allocation succeeds and the kernel kills later: only asking protects.
+    """
+    free = [_number_in(f"{_PROC}/meminfo", "MemAvailable:", 1024)]
+    free += _cgroup_free("", "memory.max", "memory.current", "inactive_file")
+    free += _cgroup_free(
+        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    )
+    return max(0, min((value for value in free if value is not None), default=sys.maxsize))
+
+
+def _cgroup_free(controller: str, limit: str, usage: str, cache: str) -> list[int]:
+    """Limit minus usage for this process' cgroup and for each that it lies in (v2, or v1's
+    ``memory``). Cached files count as used there, and are given back under pressure.
+    """
+    found: list[int] = []
+    path = _cgroup_path(controller)
+    while path is not None:
+        # Inside a container the path of the host is not mounted; its own root is.
+        base = os.path.join(_CGROUPS, controller, path)
+        most, used = _number_in(f"{base}/{limit}"), _number_in(f"{base}/{usage}")
+        if most is not None and used is not None:
+            found.append(most - used + (_number_in(f"{base}/memory.stat", cache) or 0))
+        path = os.path.dirname(path) if path else None
+    return found
+
+
+def _cgroup_path(controller: str) -> str | None:
+    try:
+        with open(f"{_PROC}/self/cgroup") as lines:
+            for line in lines:
+                _, names, path = line.rstrip("\n").split(":", 2)
+                if controller in names.split(","):
+                    return path.strip("/")
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _number_in(path: str, name: str = "", unit: int = 1) -> int | None:
+    """The number behind ``name`` in a small file, or alone in it; None: not there, or ``max``."""
+    try:
+        with open(path) as lines:
+            words = next(line.split() for line in lines if not name or line.split()[0] == name)
+        return int(words[-1 if not name else 1]) * unit
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,0 +1,298 @@
+"""The state of NVIDIA GPUs, from the driver's own library by ctypes: no package, no nvidia-smi.
+
+Numbers and structures are those of the public nvml.h (CUDA 11 to 13). What a driver or a GPU does
+not tell is None. AMD and machines without the driver have no libnvidia-ml: no state at all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torchcoll.machine.placement import number_in
+
+# -------------------------------------------------------------------------------------------------
+# The state of Intel GPUs: clocks, throttling and sensors from sysfs, processes from xpu-smi.
+#
+# xpu-smi is asked only where it is installed: it starts Level Zero anew, which takes a second or
+# so.
+
+_TIMEOUT_S = 10.0
+Run = Callable[[list[str]], str | None]
+
+# kernel: Documentation/ABI/testing/sysfs-driver-intel-{i915,xe}-hwmon, i915's gt/gt0 and xe's
+# tile0/gt0/freq0. Both drivers name the reasons alike, with another prefix.
+_CLOCKS = (
+    ("gt", "rps_act_freq_mhz", "rps_RP0_freq_mhz", "", "throttle_reason_"),
+    ("device/tile*", "freq0/act_freq", "freq0/rp0_freq", "freq0/throttle", "reason_"),
+)
+
+
+def intel_gpus(
+    places: list[str], sysfs: str = "/sys", run: Run | None = None
+) -> list[dict[str, Any]]:
+    """One dict for each PCI id, in that order.
+
+    place, index, sm_clock_mhz and sm_clock_max_mhz (highest of its tiles), reasons (of throttling,
+    as the kernel names them), temperature_c, energy_uj (a counter: the kernel tells no power),
+    processes ([{pid, name, nbytes}]; None without xpu-smi). Unknown is None.
+    """
+    cards = {
+        (entry / "device").resolve().name.lower(): entry
+        for entry in Path(sysfs, "class/drm").glob("card*")
+        if "-" not in entry.name  # card0-HDMI-A-1 is a connector
+    }
+    ask = run or _run
+    found = []
+    for number, place in enumerate(places):
+        card = cards.get(place.lower())
+        facts = _from_sysfs(card) if card else {}
+        processes = _processes(place, ask)
+        found.append({"place": place, "index": number, **facts, "processes": processes})
+    return found
+
+
+def _from_sysfs(card: Path) -> dict[str, Any]:
+    clocks, most, reasons, told = [], [], [], False
+    for root, clock, clock_max, folder, prefix in _CLOCKS:
+        for tile in sorted(card.glob(f"{root}/gt*")):
+            clocks.append(number_in(tile / clock))
+            most.append(number_in(tile / clock_max))
+            for path in sorted((tile / folder).glob(f"{prefix}*")):
+                told = True
+                name = path.name.removeprefix(prefix)
+                if name != "status" and number_in(path):
+                    reasons.append(name)
+    hwmon = sorted(card.glob("device/hwmon/hwmon*"))
+    millidegrees = _highest(number_in(p) for h in hwmon for p in h.glob("temp*_input"))
+    return {
+        "sm_clock_mhz": _highest(clocks),
+        "sm_clock_max_mhz": _highest(most),
+        "reasons": list(dict.fromkeys(reasons)) if told else None,
+        "temperature_c": None if millidegrees is None else millidegrees // 1000,
+        "energy_uj": _highest(number_in(h / "energy1_input") for h in hwmon),
+    }
+
+
+def _highest(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _processes(place: str, run: Run) -> list[dict[str, Any]] | None:
+    """``xpu-smi ps -d BDF -j``: mem_size in kB; it lists itself."""
+    text = run(["xpu-smi", "ps", "-d", place, "-j"])
+    try:
+        listed = json.loads(text or "")["device_util_by_proc_list"]
+        return [
+            {
+                "pid": int(p["process_id"]),
+                "name": str(p["process_name"]),
+                "nbytes": int(p["mem_size"]) * 1000,
+            }
+            for p in listed
+            if p["process_name"] != "xpu-smi"
+        ]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _run(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+# -------------------------------------------------------------------------------------------------
+
+_SUCCESS = 0
+_SM, _MEM = 1, 2  # nvmlClockType_t
+_GPU_SENSOR = 0  # nvmlTemperatureSensors_t
+_CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
+_VOLATILE = 0  # nvmlEccCounterType_t: since the driver was loaded
+_MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+_SWITCH = 2  # nvmlIntNvLinkDeviceType_t
+_REMOTES = {0: "gpu", 1: "cpu", _SWITCH: "switch"}
+_MAX_PROCESSES = 1024
+_NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
+
+# nvmlClocksEventReason*, in the words of nvidia-smi -q -d PERFORMANCE.
+REASONS = {
+    0x001: "GPU idle",
+    0x002: "applications clocks setting",
+    0x004: "SW power cap",
+    0x008: "HW slowdown",
+    0x010: "sync boost",
+    0x020: "SW thermal slowdown",
+    0x040: "HW thermal slowdown",
+    0x080: "HW power brake slowdown",
+    0x100: "display clock setting",
+}
+# nvmlPerfPolicyType_t: for how long each has kept the clocks down since the driver was loaded.
+_POLICIES = {"power": 0, "thermal": 1, "board limit": 3, "reliability": 5}
+# nvmlNvLinkErrorCounter_t
+_LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_v2_t, which versions 2 and 3 of the call fill alike."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Violation(ctypes.Structure):
+    _fields_ = (("reference_us", ctypes.c_ulonglong), ("violation_ns", ctypes.c_ulonglong))
+
+
+def load() -> Any:
+    """libnvidia-ml, or None where there is none."""
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+
+
+def nvidia_gpus(places: list[str], library: Any) -> list[dict[str, Any]]:
+    """One dict for each PCI id or UUID, in that order; ``library`` as of ``load()``.
+
+    place, index, busy_percent (of the last second at most), sm_clock_mhz, sm_clock_max_mhz,
+    mem_clock_mhz, mem_clock_max_mhz, reasons (why the clocks are not higher), limited_ns (policy ->
+    since the driver was loaded), ecc_corrected, ecc_uncorrected, temperature_c, power_w,
+    power_limit_w, persistence, processes ([{pid, nbytes}]), nvlinks (how many are active),
+    nvlink_to (kind of the other end -> how many), nvlink_errors (kind -> one number a link).
+    """
+    none = [{"place": place} for place in places]
+    if library is None or not places or library.nvmlInit_v2() != _SUCCESS:
+        return none
+    try:
+        return [_gpu(library, place) for place in places]
+    finally:
+        library.nvmlShutdown()
+
+
+def _gpu(library: Any, place: str) -> dict[str, Any]:
+    handle = ctypes.c_void_p()
+    if ":" in place:
+        ask, name = "nvmlDeviceGetHandleByPciBusId_v2", place
+    else:  # torch leaves the prefix out
+        ask, name = "nvmlDeviceGetHandleByUUID", f"GPU-{place.removeprefix('GPU-')}"
+    if not _call(library, ask, name.encode(), ctypes.byref(handle)):
+        return {"place": place}
+    gpu = _Gpu(library, handle)
+    milliwatts = gpu.number("nvmlDeviceGetPowerUsage")
+    limit = gpu.number("nvmlDeviceGetEnforcedPowerLimit")
+    persistence = gpu.number("nvmlDeviceGetPersistenceMode")
+    return {
+        "place": place,
+        "index": gpu.number("nvmlDeviceGetIndex"),
+        "busy_percent": gpu.busy_percent(),
+        "sm_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _SM),
+        "sm_clock_max_mhz": gpu.number("nvmlDeviceGetMaxClockInfo", _SM),
+        "mem_clock_mhz": gpu.number("nvmlDeviceGetClockInfo", _MEM),
+        "mem_clock_max_mhz": gpu.number("nvmlDeviceGetMaxClockInfo", _MEM),
+        "reasons": gpu.reasons(),
+        "limited_ns": {name: gpu.limited_ns(policy) for name, policy in _POLICIES.items()},
+        "ecc_corrected": gpu.ecc(_CORRECTED),
+        "ecc_uncorrected": gpu.ecc(_UNCORRECTED),
+        "temperature_c": gpu.number("nvmlDeviceGetTemperature", _GPU_SENSOR),
+        "power_w": milliwatts and milliwatts / 1000,
+        "power_limit_w": limit and limit / 1000,
+        "persistence": None if persistence is None else bool(persistence),
+        "processes": gpu.processes(),
+        **gpu.nvlinks(),
+    }
+
+
+def _call(library: Any, name: str, *arguments: object) -> bool:
+    """Whether the call is there and succeeded."""
+    function = getattr(library, name, None)  # a driver may be older than the call, or newer
+    return function is not None and function(*arguments) == _SUCCESS
+
+
+class _Gpu:
+    def __init__(self, library: Any, handle: ctypes.c_void_p) -> None:
+        self._library = library
+        self._handle = handle
+
+    def _ask(self, name: str, *arguments: object) -> bool:
+        return _call(self._library, name, self._handle, *arguments)
+
+    def number(self, name: str, *arguments: int, kind: Any = ctypes.c_uint) -> int | None:
+        """What a call with one result tells."""
+        value = kind()
+        return value.value if self._ask(name, *arguments, ctypes.byref(value)) else None
+
+    def busy_percent(self) -> int | None:
+        value = _Utilization()
+        known = self._ask("nvmlDeviceGetUtilizationRates", ctypes.byref(value))
+        return value.gpu if known else None
+
+    def reasons(self) -> list[str] | None:
+        for name in ("EventReasons", "ThrottleReasons"):  # renamed in CUDA 12
+            call = f"nvmlDeviceGetCurrentClocks{name}"
+            bits = self.number(call, kind=ctypes.c_ulonglong)
+            if bits is not None:
+                return [word for bit, word in REASONS.items() if bits & bit]
+        return None
+
+    def limited_ns(self, policy: int) -> int | None:
+        value = _Violation()
+        known = self._ask("nvmlDeviceGetViolationStatus", policy, ctypes.byref(value))
+        return value.violation_ns if known else None
+
+    def ecc(self, kind: int) -> int | None:
+        return self.number("nvmlDeviceGetTotalEccErrors", kind, _VOLATILE, kind=ctypes.c_ulonglong)
+
+    def processes(self) -> list[dict[str, Any]] | None:
+        """Of this GPU's compute contexts, as the driver numbers them."""
+        for version in (3, 2):
+            found, count = (_Process * _MAX_PROCESSES)(), ctypes.c_uint(_MAX_PROCESSES)
+            call = f"nvmlDeviceGetComputeRunningProcesses_v{version}"
+            if self._ask(call, ctypes.byref(count), found):
+                return [
+                    {"pid": p.pid, "nbytes": None if p.used == _NOT_AVAILABLE else p.used}
+                    for p in found[: count.value]
+                ]
+        return None
+
+    def nvlinks(self) -> dict[str, Any]:
+        states = [self.number("nvmlDeviceGetNvLinkState", link) for link in range(_MAX_LINKS)]
+        if all(state is None for state in states):  # no NVLink, or not told
+            return {"nvlinks": None, "nvlink_to": None, "nvlink_errors": None}
+        active = [link for link, state in enumerate(states) if state]
+        remotes: dict[str, int] = {}
+        for link in active:
+            kind = self.number("nvmlDeviceGetNvLinkRemoteDeviceType", link)
+            name = "unknown" if kind is None else _REMOTES.get(kind, "unknown")
+            remotes[name] = remotes.get(name, 0) + 1
+        errors = {
+            name: [self._link_errors(link, counter) for link in active]
+            for name, counter in _LINK_ERRORS.items()
+        }
+        known = {
+            name: dict(zip(map(str, active), counts, strict=True))
+            for name, counts in errors.items()
+            if any(count is not None for count in counts)
+        }
+        return {"nvlinks": len(active), "nvlink_to": remotes, "nvlink_errors": known or None}
+
+    def _link_errors(self, link: int, counter: int) -> int | None:
+        return self.number(
+            "nvmlDeviceGetNvLinkErrorCounter", link, counter, kind=ctypes.c_ulonglong
+        )

@@ -1,0 +1,152 @@
+"""What ``torchcoll doctor`` prints, from the plain object that ``--json`` prints too."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line, printable
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Grid, Head, plain_lines
+
+_STYLES = {"no": "yellow", "error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | None = None) -> None:
+    """Print the report as text for people, or as one JSON object."""
+    out = Destination(file)
+    if as_json:
+        out.write(json.dumps(report, indent=1) + "\n")
+    else:
+        for style, line in _lines(report, out.width):
+            _print(out, style, line)
+    out.flush()
+
+
+def _print(out: Destination, style: str, line: str) -> None:
+    console = out.console() if style else None
+    if console is None:
+        out.write(line + "\n")
+        return
+    from rich.text import Text
+
+    # Only the mark is coloured, which is the line's first word, or a heading's whole line.
+    text = Text(printable(line))
+    start = len(line) - len(line.lstrip())
+    text.stylize(style, start, len(line) if not start else line.index(" ", start))
+    console.print(text, soft_wrap=True)
+
+
+Line = tuple[str, str]  # style, text
+
+
+def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
+    names = [item["name"] for item in report["backends"] if item["usable"]]
+    verdict = f"usable here: {', '.join(names)}" if names else "no backend can be used here"
+    yield "bold", f"torchcoll {report['torchcoll']} doctor: {verdict}"
+    yield from _title("Versions")
+    known = [f"{name} {text}" for name, text in report["versions"].items() if text]
+    yield from _wrapped(", ".join(map(one_line, known)), "  ", "  ", width)
+    for title, key in (
+        ("Devices", "devices"),
+        ("Backends", "backends"),
+        ("Launchers", "launchers"),
+        ("Network interfaces", "interfaces"),
+    ):
+        yield from _title(title)
+        yield from _items(report[key], width)
+    yield from _title("Ranks and devices")
+    yield from _ranks(report, width)
+    yield from _title("Communication libraries in this process")
+    yield from _libraries(report["libraries"], width)
+    yield from _findings(report["findings"], width)
+
+
+def _title(text: str) -> Iterator[Line]:
+    yield "", ""
+    yield "bold", text
+
+
+def _wrapped(text: str, first: str, rest: str, width: int | None) -> Iterator[Line]:
+    if width is None:
+        yield "", first + text
+        return
+    lines = textwrap.wrap(
+        text,
+        max(width, 40),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in lines or [first]:
+        yield "", line
+
+
+def _marked(mark: str, texts: Sequence[str], indent: int, width: int | None) -> Iterator[Line]:
+    """``  no   cuda  reason`` and what follows below the reason; the mark alone is coloured."""
+    first = f"  {mark}".ljust(indent)
+    for number, text in enumerate(filter(None, texts)):
+        lead = first if number == 0 else " " * indent
+        lines = list(_wrapped(one_line(text), lead, " " * indent, width))
+        style = _STYLES.get(mark.split()[0], "") if number == 0 else ""
+        yield style, lines[0][1]
+        yield from lines[1:]
+
+
+def _items(items: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
+    if not items:
+        yield "", "  none was found"
+    longest = max((len(item["name"]) for item in items), default=0)
+    for item in items:
+        mark = f"{'yes' if item['usable'] else 'no':<4} {item['name']}"
+        action = f"-> {item['action']}" if item["action"] else ""
+        texts = [item["detail"]] if item["usable"] else [item["reason"], action]
+        yield from _marked(mark, texts, 2 + 5 + longest + 2, width)
+
+
+def _ranks(report: dict[str, Any], width: int | None) -> Iterator[Line]:
+    launch, rows = report["launch"], report["ranks"]
+    if not rows:
+        text = "one rank: no launcher started this process"
+        if launch["launcher"] != "none":
+            text = "unknown: the launcher's variables contradict each other (below)"
+        yield "", f"  {text}"
+        return
+    job = f" in job {launch['job_id']}" if launch["job_id"] else ""
+    here = f"{launch['local_ranks']} of {launch['ranks']} ranks are on this host"
+    yield from _wrapped(f"{here}, started by {launch['launcher']}{job}", "  ", "  ", width)
+    heads = [Head("rank"), Head("local"), Head("device", left=True), Head("PCI id", left=True)]
+    heads += [Head("NUMA"), Head("nearest NIC", left=True), Head("name", left=True)]
+    cells = [_rank_cells(row) for row in rows]
+    used = [i for i in range(len(heads)) if any(row[i] for row in cells)]
+    grid = Grid([heads[i] for i in used], [[row[i] for i in used] for row in cells])
+    for line in plain_lines(grid):
+        yield "", f"  {line}"
+
+
+def _rank_cells(row: dict[str, Any]) -> list[str]:
+    nics = row["nearest_nics"] or []
+    near = ",".join(nic["name"] for nic in nics) + (f" ({nics[0]['shares']})" if nics else "")
+    node = "" if row["numa_node"] is None else str(row["numa_node"])
+    texts = [row["rank"], row["local_rank"], row["device"], row["pci_id"] or "", node, near]
+    return [one_line(text) for text in (*texts, row["device_name"] or "")]
+
+
+def _libraries(libraries: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
+    if not libraries:
+        yield "", "  none (a backend's library may be loaded by its first call)"
+    for library in libraries:
+        text = f"{library['name']} {library['version'] or 'of unknown version'} ({library['how']})"
+        yield from _wrapped(one_line(text), "  ", "    ", width)
+        # Not wrapped: a path is for copying.
+        yield "", f"    {one_line(library['path'])}"
+
+
+def _findings(found: list[dict[str, Any]], width: int | None) -> Iterator[Line]:
+    yield from _title(f"Traps: {len(found)} found" if found else "Traps: none found")
+    for item in found:
+        texts = [item["what"], item["why"], f"-> {item['action']}"]
+        yield from _marked(item["severity"], texts, 11, width)

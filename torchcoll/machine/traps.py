@@ -1,0 +1,547 @@
+"""Traps of the host, the container and the installation. Each is a function of the facts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torchcoll.core.plausibility import crowded
+from torchcoll.core.units import format_bytes
+from torchcoll.libraries.known_variables import unknown_variables
+from torchcoll.libraries.nccl import variables as nccl
+from torchcoll.libraries.oneccl import variables as oneccl
+from torchcoll.machine.doctor_facts import (
+    IPEX,
+    MASKS,
+    Facts,
+    ccl_on_cpu,
+    hiding,
+    nccl_version,
+    own_device,
+)
+from torchcoll.machine.placement import interface_problem, matching
+
+# -------------------------------------------------------------------------------------------------
+# A trap that was found: what it is, why it hurts, what to do.
+
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``name`` is stable, for scripts. ``severity``: error (a run fails or hangs), warning (numbers
+    are not what they seem), note (good to know). ``backends``: where only these are touched; it is
+    no more than a note where none of them can be used.
+    """
+
+    name: str
+    severity: str
+    what: str
+    why: str
+    action: str
+    backends: tuple[str, ...] = ()
+
+
+# -------------------------------------------------------------------------------------------------
+
+_GIB = 1 << 30
+
+
+def launcher_variables(facts: Facts) -> Iterator[Finding]:
+    # What every start of torchcoll would say, said before.
+    if facts.launch_error:
+        yield Finding(
+            "launcher_variables",
+            "error",
+            facts.launch_error,
+            "Every rank would end with this.",
+            "See above; env | grep -E 'RANK|SIZE|PMI|SLURM|OMPI' shows them.",
+        )
+
+
+def foreign_torchrun(facts: Facts) -> Iterator[Finding]:
+    # PATH and python are chosen apart, by module systems and by half-active environments.
+    command = facts.commands.get("torchrun")
+    if command and not command["own"] and facts.torch:
+        yield Finding(
+            "foreign_torchrun",
+            "warning",
+            f"torchrun on PATH is {command['path']}, not this Python's",
+            "Ranks would run with another torch and another torchcoll, or find none.",
+            "Start with: python -m torch.distributed.run",
+        )
+
+
+def torch_without_gpu(facts: Facts) -> Iterator[Finding]:
+    # PyPI's wheels for Windows and macOS, and +cpu wheels, have no CUDA; XPU wheels are on an
+    # index of their own.
+    if not facts.torch:
+        return
+    torch, gpus = facts.torch, facts.gpus
+    there = {
+        "CUDA": bool(gpus["NVIDIA"]["driver"] or gpus["NVIDIA"]["files"]) if gpus else False,
+        "ROCm": bool(gpus["AMD"]["files"]) if gpus else False,
+        "XPU": bool(gpus["Intel"]["files"] and gpus["Intel"]["pci"]) if gpus else False,
+    }
+    has = {"CUDA": torch.get("cuda"), "ROCm": torch.get("hip"), "XPU": torch.get("xpu")}
+    if any(there[name] and has[name] for name in there):
+        return
+    for name in there:
+        if there[name]:
+            yield Finding(
+                "torch_without_gpu",
+                "warning",
+                f"this torch {torch['version']} has no {name}, the host has a GPU for it",
+                "Only the CPU is measured.",
+                f"Install a build with {name} (pytorch.org's selector).",
+            )
+
+
+def more_ranks_than_devices(facts: Facts) -> Iterator[Finding]:
+    # NCCL: 'Duplicate GPU detected'.
+    count, ranks = len(facts.devices("cuda")), facts.launch.local_ranks
+    shared = {"NCCL_HOSTID", "NCCL_MULTI_RANK_GPU_ENABLE"} & set(facts.environ)
+    if not 0 < count < ranks or shared:
+        return
+    # torchrun shows every rank the same devices; others may have given each rank its own.
+    masked = any(facts.environ.get(name) for name in (*MASKS, "SLURM_STEP_GPUS"))
+    several = masked or facts.gpus.get("NVIDIA", {}).get("pci", 0) >= ranks
+    if count == 1 and several and facts.launch.launcher != "torchrun":
+        return
+    yield Finding(
+        "more_ranks_than_devices",
+        "error",
+        f"{ranks} ranks on this host, {count} GPU{'s' if count > 1 else ''}",
+        "NCCL refuses two ranks on one GPU.",
+        f"Start {count} per host, or rehearse on one GPU: --rehearse.",
+    )
+
+
+def more_ranks_than_cores(facts: Facts) -> Iterator[Finding]:
+    # As the run judges it: a launcher that pins gives each rank its own.
+    members = [{"affinity": ",".join(map(str, sorted(cpus)))} for cpus in facts.affinities]
+    for _, text in crowded(members):
+        yield Finding(
+            "more_ranks_than_cores",
+            "warning",
+            f"{text.partition(':')[0]} on this host",
+            "Times include waiting for a core: medians of milliseconds, not of the network.",
+            "Start fewer ranks, or widen the launcher's binding (--cpus-per-task, --bind-to none).",
+        )
+
+
+_STOLEN = 0.02  # of the busy time
+
+
+def stolen_time(facts: Facts) -> Iterator[Finding]:
+    steal = facts.cpu.get("steal") or 0.0
+    if steal > _STOLEN:
+        yield Finding(
+            "stolen_time",
+            "warning",
+            f"the hypervisor gave {steal:.0%} of the CPU's busy time since boot to others",
+            "Calls stop for a slice of milliseconds; tails and maxima are not the network's.",
+            "Read medians, run more launches, or use a host of your own.",
+        )
+
+
+def governor(facts: Facts) -> Iterator[Finding]:
+    # kernel: Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst. With intel_pstate and
+    # amd-pstate-epp 'powersave' is the usual governor that follows the load.
+    if facts.cpu.get("governor") != "powersave":
+        return
+    follows = str(facts.cpu.get("driver")).startswith(("intel_pstate", "amd-pstate-epp", "amd_ps"))
+    yield Finding(
+        "cpu_governor",
+        "note" if follows else "warning",
+        f"CPU frequency governor is powersave ({facts.cpu.get('driver')})",
+        "The clock rises only under load: small messages are slow until it has."
+        if follows
+        else "The CPU stays at its lowest frequency.",
+        "cpupower frequency-set -g performance (root).",
+    )
+
+
+def other_numa_node(facts: Facts) -> Iterator[Finding]:
+    devices = facts.devices("cuda") or facts.devices("xpu")
+    nodes = facts.cpu.get("numa_nodes") or []
+    if not devices:
+        return
+    mine = own_device(facts.launch, devices)
+    node = mine.get("numa_node")
+    if node is not None and nodes and node not in nodes:
+        yield Finding(
+            "other_numa_node",
+            "warning",
+            f"this rank may run on NUMA node {', '.join(map(str, nodes))}, "
+            f"its {mine['device']} sits on node {node}",
+            "Each launch and each copy crosses the sockets.",
+            "Bind ranks to their GPU's node (srun --gpu-bind=closest, numactl, --cpu-bind list).",
+        )
+
+
+def small_shm(facts: Facts) -> Iterator[Finding]:
+    # NCCL troubleshooting, 'Shared memory': --shm-size=1g. Docker gives 64 MiB.
+    nbytes = facts.limits.get("shm_nbytes")
+    if nbytes is not None and nbytes < _GIB:
+        yield Finding(
+            "small_shm",
+            "warning",
+            f"/dev/shm has {format_bytes(nbytes)}" if nbytes else "there is no /dev/shm",
+            "NCCL, oneCCL and MPI exchange through it within a host, and fail to initialise.",
+            "docker run --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory.",
+        )
+
+
+def memlock(facts: Facts) -> Iterator[Finding]:
+    # NCCL troubleshooting: --ulimit memlock=-1. RDMA pins what it sends.
+    nbytes = facts.limits.get("memlock_nbytes")
+    if facts.rdma and nbytes is not None and nbytes < _GIB:
+        yield Finding(
+            "memlock",
+            "error",
+            f"locked memory is limited to {format_bytes(nbytes)} next to {facts.rdma[0]['name']}",
+            "RDMA must pin its buffers: 'ibv_reg_mr failed', 'Cannot allocate memory'.",
+            "ulimit -l unlimited; docker --ulimit memlock=-1; Slurm: LimitMEMLOCK of slurmd.",
+        )
+
+
+def ipex(facts: Facts) -> Iterator[Finding]:
+    # Measured: with a foreign torch IPEX dies with AttributeError, and pip lets it.
+    module = facts.modules.get(IPEX)
+    if not module or not module["error"] or not facts.torch:
+        return
+    theirs = ".".join(str(module["version"]).split(".")[:2])
+    ours = ".".join(facts.torch["version"].split(".")[:2])
+    told = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
+    yield Finding(
+        "ipex",
+        "warning",
+        told if theirs == ours else f"{told}: torch here is {ours}",
+        "ccl on XPU needs it; xccl and ccl on the CPU do not.",
+        f"Install torch {theirs}.* or remove it (upstream ended with 2.8)."
+        if theirs != ours
+        else "Install it again for this torch, or remove it.",
+    )
+
+
+HOST_CHECKS = (
+    *(launcher_variables, foreign_torchrun, torch_without_gpu, more_ranks_than_devices),
+    *(more_ranks_than_cores, stolen_time, governor, other_numa_node, small_shm, memlock, ipex),
+)
+
+
+# -------------------------------------------------------------------------------------------------
+# Names that mean nothing: of interfaces and devices that are not there, of variables that no
+# library reads.
+
+_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
+# Name: who reads it, by whose rule (machine/placement.py), for which backends.
+_READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "NCCL_SOCKET_IFNAME": ("NCCL", "nccl", _NCCL),
+    "NCCL_OOB_NET_IFNAME": ("NCCL", "nccl", _NCCL),
+    "GLOO_SOCKET_IFNAME": ("gloo", "gloo", ("gloo",)),
+    "FI_TCP_IFACE": ("libfabric", "gloo", _ONECCL),
+    "CCL_KVS_IFACE": ("oneCCL", "gloo", _ONECCL),
+}
+
+
+def interface_names(facts: Facts) -> Iterator[Finding]:
+    there = {interface["name"]: bool(interface["families"]) for interface in facts.interfaces}
+    for variable, (reader, rule, backends) in _READERS.items():
+        value = facts.environ.get(variable, "")
+        problem = interface_problem(rule, value, there) if value else ""
+        if problem and there:  # none at all: no sysfs, nothing is known
+            names = ", ".join(name for name, has_address in there.items() if has_address)
+            syntax = " A prefix matches many, '=' exactly one, '^' excludes."
+            yield Finding(
+                "interface_name",
+                "error",
+                f"{variable}={value}: {problem}",
+                f"{reader} ends with an error when it connects.",
+                f"Interfaces here: {names}.{syntax if rule == 'nccl' else ''}",
+                backends,
+            )
+
+
+def rdma_names(facts: Facts) -> Iterator[Finding]:
+    value = facts.environ.get("NCCL_IB_HCA", "")
+    names = list(dict.fromkeys(port["name"] for port in facts.rdma))
+    if value and not matching(value, names) and facts.interfaces:
+        there = ", ".join(names) or "none"
+        yield Finding(
+            "interface_name",
+            "warning",
+            f"NCCL_IB_HCA={value} matches no RDMA device",
+            "NCCL falls back to sockets in silence, or fails.",
+            f"Devices here: {there}. A prefix matches many, '=' exactly one.",
+            _NCCL,
+        )
+
+
+def unknown_names(facts: Facts) -> Iterator[Finding]:
+    for name, near in unknown_variables(facts.environ):
+        library = "oneCCL" if name.upper().startswith("CCL_") else "NCCL"
+        versions = oneccl.VERSIONS if library == "oneCCL" else nccl.VERSIONS
+        yield Finding(
+            "unknown_variable",
+            "note",
+            f"{name} is no variable of {library} that torchcoll knows",
+            f"A name that is not read has no effect (looked for in {', '.join(versions)}).",
+            f"Check the spelling: did you mean {near}?" if near else "Check the spelling.",
+        )
+
+
+def names_of_other_versions(facts: Facts) -> Iterator[Finding]:
+    version = nccl_version(facts)
+    if not version or facts.torch.get("hip"):  # RCCL's numbers are NCCL's, its names not all
+        return
+    for name in sorted(facts.environ):
+        if name.startswith("NCCL_") and nccl.reads(name, version) is False:
+            instead = nccl.REMOVED.get(name)
+            yield Finding(
+                "variable_of_another_version",
+                "note",
+                f"{name} is set, and NCCL {version} does not read it",
+                "It has no effect.",
+                f"{instead[:1].upper()}{instead[1:]}." if instead else "Unset it.",
+            )
+
+
+NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versions)
+
+
+# -------------------------------------------------------------------------------------------------
+# Settings that are left in the environment and colour every number.
+
+_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
+_FORCING = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
+    *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
+    *("NCCL_GRAPH_FILE", "NCCL_TOPO_FILE", "NCCL_LAUNCH_MODE"),
+)
+_OFF = (
+    *("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NVB_DISABLE"),
+    *("NCCL_PXN_DISABLE", "NCCL_NET_DISABLE_INTRA"),
+)
+# Name: values that matter, what they do.
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": (r"[^0].*", "every kernel is waited for"),
+    "TORCH_DISTRIBUTED_DEBUG": (r"(?i)detail", "every collective is checked over gloo before"),
+    "TORCH_NCCL_BLOCKING_WAIT": (r"[^0].*", "every wait blocks the host"),
+    "TORCH_NCCL_NAN_CHECK": (r"[^0].*", "every input is searched for NaN"),
+    "NCCL_DEBUG": (r"(?i)trace", "every call is logged"),
+    "NCCL_CHECK_POINTERS": (r"[^0].*", "every pointer is checked"),
+    "CCL_LOG_LEVEL": (r"(?i)debug|trace", "every call is logged"),
+    # DLcomm's docs/fixes/05: with it calls return when they are done, without it when enqueued.
+    "CCL_OP_SYNC": (r"[^0].*", "every call is waited for"),
+}
+
+
+def _set(facts: Facts, names: Iterable[str]) -> list[str]:
+    """``NAME=value`` of those that are set."""
+    return [f"{n}={facts.environ[n]}" for n in names if facts.environ.get(n)]
+
+
+def forced(facts: Facts) -> Iterator[Finding]:
+    for names, backends in ((_FORCING, _NCCL), (oneccl.ALGORITHMS, _ONECCL)):
+        found = _set(facts, names)
+        if found:
+            yield Finding(
+                "forced",
+                "warning",
+                f"{', '.join(found)} in the environment",
+                "The library does not choose by itself: this colours every number.",
+                "Unset it, unless it is what you measure.",
+                backends,
+            )
+
+
+def switched_off(facts: Facts) -> Iterator[Finding]:
+    found = [text for text in _set(facts, _OFF) if not text.endswith("=0")]
+    found += [t for t in _set(facts, ("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE")) if t[-2:] == "=0"]
+    if found:
+        yield Finding(
+            "switched_off",
+            "warning",
+            f"{', '.join(found)} in the environment",
+            "A transport that the machine may have is not used: bandwidth is not the machine's.",
+            "Unset it; it is often left over from looking for a fault.",
+            _NCCL,
+        )
+
+
+def slowed(facts: Facts) -> Iterator[Finding]:
+    for name, (values, effect) in _SLOW.items():
+        value = facts.environ.get(name, "")
+        if re.fullmatch(values, value):
+            yield Finding(
+                "slowed",
+                "warning",
+                f"{name}={value} in the environment",
+                f"With it {effect}: times are longer than training's.",
+                "Unset it to measure.",
+                _NCCL if "NCCL" in name else _ONECCL if name.startswith("CCL") else (),
+            )
+
+
+SETTING_CHECKS = (forced, switched_off, slowed)
+
+
+# -------------------------------------------------------------------------------------------------
+# Traps in the environment variables. Each is a function of the facts.
+
+
+def _version(text: object) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
+
+
+_ONECCL = ("xccl", "ccl")
+
+
+# -- Intel -----------------------------------------------------------------------------------
+
+
+def ze_affinity_mask(facts: Facts) -> Iterator[Finding]:
+    # 'comm_dev_uuids is not sub-vector of node_dev_uuids': uxlfoundation/oneCCL#217,
+    # vllm-project/vllm#53076.
+    mask = facts.environ.get("ZE_AFFINITY_MASK", "")
+    seen = {part.strip() for part in mask.split(",") if part.strip()}
+    if seen and len(seen) < facts.launch.local_ranks:
+        yield Finding(
+            "ze_affinity_mask",
+            "error",
+            f"ZE_AFFINITY_MASK={mask} shows {len(seen)} of the devices of "
+            f"{facts.launch.local_ranks} ranks",
+            "oneCCL must see every device of the communicator in each process: it hangs or fails.",
+            "Unset it; each rank takes its device by its local rank.",
+            _ONECCL,
+        )
+
+
+def ccl_atl_transport(facts: Facts) -> Iterator[Finding]:
+    # Hung until a limit of 60 s (measured): each rank is an MPI world of its own.
+    launcher = facts.launch.launcher
+    if facts.environ.get("CCL_ATL_TRANSPORT") == "mpi" and launcher in _WITHOUT_MPI:
+        yield Finding(
+            "ccl_atl_transport",
+            "error",
+            f"CCL_ATL_TRANSPORT=mpi, and the ranks were started by {launcher}",
+            "oneCCL waits for an MPI that nobody started: the first collective hangs.",
+            "Unset it, or set ofi; or start with mpirun.",
+            _ONECCL,
+        )
+
+
+_WITHOUT_MPI = ("torchrun", "RANK and WORLD_SIZE")
+_WITH_MPI = ("Open MPI", "Intel MPI", "MPICH", "MPI", "PALS")
+
+
+def ccl_worker_offload(facts: Facts) -> Iterator[Finding]:
+    # 12 ms instead of 0.08 ms at 1 KiB, 2 ranks on 2 cores (measured). Under mpirun
+    # oneCCL turns its workers off by itself.
+    ranks = facts.launch.local_ranks
+    if (
+        facts.environ.get("CCL_WORKER_OFFLOAD") != "0"
+        and ranks > 1
+        and ranks * 2 > facts.host_cores
+        and facts.launch.launcher not in _WITH_MPI
+        and ccl_on_cpu(facts)
+    ):
+        yield Finding(
+            "ccl_worker_offload",
+            "warning",
+            f"CCL_WORKER_OFFLOAD is not 0 with {ranks} ranks on {facts.host_cores} cores",
+            "Each rank of ccl spins a worker besides itself: calls take 100 times as long.",
+            "export CCL_WORKER_OFFLOAD=0",
+        )
+
+
+# -- NCCL and torch --------------------------------------------------------------------------
+
+
+def nccl_debug_subsys(facts: Facts) -> Iterator[Finding]:
+    # Setting it replaces INIT,BOOTSTRAP,ENV.
+    names = facts.environ.get("NCCL_DEBUG_SUBSYS", "")
+    words = {word.strip().upper() for word in names.split(",")}
+    if not names or names.startswith("^"):
+        return
+    if facts.environ.get("NCCL_DEBUG", "").upper() not in ("INFO", "TRACE"):
+        yield Finding(
+            "nccl_debug_subsys",
+            "note",
+            f"NCCL_DEBUG_SUBSYS={names} without NCCL_DEBUG=INFO",
+            "Nothing is logged.",
+            "export NCCL_DEBUG=INFO, or unset it.",
+        )
+    elif not {"INIT", "ALL"} & words:
+        yield Finding(
+            "nccl_debug_subsys",
+            "note",
+            f"NCCL_DEBUG_SUBSYS={names} is without INIT",
+            "It replaces the default INIT,BOOTSTRAP,ENV: the log does not tell ranks and channels.",
+            f"export NCCL_DEBUG_SUBSYS=INIT,ENV,{names}",
+        )
+
+
+def hidden_devices(facts: Facts) -> Iterator[Finding]:
+    text = hiding(facts)
+    if text and (facts.torch.get("cuda") or facts.torch.get("hip")):
+        yield Finding(
+            "hidden_devices",
+            "warning",
+            f"{text} hides every GPU",
+            "nccl cannot be used.",
+            f"unset {text.split('=')[0]}",
+        )
+
+
+def nccl_implementation(facts: Facts) -> Iterator[Finding]:
+    # torch/distributed/distributed_c10d.py of 2.14 and 2.15.
+    value = facts.environ.get("TORCH_DIST_USE_NCCL2")
+    version = _version(facts.torch.get("version"))
+    if not facts.devices("cuda") or (version < (2, 14) and value is None):
+        return
+    new = value != "0" if version >= (2, 15) else value == "1"
+    told = f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
+    if version < (2, 14):
+        why, action = f"torch {facts.torch['version']} does not read it.", "Unset it."
+    else:
+        which = "ProcessGroupNCCL2, which connects eagerly" if new else "the one of earlier torch"
+        why = f"Backend nccl of torch {facts.torch['version']} is {which}."
+        action = "Compare runs of one implementation only; 0 and 1 choose."
+    yield Finding("nccl_implementation", "note", told, why, action)
+
+
+def omp_num_threads(facts: Facts) -> Iterator[Finding]:
+    # torchrun sets 1 for this reason; other launchers set nothing.
+    ranks, threads = facts.launch.local_ranks, facts.torch.get("threads") or 1
+    cores = facts.host_cores
+    several = ranks > 1 and threads > 1  # a launcher that binds to one core leaves one thread
+    if several and not facts.environ.get("OMP_NUM_THREADS") and ranks * threads > cores:
+        yield Finding(
+            "omp_num_threads",
+            "warning",
+            f"OMP_NUM_THREADS is not set: {ranks} ranks x {threads} threads on {cores} cores",
+            "Threads of torch and of communication take each other's cores.",
+            f"export OMP_NUM_THREADS={max(1, cores // ranks)}",
+        )
+
+
+def preloaded(facts: Facts) -> Iterator[Finding]:
+    for library in facts.mapped:
+        if library["how"] == "LD_PRELOAD":
+            yield Finding(
+                "preloaded",
+                "note",
+                f"LD_PRELOAD puts {library['path']} ({library['version']}) in front",
+                "Every number belongs to it and not to the library that torch brought.",
+                "Unset LD_PRELOAD if that was not meant.",
+            )
+
+
+VARIABLE_CHECKS = (
+    *(ze_affinity_mask, ccl_atl_transport, ccl_worker_offload, nccl_debug_subsys),
+    *(hidden_devices, nccl_implementation, omp_num_threads, preloaded),
+)

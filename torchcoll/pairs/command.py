@@ -1,0 +1,43 @@
+"""``torchcoll pairs``: what a result file of torchcoll.pairs says."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode
+from torchcoll.core.units import parse_share
+
+
+def pairs_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="result file of torchrun ... -m torchcoll.pairs")
+    add(
+        "--threshold",
+        metavar="SHARE",
+        help="slower than the others by this share, and an outlier, is suspect (that of the run)",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_pairs(options: argparse.Namespace) -> ExitCode:
+    """Exit code 1 where a suspect stands or a case failed, as when it was measured."""
+    from torchcoll.core.file import load, uncollected
+    from torchcoll.pairs.show import show_pairs
+
+    threshold = None
+    if options.threshold is not None:
+        threshold = parse_share(options.threshold, "threshold")
+    with uncollected():
+        run = load(options.file)
+        suspect = show_pairs(run, options.format, threshold)
+    bad = suspect or not all(result.expected for result in run.results)
+    return ExitCode.FAILED if bad else ExitCode.OK
+
+
+COMMANDS = {
+    "pairs": (
+        "which rank, node or link is slow, from a file of torchcoll.pairs",
+        pairs_arguments,
+        run_pairs,
+    ),
+}

@@ -1,0 +1,184 @@
+"""Who meets whom when every unit (a rank or a node) is to be paired with every other once.
+
+Pure. The rounds are those of a round-robin tournament by the circle method: one unit stays, the
+others move round it by one place a round (R. Lucas, Recreations mathematiques II, 1883).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plan import need_nbytes
+from torchcoll.core.spec import Spec
+from torchcoll.core.units import format_bytes, format_size, format_time
+
+Pair = tuple[int, int]
+Units = tuple[tuple[int, ...], ...]  # the ranks of each unit, units in ascending order
+
+BY = ("rank", "node")
+LATENCY_NBYTES = 8
+ITERS = 10
+LATENCY_ITERS = 20  # at least: they cost nothing, and their good calls are to be found
+SIZES = (8 << 20,)
+PASSES = 4  # alone, see pairs/suspects.py
+# A slower rank, link or node is one below 1 - 0.2 of the others: torchcoll's own choice. Healthy
+# pairs of one kind scatter by some percent; what people lose is more: one of four lanes 25 %, one
+# of two rails 50 %, a link at the speed of the generation before 50 %.
+THRESHOLD = 0.2
+_FILE_NBYTES = 950  # of a record beside its samples, as measured
+_SAMPLE_NBYTES = 9
+_HELD_NBYTES, _HELD_SAMPLE_NBYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
+_MUCH_NBYTES = 1 << 30  # of rank 0's memory: --dry-run then names the other way
+_USUAL_RANKS = 8  # a node, where nobody said
+# What --dry-run reckons with, for nobody knows the network before.
+_ASSUMED_GBPS, _AGREEMENT_US = 10.0, 40.0
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """What ``torchcoll.pairs`` asks beside the Spec. threshold: a share of the speed, 0 to 1."""
+
+    by: str = "rank"
+    bisect: bool = False
+    threshold: float = THRESHOLD
+    ranks_per_node: int | None = None  # what --dry-run assumes
+
+    def __post_init__(self) -> None:
+        if self.by not in BY:
+            raise UsageError("by", self.by, f"one of {', '.join(BY)}")
+
+
+def rounds_of(units: int) -> int:
+    """How many rounds until each of ``units`` has met every other: units - 1; with an odd number
+    units, one idle in each.
+    """
+    return units - 1 + units % 2 if units > 1 else 0
+
+
+def rounds(units: int) -> Iterator[list[Pair]]:
+    """Every pair of ``units`` once: rounds of disjoint pairs (low, high), each round in ascending
+    order. One round at a time, for all pairs of 16384 ranks would take 15 GB.
+    """
+    even = units + units % 2
+    circle = even - 1
+    for turn in range(rounds_of(units)):
+        met = [(turn, circle)]
+        met += [((turn + k) % circle, (turn - k) % circle) for k in range(1, even // 2)]
+        # With an odd number the last place is empty: who meets it is idle.
+        yield sorted((min(p), max(p)) for p in met if max(p) < units)
+
+
+def units_of(by: str, hosts: Sequence[str]) -> Units:
+    """The ranks of each unit; ``hosts``: that of each rank. Nodes in the order of their ranks."""
+    if by == "rank":
+        return tuple((rank,) for rank in range(len(hosts)))
+    nodes: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        nodes.setdefault(host, []).append(rank)
+    return tuple(map(tuple, nodes.values()))
+
+
+def members_of(units: Units, pair: Pair) -> tuple[tuple[int, int], ...]:
+    """The pairs of ranks that communicate in a pair of units: first with first, second with second,
+    all at once. Where a node has more ranks than the other, the rest of them is idle.
+    """
+    return tuple(zip(units[pair[0]], units[pair[1]], strict=False))
+
+
+def check_units(units: Units, by: str) -> None:
+    """Raises UsageError where there is no pair."""
+    if len(units) > 1:
+        return
+    if by == "node" and len(units[0]) > 1:
+        action = "--by rank (the default) pairs the ranks of one node."
+        raise UsageError("pairs", "1 node", "2 nodes or more", action)
+    raise UsageError("pairs", "1 rank", "2 ranks or more", "torchrun --nproc-per-node N.")
+
+
+def pair_cases(spec: Spec, group: str, first: Case) -> tuple[Case, ...]:
+    """What each pair measures, in order. ``first`` tells backend, device and rehearsal.
+
+    No root: both send and receive at once. Root 0: the lower unit alone sends; root 1: the higher.
+    """
+    (dtype,) = spec.dtypes
+
+    plain = replace(first, collective="sendrecv", op=None, in_place=False, cadence="isolated")
+    points: list[tuple[int, int | None]] = [(LATENCY_NBYTES, None)]
+    points += [(nbytes, root) for nbytes in spec.sizes for root in (None, 0, 1)]
+    return tuple(
+        replace(plain, nbytes=nbytes, dtype=dtype, root=root, group=group)
+        for nbytes, root in points
+    )
+
+
+def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
+    """What would run: rounds, pairs, time and memory, as text."""
+    each = 1
+    hosts = ["node"] * ranks
+    if options.by == "node":
+        each = options.ranks_per_node or 1
+        hosts = [f"node{rank // each}" for rank in range(ranks)]
+    units = units_of(options.by, hosts)
+    check_units(units, options.by)
+    count = len(units)
+    pairs, schedule = count * (count - 1) // 2, rounds_of(count)
+    calls = (spec.iters or 0) + 1
+    (dtype,) = spec.dtypes
+    largest = Case("sendrecv", max(spec.sizes), dtype, None, None, False, "isolated", "", "")
+    need = need_nbytes(size_case(largest, 2), 0, spec.check)
+    moved = sum(3 * calls * nbytes for nbytes in spec.sizes)
+    each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6
+    time = format_time(each_s * schedule * 1e9, 3).strip()
+    file, held = _kept(spec, pairs, len(units[0]))
+    idle = ", one idle in each" if count % 2 else ""
+    sizes = ", ".join(map(format_size, spec.sizes))
+    what = f"{ranks} ranks" if options.by == "rank" else f"{count} nodes ({ranks} ranks)"
+    lines = [
+        "Dry run: nothing was started, and no device was looked for.",
+        f"{what}: {pairs} pairs in {schedule} rounds of {count // 2} at once{idle}.",
+    ]
+    if options.by == "node":
+        lines.append(f"Assumed: {each} ranks a node; all of them meet those of the other at once.")
+    lines += [
+        f"Each pair: {max(calls - 1, LATENCY_ITERS) + 1} calls of 8 B for the latency, then "
+        f"{calls} of {sizes} both ways at once, one way, and the other; the first of each is kept "
+        "apart.",
+        f"Then alone, up to {PASSES} times: the slow pairs, at most {max(8, count)}, and up to 6 "
+        "usual ones. Then all_reduce on all ranks.",
+        f"Time: about {time} of rounds at {_ASSUMED_GBPS:g} GB/s a pair "
+        f"({moved * schedule / 1e9:.3g} GB a rank and direction); a round waits for its "
+        "slowest pair. Start-up comes on top.",
+        f"Memory: {format_bytes(need)} a rank, and on rank 0 about {format_bytes(held)} of host "
+        f"memory for all results. Result file: about {format_bytes(file)}.",
+    ]
+    if options.by == "rank" and held > _MUCH_NBYTES:
+        each = options.ranks_per_node or _USUAL_RANKS
+        nodes = -(-ranks // each)
+        pairs = nodes * (nodes - 1) // 2
+        lines.append(
+            f"Pairs grow with the square of the ranks: --by node would measure {pairs} pairs of "
+            f"{nodes} nodes in {rounds_of(nodes)} rounds, with {each} ranks a node, and keep about "
+            f"{format_bytes(_kept(spec, pairs, each)[1])} on rank 0."
+        )
+    return lines
+
+
+def _kinds(spec: Spec) -> int:
+    """Kinds of calls a pair makes: the latency, and three of each size."""
+    return 1 + 3 * len(spec.sizes)
+
+
+def _kept(spec: Spec, pairs: int, at_once: int) -> tuple[int, int]:
+    """Bytes of all results in the file, and in rank 0's memory. ``at_once``: pairs of ranks in a
+    pair.
+    """
+    cases = pairs * _kinds(spec)
+    each = _kinds(spec) * ((spec.iters or 0) + 1) + LATENCY_ITERS
+    samples = pairs * each * 2 * at_once
+    return (
+        cases * _FILE_NBYTES + samples * _SAMPLE_NBYTES,
+        cases * _HELD_NBYTES + samples * _HELD_SAMPLE_NBYTES,
+    )

@@ -1,0 +1,406 @@
+"""What the pairs of a run say: heat table, a line a unit, suspects; text, markdown, CSV, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.result import Run
+from torchcoll.core.summary import median, summarise
+from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
+from torchcoll.pairs.matches import (
+    EXCHANGE,
+    LATENCY,
+    SEND,
+    Pairs,
+    Timing,
+    is_pair,
+    key_of,
+    read_pairs,
+)
+from torchcoll.pairs.schedule import Pair
+from torchcoll.pairs.suspects import (
+    Z_LIMIT,
+    Suspect,
+    noise,
+    noise_text,
+    noise_words,
+    suspect_text,
+    suspects,
+    without,
+)
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head
+
+# -------------------------------------------------------------------------------------------------
+# The pairs of a run as a matrix: figures where units are few, else shades of how fast each is.
+
+_NUMBERS = 12  # units up to which the cells are figures; beyond, shades
+_WORST = 16  # rows of a table that would be longer than
+MOST_ROWS = 64
+# A shade for each tenth of the median that is missing: fast is blank.
+_SHADES, _ASCII = " ░▒▓█", " .:x#"
+_LIMITS = (0.9, 0.8, 0.6, 0.4)  # below: the next shade
+_NONE, _SELF = "?", "\\"
+
+
+def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
+    """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
+    kind, nbytes = key
+    if kind == EXCHANGE:
+        per = "node" if pairs.by == "node" else "rank"
+        above = f"{format_size(nbytes)} both ways at once, GB/s sent by each {per}"
+    else:
+        above = "latency in us"
+    times, count = pairs.times[key], len(pairs.units)
+    if count <= _NUMBERS:
+        heads = [Head(pairs.by, repeat=True), *(Head(str(unit)) for unit in range(count))]
+        rows = [
+            [str(a), *(_figure(pairs, key, _at(times, a, b), (a, b)) for b in range(count))]
+            for a in range(count)
+        ]
+        return Grid(heads, rows, [above])
+    relative = _relative(pairs, key)
+    label = max(len(str(count - 1)), len(pairs.by))
+    width = (out.width or 200) - label - 2
+    each = 2 if 2 * count <= width else 1
+    merged = -(-count * each // width)
+    shades = _SHADES if _unicode(out) else _ASCII
+    rows = []
+    for unit in slowest_units(pairs, key):
+        cells = [_shade(relative, unit, other, shades) for other in range(count)]
+        if merged > 1:
+            order = [_SELF, *shades, _NONE]
+            cells = [
+                max(cells[first : first + merged], key=order.index)
+                for first in range(0, count, merged)
+            ]
+        rows.append([str(unit), "|" + "".join(cell * each for cell in cells) + "|"])
+    steps = ", ".join(f"{s} below {100 * x:g} %" for s, x in zip(shades[1:], _LIMITS, strict=True))
+    lines = [above, f"of the median (within a node, between nodes): {steps}; {_SELF} itself"]
+    if merged > 1:
+        lines.append(f"each character: the slowest of {merged} {pairs.by}s")
+    if len(rows) < count:
+        lines.append(f"the slowest {len(rows)} of {count} {pairs.by}s; --format csv has all")
+    return Grid([Head(pairs.by), Head("", left=True)], rows, lines)
+
+
+def _unicode(out: Destination) -> bool:
+    encoding = getattr(out.file, "encoding", None) or "utf-8"
+    return out.terminal and encoding.lower().startswith("utf")
+
+
+def _at(times: Mapping[Pair, Any], a: int, b: int) -> Any:
+    return times.get((a, b)) or times.get((b, a))
+
+
+def _figure(pairs: Pairs, key: tuple[str, int], timing: Timing | None, pair: Pair) -> str:
+    if timing is None:
+        return "" if pair[0] == pair[1] else _NONE
+    ns = timing.median_ns
+    return f"{ns / 1e3:.1f}" if key[0] == LATENCY else format_bandwidth(pairs.gbps(key, pair, ns))
+
+
+def _relative(pairs: Pairs, key: tuple[str, int]) -> dict[Pair, float]:
+    """Each pair's speed over the median of its kind: within a node, between nodes."""
+    kinds: dict[bool, list[float]] = {True: [], False: []}
+    within = {pair: pairs.hosts[pair[0]] == pairs.hosts[pair[1]] for pair in pairs.times[key]}
+    for pair, timing in pairs.times[key].items():
+        kinds[within[pair]].append(1 / timing.median_ns)
+    middles = {kind: median(speeds) for kind, speeds in kinds.items() if speeds}
+    return {
+        pair: 1 / timing.median_ns / middles[within[pair]]
+        for pair, timing in pairs.times[key].items()
+    }
+
+
+def _shade(relative: dict[Pair, float], a: int, b: int, shades: str) -> str:
+    if a == b:
+        return _SELF
+    value = _at(relative, a, b)
+    if value is None:
+        return _NONE
+    return shades[sum(value < limit for limit in _LIMITS)]
+
+
+def slowest_units(pairs: Pairs, key: tuple[str, int]) -> list[int]:
+    """All units, or the slowest where they are many."""
+    count = len(pairs.units)
+    if count <= MOST_ROWS:
+        return list(range(count))
+    relative = _relative(pairs, key)
+    own: dict[int, list[float]] = {unit: [] for unit in range(count)}
+    for pair, value in relative.items():
+        for unit in pair:
+            own[unit].append(value)
+    order = sorted(own, key=lambda unit: (median(own[unit]) if own[unit] else 0.0, unit))
+    return sorted(order[:_WORST])
+
+
+# -------------------------------------------------------------------------------------------------
+
+SCHEMA = "torchcoll-pairs/1"
+
+
+def show_pairs(
+    run: Run, format: str = "table", threshold: float | None = None, file: TextIO | None = None
+) -> bool:
+    """Print what the pairs of a run say; whether there is a suspect, or a pair without a time.
+
+    Raises UsageError for an unknown format and a run without pairs.
+    """
+    pairs = read_pairs(run)
+    if pairs is None:
+        what = run.path or "this run"
+        refused = one_line(run.problems[0]) if run.problems else ""
+        raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
+    threshold = threshold or pairs.threshold
+    found = suspects(pairs, threshold)
+    out = Destination(file)
+    grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
+    if not grids:
+        grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
+    units = _units(pairs, format)
+    first = [*grids, units][0]
+    first.above = [*_title(run, pairs), *first.above]
+    units.below += _below(run, pairs, found, threshold)
+    thing = _object(run, pairs, found, threshold)
+    show_found([Forms([*grids, units], thing["rows"], thing)], format, file)
+    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
+
+
+# -- text -----------------------------------------------------------------------------------
+
+
+def _title(run: Run, pairs: Pairs) -> list[str]:
+    what = f"{len(pairs.units)} {pairs.by}s"
+    if pairs.by == "node":
+        what += f" of {run.ranks} ranks, first with first, second with second, all at once"
+    own = [result for result in run.results if is_pair(result)]
+    case = own[0].case
+    large = [result for result in own if key_of(result.case)[0] != LATENCY]
+    calls = max((len(c) for result in large for c in result.time_ns.get("host", [])), default=0)
+    done = len(pairs.pairs)
+    lines = [
+        f"torchcoll pairs: {one_line(run.path or run.header.get('run_id') or '')}".rstrip(": "),
+        f"{what}, {case.backend} on {case.device}, {case.dtype}: {done} of {pairs.asked} pairs, "
+        "in rounds of disjoint pairs at the same time",
+        f"median of {calls} calls after a first one, each until the later of the two ranks is done "
+        "(host clock)",
+    ]
+    if pairs.rehearsal:
+        lines.append("several ranks share one GPU: the figures mean nothing")
+    return lines
+
+
+def _units(pairs: Pairs, format: str) -> Grid:
+    """A line a unit: the medians over its pairs."""
+    keys = list(pairs.times)
+    heads = [Head(pairs.by), Head("host", left=True)]
+    for kind, nbytes in keys:
+        if kind == LATENCY:
+            heads.append(Head("latency", repeat=True))
+            continue
+        size = format_size(nbytes)
+        words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
+        heads += [Head(word, f"{size} (GB/s)") for word in words]
+    shown: Sequence[int] = range(len(pairs.units))
+    if format == "table" and len(pairs.units) > MOST_ROWS:
+        shown = slowest_units(pairs, next((k for k in keys if k[0] == EXCHANGE), keys[0]))
+    columns = [_middles(pairs, key, places) for key in keys for places in _places(key)]
+    rows = [
+        [
+            format_ranges([unit]),
+            one_line(pairs.hosts[unit]),
+            *(column.get(unit, "-") for column in columns),
+        ]
+        for unit in shown
+    ]
+    return Grid(heads, rows, [f"each {pairs.by}: median over its pairs"])
+
+
+def _places(key: tuple[str, int]) -> tuple[tuple[int, ...], ...]:
+    return ((0,), (1,)) if key[0] == SEND else ((0, 1),)
+
+
+def _middles(pairs: Pairs, key: tuple[str, int], places: tuple[int, ...]) -> dict[int, str]:
+    """The median of each unit over the pairs in which it stands at one of these places."""
+    own: dict[int, list[float]] = {}
+    for pair, timing in pairs.times[key].items():
+        ns = timing.median_ns
+        value = ns if key[0] == LATENCY else pairs.gbps(key, pair, ns)
+        for place in places:
+            own.setdefault(pair[place], []).append(value)
+    text = format_time if key[0] == LATENCY else format_bandwidth
+    return {unit: text(median(values)) for unit, values in own.items()}
+
+
+def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> list[str]:
+    lines = []
+    if len(pairs.pairs) < pairs.asked:
+        lines.append(f"not complete: {len(pairs.pairs)} of {pairs.asked} pairs")
+    if run.ending:
+        lines.append(one_line(run.ending))
+    lines += [one_line(problem) for problem in run.problems]
+    lines += [one_line(e.get("message")) for e in run.events if e.get("kind") != "suspect"]
+    lines += [one_line(text) for text in pairs.failed[:8]]
+    if len(pairs.failed) > 8:
+        lines.append(f"and {len(pairs.failed) - 8} more that failed")
+    for result in run.results:
+        if not is_pair(result):
+            lines.append(_together(result))
+    lines += _conclusion(pairs, found, _halved(run), threshold)
+    return lines
+
+
+def _halved(run: Run) -> list[str]:
+    """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
+    told = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in told]
+    return [text for text in texts if text.startswith("bisect: ")]
+
+
+def _together(result: Any) -> str:
+    row = summarise(result)
+    members = f"ranks {format_ranges(result.members)}" if result.members else "all ranks"
+    what = f"{members} together, {result.case.describe()}"
+    if row.median_ns is None:
+        return f"{what}: {one_line(result.reason)}"
+    busbw = format_bandwidth(row.busbw_gbps)
+    return f"{what}: {format_time(row.median_ns).strip()}, {busbw} GB/s busbw"
+
+
+def _conclusion(
+    pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str], threshold: float
+) -> list[str]:
+    standing = [one for one in found if one.stands]
+    if pairs.rehearsal:
+        return ["no suspects are sought among ranks that share one GPU"]
+    if not pairs.times:
+        return [f"no pair was measured, so no {pairs.by} can be judged"]
+    if len(pairs.units) == 2:
+        return [f"one pair: there is nothing to compare it with, so no {pairs.by} can be suspected"]
+    judged = {
+        (min(pair), max(pair))
+        for times in pairs.times.values()
+        for pair in times
+        if pairs.judged(pair)
+    }
+    aside = []
+    if pairs.crowded:
+        hosts = [one_line(name) for name in sorted(pairs.crowded)]
+        more = f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+        aside = [
+            f"on {', '.join(hosts[:8])}{more} ranks wait for a core: those pairs accuse nobody "
+            "(start no more ranks than cores to judge them)"
+        ]
+    if not judged:
+        return [*aside, *(f"SUSPECT {text}" for text in halved), "no pair is judged"]
+    rule = (
+        f"slow: {100 * threshold:g} % below the pairs without it (latency: twice their time) and a "
+        f"modified z-score (Iglewicz and Hoaglin 1993) beyond -{Z_LIMIT}, by the lower quartile of "
+        f"the calls; a {pairs.by} is slow where more than half of its pairs are"
+    )
+    lines = [*aside, rule]
+    lines += [f"SUSPECT {one_line(suspect_text(pairs, one))}" for one in standing]
+    lines += [f"SUSPECT {text}" for text in halved]
+    lines += [
+        f"not alone: {one_line(suspect_text(pairs, one))}: not slow in every pass alone"
+        for one in found
+        if not one.stands
+    ]
+    if standing:
+        rest = without(pairs, standing)
+        names = format_ranges(rank for unit in rest for rank in pairs.units[unit])
+        lines.append(
+            f"largest group without them: {len(rest)} {pairs.by}s, ranks {names or 'none'}"
+        )
+    elif not halved:
+        whole = sum(map(pairs.judged, pairs.pairs))
+        some = "" if whole == pairs.asked else f" among the {whole} pairs that were judged"
+        lines.append(f"no suspect{some}")
+    if text := noise_text(pairs, noise(pairs, standing, threshold)):
+        lines.append(text)
+    if len(pairs.units) == 3 and not standing:
+        lines.append("with three there are two other pairs to compare each with: little evidence")
+    return lines
+
+
+# -- data -----------------------------------------------------------------------------------
+
+
+def _records(pairs: Pairs) -> list[dict[str, Any]]:
+    """One object a pair, kind of call and pass (0: in the rounds, then 1, 2, ... alone). One way,
+    ``first`` is the one that sends.
+    """
+    rows = []
+    for number, tables in enumerate([pairs.times, *pairs.alone]):
+        for key, times in tables.items():
+            kind = "one way" if key[0] == SEND else key[0]
+            for pair, timing in sorted(times.items()):
+                latency, ns = key[0] == LATENCY, timing.median_ns
+                rows.append(
+                    {
+                        "kind": kind,
+                        "nbytes": key[1],
+                        "alone": number > 0,
+                        "pass": number,
+                        "first": pair[0],
+                        "second": pair[1],
+                        "first_host": pairs.hosts[pair[0]],
+                        "second_host": pairs.hosts[pair[1]],
+                        "median_ns": ns,
+                        "good_ns": timing.good_ns,
+                        "gbps": None if latency else pairs.gbps(key, pair, ns),
+                    }
+                )
+    return rows
+
+
+def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -> dict[str, Any]:
+    standing = [one for one in found if one.stands]
+    return {
+        "schema": SCHEMA,
+        "file": str(run.path) if run.path else None,
+        "by": pairs.by,
+        "units": [
+            {"unit": unit, "host": host, "ranks": list(ranks)}
+            for unit, (host, ranks) in enumerate(zip(pairs.hosts, pairs.units, strict=True))
+        ],
+        "threshold": threshold,
+        "z_limit": Z_LIMIT,
+        "rows": _records(pairs),
+        "suspects": [_suspect_object(pairs, one) for one in found],
+        "too_noisy": [noise_words(pairs, one) for one in noise(pairs, standing, threshold)],
+        "bisected": _halved(run),
+        "largest_group": without(pairs, found),
+        "failed": pairs.failed,
+        "not_judged_hosts": sorted(pairs.crowded),
+    }
+
+
+def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
+    evidence = [
+        {
+            "kind": e.what,
+            "nbytes": e.nbytes,
+            "within_node": e.within,
+            "ratio": e.ratio,
+            "z": e.z if abs(e.z) != float("inf") else None,
+            "slow_pairs": e.slow,
+            "pairs": e.pairs,
+            "alone_ratio": e.alone_ratio,
+            "stands": e.stands,
+        }
+        for e in one.evidence
+    ]
+    return {
+        "what": "link" if one.is_link else pairs.by,
+        "units": list(one.units),
+        "hosts": [pairs.hosts[unit] for unit in one.units],
+        "stands": one.stands,
+        "message": suspect_text(pairs, one),
+        "evidence": evidence,
+    }

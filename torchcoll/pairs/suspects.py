@@ -1,0 +1,468 @@
+"""Which rank, node or link is slow: a reading of the pairs that torchcoll.pairs measured.
+
+Pure and without numpy: rank 0 reads its own run with it, and chooses what is measured again.
+
+A pair is slow when its speed is an outlier among the pairs of its kind, by the modified z-score of
+Iglewicz and Hoaglin (How to Detect and Handle Outliers, ASQC 1993: 0.6745 (x - median) / MAD,
+beyond 3.5; of logarithms, for a speed can fall by no more than 100 %), AND below the median by a
+relative threshold: where all pairs are alike to a per mille, every small difference is an outlier,
+and where they scatter, 20 % is none. The scale of the score is at least the scatter of the calls of
+one pair, for a few pairs may agree by chance. Pairs within a node and pairs between nodes are two
+kinds, never compared. Judged are the speeds of the good calls (lower quartile of the times; for
+latency the least): a fault slows all calls, and what else runs on a machine only some.
+
+What is compared with is the pairs that the unit has no part in. With a few units the median of all
+pairs would be the culprit's own: of 4 ranks it has 3 of the 6 pairs. A unit is a suspect when more
+than half of its pairs are below the threshold and the median over all of them is an outlier, on the
+scale that a median of so many has. This holds as long as no more than a quarter of the units are
+bad. A slow pair of two others is a suspect link, by bandwidth alone: two ranks may be far apart, in
+switches, and nothing is wrong.
+
+On a CPU whose host has more ranks than cores a call waits for a core, now with one partner and then
+with another: the pairs of that host accuse nobody and are compared with nothing.
+
+A suspicion stands when the pairs are slow alone too: what is slow only beside the others is a
+matter of the network that they share. They run alone in four passes, between usual pairs, and are
+cleared by the first pass in which they are not below the threshold and slower than each of these.
+A sound pair among three others is the slowest of four in every pass with a chance of 4**-4 = 0.4 %,
+however the calls scatter, where passes do not depend on each other. (The better of two passes was
+no test: gloo exchanges 8 MiB over TCP in 35 or in 70 ms, in one of the two for all calls of a pass,
+and 2 of 26 healthy launches accused a link.)
+
+The scatter is a bound on what can be told: what is slow by the threshold and yet no outlier accuses
+nobody. A run in which that can happen is too noisy for its threshold, and ``noise`` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchcoll.core.summary import median
+from torchcoll.core.units import format_size
+from torchcoll.pairs.matches import EXCHANGE, LATENCY, RECEIVE, SEND, Pairs, Times, link_of
+from torchcoll.pairs.schedule import ITERS, SIZES, Pair
+
+Z_LIMIT = 3.5
+# An answer that takes twice as long: latencies of healthy pairs scatter by far more than bandwidth.
+LATENCY_THRESHOLD = 0.5
+# Beyond so many units (nodes, between nodes) one has too small a part to move the median.
+_FEW = 16
+_AGAIN = 3  # pairs of each suspect that run again alone, and usual ones of each kind beside them
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Why a unit or a link is suspected, of one kind of call.
+
+    ratio: its speed over that of the pairs without it, medians. z: the modified z-score of that
+    median. slow, pairs: how many of its pairs are below the threshold. alone_ratio: the same when
+    its pairs ran alone, over the usual pairs that ran alone, the median of the passes; None: not
+    measured.
+    """
+
+    what: str
+    nbytes: int
+    within: bool  # pairs of one node
+    ratio: float
+    z: float
+    slow: int
+    pairs: int
+    alone_ratio: float | None = None
+    stands: bool | None = None  # in every pass alone too; None: nothing to tell it by
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A unit (one number) or a link (two). ``evidence``: the strongest first."""
+
+    units: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def is_link(self) -> bool:
+        return len(self.units) == 2
+
+    @property
+    def stands(self) -> bool:
+        return any(one.stands is not False for one in self.evidence)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A kind of call whose scatter is too large for the threshold.
+
+    spread: scale of the logarithms of the calls of a pair, the middle one of the pairs; between:
+    that of the pairs' speeds. seen: from what share below the others on a pair is an outlier.
+    """
+
+    what: str
+    nbytes: int
+    within: bool
+    calls: int
+    spread: float
+    between: float
+    threshold: float
+
+    @property
+    def seen(self) -> float:
+        return 1 - math.exp(-Z_LIMIT * max(self.spread, self.between))
+
+
+Speeds = dict[Pair, float]
+_Others = tuple[float, float, float]  # median speed; median and scale of the logarithms
+
+
+def robust(values: Sequence[float], least: float = 0.0) -> tuple[float, float]:
+    """(median, scale) of ``values`` for ``modified_z``; the scale is ``least`` or more.
+
+    Where more than half of the values are equal the MAD is 0; then their mean absolute deviation
+    takes its place (1.253314 is the ratio of the two scales for the normal distribution), which may
+    be 0 too.
+    """
+    middle = median(values)
+    off = [abs(v - middle) for v in values]
+    mad = median(off)
+    return middle, max(mad / 0.6745 if mad else 1.253314 * sum(off) / len(off), least)
+
+
+def modified_z(value: float, middle: float, scale: float) -> float:
+    """Iglewicz and Hoaglin's score of ``value`` against values with that ``robust`` median and
+    scale; where the scale is 0, it is 0 or infinite.
+    """
+    if scale:
+        return (value - middle) / scale
+    return 0.0 if value == middle else math.copysign(math.inf, value - middle)
+
+
+def _scale_of_median(count: int) -> float:
+    """The scale of the median of ``count`` values over that of one: sqrt(pi / 2 / count), what it
+    is of many normal ones (Kendall and Stuart, The Advanced Theory of Statistics 1, 10.12); of one
+    and two 1, as if they were one.
+    """
+    return math.sqrt(math.pi / 2 / count) if count > 2 else 1.0
+
+
+def suspects(
+    pairs: Pairs, threshold: float | None = None, with_hidden: bool = False
+) -> list[Suspect]:
+    """Units first, then links, each in order. ``threshold``: a share of the speed of the others;
+    None: that of the run. with_hidden: also links of units that stand as suspects themselves, by
+    another kind of call: they count once these are cleared, and run alone before.
+    """
+    if pairs.rehearsal:
+        return []
+    threshold = threshold or pairs.threshold
+    found: defaultdict[tuple[int, ...], list[Evidence]] = defaultdict(list)
+    tables = [(table, set[int]()) for table in _tables(pairs, threshold)]
+    for table, bad in tables:
+        for unit, evidence in table.units():
+            found[(unit,)].append(evidence)
+            bad.add(unit)
+    for table, bad in tables:
+        for link, evidence in table.links(bad):
+            found[link].append(evidence)
+    ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
+    told = [
+        Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
+        for units, evidence in ordered
+    ]
+    standing = {one.units[0] for one in told if one.stands and not one.is_link}
+    return [one for one in told if with_hidden or not one.is_link or not {*one.units} & standing]
+
+
+def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None) -> list[Noise]:
+    """The kinds of calls in which nobody can be accused of being slower by ``threshold`` alone.
+    ``found``: who is left out, for a fault is no noise.
+    """
+    if pairs.rehearsal:
+        return []
+    units = {one.units[0] for one in found if not one.is_link}
+    links = {one.units for one in found if one.is_link}
+    told = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
+    return [one for one in told if one]
+
+
+def _tables(pairs: Pairs, threshold: float) -> list[_Table]:
+    return [_Table(pairs, key, within, threshold) for key in pairs.times for within in (1, 0)]
+
+
+class _Table:
+    """The pairs of one kind of call, within nodes or between them, as speeds."""
+
+    def __init__(
+        self, pairs: Pairs, key: tuple[str, int], within: bool | int, threshold: float
+    ) -> None:
+        self._pairs, self._key, self._within = pairs, key, bool(within)
+        self._threshold = max(threshold, LATENCY_THRESHOLD) if key[0] == LATENCY else threshold
+        self._speeds = self._of(pairs.times)
+        self._alone = [self._of(tables) for tables in pairs.alone]
+        # Between nodes a bad node has many ranks: all its pairs are left out together.
+        self._group = (lambda unit: unit) if within else (lambda unit: pairs.hosts[unit])
+        self._groups = len({self._group(unit) for pair in self._speeds for unit in pair})
+        self._scales: dict[Any, _Others | None] = {}
+
+    def _of(self, times: Mapping[tuple[str, int], Times]) -> Speeds:
+        hosts = self._pairs.hosts
+        return {
+            pair: 1 / timing.good_ns
+            for pair, timing in times.get(self._key, {}).items()
+            if (hosts[pair[0]] == hosts[pair[1]]) == self._within and self._pairs.judged(pair)
+        }
+
+    def _scaled(self, met: Collection[Pair]) -> _Others | None:
+        if not met:
+            return None
+        timings = self._pairs.times[self._key]
+        speeds = [self._speeds[pair] for pair in met]
+        middle = median(speeds)
+        least = median([timings[pair].spread for pair in met])
+        return middle, *robust([math.log(speed) for speed in speeds], least)
+
+    def _others(self, unit: int) -> _Others | None:
+        """The speeds of the pairs that the unit (between nodes: its node) has no part in."""
+        group = self._group(unit)
+        if self._groups > _FEW:
+            group = None
+        if group not in self._scales:
+            met = [
+                pair
+                for pair in self._speeds
+                if group is None or group not in (self._group(pair[0]), self._group(pair[1]))
+            ]
+            self._scales[group] = self._scaled(met)
+        return self._scales[group]
+
+    def _sides(self) -> Iterable[tuple[str, tuple[int, ...]]]:
+        """(what it is called, places in the pair that are to blame)."""
+        kind = self._key[0]
+        return ((SEND, (0,)), (RECEIVE, (1,))) if kind == SEND else ((kind, (0, 1)),)
+
+    def units(self) -> Iterable[tuple[int, Evidence]]:
+        for what, places in self._sides():
+            own: defaultdict[int, list[Pair]] = defaultdict(list)
+            for pair in self._speeds:
+                for place in places:
+                    own[pair[place]].append(pair)
+            for unit, met in sorted(own.items()):
+                others = self._others(unit)
+                if others is None:
+                    continue
+                limit = (1 - self._threshold) * others[0]
+                slow = sum(self._speeds[pair] <= limit for pair in met)
+                if 2 * slow <= len(met):
+                    continue
+                evidence = self._evidence(what, met, slow, others)
+                if evidence.z <= -Z_LIMIT:
+                    yield unit, evidence
+
+    def links(self, bad: Collection[int]) -> Iterable[tuple[Pair, Evidence]]:
+        if self._key[0] == LATENCY:
+            return
+        healthy = {p: s for p, s in self._speeds.items() if not {*p} & {*bad}}
+        # One link more or less moves no median, but where there are a few.
+        few = len(healthy) <= _FEW
+        whole = self._scaled(healthy)
+        what = "one way" if self._key[0] == SEND else self._key[0]
+        for pair, speed in sorted(healthy.items()):
+            others = whole
+            if few:
+                # Nor with its own other direction: two ranks have but one link.
+                others = self._scaled([p for p in healthy if link_of(p) != link_of(pair)])
+            # The cheap question first: of 100000 pairs a few reach the second.
+            if others and speed <= (1 - self._threshold) * others[0]:
+                evidence = self._evidence(what, [pair], 1, others)
+                if evidence.z <= -Z_LIMIT:
+                    yield link_of(pair), evidence
+
+    def noise(self, units: Collection[int], links: Collection[tuple[int, ...]]) -> Noise | None:
+        sound = [p for p in self._speeds if not {*p} & {*units} and link_of(p) not in links]
+        if len({link_of(pair) for pair in sound}) < _AGAIN:
+            return None  # as good as nothing to judge it by
+        timings = [self._pairs.times[self._key][pair] for pair in sound]
+        _, between = robust([math.log(self._speeds[pair]) for pair in sound])
+        spread = median([timing.spread for timing in timings])
+        calls = round(median([timing.calls for timing in timings]))
+        what, nbytes = self._key
+        what = "one way" if what == SEND else what
+        told = Noise(what, nbytes, self._within, calls, spread, between, self._threshold)
+        return told if told.seen > self._threshold else None
+
+    def _evidence(self, what: str, met: Sequence[Pair], slow: int, others: _Others) -> Evidence:
+        speed = median([self._speeds[pair] for pair in met])
+        ratio = speed / others[0]
+        z = modified_z(math.log(speed), *others[1:]) / _scale_of_median(len(met))
+        mine = {link_of(pair) for pair in met}
+        ratios, stands = [], []
+        for speeds in self._alone:
+            own = [speeds[pair] for pair in met if pair in speeds]
+            usual = [s for p, s in speeds.items() if link_of(p) not in mine and self._usual(p)]
+            if own and usual:
+                ratios.append(median(own) / median(usual))
+                slower = median(own) < min(usual)
+                stands.append(slower and ratios[-1] <= 1 - self._threshold)
+        alone = (median(ratios), all(stands)) if ratios else (None, None)
+        return Evidence(what, self._key[1], self._within, ratio, z, slow, len(met), *alone)
+
+    def _usual(self, pair: Pair) -> bool:
+        others = self._others(pair[0])
+        speed = self._speeds.get(pair)
+        return speed is not None and (others is None or speed > (1 - self._threshold) * others[0])
+
+
+def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dict[Pair, list[int]]]:
+    """What runs again alone: usual pairs of each kind; and those of the suspects, at most max(8,
+    units), with the places in ``found`` of whom they tell of. Nothing where nobody is suspected.
+    """
+    if not found:
+        return [], {}
+    bad = {unit for one in found if not one.is_link for unit in one.units}
+    links = [one.units for one in found if one.is_link]
+    large = [key for key in pairs.times if key[0] == EXCHANGE]
+    timings = pairs.times[large[0]] if large else {}
+    speeds = {pair: 1 / timing.good_ns for pair, timing in timings.items()}
+    usual: list[Pair] = []
+    for within in (True, False):
+        kind = [
+            pair
+            for pair in speeds
+            if (pairs.hosts[pair[0]] == pairs.hosts[pair[1]]) == within
+            and pairs.judged(pair)
+            and not {*pair} & bad
+            and pair not in links
+        ]
+        if kind:
+            middle = median([speeds[pair] for pair in kind])
+            usual += sorted(kind, key=lambda pair: (abs(speeds[pair] - middle), pair))[:_AGAIN]
+    chosen: dict[Pair, list[int]] = {}
+    for place, one in enumerate(found):
+        met = [(one.units[0], one.units[-1])]
+        if not one.is_link:
+            met = [pair for pair in speeds if one.units[0] in pair and pairs.judged(pair)]
+            # With partners that nobody suspects: else it would be theirs.
+            met.sort(key=lambda pair: (len({*pair} & bad), -speeds[pair], pair))
+        for pair in met[:_AGAIN]:
+            if pair in chosen or len(chosen) < max(8, len(pairs.units)):
+                chosen.setdefault(pair, []).append(place)
+    return usual, chosen
+
+
+def kinds_of(found: Iterable[Suspect]) -> set[tuple[str, int]]:
+    """The kinds of calls by which they are still suspected: what runs again."""
+    told = [one for suspect in found for one in suspect.evidence if one.stands is not False]
+    kinds = {(one.what, one.nbytes) for one in told}
+    return {(what if what in (LATENCY, EXCHANGE) else SEND, nbytes) for what, nbytes in kinds}
+
+
+def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
+    """The largest group of units without suspects: of links one end leaves, that of the most links
+    first (greedy: the smallest cover is NP-hard, and a few links leave no doubt).
+    """
+    standing = [one for one in found if one.stands]
+    gone = {one.units[0] for one in standing if not one.is_link}
+    links = [one.units for one in standing if one.is_link and not {*one.units} & gone]
+    while links:
+        ends = [unit for link in links for unit in link]
+        worst = max(sorted({*ends}), key=ends.count)
+        gone.add(worst)
+        links = [link for link in links if worst not in link]
+    return [unit for unit in range(len(pairs.units)) if unit not in gone]
+
+
+# -------------------------------------------------------------------------------------------------
+# What is said of a suspect: one line, and the events of a result file.
+
+_TOLD = 3  # kinds of calls in the line of a suspect
+
+
+def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
+    """One line: who, at how much of the others, and how sure."""
+    if suspect.is_link:
+        who = f"link of {pairs.ranks(suspect.units[0])} and {pairs.ranks(suspect.units[1])}"
+    else:
+        who = pairs.ranks(suspect.units[0])
+    words = []
+    told = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    for one in told[:_TOLD]:
+        where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
+        count = "" if suspect.is_link else f", {one.slow} of {one.pairs} pairs slow"
+        alone = (
+            ", not checked alone"
+            if one.alone_ratio is None
+            else f", alone {100 * one.alone_ratio:.0f} %"
+        )
+        z = "" if one.z == float("-inf") else f", z {one.z:.0f}"
+        words.append(f"{one.what}{where} {100 * one.ratio:.0f} %{count}{z}{alone}")
+    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return f"{who}: of the others' speed " + "; ".join(words) + more
+
+
+def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
+    """One line for all kinds of calls that are too noisy for the threshold that was asked for:
+    which scatter by how much, what can still be seen, and what helps; '' where none is.
+
+    A latency has a threshold of its own, which nobody asked for: it is said where nothing else was
+    measured.
+    """
+    bandwidth = any(kind != LATENCY for kind, _ in pairs.times)
+    told = [one for one in several if not bandwidth or one.what != LATENCY]
+    if not told:
+        return ""
+    actions = []
+    if any(one.what != LATENCY and one.nbytes < SIZES[0] for one in told):
+        actions.append(f"--sizes {format_size(SIZES[0])}")
+    if any(one.calls < ITERS for one in told):
+        actions.append(f"-n {ITERS}")
+    least = max(map(_least, told))
+    if not actions and least < 100 and bandwidth:
+        actions = [f"--threshold {least}%"]
+    use = f"; use {' '.join(actions)}" if actions else ""
+    words = ", ".join(noise_words(pairs, one) for one in told)
+    return f"too noisy to accuse at {100 * told[0].threshold:g} %: {words}{use}"
+
+
+def noise_words(pairs: Pairs, one: Noise) -> str:
+    """``both ways 1M x 3 calls spread by 27 % (seen from 62 % on)``: of one kind of calls."""
+    where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
+    scatter = f"spread by {100 * one.spread:.0f} %"
+    if one.between > one.spread:
+        scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
+    calls = f"{one.what}{where} {format_size(one.nbytes)} x {one.calls} calls"
+    return f"{calls} {scatter} (seen from {_least(one)} % on)"
+
+
+def _least(one: Noise) -> int:
+    return math.ceil(100 * one.seen)
+
+
+def _where(one: Evidence | Noise) -> str:
+    return " within the node" if one.within else " between nodes"
+
+
+def events(pairs: Pairs, found: Sequence[Suspect]) -> list[dict[str, Any]]:
+    """An event for each node with a standing suspect, and for each suspect link: kind, message,
+    ranks, and ``host`` (a node) or ``link`` (the hosts of both ends).
+    """
+    standing = [one for one in found if one.stands]
+    nodes: defaultdict[str, list[Suspect]] = defaultdict(list)
+    told = []
+    for one in standing:
+        if not one.is_link:
+            nodes[pairs.hosts[one.units[0]]].append(one)
+    for host, own in nodes.items():
+        ranks = [rank for one in own for rank in pairs.units[one.units[0]]]
+        message = suspect_text(pairs, own[0])
+        if len(own) > 1:
+            of = sum(1 for unit_host in pairs.hosts if unit_host == host)
+            message = f"{len(own)} of {of} ranks of node {host}; {message}"
+        told.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
+    for one in standing:
+        if one.is_link:
+            ends = [pairs.hosts[unit] for unit in one.units]
+            ranks = [rank for unit in one.units for rank in pairs.units[unit]]
+            message = suspect_text(pairs, one)
+            told.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
+    return told

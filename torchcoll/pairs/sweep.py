@@ -1,0 +1,609 @@
+"""Every pair of ranks or nodes: in rounds of disjoint pairs, the slow ones again alone, then all.
+
+No groups of two are made: 512 ranks have 130816 of them, each of which every rank would have to
+take part in making, and each rank would keep 511 communicators. Ranks send and receive over the
+group of all ranks, whose connections the library makes where they are needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.bench.main import measure
+from torchcoll.bench.measure import first_call
+from torchcoll.bench.options import Options, Other, Parser, number, parse
+from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, brief
+from torchcoll.core.plausibility import crowded
+from torchcoll.core.spec import Spec
+from torchcoll.core.units import format_ranges, parse_share, whole_number
+from torchcoll.machine.devices import nothing
+from torchcoll.machine.launcher import Launch
+from torchcoll.pairs.schedule import (
+    BY,
+    ITERS,
+    LATENCY_ITERS,
+    LATENCY_NBYTES,
+    PASSES,
+    SIZES,
+    THRESHOLD,
+    Pair,
+    PairOptions,
+    Units,
+    check_units,
+    members_of,
+    pair_cases,
+    plan_lines,
+    rounds,
+    rounds_of,
+    units_of,
+)
+
+if TYPE_CHECKING:
+    from torchcoll.bench.output import Output
+    from torchcoll.bench.session import Session
+    from torchcoll.core.result import Run
+
+
+# -------------------------------------------------------------------------------------------------
+# --bisect: which half of the ranks (nodes) is slow, and which half of that, until it is small.
+#
+# Pure: what a step costs is told by a function, the real one of pairs/sweep.py or a test's own.
+
+Group = tuple[int, ...]
+# Of both halves at once, in order: how fast each is. The rest of the units do as they like.
+Speeds = Callable[[Group, Group], tuple[float, float]]
+
+Comparable = Callable[[Group, Group], bool]
+
+LEAST = 2  # units of a group that has anything to communicate
+
+
+@dataclass(frozen=True)
+class Step:
+    halves: tuple[Group, Group]
+    speeds: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Halving:
+    """``group``: the smallest one that is slower than its other half; () where there is none.
+
+    ``ratio``: its speed over that of the other half.
+    """
+
+    group: Group
+    ratio: float
+    steps: tuple[Step, ...]
+
+
+def halve(
+    units: Sequence[int],
+    speeds: Speeds,
+    threshold: float,
+    comparable: Comparable = lambda first, second: True,
+) -> Halving:
+    """Go on with the slower half while it is slower by ``threshold`` (a share) and has two halves
+    that can communicate. Where both halves are alike, the fault is in both, between them, or
+    nowhere: halving ends. So it does where the halves are not ``comparable``.
+
+    Both halves have the same number of units, for busbw depends on it where latency counts (a ring
+    of three takes twice the steps of one of two): of an odd number the last is left out first, and
+    where the others are alike, the first.
+    """
+    group: Group = tuple(units)
+    found: Group = ()
+    ratio, steps = 1.0, []
+    while len(group) >= 2 * LEAST:
+        middle = len(group) // 2
+        slower: Group = ()
+        for start in range(1 + len(group) % 2):
+            halves = group[start : start + middle], group[start + middle : start + 2 * middle]
+            if not comparable(*halves):
+                continue
+            told = speeds(*halves)
+            steps.append(Step(halves, told))
+            slow = 0 if told[0] < told[1] else 1
+            if told[slow] < (1 - threshold) * told[1 - slow]:
+                slower, ratio = halves[slow], told[slow] / told[1 - slow]
+                break
+        if not slower:
+            break
+        group = found = slower
+    return Halving(found, ratio, tuple(steps))
+
+
+# -------------------------------------------------------------------------------------------------
+# The command line of ``torchrun -m torchcoll.pairs``: its own options, and some of the others'.
+
+# Fields of Spec that mean something here; the others are refused.
+_OWN = (
+    *("collectives", "sizes", "dtypes", "backend", "device", "iters", "check", "timeout_s"),
+    *("labels", "rehearse"),
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = Parser(
+        prog="torchcoll.pairs",
+        description="Measure every pair of ranks or nodes, and say which one is slow. Pairs of a "
+        "round run at the same time, every pair meets once; the slow ones run again alone, then "
+        "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
+        epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
+        "--backend --device --rehearse --rendezvous-file -J --no-output --label "
+        "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "--by",
+        default=BY[0],
+        help="rank (default): every rank with every other; node: all ranks of a node with those of "
+        "another at once, first with first, second with second",
+    )
+    p.add_argument(
+        "--threshold",
+        metavar="SHARE",
+        default=str(THRESHOLD),
+        help=f"slower than the others by this share, and an outlier, is suspect "
+        f"({100 * THRESHOLD:g}%%)",
+    )
+    p.add_argument(
+        "--bisect",
+        action="store_true",
+        help="then halve the ranks (nodes) with all_reduce until the slow group is small: for "
+        "faults that pairs do not show",
+    )
+    p.add_argument("--ranks-per-node", help="of --dry-run --by node")
+    return p
+
+
+def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
+    """What a command line asks for. Raises UsageError."""
+    own, rest = _parser().parse_known_args(list(argv))
+    options = parse(rest, "all_reduce", "torchcoll.pairs")
+    spec, plain = options.spec, Spec()
+    for field in fields(Spec):
+        given = getattr(spec, field.name)
+        if field.name not in _OWN and given != getattr(plain, field.name):
+            flag = field.name.replace("_", "-")
+            raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
+    if options.resume:
+        raise UsageError("resume", options.resume, "none: pairs are measured in one go")
+    if options.format not in ("table", "markdown", "csv", "json"):
+        raise UsageError("format", options.format, "one of table, markdown, csv, json")
+    sizes = spec.sizes or SIZES
+    if min(sizes) <= LATENCY_NBYTES:
+        expected = f"more than {LATENCY_NBYTES} bytes"
+        raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
+    for nbytes in sizes:
+        if nbytes % LATENCY_NBYTES:  # of every type a whole number of elements
+            raise UsageError("sizes", nbytes, f"a multiple of {LATENCY_NBYTES} bytes")
+    if len(spec.dtypes) > 1:
+        raise UsageError("dtype", ",".join(spec.dtypes), "one type")
+    iters = ITERS if spec.iters is None else spec.iters
+    whole_number(iters, "iters", 1)
+    threshold = parse_share(own.threshold, "threshold")
+    per_node = own.ranks_per_node
+    if per_node is not None:
+        per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
+        if not options.dry_run:
+            raise UsageError("ranks-per-node", per_node, "--dry-run beside it")
+    pairs = PairOptions(own.by, own.bisect, threshold, per_node)
+    # A reading of the file judges as the run did.
+    other = Other("pairs", pairs, {"threshold": threshold})
+    return replace(options, spec=replace(spec, sizes=sizes, iters=iters), other=other), pairs
+
+
+# -------------------------------------------------------------------------------------------------
+# --bisect: all_reduce on halves of the ranks, both at once, each in a group of its own.
+#
+# For faults that pairs do not show: what only many ranks at once load (a switch, a rail), or what
+# only the library's own algorithms use.
+
+_TIMES = 2  # each step; the better one counts, for what slows a half for a moment is no fault of it
+
+
+def bisect(
+    session: Session, units: Units, threshold: float, told: Callable[[str], None]
+) -> Halving:
+    """Halve the units; rank 0 records what it came to. Collective."""
+    before = session.spec, session.parts, session.part
+    case, span = session.sizings[-1].case, session.sizings[-1].span_nbytes
+    step = 0
+
+    def speeds(first: Group, second: Group) -> tuple[float, float]:
+        nonlocal step
+        step += 1
+        parts = [ranks_of(units, first), ranks_of(units, second)]
+        rest = {*range(session.ranks)} - {rank for part in parts for rank in part}
+        parts += [tuple(sorted(rest))] if rest else []
+        session.parts = tuple(parts)
+        session.part = next(part for part in parts if session.rank in part)
+        own = replace(case, group=f"bisect {step}")
+        sizing = size_case(own, max(map(len, parts)), span_nbytes=span)
+        seen: list[tuple[float, float]] = []
+        for _ in range(_TIMES):
+            told(f"bisect, step {step}")
+            try:
+                session.one_case(sizing)
+            except RuntimeError as error:
+                sizes = " and ".join(str(len(part)) for part in parts)
+                session.trouble(f"groups of {sizes} ranks: {brief(error)}")
+            seen.append(session.control.decide(_speeds(session, len(parts))))
+        return max(one[0] for one in seen), max(one[1] for one in seen)
+
+    hosts = [member["host"] for member in session.control.members]
+
+    def comparable(first: Group, second: Group) -> bool:
+        """As many ranks on as many nodes: else one half has slower ways, and no fault."""
+        shapes = [Counter(hosts[rank] for rank in ranks_of(units, g)) for g in (first, second)]
+        return sorted(shapes[0].values()) == sorted(shapes[1].values())
+
+    session.spec = replace(session.spec, fresh_group=True)
+    try:
+        found = halve(range(len(units)), speeds, threshold, comparable)
+    finally:
+        session.spec, session.parts, session.part = before
+    if session.recorder:
+        # The group's own members know no affinity, those of the run do.
+        members = session.recorder.run.members
+        _record(session.recorder, members, case.device == "cpu", units, found)
+    return found
+
+
+def ranks_of(units: Units, group: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(rank for unit in group for rank in units[unit]))
+
+
+def _speeds(session: Session, parts: int) -> list[float] | None:
+    """busbw of the first two of the sub-groups that ran last; 0 where one failed."""
+    if session.run is None:
+        return None
+    from torchcoll.core.summary import summarise
+
+    rows = [summarise(result) for result in session.run.results[-parts:]]
+    return [row.busbw_gbps or 0.0 if row.status == "ok" else 0.0 for row in rows[:2]]
+
+
+def _record(
+    recorder: Any, members: list[dict[str, Any]], on_cpu: bool, units: Units, found: Halving
+) -> None:
+    if not found.steps:
+        why = f"{len(units)} are too few to halve, {2 * LEAST} needed"
+        if len(units) >= 2 * LEAST:
+            why = "no two halves have as many ranks on as many nodes, so none are comparable"
+        recorder.event("bisect", f"bisect: {why}")
+        return
+    # That with the slow half: later ones may have found both of its halves alike.
+    last = next((step for step in found.steps if found.group in step.halves), found.steps[-1])
+    halves = " and ".join(
+        f"{speed:.3f} GB/s on ranks {format_ranges(ranks_of(units, half))}"
+        for half, speed in zip(last.halves, last.speeds, strict=True)
+    )
+    if not found.group:
+        recorder.event("bisect", f"bisect: both halves are alike, {halves} (all_reduce busbw)")
+        return
+    ranks = ranks_of(units, found.group)
+    hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
+    waiting = {host for host, _ in crowded(members)} if on_cpu else set()
+    told = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
+    if told & waiting:
+        names = ", ".join(sorted(told & waiting)[:8])
+        recorder.event(
+            "bisect",
+            f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there",
+        )
+        return
+    message = (
+        f"bisect: ranks {format_ranges(ranks)} ({', '.join(hosts[:8])}) do all_reduce at "
+        f"{100 * found.ratio:.0f} % of the busbw of the other half ({halves})"
+    )
+    where = {"host": hosts[0]} if len(hosts) == 1 else {"hosts": hosts}
+    recorder.event("suspect", message, ranks=list(ranks), **where)
+
+
+# -------------------------------------------------------------------------------------------------
+
+_NAMED = 8  # of a round's pairs, in messages
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What this rank does in a round. place: 0 is the lower unit of the pair, 1 the higher."""
+
+    pair: Pair
+    peer: int
+    place: int
+
+
+class PairsRun:
+    """All pairs of one session. ``told`` is called on rank 0 with how far it is."""
+
+    def __init__(self, session: Session, options: PairOptions, told: Callable[[str], None]) -> None:
+        self.session, self.options, self._told = session, options, told
+        self.units = units_of(options.by, [m["host"] for m in session.control.members])
+        check_units(self.units, options.by)
+        first = session.sizings[0].case
+        rule = "pair" if options.by == "rank" else "node"
+        self._rule = rule
+        self._cases = pair_cases(session.spec, rule, first)
+        self._buffers: dict[int, Buffers] = {}  # by the bytes asked
+        self._tried = False
+        self._began = (0, 0)  # the last kind of call, monotonic in ns, wall in us
+
+    def sweep(self) -> None:
+        """Rounds, the slow pairs alone, all ranks together; events of the suspects. Collective."""
+        session = self.session
+        self._prepare()
+        count = len(self.units)
+        for turn, met in enumerate(rounds(count), 1):
+            self._round(met, f"round {turn} of {rounds_of(count)}", self._rule, self._cases)
+        for turn in range(1, PASSES + 1):
+            again, places = session.control.decide(self._again())
+            cases = [self._cases[place] for place in places]
+            for pair in again:
+                self._round(
+                    [(pair[0], pair[1])], f"pass {turn} alone", f"{self._rule} alone", cases
+                )
+        self._buffers.clear()
+        session.device.release()
+        self._told("all ranks together")
+        session.sweep()
+        if self.options.bisect:
+            bisect(session, self.units, self.options.threshold, self._told)
+        self._on_rank_0(self._events)
+
+    # -- before -----------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Memory on every rank, and a connected group."""
+        session, failure = self.session, ""
+        for case in self._cases:
+            sizing = size_case(case, session.ranks)
+            if refused := session.agree_on_case(sizing):
+                raise TorchcollError(f"pairs: {case.describe()}: {refused[1]}")
+        try:
+            for case in self._cases:
+                sizing = size_case(case, 2)
+                if case.nbytes not in self._buffers:
+                    buffers = allocate(session.torch, sizing, 0, session.device.name)
+                    self._buffers[case.nbytes] = buffers
+                    Checker(session.torch, sizing, 0, buffers, session.progress.beat).prepare()
+        except (RuntimeError, MemoryError) as error:
+            failure = brief(error)
+        failed = session.control.failed(failure)
+        if failed:
+            raise TorchcollError("pairs: no memory on {}: {}".format(*failed))
+        session.progress.step("connecting all ranks")
+        # torch: all ranks take part in the first call on a group, if it is a send or a receive.
+        self._or_trouble(session.communicators.align(self._cases[0].backend), "a barrier")
+
+    def _or_trouble(self, call: Callable[[], object], what: str) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            self.session.trouble(f"{what}: {brief(error)}")
+
+    # -- one round --------------------------------------------------------------------------
+
+    def _own(self, met: Sequence[Pair]) -> _Own | None:
+        for pair in met:
+            for low, high in members_of(self.units, pair):
+                if self.session.rank in (low, high):
+                    first = self.session.rank == low
+                    return _Own(pair, high if first else low, 0 if first else 1)
+        return None
+
+    def _round(self, met: Sequence[Pair], text: str, rule: str, cases: Sequence[Case]) -> None:
+        own = self._own(met)
+        if len(met) <= _NAMED:
+            text += f" ({' '.join(f'{low}-{high}' for low, high in met)})"
+        elif own:
+            text += f", pair {own.pair[0]}-{own.pair[1]}"
+        self._told(text)
+        # In the file a round is in flight, not one of its pairs.
+        started = replace(self._cases[0], group=f"{rule}/{text}")
+        self._on_rank_0(lambda: self._recorder.started(started))
+        for case in cases:
+            gathered = self._one_kind(case, own, text)
+            self._on_rank_0(partial(self._keep, case, gathered, met, rule))
+
+    def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
+        """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
+        session, iters = self.session, self.session.spec.iters or 0
+        if case.nbytes == LATENCY_NBYTES:
+            iters = max(iters, LATENCY_ITERS)
+        kind = f"{text}: {case.describe()}"
+        cold: list[int] = []
+        steady: list[int] = []
+        session.progress.step(kind, steady if own else range(iters))
+        self._began = (time.perf_counter_ns(), time.time_ns() // 1000)
+        session.control.align()
+        checked: tuple[int, int] | None = None
+        if own is None:
+            self._first(None, case)
+        else:
+            sizing = size_case(case, 2)
+            buffers = self._buffers[case.nbytes]
+            small = self._buffers[self._cases[0].nbytes]
+            call = self._call(own, buffers, case.root)
+            align = self._call(own, small, None)
+            self._first(lambda: self._timed(call, nothing, 1, cold), case, own)
+            who = f"pair {own.pair[0]}-{own.pair[1]}"
+            self._or_trouble(lambda: self._timed(call, align, iters, steady), who)
+            if session.spec.check and case.root is None:
+                self._or_trouble(align, who)
+                checked = self._verified(sizing, own, buffers, call)
+        return session.control.gather([cold, steady, checked])
+
+    def _timed(self, call: Any, align: Any, calls: int, durations: list[int]) -> None:
+        self.session.device.isolated(call, align, calls, {"host": durations, "issue": []})
+
+    def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
+        """The first call of all: a backend that cannot send says so here, on all ranks alike."""
+        if self._tried:
+            if call and own:
+                self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+            return
+        self._tried = True
+        refused = first_call(self.session, "pairs: sending", call)
+        if refused:
+            (entry, *_) = self.session.entries
+            raise UnavailableError(
+                "pairs",
+                f"{case.backend} on {case.device}: {entry.reason(case, refused)}",
+                "a backend that sends from rank to rank",
+                "Choose another with --backend.",
+            )
+
+    def _call(self, own: _Own, buffers: Buffers, root: int | None) -> Callable[[], None]:
+        """Send and receive (root None), or one of them: the unit in place ``root`` sends."""
+        dist = self.session.dist
+        group = self.session.communicators.whole(self._cases[0].backend)
+        steps = []
+        if root is None or root == own.place:
+            steps.append(dist.P2POp(dist.isend, buffers.send, own.peer, group))
+        if root is None or root != own.place:
+            steps.append(dist.P2POp(dist.irecv, buffers.recv, own.peer, group))
+        if own.place == 1:
+            steps.reverse()  # xccl can deadlock where both peers send first
+
+        def call() -> None:
+            for work in dist.batch_isend_irecv(steps):
+                work.wait()
+
+        return call
+
+    def _verified(
+        self, sizing: Sizing, own: _Own, buffers: Buffers, call: Callable[[], None]
+    ) -> tuple[int, int]:
+        """(elements checked, elements wrong) of one more exchange."""
+        session = self.session
+        checker = Checker(session.torch, sizing, own.place, buffers, session.progress.beat)
+        checker.prepare()
+        self._or_trouble(call, f"pair {own.pair[0]}-{own.pair[1]}")
+        session.device.synchronize()
+        return checker.count_wrong()
+
+    # -- rank 0 -----------------------------------------------------------------------------
+
+    @property
+    def _recorder(self) -> Any:
+        return self.session.recorder
+
+    def _on_rank_0(self, action: Callable[[], object]) -> None:
+        if self.session.rank == 0:
+            action()
+
+    def _keep(self, case: Case, gathered: list[Any], met: Sequence[Pair], rule: str) -> None:
+        from torchcoll.bench.recorder import result_of_pair
+
+        for pair in met:
+            members = members_of(self.units, pair)
+            ranks = [low for low, _ in members] + [high for _, high in members]
+            own = replace(case, group=f"{rule}/{pair[0]}-{pair[1]}")
+            result = result_of_pair(own, ranks, [gathered[rank] for rank in ranks])
+            result.start_ns, result.start_wall_us = self._began
+            self._recorder.case(result)
+
+    def _again(self) -> tuple[list[Pair], list[int]] | None:
+        """The pairs of the next pass alone, and the places of the cases in which they were slow:
+        of the suspects that no pass so far has cleared, between usual ones.
+        """
+        if self.session.rank:
+            return None
+        from torchcoll.pairs.matches import key_of, read_pairs
+        from torchcoll.pairs.suspects import again_alone, kinds_of, suspects
+
+        pairs = read_pairs(self._recorder.run)
+        found = suspects(pairs, self.options.threshold, with_hidden=True) if pairs else []
+        left = {place for place, one in enumerate(found) if one.stands}
+        if pairs is None or not left:
+            return [], []
+        usual, chosen = again_alone(pairs, found)  # the same in each pass
+        own = [pair for pair, whose in chosen.items() if left & {*whose} and pair not in usual]
+        mixed = [pair for both in zip_longest(usual, own) for pair in both if pair]
+        kinds = kinds_of(found[place] for place in sorted(left))
+        return mixed, [i for i, case in enumerate(self._cases) if key_of(case) in kinds]
+
+    def _events(self) -> None:
+        from torchcoll.pairs.matches import read_pairs
+        from torchcoll.pairs.suspects import events, suspects
+
+        found = read_pairs(self._recorder.run)
+        if found:
+            for event in events(found, suspects(found, self.options.threshold)):
+                self._recorder.event(**event)
+
+
+def refuse_lone(backend: str | None, ranks: int) -> None:
+    """Raises UsageError for what has no pairs, before anything starts."""
+    check_units(tuple((rank,) for rank in range(ranks)), "rank")
+    if backend == "fake":
+        raise UsageError("backend", "fake", "one that communicates", "--dry-run plans without one.")
+    if backend and "," in backend:
+        raise UsageError("backend", backend, "one backend")
+
+
+def run_pairs(launch: Launch, arguments: list[str]) -> int:
+    """What ``torchrun -m torchcoll.pairs`` does: every pair of ranks is measured, or planned."""
+    options, pairs = parse_pairs(arguments)
+    if options.dry_run:
+        lines = plan_lines(options.spec, pairs, options.ranks or launch.ranks)
+        if launch.rank == 0:
+            print("\n".join(lines))
+        return ExitCode.OK
+    refuse_lone(options.spec.backend, launch.ranks)
+    return measure(options, launch, arguments, partial(_sweep, options, pairs))
+
+
+def _sweep(
+    options: Options, pairs: PairOptions, session: Session, output: Output | None
+) -> str | None:
+    """Measure the pairs and print what they say on rank 0.
+
+    The text of what makes the exit code 1: a case that failed, a suspect.
+    """
+    told: Callable[[str], None] = nothing_told
+    line = None
+    if session.rank == 0 and not options.quiet:
+        from torchcoll.report.destination import ProgressLine
+
+        line = ProgressLine(sys.stderr, 80)
+        told = line.show
+    PairsRun(session, pairs, told).sweep()
+    failure = None
+    if output and session.run:
+        if line:
+            line.clear()
+        session.run.path = output.path
+        output.show(lambda: _show(session.run, options, pairs))
+        failure = output.failure(session) or _accused(session.run)
+    failure = session.control.decide(failure)
+    return failure
+
+
+def nothing_told(text: str) -> None:
+    pass
+
+
+def _show(run: Run | None, options: Options, pairs: PairOptions) -> None:
+    from torchcoll.pairs.show import show_pairs
+
+    assert run is not None
+    show_pairs(run, options.format, pairs.threshold)
+
+
+def _accused(run: Run) -> str | None:
+    told = [event["message"] for event in run.events if event["kind"] == "suspect"]
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"suspect: {told[0]}{more}" if told else None

@@ -1,0 +1,199 @@
+"""Where a report goes: a terminal with a width, or a pipe or file without one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchcoll.core.errors import UsageError, printable
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether lines can be written over: TERM=dumb says no, where a launcher fakes a terminal."""
+    return file.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Destination:
+    """A text stream, and what it can show.
+
+    ``width`` is None where the stream is no terminal: nothing is wrapped or left out there. Text
+    that the stream's encoding lacks is escaped, because a table must not fail in an ASCII locale.
+    """
+
+    def __init__(self, file: TextIO | None = None, width: int | None = None) -> None:
+        # Python has no stdout where it was closed before the start (`>&-`).
+        self.file = file or sys.stdout or io.StringIO()
+        self.terminal = is_terminal(self.file)
+        if width is None and self.terminal:
+            width = shutil.get_terminal_size().columns  # honours COLUMNS
+        self.width = width
+
+    def write(self, text: str) -> None:
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
+        # Once for all reports: labels, hosts and file names may hold what a terminal obeys.
+        if not text.replace("\n", "").isprintable():
+            text = "\n".join(map(printable, text.split("\n")))
+        self.file.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Each as a line of its own; on a terminal, long ones are wrapped between words."""
+        for line in lines:
+            self.write(self.wrapped(printable(line)) + "\n")
+
+    def lines_unwrapped(self, lines: Iterable[str]) -> None:
+        """As ``lines`` for the rows of a table: a row is one line whatever the width."""
+        for line in lines:
+            self.write(printable(line) + "\n")
+
+    def styled(self, line: str, style: str) -> None:
+        """As ``lines`` for one, in a style of rich where the terminal can show it."""
+        console = self.console() if style else None
+        if console is None:
+            self.lines([line])
+            return
+        from rich.text import Text
+
+        console.print(Text(self.wrapped(printable(line)), style=style), soft_wrap=True)
+
+    def wrapped(self, line: str) -> str:
+        if self.width is None or len(line) <= self.width:
+            return line
+        return textwrap.fill(
+            line,
+            max(self.width, 20),
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def console(self) -> Any:
+        """A rich console on a terminal; None elsewhere, and where rich is not installed.
+
+        rich is imported here and not above: ranks must run with torch alone, and a pipe needs no
+        rich. Width and colour are rich's own reading of COLUMNS and NO_COLOR. It fails at a
+        character that the terminal's encoding lacks, so it is left out there too.
+        """
+        encoding = getattr(self.file, "encoding", None) or "utf-8"
+        if not self.terminal or not encoding.lower().startswith("utf"):
+            return None
+        try:
+            from rich.console import Console
+        except ImportError:
+            return None
+        return Console(file=self.file, width=self.width, highlight=False, emoji=False, markup=False)
+
+
+# -------------------------------------------------------------------------------------------------
+# Files that a command writes beside its output: none is overwritten, no link is followed.
+
+_ACTION = "Name another file, or replace it with --force."
+
+
+def check_new(path: str | os.PathLike[str], what: str, force: bool = False) -> None:
+    """Raises UsageError for a file that is there, a link too, unless ``force``: before the work.
+
+    what: the option that names it, in the message.
+    """
+    if os.path.isdir(path) and not os.path.islink(path):
+        raise UsageError(what, path, "a file that can be written (Is a directory)")
+    if os.path.lexists(path) and not force:
+        raise UsageError(what, path, "a file that does not exist", _ACTION)
+
+
+def write_file(
+    path: str | os.PathLike[str], content: str | bytes, what: str, force: bool = False
+) -> None:
+    """A new file with this content; with ``force`` in place of what is there.
+
+    Whole or not at all, and never through a link: a file of another name takes the place of what
+    has the name (a link itself, not what it points to). Raises UsageError where it cannot be.
+    """
+    check_new(path, what, force)
+    target = Path(path)
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    try:
+        with open(new if force else target, "xb") as file:
+            file.write(data)
+        if force:
+            os.replace(new, target)
+    except FileExistsError:
+        raise UsageError(what, path, "a file that does not exist", _ACTION) from None
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        expected = f"a file that can be written ({error.strerror})"
+        raise UsageError(what, path, expected) from None
+
+
+def free_name(path: str) -> str:
+    """The name, with a number where it is taken: ``torchcoll-2.png``."""
+    stem, suffix = os.path.splitext(path)
+    found, number = path, 1
+    while os.path.lexists(found):
+        number += 1
+        found = f"{stem}-{number}{suffix}"
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+# How far a run is, in one line.
+
+_BAR = 12  # with the name of a case after it, the line fits into 80 columns
+
+
+def _clock_text(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class RunProgress:
+    """Cases done of all cases, elapsed time, and time left if the rest is like what was done."""
+
+    def __init__(self, total: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self.finished = 0
+        self._now = now
+        self._start = now()
+
+    def text(self, doing: str = "") -> str:
+        elapsed = self._now() - self._start
+        filled = _BAR * self.finished // self.total if self.total else _BAR
+        words = [
+            f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
+            f"elapsed {_clock_text(elapsed)}",
+        ]
+        if 0 < self.finished < self.total:
+            left = elapsed / self.finished * (self.total - self.finished)
+            words.append(f"left {_clock_text(left)}")
+        return "  ".join([*words, doing] if doing else words)
+
+
+class ProgressLine:
+    """A progress text that stays on the last line of a terminal. Elsewhere it writes nothing."""
+
+    def __init__(self, file: TextIO | None, width: int) -> None:
+        self._file = file if file and is_terminal(file) else None
+        self._width = width
+
+    def show(self, text: str) -> None:
+        if self._file:
+            self._file.write(f"\r\x1b[K{text[: self._width - 1]}")
+            self._file.flush()
+
+    def clear(self) -> None:
+        if self._file:
+            self._file.write("\r\x1b[K")
+            self._file.flush()

@@ -1,0 +1,296 @@
+"""What of a run is shown: the choices of ``show``, checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import UsageError, one_line, tell
+from torchcoll.core.plausibility import doubted, doubts_of
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks_of, summarise
+from torchcoll.report.columns import (
+    ROW_FIELDS,
+    Column,
+    Entry,
+    named_columns,
+    percentile_column,
+    percentile_key,
+    percentile_ns,
+)
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.notes import Notes, lines_beside, problems_of
+
+if TYPE_CHECKING:
+    from torchcoll.runs.show import Judging
+
+
+@dataclass(frozen=True)
+class Records:
+    """One kind of rows for csv and json: their names, and the dictionaries of a run."""
+
+    names: Callable[[View], Sequence[str]]
+    of: Callable[[Run, View], Iterable[dict[str, Any]]]
+
+
+RUN_FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
+CLOCKS = ("host", "device", "issue")
+METRICS = ("time", "algbw", "busbw")
+
+
+def choice(value: object, what: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(what, value, f"one of {', '.join(allowed)}")
+
+
+def texts_of(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
+    """A list as code gives it or, with commas, as the command line does."""
+    if value is None:
+        return ()
+    return tuple(p.strip() for p in value.split(",")) if isinstance(value, str) else tuple(value)
+
+
+@dataclass(frozen=True)
+class View:
+    """How samples are read and which columns are shown. Raises UsageError naming the flag."""
+
+    columns: tuple[str, ...] = ()  # names of Row fields; none: the default columns
+    percentiles: tuple[float, ...] = ()
+    over_ranks: str = "max"
+    clock: str | None = None
+
+    def __post_init__(self) -> None:
+        choice(self.over_ranks, "over-ranks", OVER_RANKS)
+        if self.clock is not None:
+            choice(self.clock, "clock", CLOCKS)
+        named_columns(self.columns)
+        numbers: list[float] = []
+        for value in self.percentiles:
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                number = -1.0
+            if not 0 <= number <= 100:
+                raise UsageError("percentiles", value, "numbers from 0 to 100, such as 50,90,99.9")
+            numbers.append(number)
+        object.__setattr__(self, "percentiles", tuple(numbers))
+
+    def row(self, result: CaseResult, library: str | None = None) -> Row:
+        return summarise(result, self.over_ranks, self.clock, library)
+
+    def entry(
+        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str | None = None
+    ) -> Entry:
+        marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
+        return Entry(doubted(row, doubt), result, marks, self.over_ranks)
+
+    @property
+    def usual(self) -> bool:
+        """Whether rows are read as the verdict reads them."""
+        return self.over_ranks == "max" and self.clock is None
+
+    def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
+        libraries = libraries_of(run)
+        rows = [self.row(result, libraries[id(result)]) for result in run.results]
+        doubts = doubts_of(run, rows if self.usual else None)
+        return [
+            self.entry(result, row, notes, doubts.get(id(result)))
+            for result, row in zip(run.results, rows, strict=True)
+        ]
+
+    def extra_columns(self) -> list[Column]:
+        return [percentile_column(p) for p in self.percentiles]
+
+
+# -------------------------------------------------------------------------------------------------
+# The rows as JSON: the names of Row's fields, base units, unknown is null.
+
+SCHEMA = "torchcoll-rows/1"
+
+
+def row_names(view: View) -> list[str]:
+    """The chosen columns (default all), then the chosen percentiles."""
+    names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
+    return [*names, *map(percentile_key, view.percentiles)]
+
+
+def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
+    """One dictionary a row."""
+    names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
+    return [
+        {name: entry.told(name) for name in names}
+        | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
+        for entry in view.entries(run)
+    ]
+
+
+ROWS = Records(row_names, row_objects)
+
+
+def run_object(
+    run: Run, view: View, records: Records = ROWS, judging: Judging | None = None
+) -> dict[str, Any]:
+    """One run with its rows, and what one must know to judge them."""
+    verdict = {"verdict": judging.verdict(run).to_json()} if judging else {}
+    return {
+        "schema": SCHEMA,
+        "run": {
+            **_names(run),
+            "torchcoll": run.header.get("torchcoll") or run.environment.get("torchcoll"),
+            "ranks": run.ranks,
+            "labels": run.labels,
+            "status": run.end.get("status") if run.end else "truncated",
+            "over_ranks": view.over_ranks,
+            "continuations": [
+                {**_names(launch), "cases": len(results)} for launch, results in run.launches()[1:]
+            ],
+            "events": [_plain(event) for event in run.events],
+            "problems": problems_of(run),
+        },
+        **verdict,
+        "rows": list(records.of(run, view)),
+    }
+
+
+def _names(run: Run) -> dict[str, Any]:
+    path = None if run.path is None else str(run.path)
+    known = {name: run.header.get(name) for name in ("run_id", "start_utc")}
+    return {"path": path, **known}
+
+
+def _plain(event: dict[str, Any]) -> dict[str, Any]:
+    """Without what later versions, or other hands, may have put there."""
+    return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
+
+
+def json_text(
+    runs: Sequence[Run], view: View, records: Records = ROWS, judging: Judging | None = None
+) -> str:
+    """An object for one run, an array of them for several."""
+    found = [run_object(run, view, records, judging) for run in runs]
+    return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"
+
+
+# -------------------------------------------------------------------------------------------------
+# The rows as CSV: every field of a Row in base units, unknown as an empty field.
+#
+# A list is its items with commas between them, as the options of the command line take lists; an
+# empty one is an empty field. Spreadsheets run a cell that begins with ``= @ + -`` as a formula: a
+# text that does so, and is no number, gets a ``'`` before it, which they do not show and
+# ``torchcoll import`` takes away.
+
+_FORMULA = re.compile(r"'*[=@+-]")
+_NUMBERS = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d+)?(?:,[+-]?[\d.]+(?:e[+-]?\d+)?)*", re.IGNORECASE)
+
+
+def csv_text(runs: Sequence[Run], view: View, records: Records = ROWS) -> str:
+    """One heading for all runs; with more than one, the first column names the file.
+
+    Where no columns are chosen, the last ones name the reading, the launch and its labels.
+    """
+    names = [*(["file"] if len(runs) > 1 else []), *records.names(view)]
+    if not view.columns:
+        labels = dict.fromkeys(f"label_{one_line(k)}" for run in runs for k in run.labels)
+        # The long tables keep ranks apart: they have no reading over ranks.
+        names += ["over_ranks"] if records is ROWS else []
+        names += ["run_id", "start_utc", *labels]
+    return records_csv(_flat(runs, view, records), names)
+
+
+def _flat(runs: Sequence[Run], view: View, records: Records) -> Iterator[dict[str, Any]]:
+    """Each row with what is common to its launch."""
+    for run in runs:
+        common = {"file": str(run.path or run.header.get("run_id") or "")}
+        common |= {f"label_{one_line(k)}": v for k, v in run.labels.items()}
+        for launch, results in run.launches():
+            own = {name: launch.header.get(name) for name in ("run_id", "start_utc")}
+            part = Run(header=launch.header, members=launch.members, results=results)
+            rows = records.of(part, view)
+            if records is ROWS:
+                rows = [
+                    {"over_ranks": over_ranks_of(result, view.over_ranks), **values}
+                    for result, values in zip(results, rows, strict=True)
+                ]
+            yield from (common | own | values for values in rows)
+
+
+def records_csv(records: Iterable[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
+    """Objects of base units as CSV: the columns ``names``, or one for each name in any of them."""
+    if not names:
+        records = list(records)
+        names = list(dict.fromkeys(name for record in records for name in record))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
+    writer.writerow({name: _cell(name) for name in names})
+    for record in records:
+        writer.writerow({k: _cell(v) for k, v in record.items()})
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        value = ",".join(one_line(item) for item in value)
+    return _no_formula(one_line(value)) if isinstance(value, str) else value
+
+
+def _no_formula(text: str) -> str:
+    # "'=1" too, or reading would take the wrong one away.
+    return f"'{text}" if _FORMULA.match(text) and not _NUMBERS.fullmatch(text) else text
+
+
+# -------------------------------------------------------------------------------------------------
+# The four formats of what is no run.
+
+FORMATS = ("table", "markdown", "csv", "json")
+
+
+@dataclass(frozen=True)
+class Forms:
+    """One thing in each form: the tables, the rows of csv, the object of json."""
+
+    grids: Sequence[Grid]
+    records: list[dict[str, Any]]
+    thing: dict[str, Any]
+
+
+def show_found(found: Sequence[Forms], format: str, file: TextIO | None) -> None:
+    """Print them, one below the other. Raises UsageError for an unknown format."""
+    grids = [grid for one in found for grid in one.grids]
+    records = [record for one in found for record in one.records]
+    things = [one.thing for one in found]
+    thing = things[0] if len(things) == 1 else things
+    print_forms([("", grids)], records, thing, format, file)
+
+
+def print_forms(
+    titled: Sequence[tuple[str, list[Grid]]],
+    records: Sequence[dict[str, Any]],
+    thing: Any,
+    format: str,
+    file: TextIO | None,
+    names: Sequence[str] = (),
+) -> None:
+    """Print one of these: tables below their titles, the rows of csv (columns ``names``, or those
+    that any row has), the object of json. Raises UsageError for an unknown format.
+    """
+    choice(format, "format", FORMATS)
+    out = Destination(file)
+    if format == "json":
+        out.write(json.dumps(thing, indent=1) + "\n")
+    elif format == "csv":
+        out.write(records_csv(records, names))
+    else:
+        print_grids(titled, format, out)
+    out.flush()
+
+
+def tell_beside(found: Any, format: str) -> None:
+    """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
+    for text in lines_beside(format, found.runs, [f"note: {text}" for text in found.notes]):
+        tell(f"torchcoll: {text}")

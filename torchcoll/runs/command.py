@@ -1,0 +1,306 @@
+"""``torchcoll show``: result files and traffic files as tables."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import ExitCode, UsageError, printable, tell
+
+if TYPE_CHECKING:
+    from torchcoll.core.result import Run
+
+
+def show_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="result or traffic files, folders, quoted globs, or output of other tools",
+    )
+    add(
+        "--reference",
+        metavar="FILE",
+        help="beside the bandwidths those of a file of points (results/points.json) or of a run",
+    )
+    add("--format", default="table", help="table, markdown, csv, json or nccl-tests")
+    add("--columns", metavar="NAMES", help="names of fields of a row with commas, or all")
+    add("--percentiles", metavar="P", help="further columns, such as 50,90,99.9")
+    add("--over-ranks", default="max", metavar="HOW", help="max, mean, min or rank0")
+    add("--clock", help="host, device or issue; default: the device's where it was read")
+    add(
+        "--pivot",
+        metavar="KEY",
+        help="sizes down, a column for each collective, backend, ranks, label=KEY, file, ...",
+    )
+    add("--metric", help="of --pivot: busbw (the default), algbw or time")
+    add("--per-rank", action="store_true", help="each rank's own times in each case")
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+    add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
+    add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
+    add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
+    add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
+    add("--force", action="store_true", help="replace the files of --junit and --health")
+    add("--calls", action="store_true", help="every call of each case in order")
+
+
+def run_show(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.file import uncollected
+
+    with uncollected():
+        return _shown(options)
+
+
+def _shown(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.report.destination import check_new
+
+    for what in ("junit", "health"):
+        if path := getattr(options, what):
+            check_new(path, what, options.force)
+    from torchcoll.importers.registry import leave_out, read_all
+    from torchcoll.report.notes import lines_beside
+    from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
+
+    files, traffic = _by_kind(options.files)
+    if traffic and not files:
+        return _show_traffic(options, traffic)
+    if traffic and not _fits_both(options):
+        leave_out(traffic)
+        traffic = []
+    runs = read_all(files)
+    if options.against:
+        options.against = _baseline(options.against)
+    if options.reference and runs:
+        asked = Judging(options.fabric, options.rules, options.against).asked
+        if asked and not _asks(options):
+            raise UsageError(*asked, SHOWN, "No verdict is shown with --reference.")
+        _show_reference(runs, options)
+        return _judged(runs, options)
+    choices = _choices(options)
+    if _asks(options) and not has_verdict(options.format, _has_view(options)):
+        choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
+    show(*runs, **choices)
+    for text in lines_beside(options.format, runs):
+        tell(f"torchcoll: {text}")
+    if traffic:
+        print()
+        _show_traffic(options, traffic)
+    return _judged(runs, options)
+
+
+def _by_kind(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
+    from torchcoll.core.file import expanded
+    from torchcoll.core.traffic import RANK_FILE, is_traffic
+
+    results: list[str] = []
+    traffic: list[str] = []
+    for path in given:
+        inside = [str(file) for file in expanded(path)]
+        sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
+        results += [file for file in inside if file not in sent]
+        traffic += [path] if sent == inside and os.path.isdir(path) else sent
+    return results, traffic
+
+
+def _fits_both(options: argparse.Namespace) -> bool:
+    """Whether tables of traffic can stand below those of results, under the same options."""
+    own = {**_choices(options), "over_ranks": options.over_ranks != "max", "format": None}
+    asked = [*own.values(), options.reference, _asks(options)]
+    return options.format in ("table", "markdown") and not any(asked)
+
+
+_OF_VERDICT = ("fabric", "rules", "against")
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    own = ("files", "run", "reference", "gate", "junit", "health", "force")
+    return {k: v for k, v in vars(options).items() if k not in own}
+
+
+def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode:
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.runs.show import show
+
+    for name in ("reference", "gate", "junit", "health"):
+        if value := getattr(options, name):
+            raise UsageError(name, value, "result files beside it, not traffic")
+    found = [Traffic.load(path) for path in paths]
+    show(*found, **_choices(options))
+    for traffic in found if options.format in ("csv", "json") else ():
+        for problem in traffic.problems:
+            tell(f"torchcoll: warning: {problem}")
+    return ExitCode.OK
+
+
+def _asks(options: argparse.Namespace) -> bool:
+    return bool(options.gate or options.junit or options.health)
+
+
+def _has_view(options: argparse.Namespace) -> bool:
+    return bool(options.pivot or options.per_rank or options.calls)
+
+
+def _baseline(path: str) -> Run:
+    from torchcoll.importers.registry import read_all
+
+    runs = read_all([path])
+    if len(runs) != 1:
+        raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
+    return runs[0]
+
+
+def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
+    """What --gate, --junit and --health ask for."""
+    if not _asks(options):
+        return ExitCode.OK
+    from torchcoll.report.destination import write_file
+    from torchcoll.runs.show import Judging
+    from torchcoll.verdict.judging import health_text, junit_text
+    from torchcoll.verdict.limits import FAIL, NO_REFERENCE
+
+    judging = Judging(options.fabric, options.rules, options.against)
+    verdicts = [judging.verdict(run) for run in runs]
+    for what, path, text_of in (
+        ("junit", options.junit, junit_text),
+        ("health", options.health, health_text),
+    ):
+        if path:
+            write_file(path, text_of(runs, verdicts), what, options.force)
+    unjudged = sum(verdict.word == NO_REFERENCE for verdict in verdicts)
+    if options.gate and unjudged:
+        text = f"{unjudged} of {len(runs)} runs had no reference: nothing was judged"
+        tell(f"torchcoll: warning: --gate: {text}")
+    failed = options.gate and any(verdict.word == FAIL for verdict in verdicts)
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    from torchcoll.importers.registry import read_all
+    from torchcoll.runs.reference import is_points, load_points, points_of, show_beside
+
+    if options.format not in ("table", "markdown"):
+        expected = "one of table, markdown with --reference"
+        raise UsageError("format", options.format, expected)
+    path = options.reference
+    if is_points(path):
+        points = load_points(path)
+    else:
+        points = [p for run in read_all([path]) for p in points_of(run)]
+    show_beside(runs, points, options.format)
+
+
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll plot``: time and bus bandwidth over sizes, as a picture.
+
+
+def plot_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sides",
+        nargs="+",
+        metavar="SIDE",
+        help="a file, a folder, a quoted glob, or label=PATH; those of one label are its launches",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
+    )
+    add("--force", action="store_true", help="replace the picture")
+    add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--fabric", metavar="NAME", help="draw its limits: nvswitch-h200, ib-ndr:8, ...")
+    add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
+
+
+def run_plot(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.file import expanded
+    from torchcoll.importers.registry import read_all, with_results
+    from torchcoll.report.destination import free_name
+    from torchcoll.report.pictures import check_path
+    from torchcoll.runs.plot import plot
+
+    path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
+    check_path(path, options.force)
+    named: dict[str, list[str]] = {}
+    for argument in with_results(options.sides):
+        label, found, file = argument.partition("=")
+        if os.path.exists(argument) or not (found and label and file):
+            label, file = _name(argument, named), argument
+        named.setdefault(label, []).append(file)
+    sides = {
+        name: read_all(file for path in paths for file in expanded(path))
+        for name, paths in named.items()
+    }
+    choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
+    plot(sides, path, **choices)
+    print(printable(f"picture: {path}"))
+    return ExitCode.OK
+
+
+def _name(path: str, taken: Container[str]) -> str:
+    """The name of the file; of its folder too where that is taken."""
+    whole = os.path.abspath(path)
+    last = os.path.basename(whole).removesuffix(".gz")
+    stem = last.rpartition(".")[0] or last
+    longer = os.path.join(os.path.basename(os.path.dirname(whole)), stem)
+    return next((name for name in (stem, longer) if name not in taken), path)
+
+
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll export``: result files as other tools read them.
+
+
+def export_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
+    add(
+        "--format",
+        required=True,
+        help="csv, json and parquet are for other programs: torchcoll reads none of them back, the "
+        "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
+    )
+    add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
+    add("--force", action="store_true", help="replace the file of -o")
+
+
+def run_export(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.runs.show import show
+
+    formats = ("nccl-tests", "csv", "json", "parquet")
+    if options.format not in formats:
+        raise UsageError("format", options.format, f"one of {', '.join(formats)}")
+    if options.output:
+        check_new(options.output, "output", options.force)
+    runs = read_all(options.files)
+    if options.format == "parquet":
+        from torchcoll.runs.export import write_parquet
+
+        if not options.output:
+            raise UsageError("output", "none", "a file", "Parquet is binary: name one with -o.")
+        file = io.BytesIO()
+        write_parquet(runs, file)
+        write_file(options.output, file.getvalue(), "output", options.force)
+    elif options.output:
+        text = io.StringIO()
+        show(*runs, format=options.format, file=text)
+        write_file(options.output, text.getvalue(), "output", options.force)
+    else:
+        show(*runs, format=options.format)
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "show": ("print result files as tables", show_arguments, run_show),
+    "plot": ("time and bus bandwidth over sizes as a picture", plot_arguments, run_plot),
+    "export": ("write result files as other tools read them", export_arguments, run_export),
+}

@@ -1,0 +1,384 @@
+"""nccl-tests' text, so that the gates and parsers which read it read torchcoll.
+
+The format strings are those of nccl-tests 2.19 (src/util.cu). What differs is said in comment
+lines, which every reader skips: the time is a median and not a mean, and a collective that torch
+has in one placement only fills both blocks with that one measurement. nccl-tests itself has a form
+for a missing out-of-place block (32 blanks), but its readers do not: microsoft/superbenchmark
+counts fields from the right and would read the element count as the time, NVIDIA/cloudai drops
+every row that has not 13 fields. For the same reason redop is 'none', never blank.
+
+The counts of the heading are the least that any case runs, for they are printed before the cases;
+what ran stands below the rows. As with nccl-tests' own ``-c 0``, 'OK' means that nothing was found
+wrong; where nothing was checked a comment says so. A case that failed counts as out of bounds, and
+a run that did not reach its end has no footer, like an nccl-tests that was killed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import pandas
+
+from torchcoll.core.case import Case
+from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import Row, over_ranks_of, told
+from torchcoll.core.traffic import Traffic
+from torchcoll.report.columns import statistics_of
+from torchcoll.report.formats import View
+from torchcoll.report.header import NOT_ALIGNED, given_text, program_text
+from torchcoll.report.notes import SPLITS_LINE, launch_lines, stop_lines
+from torchcoll.training.traffic_table import TrafficRow, summarise_traffic
+
+# -------------------------------------------------------------------------------------------------
+# A run, or what a training sends, as a pandas table.
+
+
+def table(
+    run: Run | Traffic, over_ranks: str = "max", clock: str | None = None
+) -> pandas.DataFrame:
+    """One row a case; the columns are the fields of core.summary.Row, in base units.
+
+    Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the completion of a
+    call), mean, min, rank0. clock: None for each case's default.
+
+    Of a Traffic one row a collective and size, with the fields of TrafficRow (analysis/traffic.py).
+    Raises UsageError for other readings of it, and for what is neither.
+    """
+    if not isinstance(run, (Run, Traffic)):
+        action = "torchcoll.run returns it on rank 0 alone." if run is None else ""
+        raise UsageError("table", type(run).__name__, "a Run or a Traffic", action)
+    if isinstance(run, Traffic):
+        if over_ranks != "max" or clock is not None:
+            raise UsageError("table", f"{clock or over_ranks} of traffic", "no choice with traffic")
+        names = [field.name for field in dataclasses.fields(TrafficRow)]
+        records = [dataclasses.asdict(row) for row in summarise_traffic(run).rows]
+    else:
+        names = [field.name for field in dataclasses.fields(Row)]
+        rows = zip(summarise_run(run, over_ranks, clock), run.results, strict=True)
+        records = [
+            {name: told(row, name, result.given is not None) for name in names}
+            for row, result in rows
+        ]
+    frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
+    return frame
+
+
+# -------------------------------------------------------------------------------------------------
+# The rows of runs as Parquet.
+
+# Types of the columns of a Row by their annotation: without them a column of unknowns would have no
+# type, and files could not be read as one dataset.
+_PARQUET_TYPES = {"str": "string", "bool": "boolean", "int": "Int64", "float": "Float64"}
+
+
+def write_parquet(runs: Sequence[Run], file: BinaryIO) -> None:
+    """One row a case, the columns of ``table`` between those that name the file and the launch, and
+    the reading over ranks, the start and the labels, as in CSV.
+
+    Raises UnavailableError where no Parquet library is installed.
+    """
+    frames = []
+    for run in runs:
+        frame = table(run)
+        frame.insert(0, "run_id", str(run.header.get("run_id") or ""))
+        frame.insert(0, "file", str(run.path or run.source.get("file") or ""))
+        frame["over_ranks"] = [over_ranks_of(result, "max") for result in run.results]
+        frame["start_utc"] = run.header.get("start_utc")
+        for name, value in run.labels.items():
+            frame[f"label_{name}"] = value
+        frames.append(frame.astype({name: _type(name) for name in frame.columns}))
+    try:
+        pandas.concat(frames, ignore_index=True).to_parquet(file, index=False)
+    except ImportError:
+        raise UnavailableError(
+            "parquet", "no library for it", "pyarrow", "Install torchcoll[parquet]."
+        ) from None
+
+
+def _type(name: str) -> str:
+    declared = str(Row.__annotations__.get(name, "str")).split(" | ")[0]
+    return _PARQUET_TYPES[declared]
+
+
+# -------------------------------------------------------------------------------------------------
+
+_LEAST_ITERS = 5  # the first batch of bench/stopping.py; what is slow ends after it
+
+# torch's names -> ncclDataType names where they differ (nccl-tests src/common.cu).
+_NCCL_TESTS_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float16": "half",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+}
+_PROGRAMS = {"all_to_all": "alltoall", "all_to_all_v": "alltoallv"}
+_READINGS = {"max": "the slowest rank", "mean": "the mean over ranks", "min": "the fastest rank"}
+
+
+def program(collective: str) -> str:
+    return f"{_PROGRAMS.get(collective, collective)}_perf"
+
+
+def float_text(value: float, width: int) -> str:
+    """getFloatStr of nccl-tests: fewer decimals as the number outgrows its column."""
+    power = len(str(int(value))) if value >= 1 else 0
+    if power < width - 2:
+        return f"{value:{width}.2f}"
+    if power < width - 1:
+        return f"{value:{width}.1f}"
+    if power < width + 1:
+        return f"{value:{width}.0f}"
+    return f"{value:{width}.{1 if width >= 7 else 0}e}"
+
+
+def block_start(
+    run: Run, cases: Sequence[Case], how: str = "max", members: Sequence[int] = ()
+) -> list[str]:
+    """The lines before the first row of one collective on one backend, in one sub-group."""
+    first = cases[0]
+    sizes = [case.nbytes for case in cases]
+    spec = run.header.get("spec") or {}
+    if spec.get("step_bytes"):
+        step = f"{spec['step_bytes']}(bytes)"
+    else:
+        step = f"{spec.get('factor') or 0:g}(factor)"
+    # Warm-up is what runs before the timed calls.
+    warmup = (spec.get("cold") or 0) + (spec.get("warmup") or 0)
+    iters = spec.get("iters") if "iters" in spec else 0
+    iters = _LEAST_ITERS if iters is None else iters
+    group = f", sub-group {one_line(first.group)}" if first.group else ""
+    statistic = statistics_of([first])[0]
+    lines = [
+        f"# {program_text(run)} in the text format of nccl-tests",
+        f"# Collective test starting: {program(first.collective)}",
+        f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
+        f"iters: {warmup} iters: {iters} agg iters: {first.coalesce} validation: "
+        f"{int(spec.get('check') or False)} graph: {int(first.cadence == 'graph')}",
+        "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
+        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, cadence "
+        f"{one_line(first.cadence)}{group}",
+        f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
+    ]
+    if text := given_text(run):
+        lines[-1] = f"# torchcoll: {text}"
+    elif how == "max" and first.cadence != "isolated" and not first.back_to_back:
+        lines.append(f"# torchcoll: {NOT_ALIGNED}")
+    lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
+    if run.ranks == 1:
+        lines.append("# torchcoll: one rank, no communication")
+    if first.backend == "fake":
+        lines.append("# torchcoll: fake backend: nothing was communicated")
+    if first.collective == "all_to_all_v":
+        lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
+    for in_place in (True, False):
+        if all(case.in_place is in_place for case in cases):
+            names = ("out-of-place", "in-place")
+            lines.append(
+                f"# torchcoll: measured {names[in_place]} only, "
+                f"the {names[not in_place]} columns repeat it"
+            )
+    if any(case.in_place is None for case in cases):
+        lines.append("# torchcoll: placement unknown, both columns hold the one figure")
+    lines += ["#", "# Using devices", *map(_device_line, _members(run, members)), "#"]
+    return lines + _heading()
+
+
+def _members(run: Run, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    """Readers count ranks by these lines, so there is one even where nothing else is known."""
+    known = run.members or [{"rank": rank} for rank in range(run.ranks)]
+    own = [known[rank] for rank in ranks if 0 <= rank < len(known)] or known
+    return [{**member, "rank": place} for place, member in enumerate(own)]
+
+
+def _device_line(member: dict[str, Any]) -> str:
+    device = str(member.get("device") or "")
+    index = device.rpartition(":")[2]
+    name = one_line(member.get("device_name") or device or "unknown")
+    return (
+        f"#  Rank {member.get('rank', 0):2} Group  0 Pid {member.get('pid') or 0:6} "
+        f"on {one_line(member.get('host') or 'unknown'):>10} "
+        f"device {index if index.isascii() and index.isdigit() else 0:>2} [0x00] {name}"
+    )
+
+
+def _heading() -> list[str]:
+    names = ("size", "count", "type", "redop", "root")
+    units = ("(B)", "(elements)", "", "", "")
+    figures, of_figures = ("time", "algbw", "busbw", "#wrong"), ("(us)", "(GB/s)", "(GB/s)", "")
+    form = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}" + "  {:>7}  {:>6}  {:>6}  {:>6}" * 2 + " "
+    placements = "           out-of-place                       in-place          "
+    return [
+        "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}".format(*[""] * 5) + placements,
+        form.format(*names, *figures, *figures),
+        form.format(*units, *of_figures, *of_figures),
+    ]
+
+
+def _block(row: Row, result: CaseResult) -> str:
+    check = result.verification
+    wrong = "    N/A" if row.verified == "unchecked" or not check else f"  {check.wrong:6g}"
+    # Calls in one group are timed together, and nccl-tests divides too (-m).
+    time_us = (row.median_ns or 0) / 1000 / row.coalesce
+    return (
+        f"  {float_text(time_us, 7)}  {float_text(row.algbw_gbps or 0, 6)}"
+        f"  {float_text(row.busbw_gbps or 0, 6)}{wrong}"
+    )
+
+
+Pair = tuple[Row, CaseResult]
+
+
+def row_text(out_of_place: Pair | None, in_place: Pair | None) -> str:
+    """One row; a placement that was not measured repeats the other."""
+    first, second = out_of_place or in_place, in_place or out_of_place
+    assert first and second
+    row = first[0]
+    kind, op = one_line(row.dtype or "none"), one_line(row.op or "none")
+    root = -1 if row.root is None else row.root
+    start = f"{row.nbytes:12}  {row.count:12}  {_NCCL_TESTS_TYPES.get(kind, kind):>8}  {op:>6}  {root:6}"
+    return start + _block(*first) + _block(*second)
+
+
+def block_end(name: str, pairs: Sequence[Pair], failed: int = 0) -> list[str]:
+    """The last lines; the average is nccl-tests', over all sizes and placements.
+
+    ``failed``: cases that have no row; one that is wrong has its elements.
+    """
+    wrong = sum(r.verification.wrong for _, r in pairs if r.verification)
+    rows = [row for row, _ in pairs]
+    failed += sum(row.status == "wrong" and row.verified != "wrong" for row in rows)
+    bandwidths = [row.busbw_gbps or 0.0 for row in rows]
+    average = sum(bandwidths) / len(bandwidths) if bandwidths else 0.0
+    comments = [_calls_line(pairs)] if pairs else []
+    comments += stop_lines(rows)
+    if failed:
+        comments.append(f"failed cases: {failed}, each counted as out of bounds")
+    unchecked = sum(row.verified == "unchecked" for row in rows)
+    if not wrong + failed and (unchecked or not rows):
+        # nccl-tests says OK too where it was not to check (-c 0), and readers expect it.
+        count = f"{unchecked} of {len(rows)} rows were not verified" if rows else "no rows"
+        comments.append(f"{count}: OK only says that nothing was found wrong")
+    wrong += failed
+    return [
+        *(f"# torchcoll: {text}" for text in comments),
+        f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
+        f"# Avg bus bandwidth    : {average:g} ",
+        "#",
+        f"# Collective test concluded: {name}",
+        "#",
+        "",
+    ]
+
+
+def _calls_line(pairs: Sequence[Pair]) -> str:
+    """What the heading could not know."""
+    steady = [row.calls for row, _ in pairs]
+    before = [sum(len(m[0]) for m in (r.cold_ns, r.warmup_ns) if m) for _, r in pairs]
+    return f"calls a case: warmup {_span(before)}, timed {_span(steady)}"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+Group = tuple[str, str, str]  # collective, backend, sub-group
+
+
+class NcclTests:
+    """Lines as results come: a block for each collective on each backend, in each sub-group.
+
+    Where a size is measured in both placements its row waits for the second. Where the cases of
+    the collectives are mixed (``--order shuffled``, sub-groups) everything waits for the end,
+    because a block that has concluded cannot be resumed.
+    """
+
+    def __init__(self, run: Run, cases: Sequence[Case], view: View | None = None) -> None:
+        self._run = run
+        self._view = view or View()
+        self._cases: dict[Group, list[Case]] = {}
+        self._take(cases)
+        changes = sum(_group(a) != _group(b) for a, b in itertools.pairwise(cases))
+        # Of sub-groups only the results have the names.
+        mixed = changes >= max(1, len(self._cases)) or any(case.group for case in cases)
+        self._live = not mixed
+        self._waiting: list[CaseResult] = []
+        self._open: Group | None = None
+        self._pairs: list[Pair] = []
+        self._failed = 0
+        self._half: dict[Case, Pair] = {}
+
+    def _take(self, cases: Sequence[Case]) -> None:
+        self._asked = set(cases)
+        self._cases = {}
+        for case in cases:
+            self._cases.setdefault(_group(case), []).append(case)
+
+    def done(self, result: CaseResult) -> Iterator[str]:
+        if self._live:
+            yield from self._add(result)
+        else:
+            self._waiting.append(result)
+
+    def end(self) -> Iterator[str]:
+        if self._waiting:
+            self._take([result.case for result in self._waiting])
+        order = {group: place for place, group in enumerate(self._cases)}
+        for result in sorted(self._waiting, key=lambda r: order[_group(r.case)]):
+            yield from self._add(result)
+        self._waiting = []
+        yield from self._close(concluded=self._run.complete)
+        yield from (f"# torchcoll: {line}" for line in launch_lines(self._run))
+
+    def _add(self, result: CaseResult) -> Iterator[str]:
+        group = _group(result.case)
+        if group != self._open:
+            yield from self._close()
+            self._open = group
+            how = self._view.over_ranks
+            yield from block_start(self._run, self._cases[group], how, result.members)
+        row = self._view.row(result)
+        if result.status not in ("ok", "wrong") or row.median_ns is None:
+            self._failed += not result.expected
+            reason = f": {one_line(result.reason)}" if result.reason else ""
+            yield f"# {one_line(result.status)}: {one_line(result.case.describe())}{reason}"
+            return
+        self._pairs.append((row, result))
+        key = dataclasses.replace(result.case, in_place=False)
+        other = dataclasses.replace(result.case, in_place=not result.case.in_place)
+        if other in self._asked and key not in self._half:
+            self._half[key] = (row, result)
+        else:
+            yield _both((row, result), self._half.pop(key, None))
+
+    def _close(self, concluded: bool = True) -> Iterator[str]:
+        if self._open is None:
+            return
+        for pair in self._half.values():
+            yield _both(pair, None)
+        if concluded:
+            yield from block_end(program(self._open[0]), self._pairs, self._failed)
+        self._open, self._pairs, self._half, self._failed = None, [], {}, 0
+
+
+def _group(case: Case) -> Group:
+    return case.collective, case.backend, case.group or ""
+
+
+def _both(pair: Pair, other: Pair | None) -> str:
+    first, second = (other, pair) if pair[0].in_place else (pair, other)
+    return row_text(first, second)
+
+
+def run_text(run: Run, view: View) -> str:
+    """The whole text of a run."""
+    text = NcclTests(run, [result.case for result in run.results], view)
+    lines = [line for result in run.results for line in text.done(result)]
+    lines += text.end()
+    return "".join(f"{line}\n" for line in lines)

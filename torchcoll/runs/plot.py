@@ -1,0 +1,355 @@
+"""A picture of time and bus bandwidth over sizes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.matching import NAMES, conditions, value_of
+from torchcoll.comparison.results import is_right
+from torchcoll.comparison.sides import Measured, Reading, Side, known_of, value_of_fact
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.plausibility import device_of, summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import OVER_RANKS, Row
+from torchcoll.report.columns import values_of
+from torchcoll.report.formats import choice
+from torchcoll.report.header import kind_texts, reading, what_text
+from torchcoll.report.pictures import (
+    BESIDE,
+    check_path,
+    draw_band,
+    legend,
+    literal,
+    new_figure,
+    size_axis,
+    style_of,
+    time_axis,
+    write_caption,
+    write_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.core.file import Source
+    from torchcoll.curves.transitions import Transitions
+    from torchcoll.startup.cold import Cold
+    from torchcoll.verdict.rules import Limit
+
+
+# -------------------------------------------------------------------------------------------------
+# Result files -> lines over sizes, as a picture draws them.
+
+
+@dataclass(frozen=True)
+class PlotPoint:
+    """One size of a line; times in ns, busbw in GB/s.
+
+    low_ns, high_ns: of one launch the 5th and 95th percentile of its calls, of several the least
+    and the largest of their medians; None where a source does not tell them. busbw: None where
+    nothing was communicated.
+    """
+
+    nbytes: int
+    time_ns: float
+    low_ns: float | None
+    high_ns: float | None
+    busbw_gbps: float | None
+    launches: int
+
+
+@dataclass
+class PlotLine:
+    """Cases of one side that differ in nothing but the size.
+
+    values: what they are, and the variables and labels that make lines of a side.
+    doubted: those whose figure is not possible, or whose result was wrong: drawn, never joined.
+    rows: what the points were read from.
+    """
+
+    side: str
+    values: dict[str, Any]
+    points: list[PlotPoint] = field(default_factory=list)
+    doubted: list[PlotPoint] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass
+class Picture:
+    """The lines of each collective, in the order measured, and what must stand beside them."""
+
+    panels: dict[str, list[PlotLine]]
+    notes: list[str]
+
+
+def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "") -> Picture:
+    """Raises UsageError where no case has a time and a size."""
+    wanted = conditions(filter)
+    panels: dict[str, dict[str, PlotLine]] = {}
+    notes = []
+    for side in sides:
+        which = f"{side.name}: " if side.name else ""
+        facts = [(part.ranks, known_of(part)) for part in side.parts]
+        apart = kept_apart(facts)
+        launches = f"the launches of {side.name}" if side.name else "the launches"
+        notes.append(hidden_note(hidden_among([own for _, own in facts], apart), launches))
+        groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
+        missing: Counter[str] = Counter()
+        for item in side.measured("time", Reading(over_ranks)):
+            if not all(one.holds(item) for one in wanted):
+                continue
+            if not item.figure:
+                missing[item.row.status] += 1
+            elif item.row.nbytes:  # a barrier has no size
+                values = {name: value_of(item, name) for name in NAMES}
+                values |= {name: value_of_fact(item.facts, name) for name in apart}
+                values["statistic"] = item.row.statistic
+                groups.setdefault(repr(values), (values, []))[1].append(item)
+        for status, count in missing.items():
+            notes.append(f"{which}{count} case{'s' * (count > 1)} not drawn: {status}, no time")
+        for key, (values, items) in groups.items():
+            panel = panels.setdefault(values["collective"], {})
+            panel[f"{side.name} {key}"] = _line(side.name, values, items)
+    if not panels:
+        such = f" with {filter}" if filter else ""
+        raise UsageError("cases", f"none with a time and a size{such}", "at least one")
+    between = [known_of(part) for side in sides for part in side.parts[:1]]
+    if len(sides) > 1 and (text := hidden_among(between, ())):
+        notes.append(f"the sides are not alike in {text}")
+    notes += dict.fromkeys(side.rehearsal_note for side in sides)
+    lines = {name: list(own.values()) for name, own in panels.items()}
+    return Picture(lines, [note for note in notes if note])
+
+
+def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotLine:
+    line = PlotLine(side, values, rows=[item.row for item in items])
+    for nbytes in sorted({item.row.nbytes for item in items}):
+        own = [item for item in items if item.row.nbytes == nbytes]
+        right = [item for item in own if is_right(item)]
+        if right:
+            line.points.append(_point(nbytes, right))
+        if len(right) < len(own):
+            line.doubted.append(_point(nbytes, [item for item in own if not is_right(item)]))
+    return line
+
+
+def _point(nbytes: int, items: Sequence[Measured]) -> PlotPoint:
+    by_launch: dict[int, list[float]] = {}
+    for item in items:
+        by_launch.setdefault(item.launch, []).append(item.figure or 0.0)
+    medians = [geometric(own) or 0.0 for own in by_launch.values()]
+    low: float | None
+    high: float | None
+    if len(medians) > 1:
+        low, high = min(medians), max(medians)
+    else:
+        lows = [item.row.low_ns for item in items]
+        highs = [item.row.high_ns for item in items]
+        low = None if None in lows else min(x for x in lows if x is not None)
+        high = None if None in highs else max(x for x in highs if x is not None)
+    busbw = geometric([item.row.busbw_gbps for item in items])
+    time_ns = geometric(medians) or 0.0
+    return PlotPoint(nbytes, time_ns, low, high, busbw or None, len(medians))
+
+
+# -------------------------------------------------------------------------------------------------
+
+_NOTHING_MOVED = "one rank, or nothing was communicated"
+
+
+def lines_figure(
+    picture: Picture, over_ranks: str = "max", limits: Sequence[tuple[str, Limit]] = ()
+) -> Figure:
+    """A row for each collective: time on the left, bus bandwidth on the right.
+
+    limits: (fabric, limit) whose busbw is drawn in the panels of the collectives that it holds for.
+    Raises UnavailableError without matplotlib.
+    """
+    figure, axes = new_figure(len(picture.panels), 2)
+    for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
+        for number, (line, name) in enumerate(zip(lines, _names(lines), strict=True)):
+            _draw(left, right, line, name, style_of(number))
+        here = [(name, one) for name, one in limits if collective in one.collectives]
+        for name, limit in here:
+            _draw_limit(right, name, limit)
+        sizes = [p.nbytes for line in lines for p in (*line.points, *line.doubted)]
+        for axis in (left, right):
+            size_axis(axis, sizes)
+        time_axis(left)
+        left.set_title(f"{collective}: time", loc="left")
+        right.set_title(f"{collective}: bus bandwidth", loc="left")
+        _bandwidth_axis(right, lines)
+        legend(left if len(lines) <= BESIDE else right, len(lines))
+    write_caption(figure, _caption(picture, over_ranks))
+    return figure
+
+
+def _names(lines: Sequence[PlotLine]) -> list[str]:
+    """Each line by its side, where there are several, and by what the lines differ in."""
+    sides = len({line.side for line in lines}) > 1
+    texts = kind_texts([line.values for line in lines], always=())
+    words = [[line.side if sides else "", text] for line, text in zip(lines, texts, strict=True)]
+    return [literal(", ".join(filter(None, own))) for own in words]
+
+
+def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, Any]) -> None:
+    points = line.points
+    if points:
+        sizes = [p.nbytes for p in points]
+        many: dict[str, Any] = {"marker": "o", "markersize": 3.5 if len(points) < 40 else 0}
+        left.plot(sizes, [p.time_ns for p in points], label=name, **many, **style)
+        told = [(p.nbytes, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+        draw_band(left, told, style["color"])
+        wide = [(p.nbytes, p.busbw_gbps) for p in points if p.busbw_gbps]
+        if wide:
+            right.plot(*zip(*wide, strict=True), label=name, **many, **style)
+        # busbw is size / time x a factor: the longest time is the lowest.
+        spread = [
+            (p.nbytes, p.busbw_gbps * p.time_ns / p.high_ns, p.busbw_gbps * p.time_ns / p.low_ns)
+            for p in points
+            if p.busbw_gbps and p.low_ns and p.high_ns
+        ]
+        draw_band(right, spread, style["color"])
+    for axis, key in ((left, "time_ns"), (right, "busbw_gbps")):
+        doubted = [(p.nbytes, value) for p in line.doubted if (value := getattr(p, key))]
+        if doubted:
+            words = " and ".join(dict.fromkeys(_doubt(row) for row in line.rows if _doubt(row)))
+            axis.plot(
+                *zip(*doubted, strict=True),
+                linestyle="",
+                marker="x",
+                color="red" if not points else style["color"],
+                label=f"{name}: {words}".removeprefix(": "),
+            )
+
+
+def _doubt(row: Any) -> str:
+    if row.verified == "wrong":
+        return "wrong"
+    return "" if row.status == "ok" else str(row.status)
+
+
+def _draw_limit(axis: Axes, fabric: str, limit: Limit) -> None:
+    axis.axhline(limit.busbw_gbps, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+    axis.annotate(
+        literal(f"{limit.algorithm} limit of {fabric}, {limit.busbw_gbps:.4g}"),
+        (0.01, limit.busbw_gbps),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        fontsize="small",
+        color="0.3",
+    )
+
+
+def _bandwidth_axis(axis: Axes, lines: Sequence[PlotLine]) -> None:
+    axis.set_ylabel("GB/s busbw")
+    axis.set_ylim(bottom=0)
+    axis.set_ylim(top=1.06 * axis.get_ylim()[1])  # the name of a limit stands above its line
+    if not any(p.busbw_gbps for line in lines for p in (*line.points, *line.doubted)):
+        unknown = not all(row.ranks for line in lines for row in line.rows)
+        text = "ranks unknown: torchcoll import --ranks N" if unknown else _NOTHING_MOVED
+        axis.text(0.5, 0.5, f"no bandwidth: {text}", transform=axis.transAxes,
+                  ha="center", color="0.4")  # fmt: skip
+
+
+def _caption(picture: Picture, over_ranks: str) -> list[str]:
+    rows = [row for lines in picture.panels.values() for line in lines for row in line.rows]
+    sampled = any(row.low_ns for row in rows)
+    several = any(
+        p.launches > 1 for lines in picture.panels.values() for x in lines for p in x.points
+    )
+    where = " on ".join(", ".join(values_of(rows, name)) for name in ("backend", "device"))
+    ranks = [str(n) for n in values_of(rows, "ranks") if n] or ["an unknown number of"]
+    words = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
+    words += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "cadence")]
+    words.append(reading(rows, over_ranks) if sampled else "")
+    told = [f"{one} over calls" for one in values_of(rows, "statistic")]
+    bands = ["p5 to p95 of the calls of a launch"] if sampled else []
+    bands += (
+        ["least to largest of the launches' medians where there are several"] if several else []
+    )
+    words.append(f"line: {' or '.join(told)}, geometric mean over launches" if several else
+                 f"line: {' or '.join(told)}")  # fmt: skip
+    words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
+    return ["; ".join(filter(None, words)), *picture.notes]
+
+
+# -------------------------------------------------------------------------------------------------
+# The public name ``plot``: runs, result files, what ``cold`` or ``transitions`` found.
+
+
+def plot(
+    what: Source | Cold | Transitions | Mapping[str, Source | Sequence[Source]],
+    path: str | os.PathLike[str],
+    *,
+    over_ranks: str = "max",
+    filter: str = "",
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+) -> None:
+    """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced).
+
+    what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
+    what ``cold`` (first calls over ranks) or ``transitions`` (laws and zones) found. Runs and
+    files: time and busbw over sizes, a row for each collective, a line for what differs in nothing
+    but the size; launches of one side are pooled (geometric mean of their medians). over_ranks:
+    max, mean, min, rank0. filter: as of ``compare``. fabric, rules: whose limits are drawn; without
+    them those of the fabric that the run is known to be of.
+
+    Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
+    there is nothing to draw, UnreadableError for a file.
+    """
+    from torchcoll.comparison.sides import side
+    from torchcoll.curves.show import regimes_figure
+    from torchcoll.curves.transitions import Transitions
+    from torchcoll.startup.cold import Cold
+    from torchcoll.startup.show import cold_figure
+
+    check_path(path)
+    choice(over_ranks, "over-ranks", OVER_RANKS)
+    if isinstance(what, Cold | Transitions):
+        how = "" if over_ranks == "max" else over_ranks
+        given = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
+        for name, value in given.items():
+            if value:
+                raise UsageError(name, value, "runs or files beside it, not what was found in them")
+        figure = cold_figure(what) if isinstance(what, Cold) else regimes_figure(what)
+        write_figure(figure, path)
+        return
+    named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
+    sides = [side(name, sources) for name, sources in named.items()]
+    picture = picture_of(sides, over_ranks, filter)
+    limits = _limits([part for one in sides for part in one.parts], fabric, rules)
+    write_figure(lines_figure(picture, over_ranks, limits), path)
+
+
+def _limits(
+    runs: Sequence[Run], stated: str | None, rules: Sequence[str | os.PathLike[str]]
+) -> list[tuple[str, Limit]]:
+    """(name of the fabric, limit) of the runs whose fabric is stated or recognised, once each."""
+    from torchcoll.verdict.limits import fabric_of
+    from torchcoll.verdict.rules import capped, read_rules
+
+    own = read_rules(rules)
+    found: dict[str, tuple[str, Limit]] = {}
+    for run in runs:
+        fabric = fabric_of(run, stated, own)
+        if fabric is None:
+            continue
+        rows = [row for row in summarise_run(run) if fabric.connects(row)]
+        for limit in fabric.limits:
+            # At whatever size: the line says how far there is to go.
+            reached = (replace(row, nbytes=limit.least(row.ranks)) for row in rows)
+            if any(map(limit.holds, reached)):
+                busbw, source = capped(limit, device_of(run) if fabric.several_hosts else None)
+                known = fabric.name, replace(limit, busbw_gbps=busbw, source=source)
+                found[repr(known)] = known
+    return list(found.values())

@@ -1,0 +1,166 @@
+"""Published figures beside a run: ``show --reference``.
+
+A point is one bandwidth from elsewhere with a status. It is never a side of a test: one figure has
+no spread.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from torchcoll.core.bounds import Held
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UnreadableError, one_line
+from torchcoll.core.jsonl import UNUSABLE, lines_of
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
+from torchcoll.core.units import format_bandwidth, format_size
+from torchcoll.report.destination import Destination
+from torchcoll.report.grid import Grid, Head, markdown_text, print_grid
+from torchcoll.report.notes import Notes
+
+STATUSES = ("measured", "derived", "implausible", "unknown")
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """busbw_gbps of a collective. nbytes: None for a peak over sizes; ranks: 0 if not told."""
+
+    name: str
+    collective: str
+    nbytes: int | None
+    ranks: int
+    busbw_gbps: float
+    status: str
+    why: str = ""
+    source: str = ""
+
+
+def is_points(path: str) -> bool:
+    """True for a file of points, whose first letters are those of a JSON object over lines."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return '"points"' in file.read(400)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def load_points(path: str) -> list[PublishedFigure]:
+    """The points of a file. Raises UnreadableError where it is broken."""
+    try:
+        content = b"".join(lines_of(Path(path), [], "reference"))
+        Held("reference", path).add(content)
+        data = json.loads(content)
+        return [_point(record) for record in data["points"]]
+    except (OSError, *UNUSABLE) as error:
+        raise UnreadableError("reference", path, f"a file of points ({error})") from None
+
+
+def _point(record: dict[str, Any]) -> PublishedFigure:
+    point = PublishedFigure(**record)
+    if point.collective not in COLLECTIVES or point.status not in STATUSES:
+        raise ValueError(f"{point.name}: unknown collective or status")
+    whole = (point.ranks, 0 if point.nbytes is None else point.nbytes)
+    if not isinstance(point.busbw_gbps, (int, float)) or not 0 < point.busbw_gbps < math.inf:
+        raise ValueError(f"{point.name}: busbw_gbps is no number above 0")
+    if any(type(value) is not int or value < 0 for value in whole):
+        raise ValueError(f"{point.name}: ranks or nbytes is no whole number")
+    return point
+
+
+def points_of(run: Run) -> list[PublishedFigure]:
+    """The rows of another run as points."""
+    name = one_line(run.source.get("file") or run.path or "run")
+    return [
+        PublishedFigure(
+            name, row.collective, row.nbytes, row.ranks, row.busbw_gbps or 0.0, *_status(row)
+        )
+        for row in _with_figures(run)
+    ]
+
+
+def _with_figures(run: Run) -> list[Row]:
+    """The rows with a busbw, those too that cannot be: they are shown as what they are."""
+    return [r for r in summarise_run(run) if r.busbw_gbps and r.status in ("ok", IMPLAUSIBLE)]
+
+
+def _status(row: Row) -> tuple[str, str]:
+    return (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
+
+
+def beside(run: Run, points: Sequence[PublishedFigure]) -> Grid:
+    """Each point of a collective that the run has, and what the run has at that size."""
+    rows = _with_figures(run)
+    notes = Notes()
+    lines = []
+    for point in points:
+        own = _own(rows, point)
+        if own is None or own.busbw_gbps is None:
+            continue
+        share = 100 * own.busbw_gbps / point.busbw_gbps if point.busbw_gbps else None
+        status = point.status
+        status += f" {notes.mark(f'{status}: {point.why}')}" if point.why else ""
+        if own.status == IMPLAUSIBLE:
+            status += (
+                f", here implausible {notes.mark(f'here implausible: {one_line(own.reason)}')}"
+            )
+        lines.append(
+            [
+                point.collective,
+                "peak" if point.nbytes is None else format_size(point.nbytes),
+                str(own.ranks or "-"),
+                format_bandwidth(own.busbw_gbps),
+                str(point.ranks or "-"),
+                format_bandwidth(point.busbw_gbps),
+                "-" if share is None else f"{share:.0f}",
+                one_line(point.name),
+                status,
+            ]
+        )
+    heads = [
+        Head("collective", left=True),
+        Head("size"),
+        Head("ranks"),
+        Head("busbw", "GB/s"),
+        Head("ranks", "there"),
+        Head("busbw", "there"),
+        Head("% of", "that"),
+        Head("reference", left=True),
+        Head("status", left=True),
+    ]
+    below = notes.lines() if lines else ["no point is of a collective and size of this run"]
+    below.append("single published figures: beside a run, no verdict follows from them")
+    return Grid(
+        heads, lines, above=[one_line(run.path or run.header.get("run_id") or "run")], below=below
+    )
+
+
+def _own(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
+    """The run's best row of the point's collective and size; of a peak, its best of all sizes. What
+    cannot be is taken only where there is nothing else.
+    """
+    same = [r for r in rows if r.collective == point.collective]
+    if point.nbytes is not None:
+        same = [r for r in same if point.nbytes in (r.nbytes, r.nbytes_requested)]
+    same = [r for r in same if r.status == "ok"] or same
+    return max(same, key=lambda r: r.busbw_gbps or 0.0, default=None)
+
+
+def show_beside(
+    runs: Sequence[Run], points: Sequence[PublishedFigure], format: str, file: TextIO | None = None
+) -> None:
+    out = Destination(file)
+    for place, run in enumerate(runs):
+        out.write("\n" if place else "")
+        grid = beside(run, points)
+        if format == "markdown":
+            out.write(markdown_text(grid))
+        else:
+            print_grid(grid, out)
+    out.flush()

@@ -1,0 +1,321 @@
+"""The table of a run, and ``show``, which prints it in every form."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.file import load_all
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
+from torchcoll.pairs.matches import is_pair
+from torchcoll.pairs.show import show_pairs
+from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
+from torchcoll.report.destination import Destination
+from torchcoll.report.formats import METRICS, RUN_FORMATS, View, choice, texts_of
+from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.header import asked_cases, first_lines, header_lines
+from torchcoll.report.notes import Notes, run_lines
+
+if TYPE_CHECKING:
+    from torchcoll.verdict.judging import Verdict
+
+
+Source = Run | str | os.PathLike[str]
+_RUNS = (Run, str, os.PathLike)
+SHOWN = "a table, markdown or json"  # what has a verdict
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the verdict is measured by: see verdict/judge.py."""
+
+    fabric: str | None = None
+    rules: Sequence[str | os.PathLike[str]] = ()
+    against: Run | None = None
+
+    @property
+    def asked(self) -> tuple[str, str] | None:
+        """The name of what is stated, and its value; None where nothing is."""
+        if self.against is not None:
+            return "against", str(self.against.path or "a run")
+        if self.rules:
+            return "rules", ", ".join(map(str, self.rules))
+        return ("fabric", self.fabric) if self.fabric else None
+
+    def verdict(self, run: Run, rows: Sequence[Row] | None = None) -> Verdict:
+        from torchcoll.verdict.judging import judge
+
+        return judge(run, self.fabric, self.rules, self.against, rows)
+
+
+def table_grid(run: Run, view: View | None = None, judging: Judging | None = None) -> Grid:
+    """The table of one run: header lines, one row a case, footnotes, and the verdict."""
+    view = view or View()
+    notes = Notes()
+    entries = view.entries(run, notes)
+    rows = [entry.row for entry in entries]
+    columns = named_columns(view.columns) if view.columns else columns_for(rows)
+    keys = {column.key for column in columns}
+    columns = with_percentiles(columns, view.extra_columns())
+    how, clocks = view.over_ranks, values_of(rows, "clock")
+    verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
+    above = header_lines(run, rows or asked_cases(run), how, clocks)
+    below = notes.lines() if "verified" in keys else reason_lines(rows)
+    below += [] if rows else ["no case has ended"]
+    below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
+    return Grid(
+        heads=[column.head for column in columns],
+        rows=[[column.cell(entry) for column in columns] for entry in entries],
+        above=above + first_lines(run, how, total=how != "max"),
+        below=with_verdict(below, verdict),
+        styles=[row_style(entry) for entry in entries],
+    )
+
+
+def reason_lines(rows: Sequence[Row]) -> list[str]:
+    """Why cases failed or are not possible, once each, where no column marks them."""
+    found = dict.fromkeys((row.status, row.reason) for row in rows if row.status != "ok")
+    return [f"{status}: {one_line(reason)}" for status, reason in found if reason]
+
+
+def has_verdict(format: str, chosen: bool) -> bool:
+    """Whether a format shows the verdict; ``chosen``: in pivot, per-rank or calls."""
+    return format == "json" or (format in ("table", "markdown") and not chosen)
+
+
+def with_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+    """The lines below a table and the verdict, which ends them: what it says is said once."""
+    said = {phrase.text for phrase in verdict.phrases}
+    # Events begin with their kind.
+    rest = [line for line in lines if line not in said and line.partition(": ")[2] not in said]
+    return [*rest, verdict.line]
+
+
+def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
+    """The chosen percentiles stand with the other times, before the number of calls."""
+    place = next((i for i, column in enumerate(columns) if column.key == "calls"), len(columns))
+    return [*columns[:place], *extra, *columns[place:]]
+
+
+def row_style(entry: Entry) -> str:
+    return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
+
+
+def clock_lines(entries: Sequence[Entry], clock: str | None) -> list[str]:
+    """Says how many cases were not read on the clock that was asked for."""
+    ran = [entry for entry in entries if entry.result.time_ns]
+    without = sum(clock not in entry.result.time_ns for entry in ran) if clock else 0
+    return [f"{without} of {len(ran)} cases have no {clock} clock"] if without else []
+
+
+def show(
+    *sources: Source | Any,
+    format: str = "table",
+    columns: str | Sequence[str] | None = None,
+    percentiles: str | Sequence[float] | None = None,
+    over_ranks: str = "max",
+    clock: str | None = None,
+    pivot: str | None = None,
+    metric: str | None = None,
+    per_rank: bool = False,
+    calls: bool = False,
+    fabric: str | None = None,
+    rules: Sequence[str | os.PathLike[str]] = (),
+    against: Run | None = None,
+    file: TextIO | None = None,
+) -> None:
+    """Print runs, the result files at these paths, or what torchcoll found, to stdout.
+
+    format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
+    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
+    call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
+    down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
+    (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
+    tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
+    package or of rule files, or a run). Of traffic: format, and columns, which are names of
+    TrafficRow fields. Output of other tools: show ``torchcoll.importers.registry.read_all(paths)``.
+    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
+    file.
+    """
+    sources = tuple(map(_loaded, sources))
+    others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
+    if others:
+        given: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
+        given |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
+        given |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        given |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
+        run = getattr(against, "path", against) or "a run"
+        given |= {"against": None if against is None else run}
+        _show_others(others, len(sources), format, columns, file, given)
+        return
+    choice(format, "format", RUN_FORMATS)
+    if metric is not None:
+        choice(metric, "metric", METRICS)
+    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock)
+    chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
+    if len(chosen) > 1:
+        raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
+    _check_together(view, format, chosen[0] if chosen else "", metric)
+    judging = Judging(fabric, rules, against)
+    if judging.asked and not has_verdict(format, bool(chosen)):
+        raise UsageError(*judging.asked, SHOWN, "No verdict is shown here.")
+    if not sources:
+        raise UsageError("show", "no file", "at least one result file")
+    runs = load_all(sources)
+    out = Destination(file)
+
+    pairs = view == View() and not chosen and any(map(has_pairs, runs))
+    if pairs and format in ("table", "markdown"):
+        show_with_pairs(runs, format, judging, out)
+    elif format in ("table", "markdown"):
+        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
+        print_grids(titled, format, out)
+    elif format in ("csv", "json"):
+        out.write(_machine_text(runs, view, format, per_rank, calls, judging))
+    else:
+        from torchcoll.runs.export import run_text
+
+        for run in runs:
+            out.write(run_text(run, view))
+    out.flush()
+
+
+# What is no run: its type -> the module of this room that shows it, and the function. By name:
+# importing a type of analysis would load numpy for everyone.
+_OTHERS = {
+    "Advice": ("training.show", "show_advice"),
+    "Algorithms": ("forcing.show", "show_algorithms"),
+    "BucketPlan": ("training.show", "show_plans"),
+    "Cold": ("startup.show", "show_cold"),
+    "Comparison": ("comparison.show", "show_comparisons"),
+    "Cost": ("training.traffic_show", "show_costs"),
+    "Scaling": ("curves.show", "show_scaling"),
+    "Traffic": ("training.traffic_show", "show_traffic"),
+    "Transitions": ("curves.show", "show_transitions"),
+    "Trial": ("training.show", "show_trials"),
+}
+
+
+def _show_others(
+    others: Sequence[Any],
+    count: int,
+    format: str,
+    columns: str | Sequence[str] | None,
+    file: TextIO | None,
+    given: dict[str, Any],
+) -> None:
+    for name in (name for name, value in given.items() if value is not None):
+        raise UsageError(name, given[name], f"none with {type(others[0]).__name__}")
+    kinds = list(dict.fromkeys(type(one).__name__ for one in others))
+    if len(kinds) > 1 or len(others) < count:
+        got = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])
+        raise UsageError("show", got, "things of one kind", "Show each kind on its own.")
+    if kinds[0] not in _OTHERS:
+        expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
+        raise UsageError("show", kinds[0], expected)
+    if columns and kinds[0] != "Traffic":
+        raise UsageError("columns", ",".join(texts_of(columns)), f"none with {kinds[0]}")
+    module, name = _OTHERS[kinds[0]]
+    show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
+    more = {"columns": texts_of(columns)} if columns else {}
+    show_them(others, format, file, **more)
+
+
+def _loaded(source: Any) -> Any:
+    """The Traffic in a file of traffic; anything else as it is."""
+    if isinstance(source, (str, os.PathLike)):
+        from torchcoll.core.traffic import Traffic, is_traffic
+
+        return Traffic.load(source) if is_traffic(source) else source
+    return source
+
+
+def _check_together(view: View, format: str, chosen: str, metric: str | None) -> None:
+    """Refuses what would have no effect."""
+    # --per-rank and --calls are long tables for machines too.
+    formats = {"": RUN_FORMATS, "pivot": RUN_FORMATS[:2]}.get(chosen, RUN_FORMATS[:4])
+    if format not in formats:
+        raise UsageError("format", format, f"one of {', '.join(formats)} with --{chosen}")
+    if metric and chosen != "pivot":
+        raise UsageError("metric", metric, "--pivot beside it", "A table has --columns.")
+    where = f"--{chosen}" if chosen else "--format nccl-tests" if format == "nccl-tests" else ""
+    if where and view.columns:
+        raise UsageError("columns", ",".join(view.columns), f"none with {where}")
+    if where and view.percentiles:
+        percentiles = ",".join(f"{p:g}" for p in view.percentiles)
+        raise UsageError("percentiles", percentiles, f"none with {where}")
+    each = chosen == "per-rank" or (chosen == "calls" and format in ("csv", "json"))
+    if each and view.over_ranks != "max":
+        raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
+
+
+def _machine_text(
+    runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool, judging: Judging
+) -> str:
+    from torchcoll.report.formats import ROWS, csv_text, json_text
+    from torchcoll.runs.views import CALLS, RANKS
+
+    records = RANKS if per_rank else CALLS if calls else ROWS
+    if format == "csv":
+        return csv_text(runs, view, records)
+    return json_text(runs, view, records, judging)
+
+
+def _titled_grids(
+    runs: Sequence[Run],
+    view: View,
+    pivot: str | None,
+    metric: str,
+    per_rank: bool,
+    calls: bool,
+    judging: Judging,
+) -> list[tuple[str, list[Grid]]]:
+    """The tables to print, under the path of the file that they come from."""
+    if pivot:
+        from torchcoll.runs.views import pivot_grids
+
+        return [("", pivot_grids(runs, view, pivot, metric))]
+    from torchcoll.runs.views import calls_grids, per_rank_grids
+
+    make = (
+        per_rank_grids
+        if per_rank
+        else calls_grids
+        if calls
+        else lambda r, v: [table_grid(r, v, judging)]
+    )
+    return [(title_of(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
+
+
+def title_of(run: Run) -> str:
+    return one_line(run.path or run.header.get("run_id") or "run")
+
+
+# -------------------------------------------------------------------------------------------------
+# ``show`` of what torchcoll.pairs measured: a row a pair would be hundreds.
+
+
+def has_pairs(run: Run) -> bool:
+    return any(map(is_pair, run.results))
+
+
+def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Destination) -> None:
+    """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
+    for number, run in enumerate(runs):
+        out.write("\n" if number else "")
+        if has_pairs(run):
+            rows = summarise_run(run)
+            verdict = judging.verdict(run, rows)  # raises before anything is printed
+            show_pairs(run, format, file=out.file)
+            doubts = [row for row in rows if row.status == IMPLAUSIBLE]
+            grid = Grid([], [], below=[*reason_lines(doubts), verdict.line])
+            print_grids([("", [grid])], format, out)
+        else:
+            title = title_of(run) if len(runs) > 1 else ""
+            print_grids([(title, [table_grid(run, judging=judging)])], format, out)

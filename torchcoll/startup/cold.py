@@ -1,0 +1,487 @@
+"""What starting costs: set-up, the first calls of each launch, and cases that pay again later.
+
+The unit is the launch. Of its calls the completion is read, the maximum over ranks. Nothing is said
+of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.matching import kind_of
+from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, load_all
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import (
+    SLOW_FIRST,
+    backends_of,
+    cold_by_rank,
+    first_result_ns,
+    first_results,
+    median,
+    over_ranks,
+)
+from torchcoll.startup.repeats import (
+    FIRST_TWO,
+    LaunchPairs,
+    Placed,
+    in_job,
+    later_of,
+    pairs_of,
+    places_of,
+)
+
+# -------------------------------------------------------------------------------------------------
+# What a launch does before its first call, phase by phase, and which rank took longest.
+
+PHASES = ("import_torch", "rendezvous", "device", "init_process_group", "communicator")
+_INIT = "nccl_init"  # of NCCL's own log (--library-log): the whole, and _INIT_name for each part
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """A duration on each rank: the longest, whose it is, and how far beyond the median of the
+    other ranks.
+
+    rank, host and beyond_ns are None where one rank alone, or no rank, is known.
+    """
+
+    ns: float
+    rank: int | None = None
+    host: str | None = None
+    beyond_ns: float | None = None
+
+
+def slowest(durations: Mapping[int, float], launch: Run) -> Slowest | None:
+    """The longest of the durations by rank."""
+    if not durations:
+        return None
+    ns = max(durations.values())
+    if len(durations) < 2:
+        return Slowest(ns)
+    rank = next(rank for rank, own in durations.items() if own == ns)
+    member = launch.members[rank] if rank < len(launch.members) else {}
+    others = [own for other, own in durations.items() if other != rank]
+    return Slowest(ns, rank, member.get("host"), ns - median(others))
+
+
+def phases_of(launch: Run) -> dict[str, Slowest]:
+    """Set-up phases in their order; what measuring costs is none."""
+    names = [n for n in launch.phases if not n.startswith(("cost_", f"{_INIT}_"))]
+    names.sort(key=lambda name: PHASES.index(name) if name in PHASES else len(PHASES))
+    known = {n: slowest(dict(enumerate(launch.phases[n])), launch) for n in names}
+    return {name: own for name, own in known.items() if own}
+
+
+def init_parts(launch: Run) -> dict[str, float]:
+    """NCCL's 'Init timings' by part, ns, of the rank that took longest; {} without its log."""
+    whole = launch.phases.get(_INIT) or []
+    if not whole:
+        return {}
+    rank = whole.index(max(whole))
+    return {
+        name.removeprefix(f"{_INIT}_"): ns[rank]
+        for name, ns in launch.phases.items()
+        if name.startswith(f"{_INIT}_") and rank < len(ns)
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# Cases whose first call is cold although the launch has called before: what connects late.
+#
+# NCCL connects an algorithm when it is first used, a library may set up something at a new size,
+# and --fresh-group makes a communicator for every case. One launch cannot tell such a call from a
+# hiccup: in how many launches it was cold stands beside it.
+
+
+@dataclass(frozen=True)
+class Late:
+    """One case of launches alike: geometric means over the launches, completions in ns.
+
+    settled_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
+    the steady calls may be on another clock and back to back. cold: of how many ``launches`` the
+    first call took over 3 times that. ordinal: calls on the communicator before it, the fewest.
+    why: what is known of the cause: an algorithm used for the first time, a communicator of its
+    own, or ''.
+    """
+
+    kind: Mapping[str, Any]
+    ranks: int
+    nbytes: int
+    ordinal: int | None
+    algorithm: str | None
+    why: str
+    first_ns: float
+    settled_ns: float
+    cold: int
+    launches: int
+
+    @property
+    def extra_ns(self) -> float:
+        return self.first_ns - self.settled_ns
+
+
+@dataclass(frozen=True)
+class _Seen:
+    item: Measured
+    first_ns: float
+    settled_ns: float
+    why: str
+
+
+def late_cases(
+    launches: Sequence[tuple[Run, Sequence[CaseResult]]],
+    measured: Mapping[int, Measured],
+    apart: Sequence[str],
+) -> list[Late]:
+    """Cases that were cold in more than half of their launches, and those that the log shows to
+    use an algorithm first; the first case of each launch aside.
+    """
+    groups: dict[str, list[_Seen]] = {}
+    kinds: dict[str, dict[str, Any]] = {}
+    for _, results in launches:
+        for seen in _seen(results, measured):
+            kind = kind_of(seen.item, apart)
+            key = repr((kind, seen.item.row.ranks, seen.item.row.nbytes_requested))
+            groups.setdefault(key, []).append(seen)
+            kinds[key] = kind
+    found = [_late(kinds[key], own) for key, own in groups.items()]
+    return [one for one in found if 2 * one.cold > one.launches or one.why.startswith("first")]
+
+
+def _seen(results: Iterable[CaseResult], measured: Mapping[int, Measured]) -> Iterable[_Seen]:
+    """The cases of one launch whose first call can be judged."""
+    results = list(results)
+    backends = dict.fromkeys(r.case.backend for r in results)
+    starts = {
+        id(r) for b in backends for r in first_results([o for o in results if o.case.backend == b])
+    }
+    used: dict[str, set[str]] = {}
+    for result in results:
+        labels = [choice.label for choice in result.choices]
+        before = used.setdefault(result.case.backend, set())
+        new = [label for label in dict.fromkeys(labels) if label not in before]
+        before.update(labels)
+        calls = over_ranks(result.cold_ns)
+        item = measured[id(result)]
+        if id(result) in starts or not calls or result.status != "ok" or result.ranks == 1:
+            continue  # one rank connects to nobody
+        settled = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
+        if settled <= 0 or calls[0] <= 0:
+            continue
+        why = f"first of {', '.join(new)}" if new else ""
+        if result.ordinal == 0:
+            why = f"a communicator of its own ({result.communicator})"
+        yield _Seen(item, calls[0], settled, why)
+
+
+def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
+    rows = [one.item.row for one in seen]
+    ordinals = [n for one in seen if (n := one.item.result.ordinal) is not None]
+    names = dict.fromkeys(row.algorithm for row in rows if row.algorithm)
+    causes = dict.fromkeys(one.why for one in seen if one.why)
+    return Late(
+        kind=kind,
+        ranks=rows[0].ranks,
+        nbytes=rows[0].nbytes_requested,
+        ordinal=min(ordinals, default=None),
+        algorithm=", ".join(names) or None,
+        why="; ".join(causes),
+        first_ns=geometric(one.first_ns for one in seen) or 0.0,
+        settled_ns=geometric(one.settled_ns for one in seen) or 0.0,
+        cold=sum(one.first_ns > SLOW_FIRST * one.settled_ns for one in seen),
+        launches=len(seen),
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColdRow:
+    """One launch (of several backends: one for each). Durations in ns, None where unknown.
+
+    kind: what its first case is, the number of ranks aside. placed: its scheduler's job, and its
+    place there; in_job: its place among those of its kind, where it matters. calls_ns: its first
+    calls in order; sizes: S of each, in bytes. own: False where others had used the communicator
+    before. steady_ns: the figure (median, or period) of the steady calls of the same case, on
+    ``clock``. first: the first call by ranks. parts_ns: of NCCL's 'Init timings', of the rank that
+    took longest.
+    """
+
+    name: str
+    launch: Run
+    kind: Mapping[str, Any]
+    ranks: int
+    hosts: int | None
+    placed: Placed
+    calls_ns: tuple[float | None, ...]
+    sizes: tuple[int, ...]
+    own: bool
+    steady_ns: float | None
+    clock: str | None
+    status: str
+    first: Slowest | None
+    first_result_ns: float | None
+    phases: Mapping[str, Slowest]
+    parts_ns: Mapping[str, float]
+    facts: Mapping[str, str] = field(repr=False, default_factory=dict)
+    in_job: str = ""
+
+    def call_ns(self, number: int) -> float | None:
+        """The call of this number from 1 on."""
+        return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
+
+    @property
+    def last_ns(self) -> float | None:
+        """The last cold call, where there are enough to call it one, and all of one size."""
+        return self.calls_ns[-1] if len(self.calls_ns) > 2 and len(self.sizes) == 1 else None
+
+    @property
+    def largest_part(self) -> tuple[str, float] | None:
+        """Name and ns of what took most of NCCL's initialisation."""
+        return max(self.parts_ns.items(), key=lambda part: part[1], default=None)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Launches of one kind and one number of ranks: geometric means over the launches.
+
+    in_job: '', or at which place of their jobs all of them stood, as repeats.in_job tells. low_ns,
+    high_ns: the least and the largest first call of them. again: the second launch of a job against
+    the first, beside the second where they are apart.
+    """
+
+    kind: Mapping[str, Any]
+    ranks: int
+    in_job: str
+    hosts: tuple[int, ...]
+    launches: int
+    first_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    second_ns: float | None
+    third_ns: float | None
+    steady_ns: float | None
+    first_result_ns: float | None
+    again: LaunchPairs | None
+
+
+@dataclass
+class Cold:
+    """What ``cold`` found. again: second launches against first ones over all numbers of ranks."""
+
+    runs: list[Run]
+    rows: list[ColdRow]
+    scales: list[Scale]
+    again: list[LaunchPairs]
+    late: list[Late]
+    notes: list[str]
+
+
+def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Cold:
+    """What starting cost in these Runs, files, folders or globs, launch by launch.
+
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
+    UsageError where no launch tells its first calls, UnreadableError for a file.
+    """
+    files = side("files", sources, reader)
+    launches = [part for run in files.runs for part in run.launches()]
+    facts = {id(launch): known_of(launch) for launch, _ in launches}
+    apart = kept_apart((launch.ranks, facts[id(launch)]) for launch, _ in launches)
+    measured = {id(m.result): m for m in files.measured("time", Reading())}
+    places = places_of([launch for launch, _ in launches])
+    found = [
+        row
+        for launch, results in launches
+        for row in _rows(launch, results, measured, places[id(launch)], facts[id(launch)], apart)
+    ]
+    if not found:
+        raise UsageError(
+            "first calls",
+            f"none in {len(files.runs)} file{'s' if len(files.runs) > 1 else ''}",
+            "launches with cold calls, or output of oneCCL's benchmark -i 1 -w 0",
+        )
+    found.sort(key=lambda row: row.placed.order)
+    pairs, pooled = pairs_of(_like(found))
+    found = _told_apart(found, pairs, pooled)
+    scales = _scales(found, pairs)
+    late = late_cases(launches, measured, apart)
+    return Cold(files.runs, found, scales, pooled, late, _notes(files, found, apart))
+
+
+# -- one launch ------------------------------------------------------------------------------
+
+
+def _rows(
+    launch: Run,
+    results: Sequence[CaseResult],
+    measured: Mapping[int, Measured],
+    placed: Placed,
+    facts: Mapping[str, str],
+    apart: Sequence[str],
+) -> Iterable[ColdRow]:
+    for backend in backends_of(results):
+        firsts, own = _firsts([r for r in results if r.case.backend == backend])
+        if not firsts:
+            continue
+        item = measured[id(firsts[0])]
+        steady = [ns for r in firsts if (ns := measured[id(r)].figure) and r.time_ns]
+        by_rank = cold_by_rank(firsts)
+        calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
+        bad = [r.status for r in firsts if r.status != "ok"]
+        known = bool(by_rank) and own
+        result = first_result_ns(launch, firsts) if known else None
+        yield ColdRow(
+            name=_name(launch),
+            launch=launch,
+            kind=kind_of(item, apart) | {"nbytes": item.row.nbytes_requested},
+            ranks=launch.ranks or item.row.ranks,
+            hosts=len({m["host"] for m in launch.members if m.get("host")}) or None,
+            placed=placed,
+            # A broken clock gives durations that have no logarithm.
+            calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
+            sizes=tuple(r.nbytes for r in firsts) if not by_rank else (item.row.nbytes,),
+            own=own,
+            # Sub-groups make their calls together: the slowest one tells.
+            steady_ns=max(steady, default=None),
+            clock=item.row.clock if steady else None,
+            status=bad[0] if bad else "ok",
+            first=slowest({r: row[0] for r, row in by_rank.items()}, launch),
+            first_result_ns=result if result and result > 0 else None,
+            phases=phases_of(launch),
+            parts_ns=init_parts(launch),
+            facts=facts,
+        )
+
+
+def _firsts(results: Sequence[CaseResult]) -> tuple[list[CaseResult], bool]:
+    """The results that hold the first calls, and whether the communicator was new to them."""
+    if firsts := first_results(results):
+        return firsts, True
+    # Rows of one call each: the process' first calls, as the importer says.
+    rows = [r for r in results if r.given and r.given.first_call_ns and r.ordinal is not None]
+    if rows:
+        return sorted(rows, key=lambda r: r.ordinal or 0), True
+    return [r for r in results if r.cold_ns and all(r.cold_ns)][:1], False
+
+
+def _calls_of_rows(rows: Sequence[CaseResult]) -> list[float | None]:
+    """By their numbers: a row that could not be read leaves its place empty."""
+    by_number = {r.ordinal: r.given.first_call_ns for r in rows if r.given}
+    return [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
+
+
+def _name(launch: Run) -> str:
+    if launch.path:
+        return launch.path.name
+    number = launch.source.get("launch")
+    name = launch.source.get("file") or launch.header.get("run_id") or "run"
+    return f"{name} #{number}" if number else str(name)
+
+
+# -- several launches ------------------------------------------------------------------------
+
+
+def _usable(rows: Iterable[ColdRow]) -> list[ColdRow]:
+    """What may enter a mean: a case that was wrong keeps its row and no more."""
+    return [row for row in rows if row.status == "ok" and row.call_ns(1)]
+
+
+def _like(rows: Sequence[ColdRow]) -> list[tuple[str, int, Placed, float, str]]:
+    """(kind, ranks, place, figure, what the figure is) of each launch that may be compared."""
+    return [
+        (repr(row.kind), row.ranks, row.placed, row.first_result_ns, "time to first result")
+        if row.first_result_ns
+        else (repr(row.kind), row.ranks, row.placed, row.call_ns(1) or 0.0, "1st call")
+        for row in _usable(rows)
+    ]
+
+
+def _told_apart(
+    rows: Sequence[ColdRow],
+    pairs: Mapping[tuple[str, int], LaunchPairs],
+    pooled: Sequence[LaunchPairs],
+) -> list[ColdRow]:
+    """The rows with their places in their jobs, as repeats.in_job has them."""
+    groups: dict[tuple[str, int], list[ColdRow]] = {}
+    for row in _usable(rows):
+        groups.setdefault((repr(row.kind), row.ranks), []).append(row)
+    later, later_pooled = later_of(_like(rows))
+    places: dict[int, str] = {}
+    for key, own in groups.items():
+        again, after = (
+            [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
+            for each, whole in ((pairs, pooled), (later, later_pooled))
+        )
+        texts = in_job([row.placed for row in own], again, after)
+        places |= {id(row): text for row, text in zip(own, texts, strict=True)}
+    return [replace(row, in_job=places.get(id(row), "")) for row in rows]
+
+
+def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], LaunchPairs]) -> list[Scale]:
+    groups: dict[tuple[str, int, str], list[ColdRow]] = {}
+    for row in _usable(rows):
+        groups.setdefault((repr(row.kind), row.ranks, row.in_job), []).append(row)
+    kinds = list(dict.fromkeys(kind for kind, *_ in groups))
+    order = sorted(groups, key=lambda key: (kinds.index(key[0]), *key[1:]))
+    # Beside the second of a job, where it stands on a line of its own.
+    return [
+        _scale(groups[key], pairs.get(key[:2]) if key[2] in ("", "2", FIRST_TWO) else None)
+        for key in order
+    ]
+
+
+def _scale(rows: Sequence[ColdRow], again: LaunchPairs | None) -> Scale:
+    firsts = [ns for row in rows if (ns := row.call_ns(1))]
+    return Scale(
+        kind=rows[0].kind,
+        ranks=rows[0].ranks,
+        in_job=rows[0].in_job,
+        hosts=tuple(sorted({row.hosts for row in rows if row.hosts})),
+        launches=len(rows),
+        first_ns=geometric(firsts),
+        low_ns=min(firsts),
+        high_ns=max(firsts),
+        second_ns=geometric(row.call_ns(2) for row in rows),
+        third_ns=geometric(row.call_ns(3) for row in rows),
+        steady_ns=geometric(row.steady_ns for row in rows),
+        first_result_ns=geometric(row.first_result_ns for row in rows),
+        again=again,
+    )
+
+
+def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[str]:
+    notes = []
+    told = {id(row.launch) for row in rows}
+    silent = sum(id(part) not in told for part in files.parts)
+    if silent:
+        notes.append(f"{silent} of {len(files.parts)} launches tell no first call")
+    if any(not row.own for row in rows):
+        notes.append("(used): others had used the communicator before; its connecting is not here")
+    steady = dict.fromkeys((row.kind["cadence"], row.clock) for row in rows if row.clock)
+    for cadence, clock in steady:
+        if (cadence, clock) != ("isolated", "host"):
+            notes.append(
+                f"1st, 2nd, 3rd: host clock, one by one; steady: {clock} clock, {cadence} cadence"
+            )
+    bad = [row for row in rows if row.status != "ok"]
+    if bad:
+        words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
+        notes.append(f"in no mean, as their first case did not end well: {words}")
+    notes.append(files.rehearsal_note)
+    varying = (hidden_among([row.facts for row in kind], apart) for kind in _kinds(rows))
+    notes += map(hidden_note, varying)
+    return list(dict.fromkeys(filter(None, notes)))
+
+
+def _kinds(rows: Sequence[ColdRow]) -> list[list[ColdRow]]:
+    kinds: dict[str, list[ColdRow]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.kind), []).append(row)
+    return list(kinds.values())

@@ -1,0 +1,44 @@
+"""``torchcoll cold``: what starting costs, launch by launch."""
+
+from __future__ import annotations
+
+import argparse
+
+from torchcoll.core.errors import ExitCode, tell
+
+
+def cold_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture too: the calls over ranks (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
+
+
+def run_cold(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.importers.registry import read_all
+    from torchcoll.report.formats import FORMATS, choice, tell_beside
+    from torchcoll.report.pictures import check_path
+    from torchcoll.runs.plot import plot
+    from torchcoll.startup.cold import cold
+    from torchcoll.startup.show import show_cold
+
+    choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    found = cold(options.files, reader=read_all)
+    show_cold([found], options.format)
+    tell_beside(found, options.format)
+    if options.plot:
+        plot(found, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "cold": (
+        "what starting costs: set-up, first calls, launches of one job",
+        cold_arguments,
+        run_cold,
+    ),
+}

@@ -1,0 +1,198 @@
+"""Launches of one scheduler job in order of time: is the second one any better off than the first?
+
+The job is the replicate: each gives the ratio of its second to its first launch, and what the nodes
+of a job have in common cancels. One job is a ratio and no evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchcoll.comparison.results import Judged, judge
+from torchcoll.comparison.statistics import geometric, paired_ratio
+from torchcoll.core.result import Run
+
+# A difference of two starts below it is none that anyone would act on.
+THRESHOLD = 0.1
+FIRST_TWO = "1 to 2"  # places in a job that are shown to be the same
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a launch stands: its job (None: no scheduler's), its place in it from 1 on, of how
+    many launches; order: by which all launches are listed.
+    """
+
+    job: str | None
+    place: int
+    of: int
+    order: int
+
+
+@dataclass(frozen=True)
+class LaunchPairs:
+    """Second launches against first launches of their jobs: ``judged.base`` holds the first ones'
+    figures, ``judged.new`` the second ones', a pair a job. figure: what is compared.
+
+    others: pairs of which the first was not the first launch of its job: what it found may have
+    been warmed by others.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    figure: str
+    judged: Judged
+    others: int
+
+
+def places_of(launches: Sequence[Run]) -> dict[int, Placed]:
+    """id of each launch -> its place. Launches without a job have one of their own.
+
+    By time where it is known (to the second; equal ones stay in the order of reading). Launches
+    whose output is in one file, one after the other, are those of one job script.
+    """
+    jobs: dict[str, list[Run]] = {}
+    names: dict[str, str | None] = {}
+    for number, launch in enumerate(launches):
+        key, name = _job(launch, jobs, number)
+        names[key] = name
+        jobs.setdefault(key, []).append(launch)
+    for own in jobs.values():
+        own.sort(key=_start)
+    order = sorted(jobs.values(), key=lambda own: _start(own[0]))
+    keys = {id(own): key for key, own in jobs.items()}
+    found: dict[int, Placed] = {}
+    for own in order:
+        for place, launch in enumerate(own, 1):
+            found[id(launch)] = Placed(names[keys[id(own)]], place, len(own), len(found))
+    return found
+
+
+def _start(launch: Run) -> str:
+    return str(launch.header.get("start_utc") or "")  # ISO 8601 in UTC: sorts as text
+
+
+def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str | None]:
+    """(key, name) of its job."""
+    job = launch.header.get("job_id")
+    if job:
+        return f"job {job}", str(job)
+    file, place = launch.source.get("file"), launch.source.get("launch")
+    if file and place:
+        # Files of one name from several folders: their numbers begin again.
+        times = 1
+        while any(
+            one.source.get("launch") == place for one in jobs.get(f"file {file} {times}", ())
+        ):
+            times += 1
+        return f"file {file} {times}", file
+    return f"launch {number}", None
+
+
+def in_job(
+    launches: Sequence[Placed], again: Sequence[LaunchPairs], later: Sequence[LaunchPairs] = ()
+) -> list[str]:
+    """Where each of the launches of one kind and number of ranks stands among those of its job:
+    ``1``, ``2``, ``3 to 5`` (later ones are not told apart), ``-`` outside of any. A mean over the
+    places is no launch's figure: they are ``1 to 2`` where ``again``, of these launches or of their
+    kind on all numbers of ranks, shows the second to be as the first; and '' for all where
+    ``later`` shows that of the third and those after it too, or no job has several.
+    """
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for placed in launches:
+        if placed.job is not None:
+            numbers.setdefault((placed.job, placed.order - placed.place), []).append(placed.place)
+    most = max(map(len, numbers.values()), default=0)
+    same = _same(again)
+    if most < 2 or (same and (most == 2 or _same(later))):
+        return ["" for _ in launches]
+    rest = "3" if most == 3 else f"3 to {most}"
+    found = []
+    for placed in launches:
+        if placed.job is None:
+            found.append("-")
+            continue
+        places = sorted(numbers[placed.job, placed.order - placed.place])
+        number = places.index(placed.place) + 1
+        found.append(rest if number > 2 else FIRST_TWO if same else str(number))
+    return found
+
+
+def _same(pairs: Sequence[LaunchPairs]) -> bool:
+    verdicts = {one.judged.verdict for one in pairs}
+    return "same" in verdicts and not verdicts & {"faster", "slower"}
+
+
+Likes = Sequence[tuple[str, int, Placed, float, str]]
+_Found = dict[tuple[str, int], list[tuple[float, float, str, bool]]]
+
+
+def pairs_of(launches: Likes) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
+    """Of (kind, ranks, place, figure, its name): the pairs of each kind and number of ranks, and
+    those of each kind over all its numbers of ranks.
+
+    Of several launches of one kind in one job the first two are a pair. Holm is over all.
+    """
+    found: _Found = {}
+    for key, own in _jobs(launches):
+        if len(own) > 1 and own[0][2] == own[1][2]:
+            pair = (own[0][1], own[1][1], own[0][2], own[0][0].place > 1)
+            found.setdefault(key, []).append(pair)
+    return _pairs(found)
+
+
+def later_of(launches: Likes) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
+    """As ``pairs_of``: the third launch of each job and those after it against the first two, each
+    by their geometric mean.
+    """
+    found: _Found = {}
+    for key, own in _jobs(launches):
+        if len(own) > 2 and len({name for *_, name in own}) == 1:
+            first, rest = (geometric(ns for _, ns, _ in part) for part in (own[:2], own[2:]))
+            if first and rest:
+                found.setdefault(key, []).append((first, rest, own[0][2], own[0][0].place > 1))
+    return _pairs(found)
+
+
+def _jobs(launches: Likes) -> list[tuple[tuple[str, int], list[tuple[Placed, float, str]]]]:
+    """The launches of each kind, number of ranks and job, in their order."""
+    jobs: dict[tuple[str, int, str], list[tuple[Placed, float, str]]] = {}
+    for kind, ranks, placed, ns, name in launches:
+        if placed.job is not None:
+            # Two jobs of one name stand at different places.
+            key = f"{placed.job} {placed.order - placed.place}"
+            jobs.setdefault((kind, ranks, key), []).append((placed, ns, name))
+    return [
+        ((kind, ranks), sorted(own, key=lambda one: one[0].place))
+        for (kind, ranks, _), own in jobs.items()
+    ]
+
+
+def _pairs(found: _Found) -> tuple[dict[tuple[str, int], LaunchPairs], list[LaunchPairs]]:
+    groups: list[tuple[str, tuple[int, ...], list[tuple[float, float, str, bool]]]] = [
+        (kind, (ranks,), own) for (kind, ranks), own in found.items()
+    ]
+    for kind in dict.fromkeys(kind for kind, _ in found):
+        several = {ranks: own for (name, ranks), own in found.items() if name == kind}
+        if len(several) > 1:
+            whole = [pair for own in several.values() for pair in own]
+            groups.append((kind, tuple(sorted(several)), whole))
+    judged = judge([_measure(own) for _, _, own in groups], THRESHOLD, more_is_faster=False)
+    pairs = [
+        LaunchPairs(kind, ranks, own[0][2], _of_jobs(one), sum(other for *_, other in own))
+        for (kind, ranks, own), one in zip(groups, judged, strict=True)
+    ]
+    each = {(one.kind, one.ranks[0]): one for one in pairs if len(one.ranks) == 1}
+    return each, [one for one in pairs if len(one.ranks) > 1]
+
+
+def _measure(pairs: Sequence[tuple[float, float, str, bool]]) -> Judged:
+    base, new = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    ratio = paired_ratio(base, new)
+    reason = "" if ratio.p_value is not None else "the jobs are equal: no spread to judge by"
+    return Judged(base, new, "unclear", "1 job" if len(base) == 1 else reason, ratio)
+
+
+def _of_jobs(judged: Judged) -> Judged:
+    return replace(judged, reason=judged.reason.replace(" launches", " jobs"))

@@ -1,0 +1,471 @@
+"""The tables of a cold start: launches, numbers of ranks, set-up, cases that are cold later."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.comparison.show import interval_text
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import found_lines
+from torchcoll.report.pictures import (
+    draw_band,
+    legend,
+    literal,
+    new_figure,
+    style_of,
+    time_axis,
+    write_caption,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.startup.cold import Cold, ColdRow, Late, Scale, Slowest
+    from torchcoll.startup.repeats import LaunchPairs
+
+
+MOST_LATE = 12  # of the late cases, those that cost most; JSON has all
+_WORDS = {
+    "import_torch": "import torch",
+    "init_process_group": "init",
+    "communicator": "connect",
+    "nccl_init": "NCCL init",
+}
+READING = "completion = max over ranks"
+_RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
+_CALLS = (
+    "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the figure "
+    "(median, or period) of its steady calls"
+)
+_ROWS_OF_CALLS = (
+    "1st, 2nd, 3rd: the first rows of the benchmark, each one call of its own size ({sizes}); "
+    "t_max, the max over ranks"
+)
+_BEYOND = "beyond others: of the slowest rank in the 1st call, beyond the median of the other ranks"
+_IN_JOB = "in job: launches at that place of their job, where others are not shown to be the same"
+_LONGEST = (
+    "(rank, +): whose it was, and how far beyond the median of the other ranks; where ranks wait "
+    "for each other (rendezvous, init, connect) that may be the one that came first"
+)
+
+
+def cold_grids(found: Cold) -> list[Grid]:
+    groups: dict[str, list[ColdRow]] = {}
+    for row in found.rows:
+        groups.setdefault(repr(row.kind), []).append(row)
+    titles = kind_texts([rows[0].kind for rows in groups.values()])
+    grids = []
+    for title, (kind, rows) in zip(titles, groups.items(), strict=True):
+        grids.append(_launches(rows, title))
+        scales = [scale for scale in found.scales if repr(scale.kind) == kind]
+        if len(rows) > 1:
+            grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
+    each = {id(row.launch): row for row in found.rows}  # of several backends: set up once
+    grids.append(_set_up(list(each.values())))
+    grids.append(_late(found.late))
+    grids.append(Grid([], [], below=found_lines(found.notes, found.runs)))
+    return grids
+
+
+def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
+    """One line a launch, in the order of jobs and time."""
+    steady = any(row.steady_ns for row in rows)
+
+    def settled(row: ColdRow) -> float | None:
+        return row.steady_ns if steady else row.last_ns
+
+    word = Head("steady") if steady else Head("last", "cold")
+    return filled(
+        [
+            (Head("launch", left=True, repeat=True), _launch_text),
+            (Head("job", left=True), _job),
+            (Head("in", "job"), lambda r: str(r.placed.place) if r.placed.job else "-"),
+            (Head("cell", left=True), lambda r: one_line(r.launch.labels.get("cell", "-"))),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            (Head("hosts"), lambda r: str(r.hosts or "-")),
+            (Head("1st", "call"), lambda r: format_time(r.call_ns(1))),
+            (Head("2nd", "call"), lambda r: format_time(r.call_ns(2))),
+            (Head("3rd", "call"), lambda r: format_time(r.call_ns(3))),
+            (word, lambda r: format_time(settled(r))),
+            (Head("2nd /", "1st"), lambda r: _ratio(r.call_ns(2), r.call_ns(1))),
+            (Head("2nd /", "3rd"), lambda r: _ratio(r.call_ns(2), r.call_ns(3))),
+            (Head("1st /", word.text.split()[0]), lambda r: _ratio(r.call_ns(1), settled(r))),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda r: format_time(r.first_result_ns),
+            ),
+            (Head("slowest", "rank"), lambda r: _rank(r.first)),
+            (Head("beyond", "others", legend=_BEYOND), lambda r: _beyond(r.first)),
+        ],
+        rows,
+        above=[title, READING, calls_line(rows)],
+    )
+
+
+def _launch_text(row: ColdRow) -> str:
+    used = "" if row.own else " (used)"
+    return one_line(row.name) + used + ("" if row.status == "ok" else f" ({one_line(row.status)})")
+
+
+def _job(row: ColdRow) -> str:
+    # Launches whose output is in one file have its name already.
+    return one_line(row.launch.header.get("job_id") or "-")
+
+
+def calls_line(rows: Sequence[ColdRow]) -> str:
+    sizes = max((row.sizes for row in rows), key=len)
+    if len(sizes) < 2:
+        return _CALLS
+    named = ", ".join(format_size(size) for size in sizes[:3])
+    return _ROWS_OF_CALLS.format(sizes=f"{named}{', ...' if len(sizes) > 3 else ''} bytes")
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return format_ratio(over(a, b))
+
+
+def over(a: float | None, b: float | None) -> float | None:
+    """a / b where both are known."""
+    return a / b if a and b else None
+
+
+def _rank(one: Slowest | None) -> str:
+    return "-" if one is None or one.rank is None else str(one.rank)
+
+
+def _beyond(one: Slowest | None) -> str:
+    return format_time(one.beyond_ns) if one else "-"
+
+
+def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
+    """One line for each number of ranks, as plots of cold starts have it."""
+
+    def spread(scale: Scale) -> str:
+        low, high = (format_time(ns, 3).strip() for ns in (scale.low_ns, scale.high_ns))
+        return f"{low} to {high}" if scale.launches > 1 else "-"
+
+    def hosts(scale: Scale) -> str:
+        return ", ".join(map(str, scale.hosts)) or "-"
+
+    def second(scale: Scale, cell: int) -> str:
+        return _again_cells(scale.again)[cell]
+
+    return filled(
+        [
+            (Head("ranks", repeat=True), lambda s: str(s.ranks or "-")),
+            (Head("in", "job", legend=_IN_JOB), lambda s: s.in_job or "-"),
+            (Head("hosts"), hosts),
+            (Head("launches"), lambda s: str(s.launches)),
+            (Head("1st", "call"), lambda s: format_time(s.first_ns)),
+            (Head("of one launch", left=True), spread),
+            (Head("2nd", "call"), lambda s: format_time(s.second_ns)),
+            (Head("3rd", "call"), lambda s: format_time(s.third_ns)),
+            (Head("steady"), lambda s: format_time(s.steady_ns)),
+            (Head("2nd /", "1st"), lambda s: _ratio(s.second_ns, s.first_ns)),
+            (Head("2nd /", "3rd"), lambda s: _ratio(s.second_ns, s.third_ns)),
+            (Head("1st /", "steady"), lambda s: _ratio(s.first_ns, s.steady_ns)),
+            (
+                Head("to first", "result", legend=_RESULT),
+                lambda s: format_time(s.first_result_ns),
+            ),
+            (Head("2nd launch", "/ 1st"), lambda s: second(s, 0)),
+            (Head("95 %"), lambda s: second(s, 1)),
+            (Head("verdict", left=True), lambda s: second(s, 2)),
+        ],
+        scales,
+        above=["by number of ranks; geometric means over the launches"],
+        below=[*_spans(scales), *_again_lines(scales, again)],
+    )
+
+
+def _again_cells(pairs: LaunchPairs | None) -> tuple[str, str, str]:
+    """ratio, interval, verdict"""
+    if pairs is None:
+        return "-", "-", "-"
+    judged = pairs.judged
+    ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
+    return ratio, interval_text(judged), f"{judged.verdict} ({one_line(judged.reason)})"
+
+
+def _spans(scales: Sequence[Scale]) -> list[str]:
+    """The ratios from the fewest ranks to the most; whether they grow is another question."""
+    places = list(dict.fromkeys(scale.in_job for scale in scales))
+    return [
+        line
+        for place in places
+        for line in _spans_of([s for s in scales if s.in_job == place], place)
+    ]
+
+
+def _spans_of(scales: Sequence[Scale], place: str) -> list[str]:
+    lines = []
+    which = {"": "", "-": ", outside of jobs"}.get(place, f", {place} in job")
+    for text, upper, lower in (
+        ("2nd / 1st call", "second_ns", "first_ns"),
+        ("2nd / 3rd call", "second_ns", "third_ns"),
+        ("1st call / steady", "first_ns", "steady_ns"),
+    ):
+        ratios = [(s.ranks, over(getattr(s, upper), getattr(s, lower))) for s in scales]
+        known = [(ranks, ratio) for ranks, ratio in ratios if ratio and ranks > 1]
+        if len(known) < 2:
+            continue
+        ends = [f"{format_ratio(ratio)} on {ranks} ranks" for ranks, ratio in (known[0], known[-1])]
+        extremes = [format_ratio(pick(ratio for _, ratio in known)) for pick in (min, max)]
+        beyond = {*extremes} - {format_ratio(known[0][1]), format_ratio(known[-1][1])}
+        between = f" (between {' and '.join(extremes)})" if beyond else ""
+        lines.append(f"{text}{which}: {' to '.join(ends)}{between}")
+    return lines
+
+
+def _again_lines(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[str]:
+    lines = []
+    for one in again:
+        ratio, interval, verdict = _again_cells(one)
+        jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
+        between = f" (95 %: {interval})" if interval != "-" else ""
+        lines.append(f"2nd launch / 1st, {jobs}: {ratio}{between}: {verdict}")
+    pairs = [*(scale.again for scale in scales if scale.again), *again]
+    if pairs:
+        figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
+        lines.append(
+            f"2nd launch of a job / 1st: {figures}; each job gives one ratio (t on their "
+            "logarithms, Holm over all); within 10 % is the same"
+        )
+    others = sum(scale.again.others for scale in scales if scale.again)
+    if others:
+        lines.append(f"{others} of the 1st launches are not the first of their job")
+    return lines
+
+
+def _set_up(rows: Sequence[ColdRow]) -> Grid:
+    """The phases of each launch before its first call."""
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    if not names:
+        return Grid([], [])
+    words = {name: _WORDS.get(name, one_line(name).replace("_", " ")) for name in names}
+    return filled(
+        [
+            (Head("launch", left=True, repeat=True), lambda r: one_line(r.name)),
+            (Head("ranks", repeat=True), lambda r: str(r.ranks or "-")),
+            *((Head(words[name], left=True), partial(_phase_cell, name=name)) for name in names),
+            (Head("largest part", "of NCCL init", left=True), _part_cell),
+        ],
+        rows,
+        above=["set-up, as the slowest rank saw it", _LONGEST],
+    )
+
+
+def _phase_cell(row: ColdRow, name: str) -> str:
+    one = row.phases.get(name)
+    if one is None:
+        return "-"
+    beyond = f" (rank {one.rank}, +{format_time(one.beyond_ns, 3).strip()})"
+    return format_time(one.ns, 3).strip() + (beyond if one.rank is not None else "")
+
+
+def _part_cell(row: ColdRow) -> str:
+    part, whole = row.largest_part, row.phases.get("nccl_init")
+    if not part or not whole:
+        return "-"
+    share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
+    return f"{one_line(part[0])} {format_time(part[1], 3).strip()}{share}"
+
+
+def _late(late: Sequence[Late]) -> Grid:
+    """Cases that were cold although the launch had called before, the dearest first."""
+    shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
+    titles = kind_texts([one.kind for one in late])
+    several = len(set(titles)) > 1
+    named = dict(zip(map(id, late), titles, strict=True))
+    below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
+    if any(one.launches == 1 for one in late):
+        below.append("one launch cannot tell a call that connects from one that met a hiccup")
+    return filled(
+        [
+            (Head("case", left=True, repeat=True), lambda o: named[id(o)] if several else "-"),
+            (Head("ranks"), lambda o: str(o.ranks or "-")),
+            (Head("size", repeat=True), lambda o: format_size(o.nbytes)),
+            (
+                Head("calls", "before"),
+                lambda o: "-" if o.ordinal is None else str(o.ordinal),
+            ),
+            (Head("algorithm", left=True), lambda o: one_line(o.algorithm or "-")),
+            (Head("1st", "call"), lambda o: format_time(o.first_ns)),
+            (Head("settled"), lambda o: format_time(o.settled_ns)),
+            (Head("1st /", "settled"), lambda o: _ratio(o.first_ns, o.settled_ns)),
+            (Head("extra"), lambda o: format_time(o.extra_ns)),
+            (Head("cold in", left=True), lambda o: f"{o.cold} of {o.launches}"),
+            (Head("why", left=True), lambda o: one_line(o.why or "not known")),
+        ],
+        shown,
+        above=[
+            "later cases whose 1st call took over 3 times the settled ones, or that use an "
+            f"algorithm first{'' if several or not titles else f': {titles[0]}'}",
+            "settled: the steady median (or period) or the last cold call, whichever is larger",
+        ],
+        below=below,
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# What starting costs, printed: tables and markdown (startup/show.py), CSV and JSON.
+
+SCHEMA = "torchcoll-cold/1"
+
+
+def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``cold`` found. Raises UsageError for an unknown format."""
+    show_found(
+        [
+            Forms(cold_grids(one), list(map(row_record, one.rows)), cold_object(one))
+            for one in found
+        ],
+        format,
+        file,
+    )
+
+
+# -- objects ---------------------------------------------------------------------------------
+
+
+def cold_object(found: Cold) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "rows": [row_record(row) for row in found.rows],
+        "by_ranks": [_scale_record(scale) for scale in found.scales],
+        "second_launch": [_pairs_record(pairs) for pairs in found.again],
+        "late": [
+            {**dataclasses.asdict(one), "kind": _known(one.kind), "extra_ns": one.extra_ns}
+            for one in found.late
+        ],
+        "notes": found_lines(found.notes, found.runs),
+    }
+
+
+def row_record(row: ColdRow) -> dict[str, Any]:
+    """One launch, flat: durations in ns, unknown is null."""
+    part = row.largest_part
+    return {
+        "launch": row.name,
+        "cell": row.launch.labels.get("cell"),
+        "job": row.placed.job,
+        "place_in_job": row.placed.place if row.placed.job else None,
+        "start_utc": row.launch.header.get("start_utc"),
+        **_known(row.kind),
+        "ranks": row.ranks,
+        "hosts": row.hosts,
+        "first_call_ns": row.call_ns(1),
+        "second_call_ns": row.call_ns(2),
+        "third_call_ns": row.call_ns(3),
+        "last_cold_call_ns": row.last_ns,
+        "steady_ns": row.steady_ns,
+        "steady_clock": row.clock,
+        "second_over_first": over(row.call_ns(2), row.call_ns(1)),
+        "second_over_third": over(row.call_ns(2), row.call_ns(3)),
+        "first_over_steady": over(row.call_ns(1), row.steady_ns),
+        "first_result_ns": row.first_result_ns,
+        "new_communicator": row.own,
+        "status": row.status,
+        "first_call_slowest_rank": row.first.rank if row.first else None,
+        "first_call_beyond_ns": row.first.beyond_ns if row.first else None,
+        **{
+            f"{name}_{field}": value
+            for name, phase in row.phases.items()
+            for field, value in (
+                ("ns", phase.ns),
+                ("slowest_rank", phase.rank),
+                ("beyond_ns", phase.beyond_ns),
+            )
+        },
+        **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
+        "nccl_init_largest_part": part[0] if part else None,
+    }
+
+
+def _scale_record(scale: Scale) -> dict[str, Any]:
+    again = _pairs_record(scale.again) if scale.again else None
+    return {**dataclasses.asdict(scale), "kind": _known(scale.kind), "again": again}
+
+
+def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
+    judged, ratio = pairs.judged, pairs.judged.ratio
+    return {
+        "ranks": pairs.ranks,
+        "figure": pairs.figure,
+        "jobs": len(judged.base),
+        "ratio": ratio.ratio if ratio else None,
+        "ratio_low": ratio.low if ratio else None,
+        "ratio_high": ratio.high if ratio else None,
+        "p_value": judged.p_value,
+        "verdict": judged.verdict,
+        "reason": judged.reason,
+    }
+
+
+def _known(kind: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kind.items() if value is not None}
+
+
+# -------------------------------------------------------------------------------------------------
+# A picture of what starting costs over the number of ranks.
+
+
+def cold_figure(found: Cold) -> Figure:
+    """What starting cost over the number of ranks: first, second, third call and the steady figure.
+
+    A panel for each kind of launch, and for each place in its job where these are not shown to be
+    the same. Raises UnavailableError without matplotlib.
+    """
+    kinds: dict[str, list[Scale]] = {}
+    for scale in found.scales:
+        kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
+    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)))
+    places = [axis for row in axes for axis in row]
+    several = any(scale.in_job for scale in found.scales)
+    titles = kind_texts(
+        [{**own.kind, "in job": own.in_job or None} for own, *_ in kinds.values()],
+        always=("collective", "nbytes", "dtype", "op", "backend", *(["in job"] * several)),
+    )
+    for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
+        axis.set_title(literal(title), loc="left", fontsize="small")
+        _draw_scales(axis, scales)
+    for axis in places[len(kinds) :]:
+        axis.set_visible(False)
+    most = max(scale.launches for scale in found.scales)
+    caption = [
+        calls_line(found.rows),
+        f"{READING}; geometric means over launches, {most} at most; band: the least and the "
+        "largest first call",
+        *found.notes,
+    ]
+    write_caption(figure, caption)
+    return figure
+
+
+def _draw_scales(axis: Axes, scales: Sequence[Scale]) -> None:
+    scales = sorted(scales, key=lambda scale: scale.ranks)
+    words = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
+    for number, (name, word) in enumerate(words.items()):
+        known = [(s.ranks, ns) for s in scales if (ns := getattr(s, f"{name}_ns"))]
+        if known:
+            axis.plot(
+                *zip(*known, strict=True), marker="o", markersize=4, label=word, **style_of(number)
+            )
+    told = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
+    draw_band(axis, told, "C0")
+    axis.set_xscale("log", base=2)
+    ranks = sorted({scale.ranks for scale in scales})
+    axis.set_xticks(ranks, [str(one) for one in ranks])
+    axis.minorticks_off()
+    axis.set_xlabel("ranks")
+    axis.grid(True, color="0.9")
+    time_axis(axis)
+    legend(axis, 0)

@@ -1,0 +1,649 @@
+"""``advise``: which bucket_cap_mb, from what DDP sends and a measured curve."""
+
+from __future__ import annotations
+
+import math
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchcoll.comparison.sides import Measured, Reader, Reading, Side, side
+from torchcoll.comparison.statistics import geometric
+from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source, load_all
+from torchcoll.core.summary import Row, paired_ratio
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_size, whole_number
+from torchcoll.training.backward import (
+    AS_DEFAULT,
+    COULD_BE_SENT,
+    UNKNOWN,
+    Gradients,
+    Message,
+    Setting,
+    of_parameters,
+    of_plans,
+    of_traffic,
+)
+from torchcoll.training.plans import MIB, BucketPlan
+
+# -------------------------------------------------------------------------------------------------
+# What one all_reduce of any size takes, from the sizes that were measured.
+#
+# Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time
+# = latency + bytes / bandwidth in each piece, so it is exact where the library follows any such
+# line, and each algorithm may have its own. Lines between logarithms were rejected: the logarithm
+# of latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend with sizes by
+# 4.
+
+_MEASURE = "Measure it: torchrun --nproc-per-node N -m torchcoll.allreduce -b 64K -e 256M -J FILE."
+# What all points of one curve share, beside the dtype and the op.
+_ALIKE = (
+    *("ranks", "backend", "device", "cadence", "clock", "asynchronous", "buffers", "buffer_reuse"),
+    "group",
+)
+
+
+@dataclass(frozen=True)
+class MeasuredCurve:
+    """Times (ns) at ascending sizes (bytes), two or more.
+
+    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
+    """
+
+    sizes: tuple[int, ...]
+    times_ns: tuple[float, ...]
+    hides: bool = True
+
+    def time_ns(self, nbytes: float) -> float:
+        """Below the smallest size its time, for latency does not shrink; above the largest the
+        last piece goes on: callers say where they use that (``beyond``).
+        """
+        if nbytes <= self.sizes[0]:
+            return self.times_ns[0]
+        above = min(bisect_left(self.sizes, nbytes), len(self.sizes) - 1)
+        (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
+        # Noise can make the last piece fall: beyond it, time does not.
+        slope = (v - y) / (u - x) if nbytes <= u else max(0.0, (v - y) / (u - x))
+        return v + slope * (nbytes - u)
+
+    def beyond(self, nbytes: float) -> bool:
+        """True where the size is above all that were measured."""
+        return nbytes > self.sizes[-1]
+
+
+@dataclass(frozen=True)
+class MeasuredCurves:
+    """The curve of one or more launches.
+
+    centre: geometric mean of the launches' medians. others: one for each of several launches; of
+    one launch its 5th and 95th percentile of calls, () where a source does not tell them.
+    row: one of the rows, for what they have in common. left_out: how many sizes not all launches
+    have, which are left out.
+    """
+
+    centre: MeasuredCurve
+    others: tuple[MeasuredCurve, ...]
+    launches: int
+    row: Row
+    left_out: int = 0
+
+    @property
+    def every(self) -> tuple[MeasuredCurve, ...]:
+        return (self.centre, *self.others)
+
+
+def curves_of(side: Side, dtype: str | None) -> MeasuredCurves:
+    """The all_reduce curve in a side's files, of this dtype where it was measured, else of the
+    only one there is.
+
+    Raises UsageError where no curve is there, or more than one that could be meant.
+    """
+    if side.rehearsals:
+        got = f"{side.rehearsals} rehearsals (--rehearse)"
+        raise UsageError("curve", got, "real launches", "What shares one GPU says nothing of time.")
+    found = [m for m in side.measured("time", Reading()) if m.row.collective == "all_reduce"]
+    usable = [m for m in found if not _useless(m.row)]
+    if not usable:
+        reasons = dict.fromkeys(_useless(m.row) for m in found)
+        got = f"all_reduce {', '.join(reasons)}" if found else "no case of all_reduce"
+        raise UsageError("curve", got, "all_reduce over sizes, on 2 ranks or more", _MEASURE)
+    chosen = _of_one_kind(usable, dtype)
+    launches = sorted({m.launch for m in chosen})
+    each = [_points(m for m in chosen if m.launch == launch) for launch in launches]
+    sizes = sorted(set.intersection(*(set(points) for points in each)))
+    every = set().union(*each)
+    if len(sizes) < 2:
+        which = f"all of its {len(launches)} launches have" if launches[1:] else "its launch has"
+        got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
+        raise UsageError("curve", got, "2 or more sizes", _MEASURE)
+    centre = _curve(sizes, [[row.median_ns for p in each for row in p[n]] for n in sizes])
+    if len(launches) > 1:
+        others = [_curve(sizes, [[row.median_ns for row in p[n]] for n in sizes]) for p in each]
+    else:
+        spread = [
+            [[getattr(row, name) for row in each[0][n]] for n in sizes]
+            for name in ("low_ns", "high_ns")
+        ]
+        others = [_curve(sizes, times) for times in spread if all(map(all, times))]
+    if chosen[0].row.device == "cpu":
+        centre, *others = (replace(one, hides=False) for one in (centre, *others))
+    return MeasuredCurves(
+        centre, tuple(others), len(launches), chosen[0].row, len(every) - len(sizes)
+    )
+
+
+def _points(items: Iterable[Measured]) -> dict[int, list[Row]]:
+    points: dict[int, list[Row]] = {}
+    for item in items:
+        points.setdefault(item.row.nbytes, []).append(item.row)
+    return points
+
+
+def _curve(sizes: Sequence[int], times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
+    return MeasuredCurve(tuple(sizes), tuple(geometric(several) or 0.0 for several in times))
+
+
+def _useless(row: Row) -> str:
+    """Why a row is no point of a curve; '' where it is one."""
+    if row.status != "ok" or row.verified == "wrong":
+        return "wrong" if row.verified == "wrong" else row.status
+    if not row.median_ns or not row.nbytes:
+        return "without a time"
+    if row.clock == "issue":
+        return "on the clock issue, which does not wait for the transfer"
+    if row.coalesce > 1:
+        return "coalesced, several timed together"
+    if row.backend == "fake":
+        return "on the backend fake, which communicates nothing"
+    return "on 1 rank, which communicates nothing" if row.ranks == 1 else ""
+
+
+def _value(row: Row, name: str) -> object:
+    """Sub-groups of one rule (``mod:2/0``) run at once, and are one way of measuring."""
+    value: object = getattr(row, name)
+    return str(value).split("/")[0] if name == "group" and value else value
+
+
+def _of_one_kind(items: Sequence[Measured], dtype: str | None) -> list[Measured]:
+    """The dtype asked for and what DDP calls, where they are there; all else must be the same."""
+    for name, wanted in (("dtype", dtype), ("op", "sum"), ("asynchronous", True)):
+        has = [m for m in items if getattr(m.row, name) == wanted]
+        items = has or items
+    for name in (*_ALIKE, "dtype", "op"):
+        values = list(dict.fromkeys(_value(m.row, name) for m in items))
+        if len(values) > 1:
+            got = f"all_reduce with {name} {' and '.join(map(str, values))}"
+            raise UsageError("curve", got, f"one {name}", _MEASURE)
+    return list(items)
+
+
+# -------------------------------------------------------------------------------------------------
+# The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
+#
+# As simple as it can be said. A backward pass takes a time that is given or taken from the traffic.
+# Gradients become ready in proportion to their bytes, or as captured. An all_reduce starts when its
+# bucket is ready and the one before it has ended: one communicator, one after the other. It takes
+# what the curve says, as if nothing else ran. *Exposed* is what is left after the pass: end of the
+# last all_reduce - end of the pass. Not in it: communication that slows the computation down, and
+# ranks that wait for each other.
+#
+# On CPUs all of it is exposed: what moves and adds the bytes takes the cores that compute. With the
+# overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
+# slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
+
+THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
+BEYOND = "beyond the curve"
+Interval = tuple[float, float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One bucket_cap_mb. Times in ns, of one backward pass.
+
+    setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a
+    first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic). buckets: how many all_reduce
+    calls; largest_nbytes of them. communication_ns: all of them one after the other. exposed_ns:
+    see above; None without a backward time. low, high: least and most over the launches of the
+    curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
+    to that of the best; its interval is 95 % over the launches, of one launch the range over its
+    median and these two. verdict: best, ``within noise`` of it, ``within 2 %``, worse, that of the
+    Setting where it has one (``unknown``: its buckets and all times are None; ``could be as sent``:
+    buckets is the least and the rest is None), or BEYOND, where a
+    bucket is larger than what was measured: there low, high and interval are None, since each curve
+    would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an element.
+    """
+
+    setting: str
+    caps_mb: tuple[float, ...]
+    buckets: int | None = None
+    largest_nbytes: int | None = None
+    communication_ns: float | None = None
+    communication_low_ns: float | None = None
+    communication_high_ns: float | None = None
+    exposed_ns: float | None = None
+    exposed_low_ns: float | None = None
+    exposed_high_ns: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    verdict: str = ""
+    exposed_16bit_ns: float | None = None
+
+    @property
+    def name(self) -> str:
+        """``25``, ``1,25``, ``default``, ``as sent``."""
+        if self.setting == "sent":
+            return "as sent"
+        return ",".join(f"{cap:g}" for cap in self.caps_mb) or self.setting
+
+
+def exposed_ns(
+    curve: MeasuredCurve,
+    messages: Iterable[Message],
+    found: Gradients,
+    backward_ns: float,
+    scale: float = 1,
+) -> float:
+    """End of the last all_reduce - end of the backward pass; where nothing is hidden, all of them.
+
+    scale: of the bytes that are sent.
+    """
+    if not curve.hides:
+        return sum(curve.time_ns(scale * message.nbytes) for message in messages)
+    end = 0.0
+    for message in messages:
+        ready = found.ready_ns(message.ready, backward_ns)
+        end = max(end, ready) + curve.time_ns(scale * message.nbytes)
+    return end - backward_ns
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What sends 16 bits an element instead: its curves, and the share of the bytes."""
+
+    curves: MeasuredCurves
+    scale: float
+
+
+def proposals(
+    settings: Sequence[Setting],
+    curves: MeasuredCurves,
+    halves: Halves | None,
+    found: Gradients,
+    backward_ns: float | None,
+) -> list[Proposal]:
+    """A row for each setting; with verdicts where the backward time is known."""
+    rows: list[Proposal] = []
+    ends: list[list[float]] = []
+    for one in settings:
+        if one.verdict in (COULD_BE_SENT, UNKNOWN):
+            count = len(one.messages) or None
+            rows.append(Proposal(one.kind, one.caps_mb, count, verdict=one.verdict))
+            ends.append([])
+            continue
+        sums = [sum(c.time_ns(m.nbytes) for m in one.messages) for c in curves.every]
+        row = Proposal(one.kind, one.caps_mb, len(one.messages), round(one.largest), sums[0])
+        row = replace(row, verdict=one.verdict)
+        beyond = curves.centre.beyond(one.largest)
+        if beyond:
+            row = replace(row, verdict=one.verdict or BEYOND)
+        elif curves.others:
+            low, high = min(sums[1:]), max(sums[1:])
+            row = replace(row, communication_low_ns=low, communication_high_ns=high)
+        if backward_ns is not None:
+            each = [exposed_ns(c, one.messages, found, backward_ns) for c in curves.every]
+            row = replace(row, exposed_ns=each[0])
+            if curves.others and not beyond:
+                row = replace(row, exposed_low_ns=min(each[1:]), exposed_high_ns=max(each[1:]))
+            if halves and not halves.curves.centre.beyond(halves.scale * one.largest):
+                centre, scale = halves.curves.centre, halves.scale
+                less = exposed_ns(centre, one.messages, found, backward_ns, scale)
+                row = replace(row, exposed_16bit_ns=less)
+            ends.append([backward_ns + value for value in each])
+        rows.append(row)
+    return rows if backward_ns is None else _judged(rows, ends, curves.launches)
+
+
+def compression(
+    best: Setting, curves: MeasuredCurves, halves: Halves, found: Gradients, backward_ns: float
+) -> Interval | None:
+    """backward + exposed of 16 bits an element over that of the gradients as they are."""
+    if halves.curves.centre.beyond(halves.scale * best.largest):
+        return None
+    ratios = [
+        (backward_ns + exposed_ns(less, best.messages, found, backward_ns, halves.scale))
+        / (backward_ns + exposed_ns(full, best.messages, found, backward_ns))
+        for less, full in zip(halves.curves.every, curves.every, strict=True)
+    ]
+    return _interval(ratios, curves.launches)
+
+
+def _interval(ratios: Sequence[float], launches: int) -> Interval:
+    """The ratio on the centre, or its mean over the launches, and its interval.
+
+    ratios: one for each of ``Curves.every``.
+    """
+    if launches > 1:  # the centre is their mean, and no launch of its own
+        return paired_ratio(ratios[1:])
+    return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
+
+
+def _judged(
+    rows: Sequence[Proposal], ends: Sequence[Sequence[float]], launches: int
+) -> list[Proposal]:
+    """The rows with verdicts. ends: backward + exposed of each row on each curve."""
+    able = [i for i, row in enumerate(rows) if not row.verdict]
+    if not able:
+        return list(rows)
+    deciding = slice(1, None) if launches > 1 else slice(1)
+    best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
+    judged = []
+    for i, row in enumerate(rows):
+        if not ends[i]:
+            judged.append(row)
+            continue
+        ratios = [own / base for own, base in zip(ends[i], ends[best], strict=True)]
+        ratio, low, high = _interval(ratios, launches)
+        if row.exposed_low_ns is None:
+            ratio, low, high = ratios[0], None, None
+        verdict = "best" if i == best else row.verdict or _verdict(ratio, low)
+        judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, verdict=verdict))
+    return judged
+
+
+def _verdict(ratio: float, low: float | None) -> str:
+    if low is not None and low <= 1:
+        return "within noise"
+    return "within 2 %" if ratio <= 1 + THRESHOLD else "worse"
+
+
+# -------------------------------------------------------------------------------------------------
+
+CAPS_MB = (1, 2, 5, 10, 25, 50, 100, 200, 400, 800)
+_MOST_BUCKETS = 200_000
+_MOST_BYTES = 1 << 44  # what 1e12 parameters of float64 fit into
+# Where no backward time is known: the best is told for one of so many times the communication.
+_ASSUMED = (0.25, 1, 4)
+
+
+@dataclass
+class Advice:
+    """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
+
+    what: what the gradients are; nbytes of them, dtype (``float32, bfloat16`` of several). curve: a
+    row of the curve, for what its points have in common; sizes: the smallest and the largest
+    measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
+    optimiser step. measured_ns: what the traffic had exposed after a backward pass, with waits for
+    other ranks, median over passes and ranks; None unknown; measured_as: what that is.
+    best: the row with the least exposed time, without a backward time the one that is best with all
+    of ``assumed``; None where it cannot be told. low_cap_mb, high_cap_mb: the smallest and the
+    largest cap that is judged and not worse. compression: (ratio, low, high) of backward + exposed
+    with 16 bits an element to that without, at the best. assumed: where no backward time is known,
+    (a backward time in ns, the name of the best row with it): 1/4, 1 and 4 times the communication
+    of ``present``.
+    """
+
+    what: str
+    nbytes: int
+    dtype: str | None
+    curve: Row
+    sizes: tuple[int, int]
+    launches: int
+    backward_ns: float | None
+    backward_source: str
+    accumulate: int
+    rows: list[Proposal]
+    measured_ns: float | None = None
+    measured_as: str = ""
+    best: Proposal | None = None
+    low_cap_mb: float | None = None
+    high_cap_mb: float | None = None
+    compression: Interval | None = None
+    assumed: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def present(self) -> Proposal | None:
+        """What there is now: what was sent, else DDP's default."""
+        rows = {row.setting: row for row in self.rows}
+        return rows.get("sent") or rows.get("default")
+
+    @property
+    def judged(self) -> list[Proposal]:
+        """The rows to choose from: those whose buckets are known, measured, and no other's."""
+        told = ("", "best", "within noise", "within 2 %", "worse")
+        return [row for row in self.rows if row.verdict in told]
+
+
+def advise(
+    gradients: Any,
+    curve: Source | Side | Sequence[Source],
+    *,
+    caps_mb: Sequence[float] | None = None,
+    backward_ms: float | None = None,
+    dtype: str | None = None,
+    accumulate: int | None = None,
+    reader: Reader = load_all,
+) -> Advice:
+    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
+
+    gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
+    its file or folder, where some caps get no verdict, since it does not tell the parameters; or a
+    number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
+    files, folders or globs with all_reduce over sizes on as many ranks; several are launches, and
+    give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
+    backward_ms: what a backward pass takes without communication; None: as the traffic tells.
+    accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
+    times in a step is refused where it does not tell how many passes they are.
+    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
+
+    The model is told in training/advise.py. Caps that differ from bucket to bucket
+    (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
+    for traffic without marked steps, for another number of ranks than the curve has, for no curve
+    that could be meant, and for numbers out of range; UnreadableError for a file.
+    """
+    if accumulate is not None:
+        whole_number(accumulate, "accumulate", 1)
+    if curve is None:
+        action = "torchcoll.run returns it on rank 0 alone."
+        raise UsageError("curve", "None", "a Run, or files", action)
+    found, plans = _gradients(gradients, dtype, accumulate)
+    if plans and caps_mb is not None:
+        raise UsageError("caps_mb", caps_mb, "none beside plans: each has its own cap")
+    if backward_ms is not None:
+        found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
+        found.backward_source = "given"
+    measured = curve if isinstance(curve, Side) else side("curve", curve, reader)
+    curves = curves_of(measured, found.dtype)
+    if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
+        expected = f"{found.ranks}, as the gradients are summed over"
+        action = f"Measure: torchrun --nproc-per-node {found.ranks} -m torchcoll.allreduce."
+        raise UsageError("ranks of the curve", curves.row.ranks, expected, action)
+    settings, same = _settings(found, caps_mb, plans)
+    halves, halved = _halves(measured, curves, found)
+    sizes = curves.centre.sizes
+    advice = Advice(
+        found.what, found.nbytes, found.mixed or found.dtype,
+        curves.row, (sizes[0], sizes[-1]), curves.launches,
+        found.backward_ns, found.backward_source, accumulate or 1,
+        proposals(settings, curves, halves, found, found.backward_ns),
+        found.measured_ns, found.measured_as,
+    )  # fmt: skip
+    if found.backward_ns is None:
+        advice.assumed = _assumed(advice, settings, curves, found)
+        names = {name for _, name in advice.assumed}
+        if len(names) == 1:
+            advice.best = next(row for row in advice.judged if row.name in names)
+    else:
+        _settle(advice, settings, curves, halves, found, found.backward_ns)
+    smallest = min(message.nbytes for one in settings for message in one.messages)
+    problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
+    advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
+    return advice
+
+
+def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
+    """What was given, and whether it is plans."""
+    if isinstance(gradients, (int, float)) and not isinstance(gradients, bool):
+        return of_parameters(gradients, dtype), False
+    if dtype is not None:
+        raise UsageError("dtype", dtype, "none: the gradients have their own")
+    if isinstance(gradients, (str, os.PathLike)):
+        gradients = Traffic.load(gradients)
+    if isinstance(gradients, Traffic):
+        return of_traffic(gradients, accumulate), False
+    plans = [gradients] if isinstance(gradients, BucketPlan) else gradients
+    if not isinstance(plans, Sequence) or {type(plan) for plan in plans} != {BucketPlan}:
+        got = type(gradients).__name__
+        raise UsageError("gradients", got, "a Traffic, plans of gradient_buckets, or a number")
+    return of_plans(plans), True
+
+
+def _number(value: Any, what: str, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(what, value, "a number")
+    if value < least:
+        raise UsageError(what, value, f"{least:g} or more")
+    return float(value)
+
+
+def _settings(
+    found: Gradients, caps_mb: Sequence[float] | None, plans: bool
+) -> tuple[list[Setting], list[str]]:
+    """The default, the caps in order, what was sent; and which caps change nothing more."""
+    if plans:
+        settings = [*found.known]
+    elif found.nbytes > _MOST_BYTES:
+        raise UsageError(
+            "gradients", f"{found.nbytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+        )
+    else:
+        caps: Sequence[float] = CAPS_MB
+        if caps_mb is not None:
+            if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
+                raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
+            caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
+            if not caps or found.nbytes / caps[0] / MIB > _MOST_BUCKETS:
+                got = f"{caps[0]:g} for {found.nbytes} bytes" if caps else "none"
+                raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
+        able = [cap for cap in caps if found.nbytes / cap / MIB <= _MOST_BUCKETS]
+        settings = [found.setting(None), *map(found.setting, able), *found.known]
+    order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
+    settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
+    kept: list[Setting] = []
+    same: dict[float, list[str]] = {}
+    for one in settings:
+        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.verdict
+        if caps_alike and one.messages == kept[-1].messages:
+            same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
+        else:
+            kept.append(one)
+    default = next((one.messages for one in kept if one.kind == "default"), ())
+    for i, one in enumerate(kept):
+        if one.kind in ("cap", "caps") and not one.verdict and one.messages == default:
+            kept[i] = replace(one, verdict=AS_DEFAULT)
+    words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
+    return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
+
+
+def _halves(measured: Side, curves: MeasuredCurves, found: Gradients) -> tuple[Halves | None, str]:
+    """What sends 16 bits an element, and where its times come from; None of those that do."""
+    if found.mixed or found.dtype not in ("float32", "float64"):
+        return None, ""
+    scale = 2 / find_dtype(found.dtype).itemsize
+    for name in ("float16", "bfloat16"):
+        if name in {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}:
+            halves = curves_of(measured, name)
+            if len(halves.every) == len(curves.every):
+                return Halves(halves, scale), f"measured in {halves.row.dtype}"
+    return Halves(curves, scale), f"the times of {curves.row.dtype} with fewer bytes"
+
+
+def _settle(
+    advice: Advice,
+    settings: Sequence[Setting],
+    curves: MeasuredCurves,
+    halves: Halves | None,
+    found: Gradients,
+    backward_ns: float,
+) -> None:
+    """The best row, which caps are no worse, and what 16 bits change there."""
+    for row, setting in zip(advice.rows, settings, strict=True):
+        if row.verdict == "best":
+            advice.best = row
+            if halves:
+                advice.compression = compression(setting, curves, halves, found, backward_ns)
+    fine = [
+        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.verdict != "worse"
+    ]
+    if advice.best and fine:
+        advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
+
+
+def _assumed(
+    advice: Advice, settings: Sequence[Setting], curves: MeasuredCurves, found: Gradients
+) -> list[tuple[float, str]]:
+    """The best where the backward pass took so many times the communication of what there is."""
+    told: list[tuple[float, str]] = []
+    if len(advice.judged) < 2:
+        return told
+    base = advice.present or advice.rows[0]
+    for times in _ASSUMED:
+        backward_ns = times * (base.communication_ns or 0)
+        judged = proposals(settings, curves, None, found, backward_ns)
+        told += [(backward_ns, row.name) for row in judged if row.verdict == "best"]
+    return told
+
+
+def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float) -> Iterable[str]:
+    row, (least, most) = curves.row, advice.sizes
+    verdicts = {one.verdict for one in advice.rows}
+    if COULD_BE_SENT in verdicts:
+        yield (
+            f"{COULD_BE_SENT}: this may be the cap that was set, or a smaller one, which makes "
+            "more buckets wherever those sent are not of one parameter"
+        )
+    if UNKNOWN in verdicts:
+        yield (
+            f"{UNKNOWN}: sent buckets are larger than that cap (the default's first is 1 MiB), and "
+            "may be parameters as large as that, or be parted"
+        )
+    beyond = [one for one in advice.rows if one.verdict == BEYOND]
+    if beyond:
+        largest = max(one.largest_nbytes or 0 for one in beyond)
+        yield (
+            f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
+            "go on as its last piece does, without low, high and range, and they are not chosen "
+            f"from. Measure with -e "
+            f"{format_size(1 << (largest - 1).bit_length())}"
+        )
+    if smallest < least:
+        yield (
+            f"buckets below {format_size(least)}, the smallest size measured, are taken to cost as "
+            "much as it"
+        )
+    if advice.dtype and row.dtype != advice.dtype:
+        yield (
+            f"the curve is of {row.dtype or 'unknown type'}, the gradients are {advice.dtype}: "
+            "taken by bytes, though adding them up costs another time"
+        )
+    if curves.left_out:
+        count = "1 size that not all launches have is"
+        if curves.left_out > 1:
+            count = f"{curves.left_out} sizes that not all launches have are"
+        yield f"{count} left out"
+    if not row.ranks:
+        yield "the curve does not tell its number of ranks"
+    if halved and any(one.exposed_16bit_ns is not None for one in advice.rows):
+        yield f"16 bits an element: {halved}; what compressing itself takes is not in it"
+    if curves.launches == 1:
+        what = (
+            "low and high are the 5th and 95th percentile of its calls"
+            if curves.others
+            else "it tells no spread, so nothing can be called noise"
+        )
+        yield f"one launch: {what}; only several launches give an interval"

@@ -1,0 +1,340 @@
+"""What one backward pass hands to DDP, and when: from a plan, captured traffic, or one number."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training.joined import cut_at_marks
+from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB, BucketPlan
+from torchcoll.training.steps import (
+    count_passes,
+    measured_exposed,
+    second_pass,
+    sizes_of,
+    split,
+    steps_of,
+    usual,
+)
+
+# Backends whose calls are issued by the thread that computes: there the time of issue is the time
+# at which the gradients were ready. On accelerators the host runs ahead of the device.
+_HOST_BACKENDS = ("gloo", "mpi")
+_CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
+_MARK = {
+    "capture": "Call traffic.step() after each step.",
+    "kineto": "Call step() of the profiler after each step.",
+}
+
+
+AS_SENT, COULD_BE_SENT = "as sent", "could be as sent"
+AS_DEFAULT = "as the default"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One all_reduce. ready: the share of all gradients that is ready when it can start."""
+
+    nbytes: float
+    ready: float
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What DDP sends with one bucket_cap_mb.
+
+    kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
+    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two. verdict: known
+    before any time is: AS_SENT, COULD_BE_SENT, AS_DEFAULT, or UNKNOWN, which has no messages; such
+    a setting is not chosen.
+    """
+
+    kind: str
+    caps_mb: tuple[float, ...]
+    messages: tuple[Message, ...]
+    verdict: str = ""
+
+    @property
+    def largest(self) -> float:
+        return max((message.nbytes for message in self.messages), default=0)
+
+
+@dataclass
+class Gradients:
+    """What is known of one backward pass.
+
+    nbytes: of all gradients. known: settings whose buckets are known. sent: (bytes, dtype) of each
+    bucket of the traffic, from which those of other caps follow; () there is none, then they are
+    taken for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown;
+    backward_source: where that comes from. points: (share of the gradients, share of the pass at
+    which it is ready), ascending; () unknown, then they become ready in proportion to their bytes.
+    measured_ns: what was exposed in the traffic, and measured_as what that is. what: a line that
+    says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
+    """
+
+    nbytes: int
+    dtype: str | None
+    what: str
+    known: tuple[Setting, ...] = ()
+    sent: tuple[tuple[int, str | None], ...] = ()
+    ranks: int = 0
+    backward_ns: float | None = None
+    backward_source: str = ""
+    points: tuple[tuple[float, float], ...] = ()
+    notes: list[str] = field(default_factory=list)
+    mixed: str = ""
+    measured_ns: float | None = None
+    measured_as: str = ""
+
+    def setting(self, cap_mb: float | None) -> Setting:
+        """What a cap sends, as far as it can be told; None: DDP's default."""
+        return self._regrouped(cap_mb) if self.sent else self._even(cap_mb)
+
+    def _regrouped(self, cap_mb: float | None) -> Setting:
+        """From the buckets that were sent, whose parameters nobody knows.
+
+        DDP closes a bucket with the parameter that takes it to the cap (torch's
+        compute_bucket_assignment_by_size, for each dtype by itself). So a cap can have made what
+        was sent where it is no larger than any bucket that is not the last of its dtype. One that
+        is larger than that, but smaller than another bucket, may split it or not. One above all
+        of them puts them together; where it closes within a bucket, the whole of it is taken.
+        """
+        limits = [cap_mb * MIB] if cap_mb else [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
+        last = {dtype: place for place, (_, dtype) in enumerate(self.sent)}
+        messages: list[Message] = []
+        filling: dict[str | None, Message] = {}
+        closed, before = Counter[str | None](), Counter[str | None]()
+        could, larger, done = True, False, 0
+        for place, (nbytes, dtype) in enumerate(self.sent):
+            done += nbytes
+            own = limits[min(before[dtype], len(limits) - 1)]
+            could &= nbytes >= own or place == last[dtype]
+            before[dtype] += 1
+            limit = limits[min(closed[dtype], len(limits) - 1)]
+            larger |= nbytes > limit
+            so_far = filling.pop(dtype).nbytes if dtype in filling else 0
+            message = Message(so_far + nbytes, done / self.nbytes)
+            if message.nbytes >= limit:
+                messages.append(message)
+                closed[dtype] += 1
+            else:
+                filling[dtype] = message
+        messages += filling.values()
+        kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
+        if could:
+            sent = in_order([nbytes for nbytes, _ in self.sent])
+            return Setting(kind, caps, sent, COULD_BE_SENT if larger else AS_SENT)
+        if larger:
+            return Setting(kind, caps, (), UNKNOWN)
+        return Setting(kind, caps, tuple(messages))
+
+    def _even(self, cap_mb: float | None) -> Setting:
+        """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
+        sizes: list[float] = []
+        left, first = self.nbytes, DEFAULT_FIRST_MB * MIB
+        if cap_mb is None and left > first:
+            sizes, left = [first], left - first
+        count = max(1, math.ceil(left / ((cap_mb or DEFAULT_CAP_MB) * MIB)))
+        messages = in_order([*sizes, *([left / count] * count)])
+        return Setting("cap", (cap_mb,), messages) if cap_mb else Setting("default", (), messages)
+
+    def ready_ns(self, share: float, backward_ns: float) -> float:
+        """When so much of the gradients is ready, after the backward pass has begun."""
+        if not self.points:
+            return share * backward_ns
+        shares, times = zip(*self.points, strict=True)
+        return float(numpy.interp(share, shares, times)) * backward_ns
+
+
+def in_order(sizes: Sequence[float]) -> tuple[Message, ...]:
+    """Buckets that are ready one after the other."""
+    shares = numpy.cumsum(sizes) / sum(sizes)
+    return tuple(Message(n, float(share)) for n, share in zip(sizes, shares, strict=True))
+
+
+def of_plans(plans: Sequence[BucketPlan]) -> Gradients:
+    """The gradients of a model, planned for several caps. Raises UsageError for several models."""
+    first = plans[0]
+    settings = []
+    for plan in plans:
+        if plan.nbytes != first.nbytes:
+            got = f"plans of {first.nbytes} and of {plan.nbytes} bytes"
+            raise UsageError("gradients", got, "plans of one model")
+        messages = in_order([bucket.nbytes for bucket in plan.buckets])
+        if plan.used_map_nbytes:
+            messages = (*messages, Message(plan.used_map_nbytes, 1.0))
+        cap = plan.bucket_cap_mb
+        caps = () if cap is None else cap if isinstance(cap, tuple) else (cap,)
+        kind = "caps" if isinstance(cap, tuple) else "cap" if caps else "default"
+        settings.append(Setting(kind, caps, messages))
+    dtypes = Counter[str]()
+    for bucket in first.buckets:
+        dtypes[bucket.dtype] += bucket.nbytes
+    count = sum(len(bucket.parameters) for bucket in first.buckets)
+    what = f"{count} parameters, DDP's own buckets"
+    notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
+    return Gradients(
+        first.nbytes,
+        dtypes.most_common(1)[0][0],
+        what,
+        known=tuple(settings),
+        notes=notes,
+        mixed=_several(dtypes),
+    )
+
+
+def _several(dtypes: Counter[Any]) -> str:
+    """``float32, bfloat16``; '' of one."""
+    names = [name or "unknown type" for name, _ in dtypes.most_common()]
+    return ", ".join(names) if len(names) > 1 else ""
+
+
+def of_parameters(count: float, dtype: str | None) -> Gradients:
+    """One gradient of so many elements. Raises UsageError for no number, or an unknown dtype."""
+    whole = isinstance(count, (int, float)) and not isinstance(count, bool) and math.isfinite(count)
+    if not whole or not 1 <= count <= 1e12:
+        raise UsageError("parameters", count, "a number from 1 to 1e12, such as 7e9")
+    found = find_dtype(dtype or "float32")
+    if found.kind != "float":
+        raise UsageError("dtype", found.name, "a floating-point type: gradients are")
+    what = f"{count:,.0f} parameters of {found.name}, without a model: even buckets"
+    return Gradients(round(count) * found.itemsize, found.name, what)
+
+
+def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
+    """The gradients of steady steps: the all_reduce calls of the group that moves most by them.
+
+    accumulate: backward passes a step; None: as the calls tell. Raises UsageError where there are
+    none, where steps or passes cannot be told apart, or the traffic is FSDP's.
+    """
+    group = _group_of(traffic)
+    traffic = cut_at_marks(traffic)
+    steps = steps_of(traffic)
+    planned = traffic.source == "plan"  # one pass, without marks
+    if not steps.marked and not planned:
+        got, action = "calls that may be of many steps: no step is marked", _MARK
+        raise UsageError("traffic", got, "marked steps", action.get(traffic.source, _CAPTURE))
+    each = [
+        _gradients([traffic.calls[rank][i] for i in own.get(step, ())], group)
+        for rank, own in steps.at.items()
+        for step in steps.steady
+    ]
+    each = [own for own in each if own]
+    if not each:
+        raise UsageError("traffic", "no all_reduce in a steady step", "the gradients of a step")
+    count = accumulate or (1 if planned else count_passes(each))
+    alike = usual([part for own in each for part in split(own, count)])
+    sizes = sizes_of(alike[0])
+    dtypes: Counter[str | None] = Counter()
+    for call in alike[0]:
+        dtypes[call.dtype] += call.nbytes_in
+    known = traffic.groups.get(group) or Group(group)
+    told = accumulate or planned or count > 1
+    whose = "a backward pass" if told else "a step, taken for one backward pass"
+    sent = Setting("sent", (), in_order(sizes))
+    measured_ns, measured_as = measured_exposed(alike, traffic.source)
+    found = Gradients(
+        sum(sizes),
+        dtypes.most_common(1)[0][0],
+        f"{len(sizes)} all_reduce {whose} ({traffic.source})",
+        known=(sent,),
+        sent=tuple((call.nbytes_in, call.dtype) for call in alike[0]),
+        ranks=len(known.ranks) or traffic.ranks,
+        notes=[*traffic.problems, *steps.notes],
+        mixed=_several(dtypes),
+        measured_ns=measured_ns,
+        measured_as=measured_as,
+    )
+    if all(call.asynchronous is False for call in alike[0]):
+        found.notes.append(
+            "the program waited for each of these all_reduce calls at once, as DDP does not: what "
+            "is said here holds if they are gradients, and if DDP is to send them"
+        )
+    if accumulate is None and count > 1:
+        found.notes.append(
+            f"each step makes the same {len(sizes)} all_reduce calls {count} times, with nothing "
+            "in flight in between: all figures are of one of these backward passes"
+        )
+    elif not told and (place := second_pass(each)):
+        found.notes.append(
+            f"nothing was in flight when all_reduce {place + 1} of {len(sizes)} began, and there "
+            "alone: if another model's backward pass begins there, capture one at a time; if not, "
+            "--accumulate 1 (accumulate of torchcoll.advise)"
+        )
+    found.notes.append(
+        "traffic does not tell the parameters: a larger cap is taken to put whole sent buckets "
+        "together, where DDP may close within one and make one more. Plans of gradient_buckets "
+        "(`torchcoll gradients MODULE:FACTORY`) tell exactly"
+    )
+    if traffic.source == "capture" and found.dtype in ("float16", "bfloat16"):
+        found.notes.append(
+            f"the calls are {found.dtype}: where a hook compresses them, bucket_cap_mb counts the "
+            "bytes before that"
+        )
+    if known.backend in _HOST_BACKENDS and _as_issued(found, sent, alike):
+        found.backward_source = "from when the all_reduce calls were issued"
+    elif steps.duration_ns:
+        found.backward_ns = steps.duration_ns / count * 2 / 3
+        found.backward_source = (
+            "two thirds of the step, as backward costs two forwards; rather too long, for the "
+            "optimiser and what is exposed are in the step too"
+        )
+    return found
+
+
+def _as_issued(found: Gradients, sent: Setting, passes: Sequence[Sequence[TrafficCall]]) -> bool:
+    """Take the time of the pass, and what is ready when, from the issue of its calls."""
+    stamps = [[c.start_ns for c in own if c.start_ns is not None] for own in passes]
+    begun = [[t - own[0] for t in own] for own in stamps if len(own) == len(sent.messages)]
+    offsets = [median(each) for each in zip(*begun, strict=True)]
+    first = sent.messages[0].ready
+    if not offsets or offsets[-1] <= 0 or first >= 1:
+        return False
+    # Nothing tells when the pass began: the first bucket is taken to have come at the mean rate.
+    found.backward_ns = offsets[-1] / (1 - first)
+    lead = found.backward_ns - offsets[-1]
+    ready = [(lead + max(0.0, offset)) / found.backward_ns for offset in offsets]
+    found.points = ((0.0, 0.0), *zip((m.ready for m in sent.messages), ready, strict=True))
+    return True
+
+
+def _group_of(traffic: Traffic) -> str:
+    """The group whose all_reduce calls move most. Raises UsageError where there is none."""
+    moved: Counter[str] = Counter()
+    sharded = 0
+    for own in traffic.calls.values():
+        for call in own:
+            if call.collective == "all_reduce" and _floats(call):
+                moved[call.group] += call.nbytes_in
+            sharded += call.nbytes_in if call.collective == "reduce_scatter" else 0
+    if sharded > sum(moved.values()):
+        raise UsageError(
+            "traffic",
+            "reduce_scatter of gradients (FSDP)",
+            "all_reduce of gradients (DDP)",
+            "FSDP2 has no bucket_cap_mb: its sizes follow from what is wrapped and resharded. "
+            "Measure those of each choice: torchcoll.run(torchcoll.shard_traffic(...).spec()).",
+        )
+    if not sum(moved.values()):
+        raise UsageError("traffic", "no all_reduce of floating-point numbers", "DDP's gradients")
+    return moved.most_common(1)[0][0]
+
+
+def _floats(call: TrafficCall) -> bool:
+    return call.dtype is None or "float" in call.dtype
+
+
+def _gradients(calls: Sequence[TrafficCall], group: str) -> list[TrafficCall]:
+    """The calls that are gradients: a program waits at once for what it sums up itself, DDP not."""
+    summed = [c for c in calls if c.collective == "all_reduce" and c.group == group and _floats(c)]
+    return [call for call in summed if call.asynchronous] or summed

@@ -1,0 +1,530 @@
+"""``torchcoll.capture``: every collective that training code sends, C++ included.
+
+DDP's reducer, FSDP2, functional collectives, compiled models and point-to-point messages all come
+through torch's ``c10d`` operators. While a capture runs, each of them has a kernel of ours above
+those of the backends, at the dispatch key BackendSelect, which torch includes for every tensor and
+in every thread, and which c10d leaves free. A TorchDispatchMode sees the same in one thread, but is
+asked for every operator of the model too: steps of small models took 1.3 to 2 times as long, torch
+2.6 recompiled compiled models, and DTensor and higher-order operators need care.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
+from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
+from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
+
+# -------------------------------------------------------------------------------------------------
+# Process groups as a Traffic names them.
+
+_captures: Counter[Path] = Counter()  # of this process, by the folder
+
+
+class GroupNames:
+    """The names of process groups in one traffic, whose groups it fills. torch gives a name again
+    when a group was destroyed: with other members it becomes ``NAME@2`` (``join`` tells the ranks
+    apart that saw other ones).
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        # By the object, which must not live longer for being known here.
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+    def of(self, group: Any, device: torch.device) -> str:
+        name = self._names.get(group)
+        if name is None:
+            found = group_of(group, device)
+            name = self._names[group] = self._traffic.add_group(found)
+        return name
+
+
+def unboxed(group: Any) -> Any:
+    """The ProcessGroup of an operator's argument: itself, in a box, or its name; None: unknown."""
+    try:
+        if isinstance(group, str):
+            return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+        return dist.ProcessGroup.unbox(group) if isinstance(group, torch.ScriptObject) else group
+    except (RuntimeError, TypeError, ValueError):
+        return None
+
+
+def group_of(group: Any, device: torch.device) -> Group:
+    """Its name, its ranks of the world, and the backend that serves tensors on that device."""
+    try:
+        ranks = tuple(dist.get_process_group_ranks(group))
+    except (KeyError, ValueError, RuntimeError):  # made by hand, beside torch.distributed
+        ranks = ()
+    try:
+        backend = str(group._get_backend(device).name())
+    except RuntimeError:
+        backend = ""
+    if backend in ("", "custom"):  # of a backend that is not torch's own it may say no more
+        backend = str(dist.get_backend(group)) if ranks else ""
+    return Group(str(group.group_name), ranks, backend, str(group.group_desc))
+
+
+def capture_name(folder: Path) -> str | None:
+    """The same on all ranks for their captures of that number into the folder, and later than those
+    before: when the first rank began it. None where the ranks have no store in common.
+    """
+    _captures[folder] += 1
+    utc = datetime.now(timezone.utc).isoformat(timespec="microseconds")
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    key = f"torchcoll/capture/{folder}/{restart}/{_captures[folder]}"
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        told: bytes = store.compare_set(key, "", f"{utc} {secrets.token_hex(4)}")
+        return told.decode()
+    except Exception:  # stores of others: training goes on without
+        return None
+
+
+def environment(seen_by: str) -> dict[str, Any]:
+    """What the header of the traffic says of this process."""
+    import platform
+    import socket
+
+    from torchcoll import __version__
+
+    return {
+        "torchcoll": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "backend": str(dist.get_backend()),
+        "seen_by": seen_by,
+    }
+
+
+# -------------------------------------------------------------------------------------------------
+# Calls that are recorded while training runs, and how they become those of a Traffic.
+
+_CALLBACK_S = 1.0
+_REDUCES = ("all_reduce", "reduce", "reduce_scatter")
+# Notes; {} is how many calls it is about.
+_HIDDEN = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
+_UNENDED = "{} calls had not ended when the capture did: how long they took is not known"
+_IN_FLIGHT = "{} calls are missing: they had not returned when the capture ended"
+_UNKNOWN = "{} calls of {}, which torchcoll does not know: their bytes are those of its tensors"
+_LATE = (
+    "{} calls end when Python hears of it: up to 5 ms late where it is busy with something else "
+    "(sys.getswitchinterval)"
+)
+
+
+class RecordedCall:
+    """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
+
+    fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
+    untold: why its duration will never be known; "" while it may. future: that calls ``end``.
+    work: kept where torch tells only afterwards from whom a message came.
+    """
+
+    __slots__ = ("clock", "fields", "future", "start", "step", "time_ns", "untold", "work")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.fields: dict[str, Any] | None = None
+        self.clock, self.untold = "host", ""
+        self.future: Any = None
+        self.work: Any = None
+        self.time_ns: int | None = None
+        self.start = time.perf_counter_ns()
+
+    def end(self, _: Any = None) -> None:
+        """It ends now. A callback of a future."""
+        self.time_ns = time.perf_counter_ns() - self.start
+        self.future = None
+
+    @property
+    def due(self) -> bool:
+        """It has ended, and ``end`` is still to be called: a future tells those who wait first."""
+        future = self.future  # which another thread may take away
+        return future is not None and future.done()
+
+
+class CallRecorder:
+    """Fills the calls of this rank in a traffic: in the order of issue, when they have ended."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.rank = dist.get_rank()
+        self._groups = GroupNames(traffic)
+        self._open: deque[RecordedCall] = deque()
+        self._calls = traffic.calls.setdefault(self.rank, [])
+        self._steps = traffic.steps.setdefault(self.rank, [])
+        self._sequence: Counter[tuple[Any, ...]] = Counter()
+        self._notes: Counter[str] = Counter()
+        traffic.ranks = dist.get_world_size()
+        traffic.environment |= environment("capture")
+        traffic.mark_step = self.step
+        self.begun = time.perf_counter_ns()
+
+    def begin(self) -> RecordedCall:
+        """A call that is issued now, perhaps in another thread."""
+        call = RecordedCall(len(self._steps))
+        self._open.append(call)
+        return call
+
+    def drop(self, call: RecordedCall) -> None:
+        """A call that failed, or cannot be read."""
+        call.fields = {}
+
+    def add(
+        self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
+    ) -> None:
+        """fields: what ``decode`` tells of it; group: its process group."""
+        name = self._groups.of(group, device)
+        of_world(fields, self.traffic.groups[name].ranks)
+        call.fields = {**fields, "group": name}
+
+    def step(self) -> None:
+        """The end of a step, and the begin of the next one."""
+        now = time.perf_counter_ns() - self.begun
+        self._steps.append((self._steps[-1][1] if self._steps else 0, now))
+        self._flush()
+
+    def finish(self) -> None:
+        """The end of the capture. Calls that have not ended are kept without a duration."""
+        self.traffic.mark_step = None
+        deadline = time.monotonic() + _CALLBACK_S
+        while any(call.due for call in self._open) and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        self._flush(final=True)
+        if not self._steps:
+            del self.traffic.steps[self.rank]
+        self.traffic.notes += [text.format(count) for text, count in self._notes.items()]
+
+    def note(self, text: str) -> None:
+        """Counts one more call that the sentence is about; {} in it is how many."""
+        self._notes[text] += 1
+
+    def _flush(self, final: bool = False) -> None:
+        while self._open:
+            call = self._open[0]
+            known = call.fields == {} or (call.fields and (call.untold or call.time_ns is not None))
+            if not (known or final):
+                break
+            self._open.popleft()
+            if call.fields:
+                self._calls.append(self._made(call, call.fields))
+            elif call.fields is None:
+                self.note(_IN_FLIGHT)
+
+    def _made(self, call: RecordedCall, fields: dict[str, Any]) -> TrafficCall:
+        key: tuple[Any, ...] = (fields["group"],)
+        if fields["collective"] in POINT_TO_POINT:
+            if call.work is not None:
+                fields["peer"] = self._source(call.work, fields["group"])
+            key = (*key, fields["collective"], fields["peer"])
+        number = self._sequence[key]
+        self._sequence[key] += 1
+        self._judge(call, fields)
+        return TrafficCall(
+            **fields,
+            sequence=number,
+            step=call.step if call.step < len(self._steps) else None,
+            start_ns=call.start - self.begun,
+            time_ns=call.time_ns,
+            clock=call.clock,
+        )
+
+    def _source(self, work: Any, group: str) -> int | None:
+        """Rank of the world that a message came from; None while it has not."""
+        found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
+        of_world(found, self.traffic.groups[group].ranks)
+        return found["peer"]
+
+    def _judge(self, call: RecordedCall, fields: dict[str, Any]) -> None:
+        """Notes what is not known of it."""
+        collective = fields["collective"]
+        if ":" in collective:
+            self.note(_UNKNOWN.format("{}", collective))
+        if collective in _REDUCES and fields["op"] is None:
+            self.note(_HIDDEN)
+        if call.untold:
+            self.note(call.untold)
+        elif call.time_ns is None:
+            self.note(_UNENDED)
+        elif call.clock == "host" and fields["asynchronous"] is not False:
+            self.note(_LATE)
+
+
+# -------------------------------------------------------------------------------------------------
+# How long calls took on an accelerator, by torch's own events around the kernel.
+#
+# Not proven: written without a GPU at hand. torch.profiler would tell the same and is not used: a
+# second one ends the user's (torch 2.13), and it costs more than all the rest of a capture. Instead
+# the group is asked to time its calls (``_enable_collectives_timing``, as TORCH_NCCL_ENABLE_TIMING
+# does) and each Work for ``_get_duration`` once it has ended. Whatever refuses leaves a call
+# without a duration, and says so.
+
+_REFUSED = "{} calls have no duration: the backend does not time them"
+
+
+class DeviceTimes:
+    """Holds each Work, and so what it received, until it has ended: not longer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[RecordedCall, Any]] = deque()
+        self._asked: set[str] = set()
+
+    def ask(self, group: Any) -> None:
+        """Before the first call of a group."""
+        name = str(group.group_name)
+        if name not in self._asked:
+            self._asked.add(name)
+            with contextlib.suppress(RuntimeError, NotImplementedError):  # its calls say so
+                group._enable_collectives_timing()
+
+    def watch(self, call: RecordedCall, work: Any) -> None:
+        if work is None or _capturing():
+            call.untold = _REFUSED
+            return
+        self.poll()
+        self._waiting.append((call, work))
+
+    def poll(self) -> None:
+        """Reads the calls that have ended, in order."""
+        with self._lock:
+            while self._waiting and not _capturing():
+                call, work = self._waiting[0]
+                try:
+                    if not work.is_completed():
+                        return
+                    call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
+                except (RuntimeError, NotImplementedError):
+                    call.untold = _REFUSED
+                self._waiting.popleft()
+
+    def finish(self) -> None:
+        """Waits for the device, so that the last calls are timed too."""
+        if self._waiting and torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+            self.poll()
+        self._waiting.clear()
+
+
+def _capturing() -> bool:
+    """In the capture of a CUDA graph events must not be asked."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+# -------------------------------------------------------------------------------------------------
+
+_NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
+_NO_GROUP = "{} calls of {} are missing: their process group is not known"
+_UNREAD = "{} calls of {} are missing: they could not be read ({})"
+_active: Traffic | None = None
+
+
+@contextmanager
+def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
+    """Records the collectives of this rank in a Traffic, which is given at once and fills.
+
+    path: a folder; at the end, also of a body that raised, this rank writes
+    ``traffic-rank{r}.jsonl`` into it (``torchcoll trace FOLDER`` joins the ranks); where that is
+    there already, as after a restart, ``traffic-rank{r}-2.jsonl`` beside it. None: no file.
+    Begin and end it at the same place on all ranks: calls are joined by their number in the group;
+    and where no other thread communicates. ``traffic.step()`` marks the end of a training step;
+    what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` at a
+    mark and at the end.
+
+    Durations are from issue to completion on the CPU (clock ``host``): of a synchronous call until
+    its wait is over; of an asynchronous one until Python hears of its end. On accelerators they are
+    those of the backend's own events (clock ``device``; not proven). What could not be seen is in
+    ``traffic.notes``. Never seen: what a CUDA graph replays, symmetric memory, and calls on a
+    backend's own object. Nothing is added to operators that do not communicate.
+
+    Raises UsageError outside of a process group, inside of another capture, and for a path that
+    cannot be written; UnavailableError where torch has no distributed.
+    """
+    global _active
+    if not dist.is_available():
+        raise UnavailableError("capture", "torch without torch.distributed", "one that has it")
+    if not dist.is_initialized():
+        raise UsageError("capture", "no process group", "init_process_group before it")
+    if _active is not None:
+        raise UsageError("capture", "one inside of another", "one at a time")
+    folder, rank = None if path is None else _folder(path), dist.get_rank()
+    traffic, failed = Traffic(), True
+    if folder and (name := capture_name(folder)):
+        traffic.environment["capture"] = name
+    _active = traffic
+    try:
+        with _Watch(traffic):
+            yield traffic
+        failed = False
+    finally:
+        _active = None
+        if folder:
+            try:
+                file = _free(folder, rank)
+                traffic.save(file)
+                traffic.path = file
+            except TorchcollError as error:
+                if not failed:
+                    raise
+                tell(error.line())  # and let the body's own error through
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    """The folder, which is made."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UsageError("path", repr(path), "a folder: each rank writes its own file")
+    folder = Path(path).absolute()
+    if folder.suffix in (".json", ".jsonl", ".gz") or folder.is_file():
+        raise UsageError("path", folder, "a folder: each rank writes its own file")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("path", folder, f"a folder that can be made ({error.strerror})") from None
+    return folder
+
+
+def _free(folder: Path, rank: int) -> Path:
+    """The file of this rank, beside those of earlier captures."""
+    file, number = folder / f"{RANK_FILE}{rank}.jsonl", 2
+    while os.path.lexists(file):
+        file, number = folder / f"{RANK_FILE}{rank}-{number}.jsonl", number + 1
+    return file
+
+
+class _Watch:
+    """The kernels of ours, from ``with`` on to its end."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._recorder = CallRecorder(traffic)
+        self._device = DeviceTimes()
+        self._thread = threading.local()
+
+    def __enter__(self) -> None:
+        self._kernels = torch.library.Library("c10d", "IMPL")
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith("c10d::"):
+                packet, _, overload = name.removeprefix("c10d::").partition(".")
+                func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
+                schema = Schema.of(func) if func else None
+                if schema and schema.communicates:
+                    kernel = self._kernel(func, schema)
+                    self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
+        self._recorder.begun = time.perf_counter_ns()
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self._kernels._destroy()
+        if kind is None:  # else the device may never be done
+            self._device.finish()
+        self._recorder.finish()
+
+    def _kernel(self, func: Any, schema: Schema) -> Callable[..., Any]:
+        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            def issue() -> Any:
+                return func.redispatch(keys & below, *args, **kwargs)
+
+            # A process group written in Python may make its calls of others.
+            if getattr(self._thread, "inside", False):
+                return issue()
+            self._thread.inside = True
+            try:
+                return self._record(schema, schema.bind(args, kwargs), issue)
+            finally:
+                self._thread.inside = False
+
+        if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
+            return torch._disable_dynamo(kernel)
+        return kernel
+
+    def _record(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:
+        group = unboxed(bound.get("process_group", bound.get("group_name")))
+        if group is None:
+            self._recorder.note(_NO_GROUP.format("{}", schema.name))
+            return issue()
+        held = next(tensors(list(bound.values())), None)
+        device = torch.device("cpu") if held is None else held.device
+        if device.type != "cpu":
+            self._device.ask(group)
+        # What is in no table is known by what it returns. All else is read before the call: after
+        # it a sparse tensor holds that of the other ranks too.
+        known = schema.name in OPERATORS
+        fields = self._decoded(schema, bound, None) if known else None
+        call = self._recorder.begin()
+        try:
+            result = issue()
+            waits = schema.asynchronous(bound)
+            if device.type == "cpu":
+                self._time(call, _work(result), waits, schema.name, group)
+            else:
+                self._device.watch(call, _work(result))
+        except BaseException:
+            self._recorder.drop(call)
+            raise
+        fields = fields if known else self._decoded(schema, bound, result)
+        try:
+            if fields is None:
+                self._recorder.drop(call)
+            else:
+                self._recorder.add(call, {**fields, "asynchronous": waits}, group, device)
+        except Exception as error:
+            self._unread(schema, error)
+            self._recorder.drop(call)
+        return result
+
+    def _decoded(self, schema: Schema, bound: dict[str, Any], result: Any) -> dict[str, Any] | None:
+        try:
+            return decode(schema.name, bound, result)
+        except Exception as error:  # training goes on, whatever an operator to come looks like
+            self._unread(schema, error)
+            return None
+
+    def _unread(self, schema: Schema, error: Exception) -> None:
+        self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
+
+    def _time(
+        self, call: RecordedCall, work: Any, waits: bool | None, name: str, group: Any
+    ) -> None:
+        """Has the end of a call on the CPU stamped. Raises what the call's own wait would."""
+        if work is None and name in OPERATORS:  # monitored_barrier returns when it is over
+            call.end()
+        elif work is not None and waits is False:
+            # The caller waits next, so this waits instead: exact, for no other thread is asked.
+            work.wait()
+            call.end()
+        else:
+            try:
+                future = call.future = work.get_future()
+                future.add_done_callback(call.end)
+            except (RuntimeError, AttributeError):
+                call.future = None
+                what = OPERATORS[name].collective if name in OPERATORS else name
+                call.untold = _NOT_TOLD.format("{}", what, group.name())
+        if name == "c10d::recv_any_source_":
+            call.work = work
+
+
+def _work(result: Any) -> Any:
+    """The Work that an operator returned, alone or last; None where it has none."""
+    last = result[-1] if isinstance(result, list | tuple) and result else result
+    if not isinstance(last, torch.ScriptObject):
+        return None
+    return torch._C._distributed_c10d.Work.unbox(last)

@@ -1,0 +1,356 @@
+"""``torchcoll gradients``: what a model's gradients send, without running it, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.errors import ExitCode, UsageError, tell
+
+if TYPE_CHECKING:
+    from torchcoll.core.file import Writer
+    from torchcoll.machine.launcher import Launch
+    from torchcoll.training.plans import BucketPlan
+
+
+def gradients_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "model",
+        nargs="?",
+        metavar="MODULE:FACTORY",
+        help="a function without arguments that makes the model, such as train:make_model; it is "
+        "called with meta as the default device, so that no memory is needed",
+    )
+    add("--bucket-cap-mb", metavar="MIB", help="a table for each: 10,25,100; default: DDP's own")
+    add("--find-unused", action="store_true", help="as DDP's find_unused_parameters")
+    add(
+        "--fsdp",
+        metavar="CLASSES",
+        help="instead of DDP's buckets what FSDP2 sends, with these module classes wrapped",
+    )
+    add("--ranks", type=int, metavar="N", help="of --fsdp (default 64)")
+    add(
+        "--curve",
+        nargs="+",
+        metavar="RUN",
+        help="which bucket_cap_mb (those named, or 1 to 800) leaves least communication exposed on "
+        "measured all_reduce over sizes; several files are launches. For a model, the file or "
+        "folder of a captured traffic in its place, or --parameters",
+    )
+    add("--parameters", metavar="N", help="of --curve without a model: so many, such as 7e9")
+    add("--dtype", metavar="NAME", help="of --parameters: float32, bfloat16, ...")
+    add("--backward-ms", metavar="MS", help="of --curve: what a backward pass takes by itself")
+    add(
+        "--accumulate",
+        type=int,
+        metavar="N",
+        help="of --curve: backward passes an optimiser step (default: one, where traffic leaves no "
+        "doubt)",
+    )
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+_OF_TRAFFIC = "Traffic takes --curve RUN beside it; `torchcoll trace` shows what it sends."
+_OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
+
+
+def run_gradients(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.traffic import is_traffic
+    from torchcoll.report.formats import FORMATS, choice
+
+    choice(options.format, "format", FORMATS)
+    if options.curve is not None:
+        return _show_advice(options)
+    for name in _OF_CURVE:
+        if (value := getattr(options, name)) is not None:
+            raise UsageError(name.replace("_", "-"), value, "--curve RUN beside it")
+    if options.model is None:
+        raise UsageError("model", "none", "package.module:factory, such as train:make_model")
+    if options.fsdp is not None:
+        return _show_shards(options)
+    if is_traffic(options.model):
+        raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
+    if options.ranks is not None:
+        raise UsageError("ranks", options.ranks, "none without --fsdp: DDP's buckets have no ranks")
+
+    from torchcoll.training.show import show_plans
+
+    plans = _plans(options, _caps(options.bucket_cap_mb))
+    show_plans(plans, options.format, model=options.model)
+    return ExitCode.OK
+
+
+def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[BucketPlan]:
+    """A plan for each cap."""
+    from torchcoll.bench.main import import_torch
+
+    import_torch()  # or says in one line that there is none
+    from torchcoll.training.buckets import gradient_buckets, model_of
+
+    model = model_of(options.model)
+    return [gradient_buckets(model, cap, find_unused=options.find_unused) for cap in caps]
+
+
+def _show_advice(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.traffic import is_traffic
+    from torchcoll.importers.registry import read_all
+    from torchcoll.runs.show import show
+    from torchcoll.training.advise import CAPS_MB, advise
+
+    if options.fsdp is not None:
+        action = "FSDP2 has no bucket_cap_mb. Measure what each choice of --fsdp sends."
+        raise UsageError("fsdp", f"{options.fsdp} with --curve", "DDP's gradients", action)
+    if (options.model is None) == (options.parameters is None):
+        got = "neither a model nor --parameters" if options.model is None else "both"
+        action = "" if options.model else "The model stands before --curve."
+        raise UsageError("gradients", got, "a model or --parameters", action)
+    text = options.bucket_cap_mb
+    caps = None if text is None else [cap for cap in _caps(text) if cap is not None]
+    gradients: Any = options.model
+    if options.model is None:
+        gradients = _number(options.parameters, "parameters")
+    elif not is_traffic(options.model):
+        gradients, caps = _plans(options, [None, *(caps or CAPS_MB)]), None
+    backward = options.backward_ms
+    found = advise(
+        gradients,
+        options.curve,
+        caps_mb=caps,
+        backward_ms=None if backward is None else _number(backward, "backward-ms"),
+        dtype=options.dtype,
+        accumulate=options.accumulate,
+        reader=read_all,
+    )
+    show(found, format=options.format)
+    return ExitCode.OK
+
+
+def _number(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(what, text, "a number") from None
+
+
+def _caps(text: str | None) -> list[float | None]:
+    if text is None:
+        return [None]
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError("bucket-cap-mb", text, "numbers of MiB, such as 10,25,100") from None
+
+
+def _show_shards(options: argparse.Namespace) -> ExitCode:
+    if options.bucket_cap_mb is not None or options.find_unused:
+        got = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
+        raise UsageError("fsdp", f"{options.fsdp} and {got}", "one of them: the other is DDP's")
+
+    from torchcoll.bench.main import import_torch
+    from torchcoll.runs.show import show
+
+    import_torch()
+    from torchcoll.training.buckets import model_of
+    from torchcoll.training.shards import shard_traffic
+
+    model = model_of(options.model)
+    asked = options.fsdp.split(",")
+    known = {type(module).__name__ for module in model.modules()}
+    for name in asked:
+        if name not in known:
+            raise UsageError("fsdp", name, f"classes of the model: {', '.join(sorted(known))}")
+    ranks = 64 if options.ranks is None else options.ranks
+    show(
+        shard_traffic(model, lambda name, module: type(module).__name__ in asked, ranks),
+        format=options.format,
+    )
+    return ExitCode.OK
+
+
+# -------------------------------------------------------------------------------------------------
+# ``torchrun ... -m torchcoll replay``: a captured training step, played again on all ranks.
+
+_FORMATS = ("table", "markdown", "csv", "json")
+
+
+def replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "torchrun --nproc-per-node N -m torchcoll replay FILE [options]"
+    add = parser.add_argument
+    add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
+    add("--backend", help="as when measuring (default: what the machine has)")
+    add("--device", help="cpu, cuda or xpu")
+    add("--steps", type=int, default=10, help="play the step so often (default 10)")
+    add(
+        "--compute",
+        action="store_true",
+        help="sleep in the gaps between calls as long as the training did something else",
+    )
+    add("--rehearse", action="store_true", help="several nccl ranks on one GPU")
+    add("-T", "--timeout", type=float, default=300.0, help="seconds that are a hang (default 300)")
+    add("-J", "--output", metavar="FILE", help="traffic file (torchcoll-runs/...-replay-....jsonl)")
+    add("--format", default="table", help=", ".join(_FORMATS))
+
+
+def run_replay(options: argparse.Namespace) -> int:
+    from torchcoll.bench.main import on_ranks
+
+    return on_ranks(lambda launch: _replay(options, launch))
+
+
+def _replay(options: argparse.Namespace, launch: Launch) -> int:
+    from torchcoll.bench.main import complain, import_torch
+    from torchcoll.core.case import fingerprint
+    from torchcoll.core.spec import Spec
+
+    if options.format not in _FORMATS:
+        raise UsageError("format", options.format, f"one of {', '.join(_FORMATS)}")
+    spec = Spec(
+        backend=options.backend,
+        device=options.device,
+        timeout_s=options.timeout,
+        rehearse=options.rehearse,
+    )
+    torch = import_torch()
+    from torchcoll.bench.session import Session
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.training.replay import play
+
+    file = _File(options.output)
+
+    def last_words(code: int, text: str, speaks: bool) -> None:
+        file.drop()
+        complain(f"torchcoll: error: {text}", launch.rank, speaks)
+
+    session = Session(
+        torch,
+        spec,
+        launch=launch,
+        asked=fingerprint([spec.to_json(), options.file, options.steps, options.compute]),
+        argv=sys.argv[1:],
+        emit=file.emit,
+        on_last_words=last_words,
+    )
+    try:
+        found = play(session, lambda: Traffic.load(options.file), options.steps, options.compute)
+        if found is not None and file.writer:
+            from torchcoll.runs.show import show
+
+            lost, there = file.look_after(), file.writer.there()
+            found.write(file.writer)
+            found.path = file.path
+            if there:
+                tell(f"traffic file: {file.path}")
+            show(found, format=options.format)
+            if lost:
+                complain(f"torchcoll: error: {lost}", launch.rank, speaks=True)
+                return ExitCode.FAILED
+    finally:
+        file.drop()
+    return ExitCode.OK
+
+
+class _File:
+    """Rank 0's, opened before anything is played; gone again where nothing was."""
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        self.path: Path | None = None
+        self.writer: Writer | None = None
+        self._made: list[Path] = []  # folders, the innermost first
+
+    def emit(self, record: str, data: dict[str, Any]) -> None:
+        """A record of the session, which writes its header before anything else."""
+        from torchcoll.bench.output import RUNS_FOLDER, open_default
+        from torchcoll.core.file import Writer
+
+        if record != "header":
+            return
+        folder = Path(RUNS_FOLDER if self._name is None else self._name).absolute()
+        folder = folder if self._name is None else folder.parent
+        self._made = [one for one in (folder, *folder.parents) if not one.exists()]
+        if self._name is None:
+            self.path, self.writer = open_default("replay", data["spec"]["backend"], data["ranks"])
+        else:
+            self.path, self.writer = Path(self._name), Writer(Path(self._name), "Name another.")
+
+    def look_after(self) -> str:
+        """Where somebody has removed or moved the file: another, and what to say of it."""
+        from torchcoll.bench.output import open_again
+
+        if self.writer is None or self.path is None or self.writer.there():
+            return ""
+        text = f"traffic file {self.path}: removed or moved while playing"
+        again = open_again(self.path)
+        if again is None:
+            return f"{text}, and there is nowhere to write it again"
+        self.writer.close()
+        self.path, self.writer = again
+        return f"{text}; all is in {self.path}"
+
+    def drop(self) -> None:
+        if self.writer:
+            self.writer.discard_empty()
+            self.writer = None
+            with contextlib.suppress(OSError):  # another job may use it by now
+                for folder in self._made:
+                    folder.rmdir()
+
+
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll trace``: traffic from per-rank files, profiler traces and Flight Recorder dumps.
+
+
+def trace_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="PATH",
+        help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
+        "(.json, .json.gz), Flight Recorder dumps as JSON",
+    )
+    add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_trace(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.importers.traces import read_traffic
+    from torchcoll.report.formats import FORMATS, choice
+    from torchcoll.runs.show import show
+
+    choice(options.format, "format", FORMATS)
+    traffic = read_traffic(options.files)
+    if options.output:
+        # The new file is whole: what was wrong in those that were read has to be said in it.
+        kept = [*traffic.notes, *traffic.problems]
+        dataclasses.replace(traffic, notes=kept).save(options.output)
+        tell(f"written: {options.output}")
+    show(traffic, format=options.format)
+    for problem in traffic.problems if options.format in ("csv", "json") else ():
+        tell(f"torchcoll: warning: {problem}")
+    return ExitCode.OK
+
+
+COMMANDS = {
+    "replay": (
+        "on ranks: play a captured training step again, without the model",
+        replay_arguments,
+        run_replay,
+    ),
+    "gradients": (
+        "which buckets of gradients a model sends, planned on meta",
+        gradients_arguments,
+        run_gradients,
+    ),
+    "trace": (
+        "what a training sends: captured files, profiler traces, Flight Recorder dumps",
+        trace_arguments,
+        run_trace,
+    ),
+}

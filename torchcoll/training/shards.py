@@ -1,0 +1,277 @@
+"""FSDP2's all_gather and reduce_scatter on paper: the calls of one step of ``fully_shard``.
+
+Source: torch/distributed/fsdp/_fully_shard: _fsdp_collectives.py for the sizes, and for the order
+_fsdp_param_group.py and _fsdp_state.py. A unit is the root or a wrapped module, with the parameters
+below it that no inner unit has. Only shapes are looked at.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from torchcoll.core.dtypes import find_dtype
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.units import whole_number
+from torchcoll.training.buckets import trainable
+from torchcoll.training.plans import planned
+
+Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]
+_CAPTURE = "Capture a step instead: torchcoll.capture()."
+
+
+def shard_traffic(
+    model: nn.Module,
+    wrap: Wrap,
+    ranks: int = 64,
+    reduce_dtype: torch.dtype | str | None = None,
+    param_dtype: torch.dtype | str | None = None,
+    reshard_after_forward: bool | None = None,
+    replicas: int = 1,
+) -> Traffic:
+    """The calls of one training step of FSDP2 on so many ranks; nothing is run.
+
+    model: on any device; ``meta`` needs no memory. wrap: which modules are given to fully_shard: a
+    class, a tuple of classes (() for the root alone), or a predicate of (name, module). The root
+    always is. ranks: of the world; replicas: of the whole model among them (HSDP).
+    param_dtype, reduce_dtype: as in MixedPrecisionPolicy. reshard_after_forward: as in fully_shard,
+    for all units; None: all but the root.
+    Assumes that each unit runs once, in registration order, with inputs from what came before, and
+    that every trainable parameter gets a gradient. Without gradient accumulation, offloading, other
+    placements than Shard(0), float8 all-gathers and clipping.
+    Raises UsageError for what fully_shard refuses, parameters tied across units, units that are
+    registered twice, mixed trainable dtypes in a unit, and a number for reshard_after_forward.
+    """
+    whole_number(ranks, "ranks", 2)
+    whole_number(replicas, "replicas", 1)
+    if ranks % replicas or ranks // replicas < 2:
+        expected = f"a divisor of {ranks} ranks that leaves 2 or more to shard over"
+        raise UsageError("replicas", replicas, expected)
+    if not (reshard_after_forward is None or isinstance(reshard_after_forward, bool)):
+        raise UsageError("reshard_after_forward", reshard_after_forward, "True or False", _CAPTURE)
+    trainable(model)
+    root = _units(model, _predicate(wrap), root_alone=wrap == ())
+    step = _Step(
+        ranks // replicas,
+        replicas,
+        _dtype(param_dtype),
+        _dtype(reduce_dtype),
+        reshard_after_forward,
+    )
+    groups = [Group("shard", tuple(range(step.shards)), description="FSDP2")]
+    if replicas > 1:
+        copies = tuple(range(0, ranks, step.shards))
+        groups.append(Group("replicate", copies, description="FSDP2"))
+    notes = [
+        "assumed: each unit runs once a step, in the order of registration, and every trainable "
+        "parameter gets a gradient"
+    ]
+    if param_dtype is not None and reduce_dtype is None:
+        notes.append(
+            f"reduce_dtype not set: as in torch {torch.__version__} (before 2.15 gradients go in "
+            "param_dtype, since then in the dtype of the parameters)"
+        )
+    return planned(step.calls(root), ranks, groups, notes)
+
+
+@dataclass(eq=False)
+class _Unit:
+    name: str
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    inner: list[_Unit] = field(default_factory=list)
+    gradient_in: bool = False  # its input needs a gradient
+    gradient_out: bool = False
+
+    def walk(self) -> Iterator[_Unit]:
+        yield self
+        for unit in self.inner:
+            yield from unit.walk()
+
+
+def _predicate(wrap: Wrap) -> Callable[[str, nn.Module], object]:
+    classes = wrap if isinstance(wrap, tuple) else (wrap,)
+    modules = tuple(c for c in classes if isinstance(c, type) and issubclass(c, nn.Module))
+    if len(modules) == len(classes):
+        return lambda name, module: isinstance(module, modules)
+    if isinstance(wrap, tuple | type) or not callable(wrap):
+        expected = "a module class, a tuple of them, or a predicate of (name, module)"
+        raise UsageError("wrap", wrap, expected)
+    return wrap
+
+
+def _dtype(value: torch.dtype | str | None) -> torch.dtype | None:
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    found: torch.dtype = getattr(torch, find_dtype(value).name)
+    return found
+
+
+def _units(
+    model: nn.Module, wrapped: Callable[[str, nn.Module], object], root_alone: bool
+) -> _Unit:
+    """The units with their parameters. Raises UsageError for what has no plan."""
+    owner: dict[int, tuple[str, _Unit]] = {}
+    seen: dict[int, _Unit] = {}
+    any_gradient = False
+
+    def visit(module: nn.Module, name: str, unit: _Unit) -> None:
+        nonlocal any_gradient
+        if seen.get(id(module)) is unit:
+            return
+        seen[id(module)] = unit
+        for own, parameter in module.named_parameters(name, recurse=False):
+            first, other = owner.setdefault(id(parameter), (own, unit))
+            if other is not unit:
+                got = f"{own} tied to {first} of another unit"
+                raise UsageError("wrap", got, "tied parameters in one unit", "Wrap neither.")
+            if not parameter.ndim:
+                raise UsageError(
+                    "model", f"the scalar {own}", "1 dimension or more, as fully_shard"
+                )
+            if own != first:  # tied within the unit
+                continue
+            unit.parameters[own] = parameter
+            any_gradient |= parameter.requires_grad
+        for own, child in module.named_children():
+            full = f"{name}.{own}" if name else own
+            if not wrapped(full, child):
+                visit(child, full, unit)
+                continue
+            if isinstance(child, nn.ModuleList | nn.ModuleDict):
+                got = f"{full}, a {type(child).__name__}"
+                raise UsageError("wrap", got, "modules with a forward, as fully_shard")
+            if id(child) in seen:
+                got = f"{full}, the same module as {seen[id(child)].name}"
+                raise UsageError("wrap", got, "modules that run once a step", _CAPTURE)
+            # What an embedding gets are whole numbers.
+            integers = isinstance(child, nn.Embedding | nn.EmbeddingBag)
+            inner = _Unit(full, gradient_in=any_gradient and not integers)
+            unit.inner.append(inner)
+            visit(child, full, inner)
+            inner.gradient_out = any_gradient
+
+    root = _Unit("")
+    visit(model, "", root)
+    root.gradient_out = any_gradient
+    if not root.inner and not root_alone:
+        known = sorted({type(module).__name__ for module in model.modules() if module is not model})
+        action = f"It has {', '.join(known)}." if known else ""
+        raise UsageError("wrap", "nothing of the model", "one module or more", action)
+    for unit in root.walk():
+        dtypes = {str(p.dtype) for p in unit.parameters.values() if p.requires_grad}
+        if len(dtypes) > 1:
+            got = f"{' and '.join(sorted(dtypes))} in {unit.name or 'the root'}"
+            raise UsageError("model", got, "one dtype for the trainable parameters of a unit")
+    return root
+
+
+@dataclass
+class _Step:
+    """The calls of one step, in the order in which fully_shard's hooks issue them."""
+
+    shards: int
+    replicas: int
+    param_dtype: torch.dtype | None
+    reduce_dtype: torch.dtype | None
+    reshard: bool | None
+
+    def calls(self, root: _Unit) -> list[TrafficCall]:
+        made: list[TrafficCall] = []
+        unsharded: set[_Unit] = set()
+        ended: list[_Unit] = []  # as their forwards end: backward prefetches against this order
+        root_too = self.reshard and _reshards_root()
+
+        def gather(unit: _Unit) -> None:
+            if unit.parameters and unit not in unsharded:
+                made.append(self._all_gather(unit))
+                unsharded.add(unit)
+
+        def forward(unit: _Unit) -> None:
+            gather(unit)
+            for inner in unit.inner:
+                forward(inner)
+            if unit.parameters:
+                ended.append(unit)
+            if root_too if unit is root else self.reshard is not False:
+                unsharded.discard(unit)
+
+        def backward(unit: _Unit) -> None:
+            if unit.parameters and unit.gradient_out:
+                gather(unit)
+                place = ended.index(unit)
+                if place:
+                    gather(ended[place - 1])
+            for inner in reversed(unit.inner):
+                backward(inner)
+            if unit.gradient_in:
+                made.extend(self._reduce(unit))
+
+        forward(root)
+        backward(root)
+        # Where no gradient reaches the input, a callback at the end of the backward reduces.
+        for unit in root.walk():
+            if not unit.gradient_in:
+                made.extend(self._reduce(unit))
+        return made
+
+    def _all_gather(self, unit: _Unit) -> TrafficCall:
+        dtypes, nbytes = set(), 0
+        for parameter in unit.parameters.values():
+            cast = self.param_dtype if parameter.dtype.is_floating_point else None
+            dtypes.add(cast or parameter.dtype)
+            nbytes += self._shard(parameter) * (cast or parameter.dtype).itemsize
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8  # mixed ones go as bytes
+        return TrafficCall(
+            "all_gather",
+            nbytes,
+            nbytes * self.shards,
+            _name(dtype),
+            group="shard",
+            asynchronous=False,
+        )
+
+    def _reduce(self, unit: _Unit) -> Iterator[TrafficCall]:
+        parameters = [p for p in unit.parameters.values() if p.requires_grad]
+        if not parameters:
+            return
+        dtype = parameters[0].dtype
+        # torch 2.15: without reduce_dtype gradients are reduced in the parameter's own dtype.
+        if self.param_dtype and dtype.is_floating_point and _version() < (2, 15):
+            dtype = self.param_dtype
+        dtype = self.reduce_dtype or dtype
+        # _get_gradient_divide_factors: others could overflow, and are divided before and after.
+        op = "avg" if dtype in (torch.float32, torch.bfloat16) else "sum"
+        shard = sum(self._shard(p) for p in parameters) * dtype.itemsize
+        sizes = {"reduce_scatter": (shard * self.shards, shard, "shard")}
+        if self.replicas > 1:
+            sizes["all_reduce"] = (shard, shard, "replicate")
+        for collective, (nbytes_in, nbytes_out, group) in sizes.items():
+            yield TrafficCall(
+                collective, nbytes_in, nbytes_out, _name(dtype), op, group=group, asynchronous=False
+            )
+
+    def _shard(self, parameter: nn.Parameter) -> int:
+        """Elements of one rank's shard: dimension 0 is padded to a multiple of the ranks."""
+        rows, *others = parameter.shape
+        return -(-rows // self.shards) * math.prod(others)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def _reshards_root() -> bool:
+    """Whether reshard_after_forward=True means the root too: since its default became None."""
+    from torch.distributed.fsdp import fully_shard
+
+    return inspect.signature(fully_shard).parameters["reshard_after_forward"].default is None

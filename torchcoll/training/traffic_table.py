@@ -1,0 +1,280 @@
+"""What a training step sends, as rows: each collective of each size, how often, how long.
+
+Bytes are those that ONE rank puts in. The time of a call is the longest of its ranks, from issue to
+completion, so waiting for the last rank is in it; ``cost`` takes that apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchcoll.core.summary import median
+from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
+from torchcoll.core.units import format_ranges
+from torchcoll.training.joined import Joined, cut_at_marks, join_ranks
+from torchcoll.training.steps import Kind, Steps, described, steps_of
+
+
+@dataclass(frozen=True)
+class TrafficRow:
+    """One line of the table: calls that are alike, over the steady steps. None is unknown.
+
+    nbytes_in, nbytes_out: bytes of one call that a rank puts in and gets; None where they vary
+    (all_to_all_v). group: its name, or the description that several groups share, which do alike;
+    group_ranks: how many ranks each has, 0 unknown; groups: how many there are. ranks: who sends
+    it (``0-3``). calls_per_step, bytes_per_step: of one rank. time_per_step_ns: the calls of a step
+    added up, each with the time of its slowest rank; of several groups the slowest; the median over
+    the steps (their mean where steps vary). median_ns: of one call. share: time_per_step_ns over
+    the duration of a step; calls overlap, so shares may add up to more than 1. exposed_ns: of a
+    step, what nothing else ran under, of the slowest rank: an estimate. algorithm: by the names of
+    the kernels, each once; a hint only.
+    """
+
+    collective: str
+    nbytes_in: int | None
+    nbytes_out: int | None
+    dtype: str | None
+    op: str | None
+    group: str
+    group_ranks: int
+    groups: int
+    backend: str
+    asynchronous: bool | None
+    ranks: str
+    calls_per_step: float
+    bytes_per_step: float
+    time_per_step_ns: float | None
+    median_ns: float | None
+    clock: str | None
+    share: float | None
+    exposed_ns: float | None
+    algorithm: str | None
+
+
+@dataclass(frozen=True)
+class SizeBin:
+    """Calls into which one rank puts from low_nbytes to below high_nbytes; both 0: nothing."""
+
+    ranks: str
+    low_nbytes: int
+    high_nbytes: int
+    calls_per_step: float
+    bytes_per_step: float
+
+
+@dataclass
+class TrafficTable:
+    """The rows of a traffic, and what one must know to judge them.
+
+    steps: numbers of those that the figures are of; total: of all. step_ns: duration of one, the
+    slowest rank's. busy_ns: how long some call was in flight, of the rank with most; host clock.
+    statistic: over the steps. notes: a sentence each.
+    """
+
+    rows: list[TrafficRow]
+    sizes: list[SizeBin]
+    steps: tuple[int, ...]
+    total: int
+    marked: bool
+    statistic: str
+    step_ns: float | None
+    busy_ns: float | None
+    notes: list[str] = field(default_factory=list)
+
+
+def summarise_traffic(traffic: Traffic) -> TrafficTable:
+    """The table of a traffic: see TrafficRow, and analysis/steps.py for which steps count."""
+    traffic = cut_at_marks(traffic)
+    joined, notes = join_ranks(traffic)
+    steps = steps_of(traffic)
+    reader = _TrafficReader(traffic, steps, joined)
+    rows = reader.rows()
+    notes = [*steps.notes, *_ranks_notes(traffic, rows), *notes, *_row_notes(rows)]
+    if len(traffic.calls) < traffic.ranks and any(row.median_ns is not None for row in rows):
+        some = f"{len(traffic.calls)} of {traffic.ranks} ranks"
+        notes.append(f"times are of {some}: the slowest may be another")
+    return TrafficTable(
+        rows,
+        reader.sizes(),
+        steps.steady,
+        steps.total,
+        steps.marked,
+        steps.statistic,
+        steps.duration_ns,
+        reader.busy_ns(),
+        notes,
+    )
+
+
+Places = dict[int, dict[int, list[int]]]  # rank -> step -> places in the calls of the rank
+
+
+@dataclass(frozen=True)
+class _TrafficReader:
+    traffic: Traffic
+    steps: Steps
+    joined: Mapping[int, Sequence[Joined]]
+
+    def rows(self) -> list[TrafficRow]:
+        """A row for each kind of call, and for the ranks that make as many of it, as first seen."""
+        found: dict[Kind, Places] = {}
+        for rank, at in self.steps.at.items():
+            kinds = self.steps.kinds[rank]
+            for step in self.steps.steady:
+                for i in at.get(step, ()):
+                    own = found.setdefault(kinds[i], {}).setdefault(rank, {})
+                    own.setdefault(step, []).append(i)
+        rows = []
+        for kind, by_rank in found.items():
+            alike: dict[int, Places] = defaultdict(dict)
+            for rank, own in by_rank.items():
+                alike[sum(map(len, own.values()))][rank] = own
+            rows += [self._row(kind, at) for at in alike.values()]
+        return rows
+
+    def _row(self, kind: Kind, at: Places) -> TrafficRow:
+        ranks = list(at)
+        pairs = [(rank, i) for rank in ranks for own in at[rank].values() for i in own]
+        calls = [self.traffic.calls[rank][i] for rank, i in pairs]
+        together = list({id(j): j for j in (self.joined[rank][i] for rank, i in pairs)}.values())
+        times = [one.completion_ns for one in together]
+        known = [time for time in times if time is not None]
+        per_step = self.steps.reduce(lambda step: self._slowest(at, step, self._completion))
+        names = list(dict.fromkeys(call.group for call in calls))
+        groups = [self.traffic.groups.get(name) or Group(name) for name in names]
+        share = len(ranks) * len(self.steps.steady)
+        duration = self.steps.duration_ns
+        return TrafficRow(
+            kind.collective,
+            _only(call.nbytes_in for call in calls),
+            _only(call.nbytes_out for call in calls),
+            kind.dtype,
+            kind.op,
+            group_text(groups),
+            len(groups[0].ranks),
+            len(groups),
+            _joined_texts(group.backend for group in groups),
+            kind.asynchronous,
+            format_ranges(ranks),
+            len(calls) / share,
+            sum(call.nbytes_in for call in calls) / share,
+            per_step,
+            median(known) if known else None,
+            _joined_texts(call.clock for call in calls if call.time_ns is not None) or None,
+            per_step / duration if per_step is not None and duration else None,
+            self.steps.reduce(lambda step: self._slowest(at, step, self._exposed)),
+            _joined_texts(call.algorithm for call in calls) or None,
+        )
+
+    def _slowest(self, at: Places, step: int, time: Callable[[int, int], int | None]) -> int | None:
+        """The largest of the ranks' sums over the calls of a step; None where one has no time."""
+        sums = []
+        for rank, own in at.items():
+            times = [time(rank, i) for i in own.get(step, ())]
+            if None in times:
+                return None
+            sums.append(sum(one for one in times if one is not None))
+        return max(sums)
+
+    def _completion(self, rank: int, i: int) -> int | None:
+        return self.joined[rank][i].completion_ns
+
+    def _exposed(self, rank: int, i: int) -> int | None:
+        """As the trace has it; of a call that the program waited for on the host, all of it."""
+        call = self.traffic.calls[rank][i]
+        if call.exposed_ns is not None:
+            return call.exposed_ns
+        group = self.traffic.groups.get(call.group)
+        at_once = call.asynchronous is False and call.clock == "host"
+        return call.time_ns if at_once and group and group.backend == "gloo" else None
+
+    def sizes(self) -> list[SizeBin]:
+        """Calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
+        alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for rank, at in self.steps.at.items():
+            bins: dict[int, list[int]] = defaultdict(list)
+            for i in (i for step in self.steps.steady for i in at.get(step, ())):
+                nbytes = self.traffic.calls[rank][i].nbytes_in
+                bins[1 << (nbytes.bit_length() - 1) if nbytes else 0].append(nbytes)
+            for low, own in bins.items():
+                alike[low, len(own), sum(own)].append(rank)
+        steps = len(self.steps.steady)
+        return [
+            SizeBin(format_ranges(ranks), low, 2 * low, count / steps, nbytes / steps)
+            for (low, count, nbytes), ranks in sorted(alike.items())
+        ]
+
+    def busy_ns(self) -> float | None:
+        """How long a call was in flight in a step; None where that is not known of every call.
+
+        A call that ends after its step counts in the next one from there on; one that was only
+        heard of there does not (``cut_at_marks``).
+        """
+        in_flight = {
+            rank: Union(span for call in calls if (span := _in_flight(call)))
+            for rank, calls in self.traffic.calls.items()
+        }
+
+        def of_step(step: int) -> float | None:
+            found = []
+            for rank, own in self.steps.at.items():
+                spans = [_in_flight(self.traffic.calls[rank][i]) for i in own.get(step, ())]
+                if None in spans:
+                    return None
+                marked = self.traffic.steps.get(rank, ())
+                within = in_flight[rank].within(*marked[step]) if step < len(marked) else None
+                found.append(in_flight[rank].total if within is None else within)
+            return max(found, default=None)
+
+        return self.steps.reduce(of_step)
+
+
+def _in_flight(call: TrafficCall) -> Span | None:
+    """From issue to completion; None where the host does not know it."""
+    if call.start_ns is None or call.time_ns is None or call.clock != "host":
+        return None
+    return call.start_ns, call.start_ns + call.time_ns
+
+
+def _only(values: Iterable[int]) -> int | None:
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _joined_texts(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(text for text in texts if text))
+
+
+def group_text(groups: Sequence[Group]) -> str:
+    """The name of one group; what several are called, else their names."""
+    if len(groups) == 1:
+        return groups[0].name
+    return described(groups[0]) or ",".join(group.name for group in groups)
+
+
+def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
+    everyone = format_ranges(traffic.calls)
+    if all(row.ranks == everyone for row in rows):
+        return []
+    return ["the ranks do not send alike: each row is of the ranks that it names"]
+
+
+def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
+    notes = []
+    if any(row.collective == "all_to_all_v" and row.nbytes_in is None for row in rows):
+        notes.append(
+            "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
+        )
+    if any(row.asynchronous is not False and row.clock == "host" for row in rows):
+        notes.append(
+            "asynchronous calls overlap each other and the computation: their times add up to more "
+            "than the step pays"
+        )
+    missing = [row for row in rows if row.time_per_step_ns is None]
+    if missing and len(missing) < len(rows):
+        notes.append(
+            f"{len(missing)} of {len(rows)} rows have no time: the source does not tell it"
+        )
+    return notes
