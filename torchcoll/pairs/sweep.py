@@ -588,8 +588,8 @@ def _sweep(
         session.run.path = output.path
         output.show(lambda: _show(session.run, options, pairs))
         failure = output.failure(session) or _accused(session.run)
-    failure = session.control.decide(failure)
-    return failure
+    agreed: str | None = session.control.decide(failure)
+    return agreed
 
 
 def nothing_told(text: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from curves import MIB, MS, SIZES, curve, timed, traffic
+from made_curves import MIB, MS, SIZES, curve, timed, traffic
 
 import torchcoll
 from torchcoll.cli import main

@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from launches import measured, run
+from made_launches import measured, run
 
 from torchcoll.cli import main
 from torchcoll.core.file import save

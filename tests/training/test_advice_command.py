@@ -9,7 +9,7 @@ import json
 import re
 
 import pytest
-from curves import MIB, curve, line, spread_curve, traffic
+from made_curves import MIB, curve, line, spread_curve, traffic
 
 import torchcoll
 from torchcoll.cli import main

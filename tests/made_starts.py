@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launches import measured, run
+from made_launches import measured, run
 
 from torchcoll.core.result import Run
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launches import given, in_turn, launches, measured, run
+from made_launches import given, in_turn, launches, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare

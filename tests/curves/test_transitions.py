@@ -7,7 +7,7 @@ import json
 
 import numpy
 import pytest
-from launches import given, launches, measured, run
+from made_launches import given, launches, measured, run
 
 import torchcoll
 from torchcoll.cli import main

@@ -8,7 +8,7 @@ import io
 import shutil
 
 import pytest
-from launches import given, in_turn, launches, measured, run
+from made_launches import given, in_turn, launches, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare

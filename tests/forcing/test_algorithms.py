@@ -10,8 +10,8 @@ import random
 from functools import partial
 
 import pytest
-from launches import measured as measured_on
-from launches import run
+from made_launches import measured as measured_on
+from made_launches import run
 
 import torchcoll
 from torchcoll.cli import main

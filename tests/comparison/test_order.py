@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from launches import given, in_turn, launches, measured, run
+from made_launches import given, in_turn, launches, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launches import given, launches, measured, run
+from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError

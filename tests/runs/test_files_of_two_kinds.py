@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launches import measured, run
+from made_launches import measured, run
 from sent import call, traffic
 
 from torchcoll.cli import main

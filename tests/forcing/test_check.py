@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launches import measured, run
+from made_launches import measured, run
 
 from torchcoll.core.result import Choice
 from torchcoll.forcing.check import Ran, what_ran

@@ -7,8 +7,8 @@ import io
 import json
 
 import pytest
-from launches import measured
-from starts import MS, benchmark, start
+from made_launches import measured
+from made_starts import MS, benchmark, start
 
 import torchcoll
 from torchcoll.cli import main

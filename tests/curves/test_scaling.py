@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from launches import given, measured, run
-from starts import MS, start
+from made_launches import given, measured, run
+from made_starts import MS, start
 
 from torchcoll.core.errors import UsageError
 from torchcoll.curves.scaling import scaling

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launches import measured, run
+from made_launches import measured, run
 
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Group, Traffic, TrafficCall

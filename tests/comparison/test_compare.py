@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from launches import given, in_turn, launches, measured, run
+from made_launches import given, in_turn, launches, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare

@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 import pytest
-from curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
-from launches import given, launches, measured, run
+from made_curves import MIB, MS, SIZES, curve, line, spread_curve, traffic
+from made_launches import given, launches, measured, run
 
 import torchcoll
 from torchcoll.core.errors import UsageError

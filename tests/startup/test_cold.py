@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 import pytest
-from launches import given, measured, run
-from starts import MS, start
+from made_launches import given, measured, run
+from made_starts import MS, start
 
 import torchcoll
 from torchcoll.core.errors import UsageError

@@ -6,7 +6,7 @@ import math
 
 import numpy
 import pytest
-from launches import given, launches, measured, run
+from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.compare import compare
 from torchcoll.comparison.differences import Start

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from handmade import Terminal
+
+from torchcoll.runs.show import show
+
+
+@pytest.fixture
+def shown() -> Callable[..., str]:
+    """``show`` into a text, as a pipe gets it."""
+
+    def run(*args: Any, **choices: Any) -> str:
+        out = io.StringIO()
+        show(*args, file=out, **choices)
+        return out.getvalue()
+
+    return run
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """``show`` on a terminal of so many columns; ``names`` is its ``columns``."""
+
+    def run(*args: Any, columns: int, names: str | None = None, **choices: Any) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm-256color")
+        out = Terminal()
+        show(*args, file=out, columns=names, **choices)
+        return out.text()
+
+    return run
