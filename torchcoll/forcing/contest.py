@@ -1,8 +1,8 @@
 """Which forced algorithm wins at each size, and what AUTO loses to it.
 
 Launches are the replicates, and AUTO against a cell is judged as ``compare`` judges two sides
-(comparison/statistics.py): drift over the launches is in the model, launches that are outliers over all
-of these comparisons are left out of all cases. Three questions with three answers:
+(comparison/statistics.py): drift over the launches is in the model, launches that are outliers over
+all of these comparisons are left out of all cases. Three questions with three answers:
 
 * Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
   them: no cell is picked first, so no winner's curse. Beaten: p below 0.05, beyond the threshold.

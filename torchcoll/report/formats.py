@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
@@ -26,9 +26,6 @@ from torchcoll.report.columns import (
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.notes import Notes, lines_beside, problems_of
-
-if TYPE_CHECKING:
-    from torchcoll.runs.show import Judging
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ ROWS = Records(row_names, row_objects)
 
 
 def run_object(
-    run: Run, view: View, records: Records = ROWS, judging: Judging | None = None
+    run: Run, view: View, records: Records = ROWS, judging: Any = None
 ) -> dict[str, Any]:
     """One run with its rows, and what one must know to judge them."""
     verdict = {"verdict": judging.verdict(run).to_json()} if judging else {}
@@ -169,9 +166,7 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
-def json_text(
-    runs: Sequence[Run], view: View, records: Records = ROWS, judging: Judging | None = None
-) -> str:
+def json_text(runs: Sequence[Run], view: View, records: Records = ROWS, judging: Any = None) -> str:
     """An object for one run, an array of them for several."""
     found = [run_object(run, view, records, judging) for run in runs]
     return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"

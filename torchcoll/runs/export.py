@@ -241,7 +241,8 @@ def row_text(out_of_place: Pair | None, in_place: Pair | None) -> str:
     row = first[0]
     kind, op = one_line(row.dtype or "none"), one_line(row.op or "none")
     root = -1 if row.root is None else row.root
-    start = f"{row.nbytes:12}  {row.count:12}  {_NCCL_TESTS_TYPES.get(kind, kind):>8}  {op:>6}  {root:6}"
+    kind = _NCCL_TESTS_TYPES.get(kind, kind)
+    start = f"{row.nbytes:12}  {row.count:12}  {kind:>8}  {op:>6}  {root:6}"
     return start + _block(*first) + _block(*second)
 
 

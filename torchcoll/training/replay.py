@@ -1,10 +1,10 @@
 """A captured training step, played again without the model: the same calls, sizes and groups.
 
-Each rank plays its own part (training/playback.py). Nothing is sent before all ranks have agreed that
-their parts fit together: every group the same calls in the same order, every message a receiver. In
-training each rank waited for an asynchronous call at a place that no capture sees; here it waits
-where the call had ended in training, and else at the end of the step. So every wait is one that was
-met in training too, which is why no two can wait for each other.
+Each rank plays its own part (training/playback.py). Nothing is sent before all ranks have agreed
+that their parts fit together: every group the same calls in the same order, every message a
+receiver. In training each rank waited for an asynchronous call at a place that no capture sees;
+here it waits where the call had ended in training, and else at the end of the step. So every wait
+is one that was met in training too, which is why no two can wait for each other.
 """
 
 from __future__ import annotations
