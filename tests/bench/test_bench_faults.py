@@ -13,29 +13,17 @@ import threading
 import time
 
 import pytest
+from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
 from torchcoll.bench import control, measure, session, watchdog
-from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
 
 HOST = socket.gethostname()
-HANG = 5
 
 
 pytestmark = pytest.mark.usefixtures("less_patience")
-
-
-def around_calls(name: str, action) -> None:
-    """In a child: ``action(number of the call, call)`` instead of each call of a collective."""
-    entry = COLLECTIVES[name]
-
-    def prepare(*args):
-        call, numbers = entry.prepare(*args), itertools.count()
-        return lambda: action(next(numbers), call)
-
-    COLLECTIVES[name] = dataclasses.replace(entry, prepare=prepare)
 
 
 def on(rank: int, action, name: str = "all_reduce"):
@@ -380,23 +368,6 @@ def test_no_room_for_a_thread(launch):
 
 
 # -- signals --------------------------------------------------------------------------------------
-
-
-def running(measured, cases: int):
-    """Wait until so many cases are in the file, and the next is under way.
-
-    The last case of those who ask is to last for seconds: nobody knows how long this process waits
-    for a core before it acts.
-    """
-
-    def ready() -> bool:
-        if not measured.path.exists():
-            return False
-        lines = measured.path.read_text().splitlines()
-        done = sum(1 for line in lines if line.startswith('{"record":"case"'))
-        return bool(lines) and done >= cases and lines[-1].startswith('{"record":"started"')
-
-    measured.job.until(ready)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

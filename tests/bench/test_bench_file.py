@@ -77,7 +77,7 @@ def test_the_header_is_there_before_the_group(launch):
 
 def test_started_is_there_before_the_case(launch):
     def setup(rank: int) -> None:
-        from test_bench_faults import around_calls
+        from rank_faults import around_calls
 
         def leave(number, call):
             os._exit(78)
@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up(launch):
 
 def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="all_reduce"):
     """A run killed when so many cases were in the file; one of a MiB or more never ends."""
-    from test_bench_faults import running
+    from rank_faults import running
 
     def endless(rank: int) -> None:
         entry = COLLECTIVES[collective]
@@ -179,7 +179,7 @@ def test_resume(launch):
     first = path.read_bytes()
 
     def fail(rank: int) -> None:
-        from test_bench_faults import around_calls
+        from rank_faults import around_calls
 
         def leave(number, call):
             if number == 3:

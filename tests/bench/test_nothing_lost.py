@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from rank_faults import HANG, around_calls
 from ranks import busy
-from test_bench_faults import HANG, around_calls
 
 from torchcoll import load
 from torchcoll.core.file import save

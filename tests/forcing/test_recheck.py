@@ -20,7 +20,7 @@ from torchcoll.forcing.check import recheck
 from torchcoll.launches import run
 from torchcoll.launches.axes import Cell
 
-FAKE = Path(__file__).with_name("fake_launch.py")
+FAKE = Path(__file__).parents[1] / "fake_launch.py"
 RING, TREE = "allreduce:ring", "allreduce:tree"
 VARIABLES = {"auto": {}, "ring": {"NCCL_ALGO": RING}, "tree": {"NCCL_ALGO": TREE}}
 CASE = {

@@ -9,39 +9,12 @@ import json
 from typing import Any
 
 import pytest
+from foreign_traces import CONFIG, entry
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.importers.base import HIDDEN_OP, collective_of, dtype_of, rank_in, ranks_in
 from torchcoll.importers.traces import read_traffic
-
-CREATED = 1_724_779_239_936_775_119
-CONFIG = {
-    "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
-    "7": {"name": "7", "desc": "undefined", "ranks": "[1, 0]"},
-}
-
-
-def entry(
-    name: str, number: int, sizes: Any = ((3, 4),), outputs: Any = None, **changed: Any
-) -> Any:
-    """The call ``number`` of the default group, of 12 floats, issued ``number`` ms after the first
-    and done in 2.5 ms."""
-    inputs, outputs = list(sizes), list(sizes if outputs is None else outputs)
-    return {
-        **{"record_id": number - 1, "pg_id": 0, "process_group": ["0", "default_pg"]},
-        **{"collective_seq_id": number, "p2p_seq_id": 0, "op_id": number},
-        **{"profiling_name": f"nccl:{name}", "time_created_ns": CREATED + number * 1_000_000},
-        **{"duration_ms": 2.5, "state": "completed", "retired": True, "is_p2p": False},
-        **{"input_sizes": inputs, "input_dtypes": ["Float"] * len(inputs)},
-        **{"output_sizes": outputs, "output_dtypes": ["Float"] * len(outputs)},
-        **{
-            "time_discovered_started_ns": 0,
-            "time_discovered_completed_ns": 0,
-            "timeout_ms": 600000,
-        },
-        **changed,
-    }
 
 
 @pytest.fixture

@@ -10,10 +10,20 @@ import sys
 import tracemalloc
 
 import pytest
+from foreign_files import (
+    DEEPSPEED,
+    ONECCL,
+    OSU,
+    PARAM,
+    RCCL,
+    ROW,
+    SMALL,
+    inspector,
+    nccl_json,
+    text,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_nccl_tests_text import ROW, SMALL, text
-from test_other_formats import DEEPSPEED, ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_nccl_tests_text import SMALL, text
-from test_other_formats import ONECCL, OSU, PARAM, RCCL
+from foreign_files import ONECCL, OSU, PARAM, RCCL, SMALL, text
 
 from torchcoll.cli import main
 from torchcoll.core.file import load

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from foreign_traces import INFO, event, fields, kernel, param, step
 from ranks import Job
 
 from torchcoll.core.errors import UnreadableError
@@ -23,40 +24,7 @@ from torchcoll.importers.base import HIDDEN_OP
 from torchcoll.importers.traces import read_traffic
 
 US = 1000  # ns
-INFO = {
-    "backend": "nccl",
-    "rank": 0,
-    "world_size": 2,
-    "pg_config": [
-        {
-            **{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]},
-            "backend_config": "cpu:gloo,cuda:nccl",
-        }
-    ],
-}
 SHORT = "the trace does not tell which of the 2 groups calls on gloo are of"
-
-
-def event(name: str, ts: float, dur: float, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
-    """An X event of thread 1, in microseconds. Arguments with blanks: ``_`` stands for one."""
-    tid = args.pop("tid", 1)
-    named = {key.replace("_", " "): value for key, value in args.items()}
-    return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur,
-            "args": named}  # fmt: skip
-
-
-def param(name: str, ts: float, id: int, n_in: int = 250, n_out: int = 250, **args: Any) -> Any:
-    fields = {
-        **{"External_id": id, "Collective_name": name, "dtype": "Float", "Rank": 0},
-        **{"In_msg_nelems": n_in, "Out_msg_nelems": n_out, "Group_size": 2},
-        **{"Process_Group_Name": "0", "Process_Group_Description": "default_pg"},
-        **{"Process_Group_Ranks": "[0, 1]", "In_split_size": "[]", "Out_split_size": "[]"},
-    }
-    return event("record_param_comms", ts, 10, **(fields | args))
-
-
-def kernel(name: str, ts: float, dur: float, id: int, **args: Any) -> Any:
-    return event(name, ts, dur, "kernel", External_id=id, device=0, tid=20, **args)
 
 
 def operator(name: str, ts: float, types: Any, dims: Any, values: Any = (), **args: Any) -> Any:
@@ -69,10 +37,6 @@ def work(name: str, ts: float, dur: float, *shapes: list[int], dtype: str = "flo
     """What gloo ran, on a thread of its own."""
     shown = {"Input_type": [dtype] * len(shapes), "Input_Dims": list(shapes)} if shapes else {}
     return event(name, ts, dur, "user_annotation", tid=77, **shown)
-
-
-def step(number: int, ts: float, dur: float, cat: str = "user_annotation") -> Any:
-    return event(f"ProfilerStep#{number}", ts, dur, cat)
 
 
 @pytest.fixture
@@ -91,10 +55,6 @@ def read(tmp_path):
 def only(found: Traffic) -> TrafficCall:
     ((call,),) = found.calls.values()
     return call
-
-
-def fields(call: TrafficCall, *names: str) -> tuple[Any, ...]:
-    return tuple(getattr(call, name) for name in names)
 
 
 def test_a_step_of_ddp_on_nccl(read):

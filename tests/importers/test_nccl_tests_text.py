@@ -3,47 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
 from torchcoll.core.summary import summarise
-
-HEAD = """\
-# nccl-tests version 2.19.6 nccl-headers=22902 nccl-library=22902
-# Collective test starting: {program}
-# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 1 iters: 20 \
-agg iters: 1 validation: 1 graph: 0 unalign: 0
-#
-# Using devices
-#  Rank  0 Group  0 Pid   4711 on      node0 device  0 [0000:18:00] NVIDIA H100 80GB HBM3
-#  Rank  1 Group  0 Pid   4712 on      node0 device  1 [0000:28:00] NVIDIA H100 80GB HBM3
-#
-"""
-NAMES = (
-    f"#{'out-of-place':>73}{'in-place':>35}          \n"
-    "#       size         count      type   redop    root     time   algbw   busbw  #wrong "
-    "    time   algbw   busbw  #wrong \n"
-    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)         "
-    "    (us)  (GB/s)  (GB/s)         \n"
-)
-SMALL = (
-    "           8             2     float     sum      -1    11.52    0.00    0.00       0"
-    "    11.40    0.00    0.00       0\n"
-)
-# 1048576 B in 24.31 us are 43.13 GB/s; two ranks have the factor 1.
-ROW = (
-    "     1048576        262144     float     sum      -1    24.31   43.13   43.13       0"
-    "    24.07   43.56   43.56       0\n"
-)
-FOOT = """\
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 21.6725
-#
-# Collective test concluded: {program}
-#
-"""
-
-
-def text(rows=SMALL + ROW, program="all_reduce_perf", names=NAMES, head=HEAD, foot=FOOT):
-    return head.format(program=program) + names + rows + foot.format(program=program)
 
 
 def cases(found):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from foreign_files import ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 
 import torchcoll
 from torchcoll.cli import main
@@ -19,31 +20,6 @@ from torchcoll.importers.registry import read_all
 
 def rows_of(found):
     return [summarise(result) for run in found.runs for result in run.results]
-
-
-ONECCL = """\
-options:
-  processes:       4
-  backend:         host
-  buf_count:       1
-  inplace:         0
-
-datatype: float32
-reduction: sum
-
-#------------------------------------------------------------
-# Benchmarking: {names}
-# #processes: 4
-#------------------------------------------------------------
-
-        #bytes   #elem_count  #repetitions   t_min[usec]   t_max[usec]   t_avg[usec]  stddev[%]
-             0             0            16         10.10         12.20         11.15       9.42
-            12             3            16         10.10         12.20         11.15       9.42
-2026:11:20-10:41:04:( 9855) |CCL_WARN| workers are disabled
-          4096          1024            16         10.20         12.30         11.25       9.42
-
-# All done
-"""
 
 
 @pytest.mark.parametrize(
@@ -203,18 +179,6 @@ def test_oneccl_output_of_a_job_with_several_launches(imported):
     assert "the output of 3 launches, one after the other" in found.warnings
 
 
-OSU = """\
-# OSU MPI{kind} {name} Latency Test v7.4
-# Datatype: MPI_FLOAT.
-# Size         Avg Latency(us)     Min Latency(us)     Max Latency(us)  Iterations          \
-Validation    P50 Tail Lat(us)    P99 Tail Lat(us)
-1024                      3.31                3.10                3.70        1000                \
-Pass                3.80                4.29
-1048576                 108.07              107.86              108.46         100                \
-Fail              108.56              109.05
-"""
-
-
 def test_osu(imported):
     found = imported(OSU.format(kind="-CUDA", name="Allreduce"), ranks=4)
     assert found.warnings == []
@@ -250,20 +214,6 @@ def test_osu_barrier_and_python(imported):
     assert (row.collective, row.nbytes, row.median_ns) == ("all_reduce", 8, 1500)
 
 
-PARAM = (
-    "\t PARAM COMM environment: {'world_size': 2, 'local_size': -1} \n"
-    "\t backend: gloo nw-stack: pytorch-dist\n"
-    "[Rank   0] host vm, device: cpu, local_rank: 0 world_size: 2\n"
-    "\tCOMMS-RES                          total-size (B)  nElementsPerRank      Time(us):p50\n"
-    "\tCOMMS-RES-all_reduce-float32              4096              1024             211.2       "
-    "211.5       211.9       210.4       212.9          0.019       0.019                 0.0\n"
-    "\tCOMMS-RES-QUANT-all_reduce-float32        4096  1024  1 2 3 4\n"
-    "\tCOMMS-RES-all_reduce-float32              4096              1024\n"
-    "\tCOMMS-RES        size (B) pingLatency(us):p50\n"
-    "\tCOMMS-RES-recv-float32   8   1056.0 1089.4 1116.1 253.8 284.7 309.4 0 0 0 0\n"
-)
-
-
 def test_param(imported):
     found = imported(PARAM)
     (row,) = rows_of(found)
@@ -295,13 +245,6 @@ def test_deepspeed_throughput_is_not_believed(imported, row):
     (one,) = rows_of(found)
     assert (one.nbytes, one.median_ns, one.ranks) == (268435456, 1432000, 8)
     assert one.algbw_gbps == pytest.approx(268435456 / 1432000)  # 187, not 2999 Gbps = 375 GB/s
-
-
-DEEPSPEED = (
-    "---- Performance of all_reduce on 8 devices ----------------\n"
-    "Size (Bytes)         Description               Duration             Throughput (Gbps)    B\n"
-    "64.0 B               16x4                      45.312 us            0.023              0.020\n"
-)
 
 
 def test_deepspeed_logger(imported):
@@ -422,18 +365,6 @@ def test_deepspeed_json_says_what_it_does_not_read(imported):
     ]
 
 
-def inspector(rank, number, us, **changed):
-    perf = {
-        "coll": "AllGather",
-        "coll_sn": number,
-        "coll_msg_size_bytes": 1024,
-        "coll_exec_time_us": us,
-        "coll_timing_source": "kernel_gpu",
-    }
-    header = {"id": "0x7f", "rank": rank, "n_ranks": 2, "nnodes": 1}
-    return {"header": header, "metadata": {"hostname": "n0"}, "coll_perf": perf | changed}
-
-
 @pytest.mark.parametrize("flat", [False, True])
 def test_inspector_joins_ranks(imported, flat):
     records = [inspector(r, n, 10 * n + r) for n in (1, 2, 3) for r in (0, 1)][:-1]
@@ -508,9 +439,6 @@ def test_inspector_never_mixes_in_silence(imported, changed, clock, remark):
     assert result.warnings[0].startswith(remark)
 
 
-RCCL = "numCycle,collective,ranks,size,type,redop,inplace,time,algbw,busbw,wrong"
-
-
 def test_rccl_csv(imported):
     found = imported(
         f"{RCCL},\n"
@@ -529,30 +457,6 @@ def test_rccl_json_without_its_brackets(imported):
     record = dict(zip(names, values.split(","), strict=True))
     found = imported(f"{json.dumps(record)},\n{json.dumps(record)}")
     assert [r.median_ns for r in rows_of(found)] == [24310] * 2
-
-
-def nccl_json(**changed):
-    block = {"time": 24.31, "alg_bw": 43.133525, "bus_bw": 43.133525, "nwrong": 0.0}
-    row = {
-        "size": 1048576,
-        "count": 262144,
-        "type": "float",
-        "redop": "sum",
-        "root": "    -1",
-        "out_of_place": block,
-        "in_place": None,
-    }
-    device = {"rank": 0, "pid": 1, "hostname": "n0", "device": 0, "device_info": "H100"}
-    return {
-        "version": 1,
-        "args": ["./all_reduce_perf", "-f", "1.5"],
-        "env": ["PATH=\\/usr", "AWS_SECRET=x", "NCCL_ALGO=Ring", "SLURM_JWT=eyJ"],
-        "nccl_version": 22902,
-        "config": {"nthreads": 1, "ngpus": 1, "iterations": 5, "devices": [device, device]},
-        "results": [row | changed],
-        "average_bus_bandwidith": {"bandwidith": 43.1, "okay": "unchecked"},
-        "end_time": "2026-07-20 19:33:55",
-    }
 
 
 def test_nccl_json_keeps_no_environment_but_the_allowed(imported, tmp_path):

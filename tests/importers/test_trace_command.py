@@ -7,9 +7,8 @@ import json
 import pickle
 
 import pytest
+from foreign_traces import CONFIG, INFO, entry, kernel, param, step
 from sent import call, ddp, traffic
-from test_flight_recorder import CONFIG, entry
-from test_kineto import INFO, kernel, param, step
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError

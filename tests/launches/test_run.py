@@ -20,7 +20,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load_all
 from torchcoll.launches import run
 
-FAKE = Path(__file__).with_name("fake_launch.py")
+FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
 
 def arguments(*options, words=(), launches=1):

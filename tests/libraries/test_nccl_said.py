@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_nccl_log import info, only, read, started
+from nccl_log_lines import info, only, read, started
 
 from torchcoll.libraries.nccl.jobs import jobs
 from torchcoll.libraries.nccl.log import Graph, Tuned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from test_pairs_show import pairs_run, shown
+from made_pairs import pairs_run, shown
 
 
 class Terminal(io.StringIO):

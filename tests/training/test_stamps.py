@@ -6,7 +6,7 @@ import contextlib
 import threading
 from types import SimpleNamespace
 
-from test_devices import Machine
+from fake_machine import Machine
 
 from torchcoll.training.replay import DeviceStamps, HostStamps
 
