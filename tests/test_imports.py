@@ -45,7 +45,10 @@ TABLE = {
 # Files that run on ranks, in rooms of questions.
 ON_RANKS = {
     *("pairs.__main__", "pairs.sweep"),
-    *(f"training.{name}" for name in ("buckets", "capture", "decode", "hook", "replay", "shards")),
+    *(
+        f"training.{name}"
+        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards")
+    ),
 }
 ANYTHING = {*TABLE, *DRAWN}
 LIBRARIES = {("libraries", "nccl"), ("libraries", "oneccl")}

@@ -278,7 +278,7 @@ def test_the_folder_is_removed_while_replaying(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.training.replay import Player
+        from torchcoll.training.player import Player
 
         play = Player.play
 
@@ -305,7 +305,7 @@ def test_a_replay_that_is_refused_removes_nothing_but_its_own(jobs, tmp_path):
     file = a_step(tmp_path / "step.jsonl")
 
     def setup(rank: int) -> None:
-        from torchcoll.training.replay import Player
+        from torchcoll.training.player import Player
 
         def playing(self, text):
             if rank == 0:

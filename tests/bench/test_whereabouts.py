@@ -115,7 +115,7 @@ def spins(over):
 def test_a_thread_in_code_of_its_own(work, how):
     told = told_of(work)
     assert told["place"] == "code"
-    assert told["text"].startswith(f"{work.__name__}, test_culprit_words.py:")
+    assert told["text"].startswith(f"{work.__name__}, test_whereabouts.py:")
     assert told["how"] == how
 
 

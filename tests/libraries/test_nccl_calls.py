@@ -6,7 +6,7 @@ import pytest
 
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.calls import LoggedCall, ranges
+from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_nbytes
 
 TOTAL, PER_RANK = "total", "per rank"

@@ -528,7 +528,7 @@ def test_ranks_look_at_each_others_cores():
     if len(cores) < 2:
         pytest.skip("needs 2 cores")
     program = (
-        "from torchcoll.bench.doctor import facts\n"
+        "from torchcoll.machine import doctor_facts as facts\n"
         "launch, _ = facts.launch_facts()\n"
         "print(facts.wait_for_rank_0(launch) if launch.rank else facts.neighbours(launch, 60))"
     )

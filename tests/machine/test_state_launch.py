@@ -38,18 +38,29 @@ def test_a_plain_launch(launch, tmp_path):
     assert torchcoll.load(tmp_path / "again.jsonl").machine == [before, after]
 
 
+STATE = ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+
+
 def test_only_one_rank_of_a_host_loads_it(jobs, tmp_path):
     """At thousands of ranks every import is paid."""
 
     def forget(rank):
-        for name in [n for n in sys.modules if n.startswith("torchcoll.bench.state.")]:
+        for name in [
+            n
+            for n in sys.modules
+            if n in ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+        ]:
             del sys.modules[name]
 
     def look():
         try:
             command("all_reduce", f"{SIZE} --no-output --quiet")()
         finally:
-            names = [n for n in sys.modules if n.startswith("torchcoll.bench.state.")]
+            names = [
+                n
+                for n in sys.modules
+                if n in ("torchcoll.machine.state", "torchcoll.machine.gpu_state")
+            ]
             Path(f"loaded{os.environ['RANK']}").write_text(" ".join(names))
 
     job = jobs(tmp_path, look, 3, setup=forget)
@@ -119,8 +130,8 @@ def test_require_idle_names_the_process(launch):
     setup = with_gpus(first, gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(4)
     (line,) = measured.errors()
-    name = state.host.name_of(os.getpid())
-    user = state.host.user_of(os.getpid())
+    name = state.name_of(os.getpid())
+    user = state.user_of(os.getpid())
     assert line == (
         f"torchcoll: error: require-idle: got GPU 0 of {environment.hostname()}: {name} "
         f"(pid {os.getpid()}, {user}, 34.2 GiB), expected a machine that nobody else uses. "

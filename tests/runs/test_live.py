@@ -261,9 +261,9 @@ def test_a_reader_that_leaves_ends_the_printing_and_not_the_run():
         "r.end(run())\n"
         "print('finished', file=sys.stderr)\n"
     )
-    here = os.path.dirname(__file__)
+    here = os.path.dirname(os.path.dirname(__file__))
     child = subprocess.Popen(
-        [sys.executable, "-c", program, here, os.path.dirname(os.path.dirname(here))],
+        [sys.executable, "-c", program, here, os.path.dirname(here)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

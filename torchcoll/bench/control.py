@@ -16,7 +16,6 @@ from typing import Any
 
 from torchcoll.core.case import Sizing, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
-from torchcoll.core.plan import impossible, needs_nbytes
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes
 from torchcoll.machine.launcher import Launch
@@ -405,6 +404,8 @@ def admit(
     ``sizing`` is that of the largest of the sub-groups ``parts``. ``words``: from each rank the
     hash of its case, where its buffers live and the free bytes there.
     """
+    from torchcoll.core.plan import impossible  # on rank 0 alone
+
     sizes = sorted({len(part) for part in parts})
     refused = next(filter(None, (impossible(sizing.case, size) for size in sizes)), None)
     return (
@@ -430,6 +431,8 @@ def _too_large(
     check: bool,
 ) -> list[str] | None:
     """``words``: where each rank's buffers live, and how much is free there."""
+    from torchcoll.core.plan import needs_nbytes
+
     needs = needs_nbytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.
     of_rank = {

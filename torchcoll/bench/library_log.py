@@ -18,7 +18,7 @@ from torchcoll.bench.options import FOLDER_ENDING
 from torchcoll.bench.stdout import flush_c
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.libraries.calls import LoggedCall
+from torchcoll.libraries.logged import LoggedCall
 from torchcoll.machine.backends import BackendEntry, is_nccl
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import contextlib
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.communicators import Communicator
@@ -22,73 +21,6 @@ if TYPE_CHECKING:
     from torchcoll.bench.verify import Rotation
     from torchcoll.core.result import CaseResult
 
-
-# -------------------------------------------------------------------------------------------------
-# Calls as cases make them otherwise than plainly: asynchronous, or several in one group.
-#
-# Loaded where a case asks for it.
-
-
-def called(session: Session, case: Case, once: Call, communicator: Communicator) -> Call:
-    """``once`` as the case makes it; what cannot be made so is refused in the first call."""
-    if case.asynchronous:
-        return _asynchronous(case, once)
-    return _coalesced(session, case, once, communicator) if case.coalesce > 1 else once
-
-
-def _asynchronous(case: Case, once: Call) -> Call:
-    if not isinstance(once, partial):
-        return _refuse(f"{case.collective} is several calls, which wait for each other")
-    issue = partial(once, async_op=True)
-    return lambda: issue().wait()
-
-
-# What torch's manager collects by itself and makes one call of; all else it leaves to the backend,
-# which groups it where it is told the device.
-_COLLECTED = ("all_reduce", "all_gather", "reduce_scatter")
-
-
-def _coalesced(session: Session, case: Case, once: Call, communicator: Communicator) -> Call:
-    if case.collective == "barrier":
-        return _refuse("a barrier waits on the host, so several are no group")
-    if not isinstance(once, partial):
-        return _refuse(f"{case.collective} is a group of calls itself")
-    group = communicator.group
-    device: Any = session.torch.device(session.device.name)
-    if case.device in communicator.backend.groups_alone:
-        if case.collective not in _COLLECTED:
-            # They would be made one by one, which a row of a group must not tell.
-            return _refuse(f"{case.backend} has no group of {case.collective} on {case.device}")
-        device = None
-    manage = session.dist._coalescing_manager
-    calls = range(case.coalesce)
-
-    def coalesced() -> None:
-        try:
-            with manage(group, device):
-                for _ in calls:
-                    once()
-        except BaseException:
-            # torch leaves the group open: it would keep all calls to come, and make none of them.
-            world = session.dist.distributed_c10d
-            whole = group or world._get_default_group()
-            world._world.pg_coalesce_state.pop(whole, None)
-            if device:
-                with contextlib.suppress(RuntimeError):
-                    whole._end_coalescing(device)
-            raise
-
-    return coalesced
-
-
-def _refuse(reason: str) -> Call:
-    def refuse() -> None:
-        raise RuntimeError(reason)
-
-    return refuse
-
-
-# -------------------------------------------------------------------------------------------------
 
 # Ranks that refuse a call do so at once; one that says nothing for so long after this rank was
 # refused is in trouble. Half of a --timeout below twice that: a rank that waits in the library, in
@@ -227,6 +159,8 @@ class _Measurement:
         def made() -> Call:
             call = prepared(session, sizing, self.place, buffers, communicator.group)
             if case.asynchronous or case.coalesce > 1:
+                from torchcoll.bench.calls import called
+
                 return called(session, case, call, communicator)
             return call
 

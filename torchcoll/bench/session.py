@@ -28,7 +28,6 @@ from torchcoll.core.errors import (
     UsageError,
     tell,
 )
-from torchcoll.core.file import Writer
 from torchcoll.core.spec import Spec
 from torchcoll.core.variables import masked_words
 from torchcoll.machine import backends, environment
@@ -516,6 +515,8 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
     """Whether the event and the end were written: not where the file is another's or not to be
     reached from here, and not where it has its end already.
     """
+    from torchcoll.core.file import Writer
+
     try:
         import fcntl
 

@@ -21,7 +21,7 @@ from typing import Any
 CODE, BUSY, COLLECTIVE, EXCHANGE = "code", "busy", "collective", "exchange"
 
 # torchcoll's own modules that have the call of the backend on top where torch has no frame for it.
-_CALLERS = ("device", "calls", "player")
+_CALLERS = ("machine.devices", "bench.calls", "training.player")
 # Numbers of nanosleep and clock_nanosleep, with which /proc/self/task/TID/syscall begins.
 _SLEEPS = {"x86_64": ("35", "230"), "aarch64": ("101", "115")}.get(platform.machine(), ())
 _SHORTEST_S = 1.0  # a stop that is over is told of if it lasted so long
@@ -123,7 +123,7 @@ def place_of(frame: Any) -> tuple[str, str] | None:
                 return None
             if module == "torchcoll.bench.control":
                 return EXCHANGE, _outermost(frame, module)
-            if rest.startswith("bench.") and rest[6:] in _CALLERS:
+            if rest in _CALLERS:
                 return COLLECTIVE, frame.f_code.co_name
             return BUSY, f"{rest}, {frame.f_code.co_name}"
         if root not in sys.stdlib_module_names:

@@ -6,11 +6,14 @@ import argparse
 import math
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from torchcoll.comparison.compare import Comparison
-from torchcoll.comparison.results import Judged
 from torchcoll.core.errors import ExitCode, UsageError, tell
 from torchcoll.core.units import counted, parse_share
+
+if TYPE_CHECKING:
+    from torchcoll.comparison.compare import Comparison
+    from torchcoll.comparison.results import Judged
 
 # -------------------------------------------------------------------------------------------------
 # ``--fail-on slower:5%``: which verdicts make the command exit with 1.

@@ -15,7 +15,7 @@ from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import masked_value
-from torchcoll.libraries.calls import LoggedCall, ranges
+from torchcoll.libraries.logged import LoggedCall, ranges
 from torchcoll.libraries.nccl import jobs as nccl_jobs
 from torchcoll.libraries.nccl import log as nccl
 from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
@@ -100,7 +100,7 @@ def jobs_of(readers: Sequence[LogReader]) -> list[Job]:
 # -------------------------------------------------------------------------------------------------
 
 Row = dict[str, Any]
-# How the lines of a file count: see libraries/calls.py, Tally.
+# How the lines of a file count: see libraries/logged.py, Tally.
 KINDS = ("understood", "known", "cut", "unknown", "other")
 
 

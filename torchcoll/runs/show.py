@@ -14,7 +14,6 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.pairs.matches import is_pair
-from torchcoll.pairs.show import show_pairs
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import METRICS, RUN_FORMATS, View, choice, texts_of
@@ -307,6 +306,8 @@ def has_pairs(run: Run) -> bool:
 
 def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Destination) -> None:
     """Of pairs their matrix, what follows from it and the verdict; of other runs their table."""
+    from torchcoll.pairs.show import show_pairs
+
     for number, run in enumerate(runs):
         out.write("\n" if number else "")
         if has_pairs(run):

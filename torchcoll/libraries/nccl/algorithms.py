@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.core.units import MAX_BYTES
-from torchcoll.libraries.calls import LoggedCall
 from torchcoll.libraries.known_variables import OF_NCCL, Forcing
+from torchcoll.libraries.logged import LoggedCall
 
 # torch's collectives that NCCL has kernels for.
 FUNCTIONS = {

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchcoll.libraries.calls import LoggedCall
+from torchcoll.libraries.logged import LoggedCall
 from torchcoll.libraries.nccl.log import Graph, Member, NcclLogReader, NcclProcess, Tuned
 
 Key = tuple[object, ...]

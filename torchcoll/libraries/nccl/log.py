@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torchcoll.core.bounds import MOST_PROCESSES
 from torchcoll.core.errors import UnreadableError
-from torchcoll.libraries.calls import LoggedCall, Tally
+from torchcoll.libraries.logged import LoggedCall, Tally
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, PROTOCOLS, call_of, canonical
 from torchcoll.libraries.nccl.topology import pattern_name
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_PROCESSES
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.result import CaseResult, Choice
-from torchcoll.libraries.calls import LoggedCall, Tally
+from torchcoll.libraries.logged import LoggedCall, Tally
 
 # torch's collective -> names in oneCCL's log.
 FUNCTIONS = {
