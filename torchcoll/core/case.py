@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import communicates
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
@@ -101,6 +102,11 @@ class Case:
         period.
         """
         return self.cadence in ("stream", "graph")
+
+    @property
+    def communicates(self) -> bool:
+        """False on a backend that sends nothing."""
+        return communicates(self.backend)
 
     @property
     def itemsize(self) -> int:
@@ -223,6 +229,25 @@ def size_case(
     count = max(1, case.nbytes // (case.itemsize * parts))
     nbytes = count * case.itemsize * parts
     return Sizing(case, ranks, count, nbytes, span_nbytes=span_nbytes)
+
+
+def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
+    out of place the input.
+
+    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
+    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
+    ProcessGroupXCCL.cpp, collectiveCoalesced).
+    """
+    buffers = sizing.buffer_nbytes(rank)
+    case = sizing.case
+    if not (check and case.verifiable):
+        return buffers
+    sent, received = sizing.elements(rank)
+    if COLLECTIVES[case.collective].rooted_output and rank != case.root:
+        received = 0  # nobody looks at it
+    looked_at = received if case.in_place else max(sent, received)
+    return buffers + min(CHECK_CHUNK_NBYTES, looked_at * CHECK_ELEMENT_NBYTES)
 
 
 def calls_of_batch(calls: int, each: int) -> list[int]:

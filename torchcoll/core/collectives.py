@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
 
 # Lower case; torch.distributed.ReduceOp calls prod PRODUCT.
@@ -239,9 +240,8 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
 
 
 def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    # nccl would guess the device from the rank.
-    nccl = dist.get_backend(group).startswith("nccl")
-    ids = {"device_ids": [recv.device.index]} if nccl else {}
+    told = backend_of(dist.get_backend(group)).guesses_device
+    ids = {"device_ids": [recv.device.index]} if told else {}
     return partial(dist.barrier, group, **ids)
 
 

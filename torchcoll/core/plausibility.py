@@ -322,7 +322,7 @@ def _too_short(row: Row) -> str:
     alone = row.cadence != "graph" and row.coalesce == 1 and not row.rehearsal
     if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
         return ""
-    if time >= LEAST_CALL_NS or row.backend == "fake":
+    if time >= LEAST_CALL_NS or not row.communicates:
         return ""
     return f"shorter than launching a kernel ({LEAST_CALL_NS} ns)"
 
@@ -331,7 +331,7 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     """Cases of several ranks that differ in nothing but the size, from 1 MiB on."""
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
-        one = row.coalesce == 1 and row.device != "cpu" and row.backend != "fake"
+        one = row.coalesce == 1 and row.device != "cpu" and row.communicates
         if one and row.median_ns and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
             sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
     return [s for s in sweeps.values() if len({row.nbytes for _, row in s}) >= _SIZES_OF_LAW]

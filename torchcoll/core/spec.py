@@ -12,6 +12,7 @@ from dataclasses import astuple, dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import Case, Sizing, partition, partition_text, partitions, size_case
 from torchcoll.core.collectives import COLLECTIVES, OPS, find_collective, find_op
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
@@ -240,7 +241,12 @@ class Spec:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return _names(self.backend or "gloo")
+        return _names(self.backend or DEFAULT)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether anything goes from rank to rank on any of its backends."""
+        return any(map(communicates, self.backends))
 
     def _calls(self) -> Iterable[tuple[str, str | None, str | None, tuple[int, ...], bool]]:
         """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.core.case import Case, size_case
+from torchcoll.core.case import Case, need_nbytes, size_case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plan import need_nbytes
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes, format_size, format_time
 

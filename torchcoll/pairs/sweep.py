@@ -21,6 +21,7 @@ from torchcoll.bench.main import measure
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.options import Options, Other, Parser, number, parse
 from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.plausibility import crowded
@@ -548,8 +549,10 @@ class PairsRun:
 def refuse_lone(backend: str | None, ranks: int) -> None:
     """Raises UsageError for what has no pairs, before anything starts."""
     check_units(tuple((rank,) for rank in range(ranks)), "rank")
-    if backend == "fake":
-        raise UsageError("backend", "fake", "one that communicates", "--dry-run plans without one.")
+    if backend and not communicates(backend):
+        raise UsageError(
+            "backend", backend, "one that communicates", "--dry-run plans without one."
+        )
     if backend and "," in backend:
         raise UsageError("backend", backend, "one backend")
 

@@ -11,13 +11,13 @@ from typing import Any
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
 from torchcoll.core.summary import (
-    FAKE,
     ONE_RANK,
     Modes,
     Row,
     default_clock,
     has_period,
     host_bound,
+    nothing_sent,
     steady_times,
     two_modes,
 )
@@ -116,8 +116,7 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)
-    if any(row.backend == "fake" for row in rows):
-        lines.append(FAKE)
+    lines += [text] if (text := nothing_sent(rows)) else []
     if any(row.collective == "all_to_all_v" for row in rows):
         lines.append(SPLITS_LINE)
     return lines

@@ -172,8 +172,8 @@ def block_start(
     lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
     if run.ranks == 1:
         lines.append("# torchcoll: one rank, no communication")
-    if first.backend == "fake":
-        lines.append("# torchcoll: fake backend: nothing was communicated")
+    if not first.communicates:
+        lines.append(f"# torchcoll: {one_line(first.backend)} backend: nothing was communicated")
     if first.collective == "all_to_all_v":
         lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
     for in_place in (True, False):

@@ -159,7 +159,7 @@ def _conditions(
         lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
     )
     yield (
-        lambda one: one.row.backend != "fake" and not one.row.rehearsal,
+        lambda one: one.row.communicates and not one.row.rehearsal,
         lambda found: "a rehearsal, in which no time means anything",
     )
     yield (

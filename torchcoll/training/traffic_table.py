@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
 from torchcoll.core.units import format_ranges
@@ -188,7 +189,7 @@ class _TrafficReader:
             return call.exposed_ns
         group = self.traffic.groups.get(call.group)
         at_once = call.asynchronous is False and call.clock == "host"
-        return call.time_ns if at_once and group and group.backend == "gloo" else None
+        return call.time_ns if at_once and group and backend_of(group.backend).on_host else None
 
     def sizes(self) -> list[SizeBin]:
         """Calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
