@@ -97,8 +97,8 @@ def _unsupported(session: Session, case: Case) -> list[str] | None:
     reason = ""
     if case.cadence == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
-    elif case.cadence == "graph" and case.collective == "barrier":
-        reason = "a barrier waits on the host, which no graph can capture"
+    elif case.cadence == "graph" and not COLLECTIVES[case.collective].has_data:
+        reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
     return ["unsupported", reason] if reason else None

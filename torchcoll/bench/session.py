@@ -236,7 +236,7 @@ class Session:
             self.parts = partition(self.spec.groups, self.ranks)
         self.part = next(part for part in self.parts if self.rank in part)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
-        if "all_to_all_v" in self.spec.collectives:
+        if self.spec.has_splits:
             from torchcoll.core.splits import split_weights
 
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)

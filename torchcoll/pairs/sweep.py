@@ -23,6 +23,7 @@ from torchcoll.bench.options import Options, Other, Parser, number, parse
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.collectives import DEFAULT_COLLECTIVE
 from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.spec import Spec
@@ -170,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
 def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
     """What a command line asks for. Raises UsageError."""
     own, rest = _parser().parse_known_args(list(argv))
-    options = parse(rest, "all_reduce", "torchcoll.pairs")
+    options = parse(rest, DEFAULT_COLLECTIVE, "torchcoll.pairs")
     spec, plain = options.spec, Spec()
     for field in fields(Spec):
         given = getattr(spec, field.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
 from torchcoll.core.summary import (
@@ -117,7 +118,7 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)
     lines += [text] if (text := nothing_sent(rows)) else []
-    if any(row.collective == "all_to_all_v" for row in rows):
+    if any(has_splits(row.collective) for row in rows):
         lines.append(SPLITS_LINE)
     return lines
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import pandas
 
 from torchcoll.core.case import Case
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Run
@@ -174,7 +175,7 @@ def block_start(
         lines.append("# torchcoll: one rank, no communication")
     if not first.communicates:
         lines.append(f"# torchcoll: {one_line(first.backend)} backend: nothing was communicated")
-    if first.collective == "all_to_all_v":
+    if has_splits(first.collective):
         lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
     for in_place in (True, False):
         if all(case.in_place is in_place for case in cases):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.core.backends import backend_of
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
 from torchcoll.core.units import format_ranges
@@ -264,10 +265,9 @@ def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
 
 def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
     notes = []
-    if any(row.collective == "all_to_all_v" and row.nbytes_in is None for row in rows):
-        notes.append(
-            "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
-        )
+    uneven = (row for row in rows if has_splits(row.collective) and row.nbytes_in is None)
+    for name in dict.fromkeys(row.collective for row in uneven):
+        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
     if any(row.asynchronous is not False and row.clock == "host" for row in rows):
         notes.append(
             "asynchronous calls overlap each other and the computation: their times add up to more "
