@@ -188,7 +188,7 @@ class Session:
         self.has_called = False  # some case has made its first call
         self._cost_known = False
         self._rehearsal_over: Callable[[], None] | None = None
-        self._weights = ""  # hash of the weights of all_to_all_v
+        self._weights = ""  # hash of the weights of uneven blocks
         self._require_idle = require_idle
         self._result_file = result_file
         self._file: list[str] | None = None  # where rank 0 writes, and the run's id

@@ -36,7 +36,7 @@ class Case:
 
     ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
     are None where the collective has none, or an imported file does not tell them (nor in_place).
-    ``splits`` names the split rule of all_to_all_v.
+    ``splits`` names the split rule of a collective that has_splits.
 
     cadence: how the steady calls follow each other: ``isolated`` (a barrier before each),
     ``stream`` (back to back), ``graph`` (captured and replayed) or ``unknown``. backend: torch's

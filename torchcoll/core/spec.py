@@ -226,7 +226,7 @@ class Spec:
         return tuple(sizing.case for sizing in self.sizings(ranks))
 
     def sizings(self, ranks: int) -> tuple[Sizing, ...]:
-        """The cases with their counts; the weights of all_to_all_v are read once for all."""
+        """The cases with their counts; weights are read once for all."""
         for root in self.roots:
             if not 0 <= root < ranks:
                 raise UsageError("root", root, f"0 to {ranks - 1} ({counted(ranks, 'rank')})")

@@ -25,7 +25,7 @@ from torchcoll.core.summary import (
 from torchcoll.core.units import format_ranges, format_time
 
 SPLITS_LINE = (
-    "all_to_all_v: size is the largest sum that a rank sends or receives; "
+    "size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank"
 )
 
@@ -118,8 +118,8 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)
     lines += [text] if (text := nothing_sent(rows)) else []
-    if any(has_splits(row.collective) for row in rows):
-        lines.append(SPLITS_LINE)
+    names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
+    lines += [f"{name}: {SPLITS_LINE}" for name in names]
     return lines
 
 

@@ -176,7 +176,8 @@ def block_start(
     if not first.communicates:
         lines.append(f"# torchcoll: {one_line(first.backend)} backend: nothing was communicated")
     if has_splits(first.collective):
-        lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
+        splits = f"splits {one_line(first.splits)}; {first.collective}: {SPLITS_LINE}"
+        lines.append(f"# torchcoll: {splits}")
     for in_place in (True, False):
         if all(case.in_place is in_place for case in cases):
             names = ("out-of-place", "in-place")
