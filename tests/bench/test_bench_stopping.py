@@ -9,6 +9,7 @@ import statistics
 
 import pytest
 
+from torchcoll.bench import plan
 from torchcoll.bench.stopping import (
     SettlingRule,
     StoppingRule,
@@ -17,7 +18,6 @@ from torchcoll.bench.stopping import (
     next_look,
     times_of_calls,
 )
-from torchcoll.core import plan
 from torchcoll.machine.devices import Cpu, FakeClock
 
 
@@ -312,7 +312,7 @@ def test_what_is_simulated_holds():
 
 
 def test_the_plan_knows_the_limits():
-    """core/plan.py repeats these numbers, for it may not import them."""
+    """bench/plan.py repeats these numbers, for it may not import them."""
     from torchcoll.bench import stopping
 
     assert plan.COLD_LIMIT_S == SettlingRule.MOST_NS / 1e9

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from torchcoll.bench import library_log
 from torchcoll.bench.library_log import LibraryLog, _Tail
 from torchcoll.bench.options import parse
+from torchcoll.core.backends import BACKENDS
 from torchcoll.core.errors import TorchcollError
 from torchcoll.core.result import Choice
-from torchcoll.machine.backends import BACKENDS
 
 # NCCL 2.27: the names come upper case, and rank 0 alone tells what was chosen.
 TIMINGS = (
@@ -54,7 +56,8 @@ def as_library(library: str, log=lambda rank: None):
     """What makes gloo pass for the backend of that library."""
 
     def setup(rank: int) -> None:
-        library_log._library = lambda entry: library
+        BACKENDS["gloo"] = replace(BACKENDS["gloo"], family=library)
+        torch.cuda.nccl.version = lambda: (2, 28, 9)
         log(rank)
 
     return setup

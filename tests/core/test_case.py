@@ -79,12 +79,12 @@ def test_all_to_all_v_by_hand():
     # Weights 1,2,4 of float32: each rank sends 7 parts, rank 2 receives 12. 480 bytes are 120
     # elements, 10 a part: rank 2 receives 120.
     sizing = size_case(case("all_to_all_v", 480, splits="1,2,4"), 3)
-    assert sizing.splits == ((10, 20, 40),) * 3
+    assert sizing.division.matrix == ((10, 20, 40),) * 3
     assert [sizing.elements(rank) for rank in range(3)] == [(70, 30), (70, 60), (70, 120)]
     assert (sizing.count, sizing.nbytes) == (40, 480)
     assert (sizing.nbytes_in, sizing.nbytes_out) == (280, 480)
     assert [sizing.buffer_nbytes(rank) for rank in range(3)] == [400, 520, 760]
-    assert sizing.layout(1).splits == sizing.splits
+    assert sizing.layout(1).division is sizing.division
 
 
 def test_the_busiest_rank_of_all_to_all_v_by_hand():
@@ -93,7 +93,7 @@ def test_the_busiest_rank_of_all_to_all_v_by_hand():
     # would be 4.5.
     with_matrix = Weights([(1, 3), (2, 6)])
     sizing = size_case(case("all_to_all_v", 36), 2, with_matrix)
-    assert (sizing.splits, sizing.nbytes) == (((1, 3), (2, 6)), 36)
+    assert (sizing.division.matrix, sizing.nbytes) == (((1, 3), (2, 6)), 36)
     assert sizing.busiest_nbytes == 12
     # All that a rank has goes to the other: nearly all of S crosses.
     assert size_case(case("all_to_all_v", 40), 2, Weights([(0, 10), (1, 0)])).busiest_nbytes == 40
@@ -101,9 +101,9 @@ def test_the_busiest_rank_of_all_to_all_v_by_hand():
     assert size_case(case("all_to_all_v", 40), 2, Weights([(1, 0), (0, 1)])).busiest_nbytes == 0
     # 4 bytes for 100 parts: the heaviest pair alone has an element, here a rank and itself.
     alone = size_case(case("all_to_all_v", 4), 2, Weights([(1, 3), (2, 94)]))
-    assert (alone.splits, alone.busiest_nbytes) == (((0, 0), (0, 1)), 0)
+    assert (alone.division.matrix, alone.busiest_nbytes) == (((0, 0), (0, 1)), 0)
     pair = size_case(case("all_to_all_v", 4), 2, Weights([(1, 94), (2, 3)]))
-    assert (pair.splits, pair.busiest_nbytes) == (((0, 1), (0, 0)), 4)
+    assert (pair.division.matrix, pair.busiest_nbytes) == (((0, 1), (0, 0)), 4)
     # Weights 1,2,4 on three ranks, 10 elements a part: rank 0 sends 70 and keeps 10, rank 2
     # receives 120 and keeps 40: 80 elements.
     assert size_case(case("all_to_all_v", 480, splits="1,2,4"), 3).busiest_nbytes == 320
@@ -142,7 +142,7 @@ def test_places_are_aligned():
 def test_all_to_all_v_rounds_down():
     # 100 bytes are 25 elements: 25/12 = 2.083 a part.
     sizing = size_case(case("all_to_all_v", 100, splits="1,2,4"), 3)
-    assert sizing.splits == ((2, 4, 8),) * 3
+    assert sizing.division.matrix == ((2, 4, 8),) * 3
     assert (sizing.count, sizing.nbytes) == (8, 96)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from torchcoll.core.collectives import COLLECTIVES, OPS, Layout, find_collective, find_op
 from torchcoll.core.errors import UsageError
+from torchcoll.core.splits import Division, Weights
 
 RANKS = (1, 2, 3, 5, 8)
 COUNT = 3
@@ -117,13 +118,14 @@ def test_segments_of_all_to_all_v(n):
     rng = random.Random(n)
     splits = tuple(tuple(rng.randrange(4) for _ in range(n)) for _ in range(n))
     inputs = [[1000 * (7**rank) + i for i in range(sum(splits[rank]))] for rank in range(n)]
+    weights = Weights(splits)  # of which each is so many elements
     # Cut every input into its pieces in order; destination d takes the d-th of each.
     pieces = []
     for values, row in zip(inputs, splits, strict=True):
         rest = list(values)
         pieces.append([[rest.pop(0) for _ in range(length)] for length in row])
     for rank in range(n):
-        layout = Layout(rank, n, 0, 0, splits)
+        layout = Layout(rank, n, 0, 0, Division(weights, weights.largest))
         expected = joined(pieces[source][rank] for source in range(n))
         assert entry.elements(layout) == (len(inputs[rank]), len(expected))
         assert follow(entry, layout, inputs) == expected

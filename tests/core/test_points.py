@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from torchcoll.bench.plan import plan
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plan import plan
 from torchcoll.core.spec import ExactCall, Spec, point_of
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 

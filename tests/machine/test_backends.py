@@ -15,9 +15,10 @@ import torch.distributed as dist
 from ranks import command
 from torch.overrides import TorchFunctionMode
 
+from torchcoll.core import backends
+from torchcoll.core.backends import BACKENDS, choose_backends, is_nccl
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError
-from torchcoll.machine import backends, provenance
-from torchcoll.machine.backends import BACKENDS, choose_backends, is_nccl
+from torchcoll.machine import environment, provenance
 
 # -- choosing ------------------------------------------------------------------------------------
 
@@ -275,8 +276,7 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
         version=SimpleNamespace(hip=hip),
         cuda=SimpleNamespace(nccl=SimpleNamespace(version=lambda: (2, 28, 9))),
     )
-    entry = BACKENDS.get(backend) or backends.BackendEntry(backend, ("cpu",))
-    assert backends.library_version(fake, entry, "cuda:0") == expected
+    assert environment.library_version(fake, backends.backend_of(backend), "cuda:0") == expected
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_the_library_that_communicates(backend, hip, expected, bindings):
 def test_oneccl_says_its_version(backend, expected, bindings, monkeypatch):
     monkeypatch.setattr(provenance, "oneccl_version", lambda: "2021.14.0")
     fake = SimpleNamespace(__version__="2.99")
-    assert backends.library_version(fake, BACKENDS[backend], "cpu") == expected
+    assert environment.library_version(fake, BACKENDS[backend], "cpu") == expected
 
 
 def test_which_implementation_ran():

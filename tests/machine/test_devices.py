@@ -20,11 +20,11 @@ from fake_machine import Machine
 from torchcoll.bench.communicators import Communicator, Communicators
 from torchcoll.bench.verify import allocate_in_pool, deregister, register
 from torchcoll.bench.watchdog import Progress
+from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.spec import Spec
 from torchcoll.machine import devices as devices
-from torchcoll.machine.backends import BACKENDS
 from torchcoll.machine.devices import (
     Cpu,
     cost_of_measuring,

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from torchcoll.cli import main
+from torchcoll.core.backends import BACKENDS
 from torchcoll.machine import doctor_facts as gathering
-from torchcoll.machine.backends import BACKENDS
 from torchcoll.machine.doctor import CHECKS, findings, interfaces, launchers, rank_map, report
 from torchcoll.machine.doctor_facts import (
-    BINDINGS,
     IPEX,
     Facts,
     backends,
@@ -33,6 +32,8 @@ from torchcoll.machine.doctor_facts import (
 from torchcoll.machine.launcher import Launch
 from torchcoll.machine.placement import matching
 from torchcoll.machine.show import show_doctor
+
+BINDINGS = "oneccl_bindings_for_pytorch"
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 1 << 30
@@ -112,7 +113,7 @@ def intel(environ=None, ranks=12, **changes):
 
 def plain(environ=None, ranks=2, **changes):
     """A CPU host with Intel's bindings."""
-    ccl = {"version": "2.8.0", "ccl": True, "error": ""}
+    ccl = {"version": "2.8.0", "registers": True, "error": ""}
     known = {"torch": torch_of("2.8.0+cpu"), "modules": {BINDINGS: ccl}}
     return host(ranks, environ or {}, **{**known, **changes})
 
@@ -137,8 +138,8 @@ def test_nothing_is_known_and_nothing_breaks():
 
 # -- each trap, on and off -------------------------------------------------------------------
 
-BAD_CCL = {"version": "2.8.0", "ccl": False, "error": "ImportError: libmpi.so.12"}
-BAD_IPEX = {"version": "2.8.0", "ccl": False, "error": "AttributeError: no attribute 'exit'"}
+BAD_CCL = {"version": "2.8.0", "registers": False, "error": "ImportError: libmpi.so.12"}
+BAD_IPEX = {"version": "2.8.0", "registers": False, "error": "AttributeError: no attribute 'exit'"}
 PRELOADED = {"name": "libnccl.so.2", "path": "/x/libnccl.so.2", "version": "2.32.3"}
 RDMA = [{"name": "mlx5_0", "port": "1", "state": "active", "rate": "400", "link": "InfiniBand"}]
 ONE_GPU = {**nvidia().torch, "devices": {"cuda": [gpu("cuda", 0)], "xpu": []}}
@@ -302,7 +303,7 @@ OFF = [
     plain(cpu=cpu(virtual=True, steal=0.01)),
     nvidia(cpu=cpu(numa_nodes=[0, 1])),
     nvidia(cpu=cpu(numa_nodes=[])),
-    plain(modules={**plain().modules, IPEX: {"version": "2.8.0", "ccl": False, "error": ""}}),
+    plain(modules={**plain().modules, IPEX: {"version": "2.8.0", "registers": False, "error": ""}}),
     nvidia({"NCCL_CUMEM_HOST_ENABLE": "1", "NCCL_TESTS_X": "1"}),
 ]
 
@@ -338,7 +339,7 @@ def test_the_syntax_of_nccl_socket_ifname(value, expected):
 
 
 def test_every_backend_of_the_table_is_judged():
-    known = set(BACKENDS) - {"fake"}  # for plans and tests, always there
+    known = set(BACKENDS) - {"fake", "mpi", "ucc"}  # no network; told where torch was built with it
     assert {b.name for b in backends(nvidia())} == known
 
 
@@ -430,7 +431,7 @@ def test_why_a_device_cannot_be_used(facts, name, reason, action):
         (nvidia(), "ccl", "is not installed", "up to 2.8"),
         (plain(modules={BINDINGS: BAD_CCL}), "ccl", "libmpi.so.12", "setvars.sh"),
         (
-            plain(modules={BINDINGS: {"version": "2.8.0", "ccl": False, "error": ""}}),
+            plain(modules={BINDINGS: {"version": "2.8.0", "registers": False, "error": ""}}),
             *("ccl", "registers no backend", "made for this torch"),
         ),
         (plain(torch=torch_of(built=())), "gloo", "built without", "another build"),
@@ -639,7 +640,7 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
     for name in (IPEX, BINDINGS):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('not in this process')")
     monkeypatch.syspath_prepend(tmp_path)
-    good = json.dumps({"version": "2.8.0+cpu", "ccl": True, "error": ""})
+    good = json.dumps({"version": "2.8.0+cpu", "registers": True, "error": ""})
     answers = {
         IPEX: (1, "noise\n", "Traceback ...\nAttributeError: module 'os' has no attribute\n\n"),
         BINDINGS: (0, f"[W] noise\n{good}\n", "more noise"),
@@ -651,7 +652,7 @@ def test_modules_are_imported_by_a_child(tmp_path, monkeypatch):
         return answers[next(name for name in answers if name in command[-1])]
 
     found = module_facts(run)
-    assert found[BINDINGS] == {"version": "2.8.0+cpu", "ccl": True, "error": ""}
+    assert found[BINDINGS] == {"version": "2.8.0+cpu", "registers": True, "error": ""}
     assert found[IPEX]["error"] == "AttributeError: module 'os' has no attribute"
     assert all(limit > 20 for limit in asked)
     answers[IPEX] = (-1, "", "no answer within 60 s")

@@ -17,8 +17,8 @@ import time
 import pytest
 import torch.distributed as dist
 
+from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case
-from torchcoll.machine.backends import BACKENDS
 
 WARNING = (
     b"2026:11:20-10:39:35:( 8707) |CCL_WARN| did not find MPI-launcher specific variables, switch "

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import Case
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.machine.devices import Call
 
 if TYPE_CHECKING:
@@ -31,20 +32,16 @@ def _asynchronous(case: Case, once: Call) -> Call:
     return lambda: issue().wait()
 
 
-# What torch's manager collects by itself and makes one call of; all else it leaves to the backend,
-# which groups it where it is told the device.
-_COLLECTED = ("all_reduce", "all_gather", "reduce_scatter")
-
-
 def _coalesced(session: Session, case: Case, once: Call, communicator: Communicator) -> Call:
-    if case.collective == "barrier":
-        return _refuse("a barrier waits on the host, so several are no group")
+    entry = COLLECTIVES[case.collective]
+    if not entry.has_data:
+        return _refuse(f"a {case.collective} waits on the host, so several are no group")
     if not isinstance(once, partial):
         return _refuse(f"{case.collective} is a group of calls itself")
     group = communicator.group
     device: Any = session.torch.device(session.device.name)
     if case.device in communicator.backend.groups_alone:
-        if case.collective not in _COLLECTED:
+        if not entry.collected:
             # They would be made one by one, which a row of a group must not tell.
             return _refuse(f"{case.backend} has no group of {case.collective} on {case.device}")
         device = None

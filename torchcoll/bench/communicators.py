@@ -11,8 +11,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import BACKENDS, BackendEntry, backend_of, found_backend, group_store
 from torchcoll.core.errors import UnavailableError, UsageError
-from torchcoll.machine.backends import BackendEntry, found_backend, group_store, is_nccl
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
@@ -115,7 +115,7 @@ class Communicators:
 
         It is always told: ``_connect`` connects then, and what that takes is known by itself.
         """
-        options = getattr(self._dist, "ProcessGroupNCCL", None) if is_nccl(entry.name) else None
+        options = getattr(self._dist, entry.options, None) if entry.options else None
         if options is None or not hasattr(options.Options(), "lazy_init"):
             return None
         lazy = options.Options()
@@ -186,7 +186,7 @@ class Communicators:
         as the user's own may be, and nothing tells it to be lazy.
         """
         bound = getattr(self._object(None), "bound_device_id", None)
-        return bool(bound) and is_nccl(entry.name) and self._lazy_options(entry) is None
+        return bool(bound and entry.options) and self._lazy_options(entry) is None
 
     @contextlib.contextmanager
     def of(self, backend: str) -> Iterator[Communicator]:
@@ -240,7 +240,7 @@ class Communicators:
         return align
 
     def barrier(self, group: Any, backend: str) -> Callable[[], object]:
-        if is_nccl(backend):  # which would guess the device from the rank
+        if backend_of(backend).guesses_device:
             return partial(self._dist.barrier, group, device_ids=[self._session.device.index])
         return partial(self._dist.barrier, group)
 
@@ -293,8 +293,9 @@ def rehearse(backend: str, kind: str, rank: int) -> Callable[[], None]:
     """Set NCCL's variables for several ranks on one GPU, before its first call; what is returned
     puts them back. Raises UnavailableError for other backends and devices.
     """
-    if not backend.startswith("nccl") or kind != "cuda":
-        raise UnavailableError("rehearse", f"{backend} on {kind}", "nccl on cuda")
+    if not backend_of(backend).shares_device or kind != "cuda":
+        able = " or ".join(e.name for e in BACKENDS.values() if e.shares_device)
+        raise UnavailableError("rehearse", f"{backend} on {kind}", f"{able} on cuda")
     changed = {**VARIABLES, "NCCL_HOSTID": f"torchcoll-rehearsal-{rank}"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)

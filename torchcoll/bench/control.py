@@ -404,7 +404,7 @@ def admit(
     ``sizing`` is that of the largest of the sub-groups ``parts``. ``words``: from each rank the
     hash of its case, where its buffers live and the free bytes there.
     """
-    from torchcoll.core.plan import impossible  # on rank 0 alone
+    from torchcoll.bench.plan import impossible  # on rank 0 alone
 
     sizes = sorted({len(part) for part in parts})
     refused = next(filter(None, (impossible(sizing.case, size) for size in sizes)), None)
@@ -431,7 +431,7 @@ def _too_large(
     check: bool,
 ) -> list[str] | None:
     """``words``: where each rank's buffers live, and how much is free there."""
-    from torchcoll.core.plan import needs_nbytes
+    from torchcoll.bench.plan import needs_nbytes
 
     needs = needs_nbytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING
 from torchcoll.bench.stdout import flush_c
+from torchcoll.core.backends import NCCL, ONECCL, BackendEntry, of_family
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.libraries.logged import LoggedCall
-from torchcoll.machine.backends import BackendEntry, is_nccl
 
 if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # Library -> what its log needs. INIT has the ranks and the timings, TUNING the choices.
 _VARIABLES = {
-    "nccl": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING"},
-    "oneccl": {"CCL_LOG_LEVEL": "debug"},
+    NCCL: {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING"},
+    ONECCL: {"CCL_LOG_LEVEL": "debug"},
 }
-_FILES = {"nccl": "NCCL_DEBUG_FILE", "oneccl": "CCL_LOG_FILE"}
+_FILES = {NCCL: "NCCL_DEBUG_FILE", ONECCL: "CCL_LOG_FILE"}
 _PERTURBED = {
-    "nccl": "NCCL writes it to {0}, a line a call on rank 0 and inside the stamps: small sizes "
+    NCCL: "NCCL writes it to {0}, a line a call on rank 0 and inside the stamps: small sizes "
     "read slower than without --library-log",
-    "oneccl": "oneCCL writes it to {0} at its debug level, many lines a call on every rank and "
+    ONECCL: "oneCCL writes it to {0} at its debug level, many lines a call on every rank and "
     "inside the stamps: no time here is one of a run without --library-log",
 }
 _NOTHING_CHOSEN = (
@@ -57,14 +57,16 @@ class LibraryLog:
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
         """Set the variables, before the library's first call. Raises what stands against it."""
-        found = {entry.name: _library(entry) for entry in entries}
+        found = {entry.name: entry.family for entry in entries}
         self._libraries = {name: library for name, library in found.items() if library}
         if not self._libraries:
             names = ", ".join(found)
+            *first, last = (*of_family(NCCL), *of_family(ONECCL))
+            able = f"{', '.join(first)} or {last}"
             raise UnavailableError(
                 "library-log",
                 names,
-                "a backend whose library writes a log: nccl, xccl or ccl",
+                f"a backend whose library writes a log: {able}",
                 f"{names} writes no such log: leave --library-log out.",
             )
         for library in sorted(set(self._libraries.values())):
@@ -105,7 +107,7 @@ class LibraryLog:
 
     def _open(self, library: str, path: str) -> None:
         self._logs[library] = _Tail(path, library)
-        if library == "nccl":
+        if library == NCCL:
             if os.path.lexists(path):  # on another host than rank 0's, whose folder is new
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             os.environ["NCCL_DEBUG_FILE"] = path.replace("%", "%%")
@@ -132,9 +134,9 @@ class LibraryLog:
 
     def keep_timings(self, session: Session) -> None:
         """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""
-        if "nccl" not in self._libraries.values():
+        if NCCL not in self._libraries.values():
             return
-        gathered = session.control.gather(self._logs["nccl"].timings(session.ranks))
+        gathered = session.control.gather(self._logs[NCCL].timings(session.ranks))
 
         def keep(recorder: Recorder) -> None:
             for name in gathered[0] if all(gathered) else ():
@@ -198,7 +200,7 @@ class _Tail:
 
 def _known(library: str) -> tuple[Any, Any]:
     """Its Reader, and its choices_of."""
-    if library == "oneccl":
+    if library == ONECCL:
         from torchcoll.libraries.oneccl import log as oneccl
 
         return oneccl.OneCclLogReader, oneccl.choices_of
@@ -206,12 +208,6 @@ def _known(library: str) -> tuple[Any, Any]:
     from torchcoll.libraries.nccl.log import NcclLogReader
 
     return NcclLogReader, choices_of
-
-
-def _library(entry: BackendEntry) -> str | None:
-    if is_nccl(entry.name):
-        return "nccl"
-    return "oneccl" if entry.name in ("xccl", "ccl") else None
 
 
 def _check_own(name: str, value: str) -> None:

@@ -102,7 +102,7 @@ def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> 
 
 
 def _dry_run(options: Options, launch: Launch) -> int:
-    from torchcoll.core.plan import plan, plan_lines
+    from torchcoll.bench.plan import plan, plan_lines
 
     if launch.rank == 0:
         ranks = options.ranks or launch.ranks
@@ -133,7 +133,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], sweep: Sweep
 
     if options.rendezvous_file:
         launch = replace(launch, rendezvous_file=options.rendezvous_file)
-    if options.spec.backend == "fake" and options.ranks:
+    if options.ranks and not options.spec.communicates:
         launch = replace(launch, ranks=options.ranks)
     output = library_log = None
     if options.library_log:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core.backends import backend_of
 from torchcoll.core.case import Case, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
-from torchcoll.machine.backends import is_nccl
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def _unsupported(session: Session, case: Case) -> list[str] | None:
     reason = ""
     if case.cadence == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
-    elif case.cadence == "graph" and case.collective == "barrier":
-        reason = "a barrier waits on the host, which no graph can capture"
-    elif case.buffers != "default" and not is_nccl(case.backend):
+    elif case.cadence == "graph" and not COLLECTIVES[case.collective].has_data:
+        reason = f"a {case.collective} waits on the host, which no graph can capture"
+    elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
     return ["unsupported", reason] if reason else None
 

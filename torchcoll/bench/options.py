@@ -260,7 +260,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     given["format"] = _one_of("format", given.get("format", "table"), formats)
     spec = Spec(**{"collectives": "all", **fields})
     options = Options(spec=spec, fields=fields, ranks=ranks, **given)
-    if ranks is not None and not (options.dry_run or spec.backend == "fake"):
+    if ranks is not None and spec.communicates and not options.dry_run:
         raise UsageError(
             "ranks",
             ranks,

@@ -18,7 +18,7 @@ from torchcoll.machine.state import before, during
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session
-    from torchcoll.machine.backends import BackendEntry
+    from torchcoll.core.backends import BackendEntry
 
 
 # -------------------------------------------------------------------------------------------------

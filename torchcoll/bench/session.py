@@ -19,6 +19,7 @@ from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog
+from torchcoll.core import backends
 from torchcoll.core.case import Sizing, fingerprint
 from torchcoll.core.errors import (
     ExitCode,
@@ -30,7 +31,7 @@ from torchcoll.core.errors import (
 )
 from torchcoll.core.spec import Spec
 from torchcoll.core.variables import masked_words
-from torchcoll.machine import backends, environment
+from torchcoll.machine import environment
 from torchcoll.machine.devices import cost_of_measuring, open_device, refuse_shared
 from torchcoll.machine.launcher import Launch, detect
 
@@ -97,7 +98,6 @@ class Hosts:
 # -------------------------------------------------------------------------------------------------
 
 OnCase = Callable[["CaseResult"], None]
-_INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -188,7 +188,7 @@ class Session:
         self.has_called = False  # some case has made its first call
         self._cost_known = False
         self._rehearsal_over: Callable[[], None] | None = None
-        self._weights = ""  # hash of the weights of all_to_all_v
+        self._weights = ""  # hash of the weights of uneven blocks
         self._require_idle = require_idle
         self._result_file = result_file
         self._file: list[str] | None = None  # where rank 0 writes, and the run's id
@@ -207,7 +207,7 @@ class Session:
     @property
     def _fake(self) -> bool:
         """A world of which this process is the only rank."""
-        return self.spec.backend == "fake" and not self.found_group
+        return not (self.spec.communicates or self.found_group)
 
     def _launch(self) -> Launch:
         if not self.found_group:
@@ -236,7 +236,7 @@ class Session:
             self.parts = partition(self.spec.groups, self.ranks)
         self.part = next(part for part in self.parts if self.rank in part)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
-        if "all_to_all_v" in self.spec.collectives:
+        if self.spec.has_splits:
             from torchcoll.core.splits import split_weights
 
             weights = split_weights(self.spec.splits, self.sizings[0].ranks)
@@ -333,10 +333,10 @@ class Session:
                 from torchcoll.bench.communicators import begin
 
                 self._rehearsal_over = begin(self, kind)
-            if not _INTERFACES.isdisjoint(os.environ):
+            if any(entry.interfaces in os.environ for entry in self.entries):
                 from torchcoll.machine.placement import check_interfaces
 
-                check_interfaces(entry.name for entry in self.entries)
+                check_interfaces(self.entries)
             with self._phase("device"):
                 self.device = open_device(self.torch, kind, self.launch, self.spec.rehearse)
             where = [environment.hostname(), environment.device_place(self.torch, self.device)]

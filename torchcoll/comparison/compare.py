@@ -297,8 +297,8 @@ def _nothing_sent(found: Comparison) -> list[str]:
     lines = []
     if any(row.ranks == 1 for row in rows):
         lines.append("one rank, no communication: the times are of the calls alone")
-    if any(row.backend == "fake" for row in rows):
-        lines.append("fake backend: nothing was communicated, the times are of the calls alone")
+    for name in dict.fromkeys(row.backend for row in rows if not row.communicates):
+        lines.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
     return lines
 
 

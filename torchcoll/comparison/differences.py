@@ -17,14 +17,15 @@ from torchcoll.comparison.sides import (
     values_of_facts,
 )
 from torchcoll.comparison.statistics import geometric
+from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.summary import first_call_ns, first_result_ns, first_results, median
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
-    *("label=", "source", "device_name", "hosts", "kernel", "driver", "nccl", "rccl", "xccl"),
-    *("ccl", "mapped ", "torch", "torchcoll"),
+    *("label=", "source", "device_name", "hosts", "kernel", "driver"),
+    *(*of_family(NCCL), "rccl", *of_family(ONECCL), "mapped ", "torch", "torchcoll"),
 )
 # Labels of `torchcoll matrix` that count launches and ranks, or name combinations.
 _COUNTING = ("cell", "launch", "nproc", "ranks", "nnodes", "nodes")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import communicates
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError
@@ -35,7 +36,7 @@ class Case:
 
     ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
     are None where the collective has none, or an imported file does not tell them (nor in_place).
-    ``splits`` names the split rule of all_to_all_v.
+    ``splits`` names the split rule of a collective that has_splits.
 
     cadence: how the steady calls follow each other: ``isolated`` (a barrier before each),
     ``stream`` (back to back), ``graph`` (captured and replayed) or ``unknown``. backend: torch's
@@ -103,6 +104,11 @@ class Case:
         return self.cadence in ("stream", "graph")
 
     @property
+    def communicates(self) -> bool:
+        """False on a backend that sends nothing."""
+        return communicates(self.backend)
+
+    @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype].itemsize if self.dtype else 1
 
@@ -125,7 +131,7 @@ class Case:
 class Sizing:
     """A case on a number of ranks: the element counts that follow from it.
 
-    count: argument of the call, in elements (all_to_all_v: the most that one rank sends to one).
+    count: argument of the call, in elements (uneven blocks: the most that one rank sends to one).
     nbytes: actual size S. nbytes_in / nbytes_out: the most that one rank sends from / receives in.
     span_nbytes: what a buffer holds at least, for its calls to walk through; 0 is its own size.
     """
@@ -134,25 +140,18 @@ class Sizing:
     ranks: int
     count: int
     nbytes: int
-    division: Division | None = None  # all_to_all_v only
+    division: Division | None = None  # where blocks are uneven
     span_nbytes: int = 0
 
-    @property
-    def splits(self) -> tuple[tuple[int, ...], ...]:
-        """Elements [source][destination]; empty where all pairs are alike."""
-        return self.division.matrix if self.division else ()
-
     def layout(self, rank: int) -> Layout:
-        return Layout(rank, self.ranks, self.count, self.case.root or 0, self.splits)
+        return Layout(rank, self.ranks, self.count, self.case.root or 0, self.division)
 
     def elements(self, rank: int) -> tuple[int, int]:
         """Elements that this rank sends from and receives in."""
-        if self.division:  # the sums, without the matrix of all pairs
-            return self.division.sent[rank], self.division.received[rank]
         return COLLECTIVES[self.case.collective].elements(self.layout(rank))
 
     def _widest(self, side: int) -> int:
-        # Only all_to_all_v differs from rank to rank otherwise than at the root.
+        # Only uneven blocks differ from rank to rank otherwise than at the root.
         ranks = range(self.ranks) if self.division else (0, self.case.root or 0)
         return max(self.elements(rank)[side] for rank in ranks) * self.case.itemsize
 
@@ -166,8 +165,12 @@ class Sizing:
 
     @property
     def busiest_nbytes(self) -> int | None:
-        """all_to_all_v: see CaseResult; elsewhere None."""
-        return self.division.busiest * self.case.itemsize if self.division else None
+        """Of uneven blocks: see CaseResult; elsewhere None."""
+        if self.division is None:
+            return None
+        kept = (self.division.pair(rank, rank) for rank in range(self.ranks))
+        moved = (max(self.elements(rank)) - own for rank, own in enumerate(kept))
+        return max(moved) * self.case.itemsize
 
     @cached_property
     def stride(self) -> int:
@@ -205,24 +208,43 @@ def size_case(
     """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_nbytes`` or its own size.
 
     count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
-    all_to_all_v: the largest sum sent or received by a rank is S (nccl-tests' size of alltoallv),
+    Uneven blocks: the most that a rank sends or receives is S (nccl-tests' size of alltoallv),
     divided by ``weights``.
     """
     entry = COLLECTIVES[case.collective]
     if not entry.has_data:
         return Sizing(case, ranks, 0, 0)
-    if case.collective == "all_to_all_v":
-        from torchcoll.core.splits import Division, split_weights
+    if entry.divide:
+        from torchcoll.core.splits import split_weights
 
         elements = max(1, case.nbytes // case.itemsize)
-        division = Division(weights or split_weights(case.splits or "", ranks), elements)
-        largest = max(*division.sent, *division.received)
-        nbytes = largest * case.itemsize
+        division = entry.divide(weights or split_weights(case.splits or "", ranks), elements)
+        places = (Layout(rank, ranks, 0, case.root or 0, division) for rank in range(ranks))
+        nbytes = max(max(entry.elements(place)) for place in places) * case.itemsize
         return Sizing(case, ranks, division.largest_pair, nbytes, division, span_nbytes)
     parts = entry.parts(ranks)
     count = max(1, case.nbytes // (case.itemsize * parts))
     nbytes = count * case.itemsize * parts
     return Sizing(case, ranks, count, nbytes, span_nbytes=span_nbytes)
+
+
+def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
+    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
+    out of place the input.
+
+    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
+    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
+    ProcessGroupXCCL.cpp, collectiveCoalesced).
+    """
+    buffers = sizing.buffer_nbytes(rank)
+    case = sizing.case
+    if not (check and case.verifiable):
+        return buffers
+    sent, received = sizing.elements(rank)
+    if COLLECTIVES[case.collective].rooted_output and rank != case.root:
+        received = 0  # nobody looks at it
+    looked_at = received if case.in_place else max(sent, received)
+    return buffers + min(CHECK_CHUNK_NBYTES, looked_at * CHECK_ELEMENT_NBYTES)
 
 
 def calls_of_batch(calls: int, each: int) -> list[int]:

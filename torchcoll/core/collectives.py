@@ -12,12 +12,17 @@ does not, so a requested size is kept where it divides evenly.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchcoll.core.splits import Division, Weights
 
 # Lower case; torch.distributed.ReduceOp calls prod PRODUCT.
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
@@ -27,15 +32,21 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 class Layout:
     """One rank's place in one case: everything that shapes its buffers.
 
-    ``count`` is the count argument of the call in elements (all_to_all_v: unused); ``splits[s][d]``
-    the elements that rank s sends to rank d (all_to_all_v only). Ranks are ranks of the group.
+    ``count`` is the count argument of the call in elements; where blocks are uneven
+    (``has_splits``) ``division`` has those of every pair instead. Ranks are ranks of the group.
     """
 
     rank: int
     ranks: int
     count: int
     root: int = 0
-    splits: tuple[tuple[int, ...], ...] = ()
+    division: Division | None = None
+
+    @property
+    def blocks(self) -> Division:
+        """Of a collective that ``has_splits``."""
+        assert self.division is not None
+        return self.division
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Collective:
     """One entry of the table.
 
     ``parts(n)``: a size S is divided into so many parts of ``count`` elements.
+    ``divide(weights, elements)``: elements of each pair of ranks, so that the S of the call is at
+    most so many; None where blocks are even. ``even``: the collective of even blocks beside it.
     ``bus_factor(n)``: busbw / algbw; where blocks are uneven (``has_splits``) that of nccl-tests
     alone, which takes them for even.
     ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
@@ -67,6 +80,13 @@ class Collective:
     ``elements(layout)``: elements sent from and received in on that rank.
     ``overlap(layout)``: where the smaller buffer begins in the larger one, in place.
     ``placements``: False is out of place, True is in place; the first is the default.
+    ``crossing(hosts, own, root)``: the least that the busiest host must send or receive, over S;
+    hosts of each rank, and how many ranks each has. None: it is not known.
+    has_data: False for a barrier: no size, no dtype, no bandwidth.
+    rooted_output: only the root receives.
+    by_switch: a switch that reduces and copies leaves each rank to send and receive S once.
+    collected: torch's coalescing manager makes one call of several by itself; all others it leaves
+    to the backend, which groups them where it is told the device.
     """
 
     name: str
@@ -78,8 +98,15 @@ class Collective:
     placements: tuple[bool, ...] = (False,)
     overlap: Callable[[Layout], int] = lambda layout: 0
     moved: Callable[[int], float] = lambda n: 1.0
+    divide: Callable[[Weights, int], Division] | None = None
+    even: str = ""
+    crossing: Callable[[Sequence[str], Counter[str], int], float] | None = None
+    has_data: bool = True
     has_root: bool = False
     has_op: bool = False
+    rooted_output: bool = False
+    by_switch: bool = False
+    collected: bool = False
     power_of_two: bool = False
     min_ranks: int = 1
     aliases: tuple[str, ...] = ()
@@ -90,19 +117,9 @@ class Collective:
         return self.name.replace("_", "")
 
     @property
-    def has_data(self) -> bool:
-        """False for barrier: no size, no dtype, no bandwidth."""
-        return self.name != "barrier"
-
-    @property
     def has_splits(self) -> bool:
         """True where each pair of ranks exchanges a size of its own."""
-        return self.name == "all_to_all_v"
-
-    @property
-    def rooted_output(self) -> bool:
-        """True where only the root receives."""
-        return self.name in ("reduce", "gather")
+        return self.divide is not None
 
 
 def _global_rank(dist: Any, group: Any, rank: int) -> int:
@@ -154,18 +171,24 @@ def _all_to_all(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any)
 
 
 def _all_to_all_v(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    sent = list(x.splits[x.rank])
-    received = [row[x.rank] for row in x.splits]
+    sent = list(x.blocks.matrix[x.rank])
+    received = [row[x.rank] for row in x.blocks.matrix]
     return partial(dist.all_to_all_single, recv, send, received, sent, group=group)
 
 
 def _segments_v(x: Layout) -> list[Segment]:
     segments, offset = [], 0
-    for source, row in enumerate(x.splits):
+    for source, row in enumerate(x.blocks.matrix):
         length = row[x.rank]
         segments.append(Segment(offset, length, source, sum(row[: x.rank])))
         offset += length
     return segments
+
+
+def _pairs(weights: Weights, elements: int) -> Division:
+    from torchcoll.core.splits import Division  # where blocks are uneven: ranks load as little
+
+    return Division(weights, elements)
 
 
 def _broadcast(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
@@ -239,10 +262,46 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
 
 
 def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    # nccl would guess the device from the rank.
-    nccl = dist.get_backend(group).startswith("nccl")
-    ids = {"device_ids": [recv.device.index]} if nccl else {}
+    told = backend_of(dist.get_backend(group)).guesses_device
+    ids = {"device_ids": [recv.device.index]} if told else {}
     return partial(dist.barrier, group, **ids)
+
+
+# What must cross between hosts. Within a host everything is free, and switches may reduce and copy,
+# so each algorithm moves as much or more.
+
+
+def _once(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+    """The sum of each host has to leave it, or the result to reach it: S. A ring of rings moves
+    2 (h - 1) / h S of all_reduce, SHARP S (Graham et al., COMHPC 2016). broadcast: S leaves the
+    root's host and reaches each other one.
+    """
+    return 1.0
+
+
+def _of_others(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+    """What belongs to the other hosts comes in, what belongs to this one goes out, or the other way
+    round (Thakur, Rabenseifner, Gropp 2005, their lower bounds, with hosts for processes).
+    """
+    return max(max(len(hosts) - n, n) for n in own.values()) / len(hosts)
+
+
+def _beyond_root(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+    """All that is not on the root's host passes its interfaces."""
+    return (len(hosts) - own[hosts[root]]) / len(hosts)
+
+
+def _to_all_others(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+    """Each rank has a part for each rank of the other hosts."""
+    return max(n * (len(hosts) - n) for n in own.values()) / len(hosts)
+
+
+def _to_neighbours(hosts: Sequence[str], own: Counter[str], root: int) -> float:
+    """The ranks whose neighbour is on another host."""
+    after = [*hosts[1:], hosts[0]]
+    away = [pair for pair in zip(hosts, after, strict=True) if pair[0] != pair[1]]
+    out, into = (Counter(side) for side in zip(*away, strict=True))
+    return float(max(*out.values(), *into.values()))
 
 
 COLLECTIVES: dict[str, Collective] = {
@@ -256,6 +315,9 @@ COLLECTIVES: dict[str, Collective] = {
             prepare=_all_reduce,
             placements=(True,),
             has_op=True,
+            crossing=_once,
+            by_switch=True,
+            collected=True,
         ),
         Collective(
             "all_gather",
@@ -267,6 +329,8 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(False, True),
             overlap=_own_block,
             aliases=("all_gather_into_tensor", "all_gather_single"),
+            crossing=_of_others,
+            collected=True,
         ),
         Collective(
             "reduce_scatter",
@@ -279,6 +343,8 @@ COLLECTIVES: dict[str, Collective] = {
             overlap=_own_block,
             has_op=True,
             aliases=("reduce_scatter_tensor", "reduce_scatter_single", "reduce_scatter_block"),
+            crossing=_of_others,
+            collected=True,
         ),
         Collective(
             "all_to_all",
@@ -290,11 +356,14 @@ COLLECTIVES: dict[str, Collective] = {
             ],
             prepare=_all_to_all,
             aliases=("all_to_all_single",),
+            crossing=_to_all_others,
         ),
         Collective(
             "all_to_all_v",
+            divide=_pairs,
+            even="all_to_all",
             bus_factor=_share_of_others,
-            elements=lambda x: (sum(x.splits[x.rank]), sum(row[x.rank] for row in x.splits)),
+            elements=lambda x: (x.blocks.sent[x.rank], x.blocks.received[x.rank]),
             segments=_segments_v,
             prepare=_all_to_all_v,
         ),
@@ -306,6 +375,7 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(True,),
             has_root=True,
             aliases=("bcast",),
+            crossing=_once,
         ),
         Collective(
             "reduce",
@@ -315,6 +385,8 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(True,),
             has_root=True,
             has_op=True,
+            crossing=_once,
+            rooted_output=True,
         ),
         Collective(
             "gather",
@@ -326,6 +398,8 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(False, True),
             overlap=_root_block,
             has_root=True,
+            crossing=_beyond_root,
+            rooted_output=True,
         ),
         Collective(
             "scatter",
@@ -337,6 +411,7 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(False, True),
             overlap=_root_block,
             has_root=True,
+            crossing=_beyond_root,
         ),
         Collective(
             "sendrecv",
@@ -345,6 +420,7 @@ COLLECTIVES: dict[str, Collective] = {
             prepare=_sendrecv,
             min_ranks=2,
             aliases=("send_recv",),
+            crossing=_to_neighbours,
         ),
         Collective(
             "hypercube",
@@ -356,9 +432,11 @@ COLLECTIVES: dict[str, Collective] = {
             placements=(False, True),
             overlap=_own_block,
             power_of_two=True,
+            crossing=_of_others,
         ),
         Collective(
             "barrier",
+            has_data=False,
             elements=lambda x: (0, 0),
             segments=lambda x: [],
             prepare=_barrier,
@@ -371,6 +449,21 @@ def _plain(name: str) -> str:
     """One key for every spelling: all_reduce, allreduce, AllReduce, MPI_Allreduce, all-reduce."""
     plain = str(name).strip().lower().removeprefix("mpi_").removesuffix("_perf")
     return plain.replace("_", "").replace("-", "")
+
+
+DEFAULT_COLLECTIVE = "all_reduce"  # what is measured where nothing is asked for
+PAIR = "sendrecv"  # what two ranks exchange
+_UNEVEN = {entry.even: entry.name for entry in COLLECTIVES.values() if entry.even}
+
+
+def has_splits(name: str) -> bool:
+    """Whether each pair of ranks has a size of its own; ``name`` may be no collective."""
+    return name in COLLECTIVES and COLLECTIVES[name].has_splits
+
+
+def uneven(name: str) -> str:
+    """The collective of uneven blocks beside that of even ones; else the name itself."""
+    return _UNEVEN.get(name, name)
 
 
 _BY_ALIAS = {_plain(alias): c for c in COLLECTIVES.values() for alias in (c.name, *c.aliases)}
@@ -415,9 +508,9 @@ def busbw_gbps(
 ) -> float | None:
     """algbw times the bus factor of the collective, in GB/s; None as for ``algbw_gbps``.
 
-    all_to_all_v: ``busiest_nbytes`` / t, what the busiest rank sends to the others or receives from
-    them; None where that is not known. (n - 1) / n of S, which nccl-tests prints, is what crosses
-    in an even exchange: with uneven blocks a rank may keep next to nothing, or nearly all, of S.
+    Uneven blocks: ``busiest_nbytes`` / t, what the busiest rank sends to the others or receives
+    from them; None where that is not known. (n - 1) / n of S, which nccl-tests prints, is what
+    crosses in an even exchange: with uneven blocks a rank may keep next to nothing, or nearly all.
     """
     algbw = algbw_gbps(collective, nbytes, ranks, time_ns)
     if algbw is None:

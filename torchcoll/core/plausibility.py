@@ -211,8 +211,9 @@ def ceiling_gbps(collective: str, ranks: int, link_gbps: float, multicast: bool)
     """busbw that links of so many GB/s in one direction allow. Where a switch reduces (multicast)
     each rank sends and receives S once: algbw is bounded by the link, and busbw by the factor more.
     """
-    reduced = multicast and collective == "all_reduce"
-    return link_gbps * (max(1.0, COLLECTIVES[collective].bus_factor(ranks)) if reduced else 1.0)
+    entry = COLLECTIVES[collective]
+    reduced = multicast and entry.by_switch
+    return link_gbps * (max(1.0, entry.bus_factor(ranks)) if reduced else 1.0)
 
 
 def stated_link_gbps(run: Run) -> float | None:
@@ -253,39 +254,13 @@ def _hosts(run: Run, result: CaseResult) -> list[str]:
 def crossing(collective: str, hosts: Sequence[str], root: int | None) -> float:
     """The least that the busiest host must send or receive, over S and the ranks of a host.
 
-    hosts: of each rank. 0.0: nothing must pass an interface, or it is not known how much. Within a
-    host everything is free, and switches may reduce and copy, so each algorithm moves as much or
-    more:
-
-    - all_reduce, reduce: the sum of each host has to leave it, or the result to reach it: S. A ring
-      of rings moves 2 (h - 1) / h S of all_reduce, SHARP S (Graham et al., COMHPC 2016). broadcast:
-      S leaves the root's host and reaches each other one.
-    - all_gather, reduce_scatter, hypercube: what belongs to the other hosts comes in, what belongs
-      to this one goes out, or the other way round (Thakur, Rabenseifner, Gropp 2005, their lower
-      bounds, with hosts for processes).
-    - gather, scatter: all that is not on the root's host passes its interfaces.
-    - all_to_all: each rank has a part for each rank of the other hosts.
-    - sendrecv: the ranks whose neighbour is on another host.
+    hosts: of each rank. 0.0: nothing must pass an interface, or it is not known how much.
     """
-    ranks, own = len(hosts), Counter(hosts)
-    # A host with fewer ranks may have all the interfaces of the others.
-    most = max(own.values(), default=0)
-    if len(own) < 2:
+    own, entry = Counter(hosts), COLLECTIVES[collective]
+    if len(own) < 2 or entry.crossing is None:
         return 0.0
-    if collective in ("all_reduce", "reduce", "broadcast"):
-        return 1 / most
-    if collective in ("all_gather", "reduce_scatter", "hypercube"):
-        return max(max(ranks - n, n) for n in own.values()) / ranks / most
-    if collective in ("gather", "scatter"):
-        return (ranks - own[hosts[root or 0]]) / ranks / most
-    if collective == "all_to_all":
-        return max(n * (ranks - n) for n in own.values()) / ranks / most
-    if collective == "sendrecv":
-        after = [*hosts[1:], hosts[0]]
-        away = [pair for pair in zip(hosts, after, strict=True) if pair[0] != pair[1]]
-        out, into = (Counter(side) for side in zip(*away, strict=True))
-        return max(*out.values(), *into.values()) / most
-    return 0.0
+    # A host with fewer ranks may have all the interfaces of the others.
+    return entry.crossing(hosts, own, root or 0) / max(own.values())
 
 
 def _beyond_interfaces(row: Row, hosts: Sequence[str], link_gbps: float | None) -> str:
@@ -322,7 +297,7 @@ def _too_short(row: Row) -> str:
     alone = row.cadence != "graph" and row.coalesce == 1 and not row.rehearsal
     if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
         return ""
-    if time >= LEAST_CALL_NS or row.backend == "fake":
+    if time >= LEAST_CALL_NS or not row.communicates:
         return ""
     return f"shorter than launching a kernel ({LEAST_CALL_NS} ns)"
 
@@ -331,7 +306,7 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     """Cases of several ranks that differ in nothing but the size, from 1 MiB on."""
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
-        one = row.coalesce == 1 and row.device != "cpu" and row.backend != "fake"
+        one = row.coalesce == 1 and row.device != "cpu" and row.communicates
         if one and row.median_ns and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
             sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
     return [s for s in sweeps.values() if len({row.nbytes for _, row in s}) >= _SIZES_OF_LAW]

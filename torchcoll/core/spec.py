@@ -12,8 +12,18 @@ from dataclasses import astuple, dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.backends import DEFAULT, communicates
 from torchcoll.core.case import Case, Sizing, partition, partition_text, partitions, size_case
-from torchcoll.core.collectives import COLLECTIVES, OPS, find_collective, find_op
+from torchcoll.core.collectives import (
+    COLLECTIVES,
+    DEFAULT_COLLECTIVE,
+    OPS,
+    Collective,
+    Layout,
+    find_collective,
+    find_op,
+    has_splits,
+)
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import counted, parse_size
@@ -70,7 +80,7 @@ class Spec:
     hold what the points have; see core/points.py. Raises UsageError naming the field.
     """
 
-    collectives: tuple[str, ...] = ("all_reduce",)
+    collectives: tuple[str, ...] = (DEFAULT_COLLECTIVE,)
     min_bytes: int = 8
     max_bytes: int = 128 << 20
     factor: float = 4.0
@@ -216,12 +226,12 @@ class Spec:
         return tuple(sizing.case for sizing in self.sizings(ranks))
 
     def sizings(self, ranks: int) -> tuple[Sizing, ...]:
-        """The cases with their counts; the weights of all_to_all_v are read once for all."""
+        """The cases with their counts; weights are read once for all."""
         for root in self.roots:
             if not 0 <= root < ranks:
                 raise UsageError("root", root, f"0 to {ranks - 1} ({counted(ranks, 'rank')})")
         weights = None
-        if "all_to_all_v" in self.collectives:
+        if self.has_splits:
             from torchcoll.core.splits import split_weights
 
             weights = split_weights(self.splits, ranks)
@@ -240,7 +250,17 @@ class Spec:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        return _names(self.backend or "gloo")
+        return _names(self.backend or DEFAULT)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether anything goes from rank to rank on any of its backends."""
+        return any(map(communicates, self.backends))
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether any of its collectives divides its buffers as ``splits`` says."""
+        return any(map(has_splits, self.collectives))
 
     def _calls(self) -> Iterable[tuple[str, str | None, str | None, tuple[int, ...], bool]]:
         """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""
@@ -280,7 +300,7 @@ class Spec:
                                 cadence,
                                 backend,
                                 device,
-                                self.splits if name == "all_to_all_v" else None,
+                                self.splits if entry.has_splits else None,
                                 self.groups,
                                 self.buffers,
                                 asynchronous,
@@ -399,6 +419,15 @@ _OF_POINTS = (
 )
 
 
+def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
+    """S of a call of even blocks: the side that holds all of it, else so often the other."""
+    whole = entry.parts(ranks)
+    held = entry.elements(Layout(0, ranks, 1))  # of the root, which holds most
+    sides = list(zip((call.nbytes_in, call.nbytes_out), held, strict=True))
+    known = max(nbytes for nbytes, parts in sides if parts == whole)
+    return known or max(nbytes * whole // parts for nbytes, parts in sides)
+
+
 def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
     """The call as it is measured alone on a group of ``ranks`` ranks, and what that leaves out.
 
@@ -414,24 +443,16 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
     entry = COLLECTIVES[name]
     if not entry.has_data:
         return ExactCall(name, 0, asynchronous=bool(call.asynchronous)), ""
-    if name == "all_gather":
-        nbytes = call.nbytes_out or call.nbytes_in * ranks
-    elif name == "reduce_scatter":
-        nbytes = call.nbytes_in or call.nbytes_out * ranks
-    elif name == "gather":
-        nbytes = max(call.nbytes_in * ranks, call.nbytes_out)
-    elif name == "scatter":
-        nbytes = max(call.nbytes_in, call.nbytes_out * ranks)
-    else:
-        nbytes = max(call.nbytes_in, call.nbytes_out)
+    remarks = []
+    alike = COLLECTIVES[entry.even] if entry.has_splits else entry
+    nbytes = _size_of(alike, call, ranks)
     if not nbytes:
         return None, "not measured: the call moves no bytes"
-    remarks = []
-    if name == "all_to_all_v":
-        name = "all_to_all"
+    if entry.has_splits:
+        name = entry.even
         # Sizes may have been given that are all alike.
         if len(set(call.splits)) != 1 or call.nbytes_in != call.nbytes_out:
-            remarks.append("measured as an even all_to_all of the larger of bytes in and out")
+            remarks.append(f"measured as an even {name} of the larger of bytes in and out")
     dtype = (call.dtype or "").removeprefix("torch.")
     if dtype not in DTYPES:
         known = dtype or "unknown"

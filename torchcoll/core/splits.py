@@ -1,4 +1,4 @@
-"""How all_to_all_v divides a size among the pairs of ranks.
+"""How a size is divided among the pairs of ranks, where blocks are uneven.
 
 Three ways to say it: ``seed:N`` (random weights 0 to 15, some pairs send nothing), a list of one
 weight a rank (``1,2,4,1``: every rank sends in these proportions, so receivers differ), or a file
@@ -94,15 +94,12 @@ class Division:
         """Elements that each rank receives."""
         return self._sums(self.weights.received, 1)
 
-    @property
-    def busiest(self) -> int:
-        """The most elements that one rank sends to the others, or receives from them."""
-        elements, largest = self._scale
-        own = [row[rank] * elements // largest for rank, row in enumerate(self.weights.rows)]
+    def pair(self, source: int, destination: int) -> int:
+        """Elements of one pair."""
         if self._lone:
-            own = [int(self._lone == (rank, rank)) for rank in range(len(own))]
-        sides = zip(self.sent, self.received, own, strict=True)
-        return max(max(sent, received) - kept for sent, received, kept in sides)
+            return int(self._lone == (source, destination))
+        elements, largest = self._scale
+        return self.weights.rows[source][destination] * elements // largest
 
     def _sums(self, histograms: Sequence[Mapping[int, int]], side: int) -> list[int]:
         if self._lone:

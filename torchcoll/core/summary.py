@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from torchcoll.core.backends import communicates
 from torchcoll.core.case import calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import UsageError
@@ -35,7 +36,6 @@ HOST_BOUND = 0.75
 PERIOD = "period"  # what a figure is of calls back to back: time of the batches / calls
 COLD_CALL = "one cold call"  # what a figure is of the calls that is of no settled one
 ONE_RANK = "one rank, no communication: times, but no bandwidth"
-FAKE = "fake backend, nothing was communicated: times, but no bandwidth"
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
@@ -252,6 +252,11 @@ class Row:
     reason: str
 
     @property
+    def communicates(self) -> bool:
+        """False on a backend that sends nothing."""
+        return communicates(self.backend)
+
+    @property
     def slow_first(self) -> bool:
         """True where the first call took over 3 times the figure (median, period, ...)."""
         if self.first_call_ns is None or not self.median_ns:
@@ -299,9 +304,9 @@ def summarise(
     given = result.given if result.given and result.given.clock == clock and not steady else None
     middle = steady_figure(result, clock, how) if steady else given.time_ns if given else None
     case = result.case
-    # Coalesced calls are timed together: their bytes are too. The fake backend moves none, and what
+    # Coalesced calls are timed together: their bytes are too. Some backends move none, and what
     # ranks that share one GPU move says nothing.
-    nbytes = 0 if case.backend == "fake" or case.rehearsal else result.nbytes * case.coalesce
+    nbytes = 0 if case.rehearsal or not case.communicates else result.nbytes * case.coalesce
     bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
     busiest = result.busiest_nbytes
     busiest = None if busiest is None else busiest * case.coalesce
@@ -382,6 +387,13 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
     return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
 
 
+def nothing_sent(rows: Sequence[Row]) -> str:
+    """What is to be said of rows on backends that send nothing; '' where there are none."""
+    names = dict.fromkeys(row.backend for row in rows if not row.communicates)
+    text = f"{', '.join(names)} backend, nothing was communicated: times, but no bandwidth"
+    return text if names else ""
+
+
 def libraries_of(run: Run) -> dict[int, str | None]:
     """id of each result -> the communication library that its own launch had."""
     return {
@@ -455,7 +467,7 @@ def connect_ns(launch: Run, firsts: Sequence[CaseResult], how: str = "max") -> f
     where = connects(launch, backend)
     own = [ns for result in firsts for ns in result.connect_ns]
     ways = [own]
-    if where == "init_process_group" and launch.ranks != 1 and backend != "fake":
+    if where == "init_process_group" and launch.ranks != 1 and communicates(backend):
         names = (f"new_group_{backend}", "init_process_group")
         ways.append(next((launch.phases[n] for n in names if launch.phases.get(n)), []))
     if where != "unknown":

@@ -12,9 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from torchcoll.core.backends import PREFIXES as BACKEND_PREFIXES
+
 # Variables that change how a collective runs. Everything else stays private.
 _PREFIXES = (
-    *("NCCL_", "RCCL_", "CCL_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "UCX_", "GLOO_", "TP_"),
+    *(*BACKEND_PREFIXES, "MPIR_", "MPICH_"),
     *("ZE_", "NEO_", "SYCL_", "ONEAPI_", "HSA_", "HIP_", "ROCR_", "TORCH_", "TORCHELASTIC_"),
     *("OMP_", "KMP_", "MKL_", "GOMP_", "PBS_", "PALS_", "PMI_", "PMIX_", "SLURM_", "OMPI_"),
     *("CUDA_CACHE_", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),

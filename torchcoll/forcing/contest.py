@@ -42,6 +42,7 @@ from torchcoll.comparison.statistics import (
     outliers,
     side_ratio,
 )
+from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
 from torchcoll.core.units import format_size
 from torchcoll.libraries.known_variables import FORCING
@@ -56,7 +57,6 @@ AUTO = "auto"
 _LIBRARY = ("NCCL_", "RCCL_", "CCL_")
 _OF_LOGS = ("NCCL_DEBUG", "CCL_LOG")
 _NONE = ("", "-", "auto", "default", "none", "unset")  # labels that say: nothing is forced
-_NO_READERS = ("gloo", "mpi", "fake")  # backends to which no such variable means anything
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def settings_of(facts: Mapping[str, str], varied: Sequence[str], backend: str) -
     does not tell the variable. {} for a backend that reads none: what differs between its cells is
     noise.
     """
-    if backend in _NO_READERS:
+    if not backend_of(backend).forced:
         return {}
     names = dict.fromkeys((*FORCING, *varied))
     return {name: value for name in names if (value := facts.get(name) or _labelled(facts, name))}

@@ -252,7 +252,7 @@ def make_result(
         result.count = count
     elif size and (ranks or entry.parts(2) == 1):
         result.count = nbytes // (size * entry.parts(ranks or 1))
-    if ranks and entry.has_data and collective != "all_to_all_v":
+    if ranks and entry.has_data and not entry.has_splits:
         # In bytes, so that the type need not be known; the root holds the most.
         layout = Layout(root or 0, ranks, nbytes // entry.parts(ranks), root or 0)
         result.nbytes_in, result.nbytes_out = entry.elements(layout)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchcoll.core.backends import only_device
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.importers import nccl_tests_text
@@ -29,7 +30,6 @@ _CALLS = re.compile(r"# torchcoll: calls a case: warmup .*, timed (\d+)$")
 _ONLY = re.compile(r"# torchcoll: measured (in-place|out-of-place) only")
 _UNPLACED = "# torchcoll: placement unknown"
 _READINGS = {"the slowest rank": "max", "the mean over ranks": "mean", "the fastest rank": "min"}
-_DEVICES = {"nccl": "cuda", "xccl": "xpu"}  # those that have one
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -80,7 +80,7 @@ def _correct(run: Run, texts: Sequence[str], options: ImportOptions) -> None:
             only = match[1] == "in-place"
         unplaced = unplaced or text.startswith(_UNPLACED)
     backend = options.backend or backend
-    device = _DEVICES.get(backend, "unknown")
+    device = only_device(backend) or "unknown"
     known = {"statistic": statistic, "over_ranks": over_ranks, "clock": "unknown", "calls": calls}
     kept = True if unplaced else only
     run.results = [

@@ -14,6 +14,7 @@ from sys import intern
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.collectives import uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union, exposed
 from torchcoll.importers.base import (
@@ -377,7 +378,7 @@ class Calls:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not told"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
         if any(splits):
-            collective = "all_to_all_v"
+            collective = uneven(collective)
         sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
         shares = tuple(max(nbytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(

@@ -67,7 +67,7 @@ def judge(row: NcclTestsRow, launch: NcclTestsLaunch) -> str:
     if size is None or not row.count:
         return ""
     entry, held = COLLECTIVES[launch.collective], row.count * size
-    if launch.collective == "all_to_all_v":
+    if entry.has_splits:
         return ""
     parts = row.size / held
     if entry.parts(2) == 1:

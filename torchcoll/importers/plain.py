@@ -12,6 +12,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from torchcoll.core.backends import only_device
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import CaseResult, Given
@@ -104,7 +105,6 @@ _SIZE_CELL = re.compile(r"([\d.]+)\s*([kmgt]?)(i?)(b(?:ytes)?)?", re.IGNORECASE)
 _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
-_ONLY = {"nccl": "cuda", "xccl": "xpu"}  # backends that have one kind of device
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
@@ -302,7 +302,7 @@ class _TableReader:
             dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
             backend=options.backend or "unknown",
-            device=_ONLY.get(options.backend or "", "unknown"),
+            device=only_device(options.backend) or "unknown",
             warnings=[ODD] if odd else [],
         )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import NCCL, backend_of
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load
 from torchcoll.core.result import Run, shortfall
@@ -139,14 +140,16 @@ def _mapped(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 def _nccl_version(run: Run) -> str:
     """'' where it is not told, or nothing ran on NCCL: torch brings one that gloo never asks."""
-    if all(result.case.backend != "nccl" for result in run.results):
+    backends = {result.case.backend for result in run.results}
+    ran = [name for name in sorted(backends) if backend_of(name).family == NCCL]
+    if not ran:
         return ""
     for _, mapped in _mapped(run):
         for library in mapped:
             name = str(library.get("name"))
             if name.startswith(("libnccl.", "librccl.")) and library.get("version"):
                 return str(library["version"])
-    told = (run.environment.get("libraries") or {}).get("nccl", "")  # NCCL 2.27.5
+    told = (run.environment.get("libraries") or {}).get(ran[0], "")  # NCCL 2.27.5
     return told.rpartition(" ")[2]
 
 

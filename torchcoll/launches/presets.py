@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from torchcoll.core.backends import only_device
 from torchcoll.core.errors import UsageError
 from torchcoll.launches.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 from torchcoll.libraries.known_variables import Forcing
@@ -53,15 +54,18 @@ def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     return _forced(asked, collectives, nccl.forcings(collectives, _nccl_version(asked)))
 
 
+def _device(command: Command) -> str | None:
+    """The device type that is asked for, or the only one of the backend that is."""
+    return command.option("--device") or only_device(command.option("--backend"))
+
+
 def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, oneccl.COLLECTIVES, "oneCCL")
-    device = asked.command.option("--device")
-    if asked.command.option("--backend") == "xccl":
-        device = device or "xpu"
+    told, device = asked.command.option("--device"), _device(asked.command)
     if device not in ("cpu", "xpu"):
         raise UsageError(
             "preset oneccl-algorithms",
-            f"{'--device ' + device if device else 'no --device'} in the command",
+            f"{'--device ' + told if told else 'no --device'} in the command",
             "--device cpu or --device xpu",
             "oneCCL chooses among other algorithms on each.",
         )
@@ -170,7 +174,7 @@ def _subsets(asked: PresetOptions) -> Dimension:
     oneCCL, which then hangs or fails (uxlfoundation/oneCCL#217), and from NCCL's peer-to-peer.
     """
     command = asked.command
-    intel = command.option("--backend") == "xccl" or command.option("--device") == "xpu"
+    intel = _device(command) == "xpu"
     variable = "ZE_AFFINITY_MASK" if intel else "CUDA_VISIBLE_DEVICES"
     name = next((n for n in _RANKS if n in command.placeholders and n not in asked.axes), None)
     if name is None:

@@ -177,7 +177,7 @@ def versions(facts: Facts) -> dict[str, str | None]:
         "RCCL" if torch.get("hip") else "NCCL": nccl_version(facts) or None,
         "oneCCL": mapped.get("libccl"),
         IPEX: facts.modules.get(IPEX, {}).get("version"),
-        BINDINGS: facts.modules.get(BINDINGS, {}).get("version"),
+        **{name: facts.modules.get(name, {}).get("version") for name in BINDINGS},
         **gpu,
         "kernel": platform.release(),
     }

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import BACKENDS, DEFAULT, NCCL, BackendEntry
 from torchcoll.core.errors import UsageError
 from torchcoll.machine.launcher import BY_HAND, Launch, detect
 from torchcoll.machine.placement import (
@@ -36,7 +37,8 @@ from torchcoll.machine.provenance import mapped_libraries
 # -------------------------------------------------------------------------------------------------
 # What torch and Intel's extensions say of themselves.
 
-BINDINGS = "oneccl_bindings_for_pytorch"
+# What backends need beside torch.
+BINDINGS = tuple(entry.module for entry in BACKENDS.values() if entry.module)
 IPEX = "intel_extension_for_pytorch"
 _IMPORT_LIMIT_S = 60  # IPEX took 6 to 18 s
 
@@ -53,9 +55,9 @@ def torch_facts(torch: Any, launch: Launch) -> dict[str, Any]:
         "devices": {},
         "why": {},
         "threads": torch.get_num_threads(),
-        "nccl": _nccl(torch),
+        NCCL: _nccl(torch),
     }
-    for name in ("gloo", "nccl", "xccl", "mpi", "ucc"):
+    for name in (e.name for e in BACKENDS.values() if e.communicates and not e.module):
         ask = getattr(dist, f"is_{name}_available", None)
         facts["built"][name] = bool(dist.is_available() and ask and ask())
     for kind in ("cuda", "xpu"):
@@ -111,7 +113,7 @@ def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str
     that takes seconds, prints, and with a foreign torch dies with AttributeError.
     """
     found = {}
-    for name in (IPEX, BINDINGS):
+    for name in (IPEX, *BINDINGS):
         try:
             if find_spec(name) is None:
                 continue
@@ -122,10 +124,12 @@ def module_facts(run: Callable[..., tuple[int, str, str]]) -> dict[str, dict[str
 
 
 def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, Any]:
+    names = [entry.name for entry in BACKENDS.values() if entry.module == name]
     program = (
         f"import json, torch, {name} as module\n"
-        "ccl = torch.distributed.is_backend_available('ccl')\n"
-        "facts = {'version': getattr(module, '__version__', None), 'ccl': ccl, 'error': ''}\n"
+        f"registers = any(map(torch.distributed.is_backend_available, {names}))\n"
+        "version = getattr(module, '__version__', None)\n"
+        "facts = {'version': version, 'registers': registers, 'error': ''}\n"
         "print('\\n' + json.dumps(facts))\n"
     )
     code, out, err = run([sys.executable, "-c", program], _IMPORT_LIMIT_S)
@@ -134,7 +138,7 @@ def _imported(name: str, run: Callable[..., tuple[int, str, str]]) -> dict[str, 
     except (ValueError, IndexError, TypeError):
         lines = [line.strip() for line in err.splitlines() if line.strip()]
         error = lines[-1] if lines else f"exit code {code}"
-        return {"version": _installed(name), "ccl": False, "error": error}
+        return {"version": _installed(name), "registers": False, "error": error}
 
 
 def _installed(name: str) -> str | None:
@@ -545,65 +549,59 @@ def _why_no_xpu(facts: Facts) -> tuple[str, str]:
 
 
 def backends(facts: Facts) -> list[Usable]:
-    """The known backends; of others only those that this torch was built with."""
+    """Those of the table; of what nothing is promised only where this torch was built with it."""
     if not facts.torch:
-        return [no("gloo", *no_torch(facts))]
-    found = [_gloo(facts), _usable_nccl(facts), _xccl(facts), _ccl(facts)]
-    for name in ("mpi", "ucc"):
-        if facts.built(name):
-            found.append(Usable(name, True, "built into this torch; nothing is promised of it"))
-    return found
+        return [no(DEFAULT, *no_torch(facts))]
+    asked = (entry for entry in BACKENDS.values() if entry.communicates)
+    return [_usable(facts, e) for e in asked if e.promised or facts.built(e.name)]
 
 
-def _gloo(facts: Facts) -> Usable:
-    if facts.built("gloo"):
-        return Usable("gloo", True, f"cpu; part of torch {facts.torch['version']}")
-    return no("gloo", "this torch was built without it", "install another build of torch")
-
-
-def _usable_nccl(facts: Facts) -> Usable:
-    device = _device(facts, "cuda")
-    library = "RCCL" if facts.torch.get("hip") else "NCCL"
-    if not facts.built("nccl"):
-        action = device.action if not device.usable else "install another build of torch"
-        return no("nccl", f"this torch was built without {library}", action)
+def _usable(facts: Facts, entry: BackendEntry) -> Usable:
+    if not entry.promised:
+        return Usable(entry.name, True, "built into this torch; nothing is promised of it")
+    if entry.module:
+        return _by_bindings(facts, entry, entry.module)
+    kind = entry.devices[0]
+    device = Usable(kind, True) if kind == "cpu" else _device(facts, kind)
+    nccl = ("RCCL" if facts.torch.get("hip") else "NCCL") if entry.family == NCCL else ""
+    if not facts.built(entry.name):
+        action = device.action or "install another build of torch"
+        if entry.since and facts.torch.get(kind):
+            reason = f"this torch {facts.torch['version']} has {kind.upper()} but not {entry.name}"
+            return no(entry.name, reason, f"{entry.since} from {_XPU_INDEX}, on Linux")
+        return no(entry.name, f"this torch was built without {nccl or 'it'}", action)
     if not device.usable:
-        return no("nccl", f"no device: {device.reason}", device.action)
-    return Usable("nccl", True, f"cuda; {library} {nccl_version(facts)}".rstrip())
+        return no(entry.name, f"no device: {device.reason}", device.action)
+    what = f"part of torch {facts.torch['version']}"
+    if entry.family:
+        what = f"{nccl} {nccl_version(facts)}".rstrip() if nccl else _oneccl(facts)
+    return Usable(entry.name, True, f"{kind}; {what}")
 
 
 def nccl_version(facts: Facts) -> str:
     """Of the library in this process; where none is, of the one that torch asks."""
     libraries = [m for m in facts.mapped if m["name"].startswith(("libnccl.", "librccl."))]
-    return next((m["version"] for m in libraries if m["version"]), facts.torch.get("nccl") or "")
+    return next((m["version"] for m in libraries if m["version"]), facts.torch.get(NCCL) or "")
 
 
-def _xccl(facts: Facts) -> Usable:
-    device = _device(facts, "xpu")
-    if not facts.built("xccl"):
-        if facts.torch.get("xpu"):
-            reason = f"this torch {facts.torch['version']} has XPU but not xccl"
-            return no("xccl", reason, f"torch 2.8 or newer from {_XPU_INDEX}, on Linux")
-        return no("xccl", "this torch was built without it", device.action)
-    if not device.usable:
-        return no("xccl", f"no device: {device.reason}", device.action)
-    return Usable("xccl", True, f"xpu; {_oneccl(facts)}")
-
-
-def _ccl(facts: Facts) -> Usable:
-    bindings = facts.modules.get(BINDINGS)
+def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
+    bindings = facts.modules.get(module)
     if bindings is None:
-        where = "xccl on Intel GPUs, or gloo" if not facts.built("xccl") else "xccl"
+        without = [e.name for e in BACKENDS.values() if e.family == entry.family and not e.module]
+        built = next(filter(facts.built, without), "")
+        where = built or f"{' or '.join(without)} on Intel GPUs, or {DEFAULT}"
         action = f"take {where}; Intel's own index has the bindings for torch up to 2.8 (README)"
-        return no("ccl", f"{BINDINGS} is not installed", action)
-    if bindings["error"] or not bindings["ccl"]:
+        return no(entry.name, f"{module} is not installed", action)
+    if bindings["error"] or not bindings["registers"]:
         why = bindings["error"] or "it registers no backend"
         action = (
             "install the bindings that were made for this torch, and source oneCCL's setvars.sh"
         )
-        return no("ccl", f"{BINDINGS} cannot be imported ({why})", action)
-    kinds = "cpu, xpu" if facts.devices("xpu") else "cpu"
-    return Usable("ccl", True, f"{kinds}; {_oneccl(facts)}, bindings {bindings['version']}")
+        return no(entry.name, f"{module} cannot be imported ({why})", action)
+    # The CPU first: it is there.
+    kinds = sorted(k for k in entry.devices if k == "cpu" or facts.devices(k))
+    what = f"{', '.join(kinds)}; {_oneccl(facts)}, bindings {bindings['version']}"
+    return Usable(entry.name, True, what)
 
 
 def _oneccl(facts: Facts) -> str:
@@ -612,4 +610,6 @@ def _oneccl(facts: Facts) -> str:
 
 
 def ccl_on_cpu(facts: Facts) -> bool:
-    return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name == "ccl")
+    """oneCCL of the bindings, which spins workers there."""
+    own = {entry.name for entry in BACKENDS.values() if entry.module}
+    return not facts.devices("xpu") and any(b.usable for b in backends(facts) if b.name in own)

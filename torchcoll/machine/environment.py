@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import socket
@@ -10,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from torchcoll.core.backends import NCCL, ONECCL, BackendEntry
 from torchcoll.core.units import format_ranges
 from torchcoll.core.variables import kept_variables
-from torchcoll.machine.backends import BackendEntry, library_version
 from torchcoll.machine.devices import Device
 from torchcoll.machine.launcher import Launch
 
@@ -62,6 +63,25 @@ def environment(torch: Any, entries: Sequence[BackendEntry], device: str) -> dic
         "libraries": {e.name: library_version(torch, e, device) for e in entries},
         "variables": variables(),
     }
+
+
+def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
+    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``,
+    ``oneCCL 2021.14.0, bindings 2.8.0``.
+    """
+    if entry.family == NCCL:
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"
+    if entry.family == ONECCL:
+        from torchcoll.machine.provenance import oneccl_version
+
+        oneccl = oneccl_version()
+        if not entry.module:
+            return f"oneCCL {f'{oneccl} ' if oneccl else ''}of torch {torch.__version__}"
+        module = importlib.import_module(entry.module)
+        bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
+        return f"oneCCL {f'{oneccl}, ' if oneccl else ''}{bindings}"
+    return f"{entry.name} of torch {torch.__version__}"
 
 
 def member(torch: Any, launch: Launch, device: Device) -> dict[str, Any]:

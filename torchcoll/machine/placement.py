@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import NCCL, BackendEntry
 from torchcoll.core.errors import UnavailableError
 
 _PCI_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -203,19 +204,17 @@ def number_in(path: Path | str) -> int | None:
 #
 # gloo fails inside init_process_group, NCCL at the first collective, both far from the cause.
 
-VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 
-
-def check_interfaces(backends: Iterable[str]) -> None:
+def check_interfaces(backends: Iterable[BackendEntry]) -> None:
     """Raise UnavailableError where a variable of these backends names no usable interface."""
-    asked = {name: VARIABLES[name] for name in backends if os.environ.get(VARIABLES.get(name, ""))}
+    asked = [entry for entry in backends if os.environ.get(entry.interfaces)]
     if not asked:
         return
 
     there = {i["name"]: bool(i["families"]) for i in network_interfaces()}
-    for backend, variable in asked.items():
-        value = os.environ[variable]
-        problem = interface_problem(backend, value, there)
+    for entry in asked:
+        variable, value = entry.interfaces, os.environ[entry.interfaces]
+        problem = interface_problem(entry.family == NCCL, value, there)
         if there and problem:  # an empty list: no sysfs, nothing is known
             usable = ", ".join(name for name, has_address in there.items() if has_address)
             raise UnavailableError(
@@ -226,9 +225,12 @@ def check_interfaces(backends: Iterable[str]) -> None:
             )
 
 
-def interface_problem(backend: str, value: str, there: Mapping[str, bool]) -> str:
-    """What is wrong with ``value``, or nothing. ``there``: interface, whether it has an address."""
-    if backend == "nccl":
+def interface_problem(pattern: bool, value: str, there: Mapping[str, bool]) -> str:
+    """What is wrong with ``value``, or nothing. ``there``: interface, whether it has an address.
+
+    pattern: read as NCCL reads it (``matching``), else as a list of names.
+    """
+    if pattern:
         usable = [name for name, has_address in there.items() if has_address]
         return "" if matching(value, usable) else "it matches none with an address"
     # gloo opens each name of the list, exactly as it is written.

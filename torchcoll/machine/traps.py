@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from torchcoll.core.backends import BACKENDS, NCCL, ONECCL, of_family
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
@@ -21,6 +22,8 @@ from torchcoll.machine.doctor_facts import (
     own_device,
 )
 from torchcoll.machine.placement import interface_problem, matching
+
+_NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 
 # -------------------------------------------------------------------------------------------------
 # A trap that was found: what it is, why it hurts, what to do.
@@ -236,22 +239,24 @@ HOST_CHECKS = (
 # Names that mean nothing: of interfaces and devices that are not there, of variables that no
 # library reads.
 
-_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
-# Name: who reads it, by whose rule (machine/placement.py), for which backends.
-_READERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "NCCL_SOCKET_IFNAME": ("NCCL", "nccl", _NCCL),
-    "NCCL_OOB_NET_IFNAME": ("NCCL", "nccl", _NCCL),
-    "GLOO_SOCKET_IFNAME": ("gloo", "gloo", ("gloo",)),
-    "FI_TCP_IFACE": ("libfabric", "gloo", _ONECCL),
-    "CCL_KVS_IFACE": ("oneCCL", "gloo", _ONECCL),
+# Name: who reads it, whether as a pattern (machine/placement.py), for which backends.
+_READERS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    **{
+        e.interfaces: ("NCCL" if e.family else e.name, e.family == NCCL, (e.name,))
+        for e in BACKENDS.values()
+        if e.interfaces
+    },
+    "NCCL_OOB_NET_IFNAME": ("NCCL", True, _NCCL),
+    "FI_TCP_IFACE": ("libfabric", False, _ONECCL),
+    "CCL_KVS_IFACE": ("oneCCL", False, _ONECCL),
 }
 
 
 def interface_names(facts: Facts) -> Iterator[Finding]:
     there = {interface["name"]: bool(interface["families"]) for interface in facts.interfaces}
-    for variable, (reader, rule, backends) in _READERS.items():
+    for variable, (reader, pattern, backends) in _READERS.items():
         value = facts.environ.get(variable, "")
-        problem = interface_problem(rule, value, there) if value else ""
+        problem = interface_problem(pattern, value, there) if value else ""
         if problem and there:  # none at all: no sysfs, nothing is known
             names = ", ".join(name for name, has_address in there.items() if has_address)
             syntax = " A prefix matches many, '=' exactly one, '^' excludes."
@@ -260,7 +265,7 @@ def interface_names(facts: Facts) -> Iterator[Finding]:
                 "error",
                 f"{variable}={value}: {problem}",
                 f"{reader} ends with an error when it connects.",
-                f"Interfaces here: {names}.{syntax if rule == 'nccl' else ''}",
+                f"Interfaces here: {names}.{syntax if pattern else ''}",
                 backends,
             )
 
@@ -315,7 +320,6 @@ NAME_CHECKS = (interface_names, rdma_names, unknown_names, names_of_other_versio
 # -------------------------------------------------------------------------------------------------
 # Settings that are left in the environment and colour every number.
 
-_NCCL, _ONECCL = ("nccl",), ("xccl", "ccl")
 _FORCING = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS"),
     *("NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_TUNER_PLUGIN"),
@@ -395,9 +399,6 @@ SETTING_CHECKS = (forced, switched_off, slowed)
 
 def _version(text: object) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(text))[:2])
-
-
-_ONECCL = ("xccl", "ccl")
 
 
 # -- Intel -----------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.core.case import Case, size_case
+from torchcoll.core.case import Case, need_nbytes, size_case
+from torchcoll.core.collectives import PAIR
 from torchcoll.core.errors import UsageError
-from torchcoll.core.plan import need_nbytes
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes, format_size, format_time
 
@@ -105,7 +105,7 @@ def pair_cases(spec: Spec, group: str, first: Case) -> tuple[Case, ...]:
     """
     (dtype,) = spec.dtypes
 
-    plain = replace(first, collective="sendrecv", op=None, in_place=False, cadence="isolated")
+    plain = replace(first, collective=PAIR, op=None, in_place=False, cadence="isolated")
     points: list[tuple[int, int | None]] = [(LATENCY_NBYTES, None)]
     points += [(nbytes, root) for nbytes in spec.sizes for root in (None, 0, 1)]
     return tuple(
@@ -127,7 +127,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     pairs, schedule = count * (count - 1) // 2, rounds_of(count)
     calls = (spec.iters or 0) + 1
     (dtype,) = spec.dtypes
-    largest = Case("sendrecv", max(spec.sizes), dtype, None, None, False, "isolated", "", "")
+    largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "isolated", "", "")
     need = need_nbytes(size_case(largest, 2), 0, spec.check)
     moved = sum(3 * calls * nbytes for nbytes in spec.sizes)
     each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6

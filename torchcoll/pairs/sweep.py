@@ -21,7 +21,9 @@ from torchcoll.bench.main import measure
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.options import Options, Other, Parser, number, parse
 from torchcoll.bench.verify import Buffers, Checker, allocate
+from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
+from torchcoll.core.collectives import DEFAULT_COLLECTIVE
 from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.spec import Spec
@@ -169,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
 def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
     """What a command line asks for. Raises UsageError."""
     own, rest = _parser().parse_known_args(list(argv))
-    options = parse(rest, "all_reduce", "torchcoll.pairs")
+    options = parse(rest, DEFAULT_COLLECTIVE, "torchcoll.pairs")
     spec, plain = options.spec, Spec()
     for field in fields(Spec):
         given = getattr(spec, field.name)
@@ -548,8 +550,10 @@ class PairsRun:
 def refuse_lone(backend: str | None, ranks: int) -> None:
     """Raises UsageError for what has no pairs, before anything starts."""
     check_units(tuple((rank,) for rank in range(ranks)), "rank")
-    if backend == "fake":
-        raise UsageError("backend", "fake", "one that communicates", "--dry-run plans without one.")
+    if backend and not communicates(backend):
+        raise UsageError(
+            "backend", backend, "one that communicates", "--dry-run plans without one."
+        )
     if backend and "," in backend:
         raise UsageError("backend", backend, "one backend")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Given, Run
@@ -197,7 +198,7 @@ def _backends(run: Run, items: Sequence[Any]) -> str:
     for name in values_of(items, "backend"):
         name, library = one_line(name), one_line(libraries.get(name) or name)
         text = library if library.startswith(name) else f"{name} ({library})"
-        texts.append(f"{text} (nothing is communicated)" if name == "fake" else text)
+        texts.append(f"{text} (nothing is communicated)" if not communicates(name) else text)
     return f"backend{'s' if len(texts) > 1 else ''}: {', '.join(texts) or 'unknown'}"
 
 
@@ -282,7 +283,8 @@ def _phase(run: Run, name: str, how: str = "max") -> float | None:
 
 def _connects(run: Run, items: Sequence[Any]) -> str | None:
     """When the backend connects; None where there is nothing to connect to."""
-    alone = run.ranks == 1 or values_of(items, "backend") == ["fake"]
+    backends = values_of(items, "backend")
+    alone = run.ranks == 1 or (backends and not any(map(communicates, backends)))
     return None if alone else run.header.get("connects")
 
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
 from torchcoll.core.summary import (
-    FAKE,
     ONE_RANK,
     Modes,
     Row,
     default_clock,
     has_period,
     host_bound,
+    nothing_sent,
     steady_times,
     two_modes,
 )
 from torchcoll.core.units import format_ranges, format_time
 
 SPLITS_LINE = (
-    "all_to_all_v: size is the largest sum that a rank sends or receives; "
+    "size is the largest sum that a rank sends or receives; "
     "bytes that a rank sends to itself count, but not in busbw: it is of the busiest rank"
 )
 
@@ -116,10 +117,9 @@ def row_lines(rows: Sequence[Row], first_calls: bool = True) -> list[str]:
     lines += stop_lines(rows)
     if any(row.ranks == 1 for row in rows):
         lines.append(ONE_RANK)
-    if any(row.backend == "fake" for row in rows):
-        lines.append(FAKE)
-    if any(row.collective == "all_to_all_v" for row in rows):
-        lines.append(SPLITS_LINE)
+    lines += [text] if (text := nothing_sent(rows)) else []
+    names = dict.fromkeys(row.collective for row in rows if has_splits(row.collective))
+    lines += [f"{name}: {SPLITS_LINE}" for name in names]
     return lines
 
 

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import pandas
 
 from torchcoll.core.case import Case
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Run
@@ -172,10 +173,11 @@ def block_start(
     lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
     if run.ranks == 1:
         lines.append("# torchcoll: one rank, no communication")
-    if first.backend == "fake":
-        lines.append("# torchcoll: fake backend: nothing was communicated")
-    if first.collective == "all_to_all_v":
-        lines.append(f"# torchcoll: splits {one_line(first.splits)}; {SPLITS_LINE}")
+    if not first.communicates:
+        lines.append(f"# torchcoll: {one_line(first.backend)} backend: nothing was communicated")
+    if has_splits(first.collective):
+        splits = f"splits {one_line(first.splits)}; {first.collective}: {SPLITS_LINE}"
+        lines.append(f"# torchcoll: {splits}")
     for in_place in (True, False):
         if all(case.in_place is in_place for case in cases):
             names = ("out-of-place", "in-place")

@@ -168,7 +168,7 @@ def _has(row: Row, name: str) -> bool:
     if getattr(row, name) is not None:
         return True
     entry = COLLECTIVES[row.collective]
-    own = {"op": entry.has_op, "root": entry.has_root, "splits": entry.name == "all_to_all_v"}
+    own = {"op": entry.has_op, "root": entry.has_root, "splits": entry.has_splits}
     own |= {"group": True, "communicator": False, "clock": False}  # what failed has neither
     return own.get(name, entry.has_data)
 

@@ -157,8 +157,8 @@ def _useless(row: Row) -> str:
         return "on the clock issue, which does not wait for the transfer"
     if row.coalesce > 1:
         return "coalesced, several timed together"
-    if row.backend == "fake":
-        return "on the backend fake, which communicates nothing"
+    if not row.communicates:
+        return f"on the backend {row.backend}, which communicates nothing"
     return "on 1 rank, which communicates nothing" if row.ranks == 1 else ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
@@ -26,9 +27,6 @@ from torchcoll.training.steps import (
     usual,
 )
 
-# Backends whose calls are issued by the thread that computes: there the time of issue is the time
-# at which the gradients were ready. On accelerators the host runs ahead of the device.
-_HOST_BACKENDS = ("gloo", "mpi")
 _CAPTURE = "Call traffic.step() after each step of a torchcoll.capture."
 _MARK = {
     "capture": "Call traffic.step() after each step.",
@@ -281,7 +279,9 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
             f"the calls are {found.dtype}: where a hook compresses them, bucket_cap_mb counts the "
             "bytes before that"
         )
-    if known.backend in _HOST_BACKENDS and _as_issued(found, sent, alike):
+    # Where the thread that computes issues the calls, the time of issue is the time at which the
+    # gradients were ready. On accelerators the host runs ahead of the device.
+    if backend_of(known.backend).on_host and _as_issued(found, sent, alike):
         found.backward_source = "from when the all_reduce calls were issued"
     elif steps.duration_ns:
         found.backward_ns = steps.duration_ns / count * 2 / 3

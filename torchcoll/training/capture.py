@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
 from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
@@ -118,7 +119,6 @@ def environment(seen_by: str) -> dict[str, Any]:
 # Calls that are recorded while training runs, and how they become those of a Traffic.
 
 _CALLBACK_S = 1.0
-_REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 # Notes; {} is how many calls it is about.
 _HIDDEN = f"{{}} reductions: torch {torch.__version__} does not tell which (sum, max, ...)"
 _UNENDED = "{} calls had not ended when the capture did: how long they took is not known"
@@ -258,7 +258,7 @@ class CallRecorder:
         collective = fields["collective"]
         if ":" in collective:
             self.note(_UNKNOWN.format("{}", collective))
-        if collective in _REDUCES and fields["op"] is None:
+        if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
             self.note(_HIDDEN)
         if call.untold:
             self.note(call.untold)

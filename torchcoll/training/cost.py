@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchcoll.comparison.statistics import geometric
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load
 from torchcoll.core.result import Run
@@ -159,7 +159,7 @@ def _conditions(
         lambda found: f"{found[0].row.status}: {found[0].row.reason or 'no steady calls'}",
     )
     yield (
-        lambda one: one.row.backend != "fake" and not one.row.rehearsal,
+        lambda one: one.row.communicates and not one.row.rehearsal,
         lambda found: "a rehearsal, in which no time means anything",
     )
     yield (
@@ -304,7 +304,7 @@ def _runs(given: object) -> list[Run]:
 
 
 def _size(call: TrafficCall, traffic: Traffic) -> int | None:
-    if call.collective == "all_to_all_v":
+    if has_splits(call.collective):
         return None
     point, _ = point_of(call, len(traffic.members(call)))
     return point.nbytes or None if point else max(call.nbytes_in, call.nbytes_out) or None
@@ -408,8 +408,8 @@ class _Alone:
 
     def _read(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
         members = self._traffic.members(call)
-        if call.collective == "all_to_all_v":
-            return Isolated(None, reason="all_to_all_v: what each rank sends varies")
+        if has_splits(call.collective):
+            return Isolated(None, reason=f"{call.collective}: what each rank sends varies")
         point, remark = point_of(call, len(members))
         if point is None:
             return Isolated(None, reason=remark)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchcoll.core.collectives import has_splits, uneven
+
 
 @dataclass(frozen=True)
 class Operator:
@@ -121,10 +123,10 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
     }
     if "coalesced" in name:
         fields["tensors"] = max(1, len(sent))
-    if collective == "all_to_all":
+    if has_splits(uneven(collective)):
         splits = _splits(name, bound, sent, received)
         if splits is not None:
-            collective, fields["splits"] = "all_to_all_v", splits
+            collective, fields["splits"] = uneven(collective), splits
     if sent and sent[0].layout is not torch.strided:
         collective = f"sparse_{collective}"  # gloo: several all_gather of what differs by rank
     fields["collective"] = collective

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchcoll.core.case import fingerprint, mesh_of
+from torchcoll.core.collectives import has_splits, uneven
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import ExactCall, point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
@@ -139,7 +140,7 @@ def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[Exac
             raise UsageError("traffic", got, "a rank to send to or receive from")
         return None, ""
     if call.splits:  # as it was, byte for byte; what a rank moves may be nothing
-        return ExactCall("all_to_all_v", max(call.nbytes_in, call.nbytes_out), "uint8"), ""
+        return ExactCall(uneven(call.collective), max(call.nbytes_in, call.nbytes_out), "uint8"), ""
     return point_of(call, len(members))
 
 
@@ -186,7 +187,7 @@ def digest(part: Part, rank: int) -> list[list[Any]]:
             sent.setdefault((*pair, "message"), []).append(nbytes)
             continue
         point = play.point
-        size = None if point.collective == "all_to_all_v" else point.nbytes  # its ranks differ
+        size = None if has_splits(point.collective) else point.nbytes  # its ranks differ
         words = [point.collective, size, point.dtype, point.op, call.root]
         sent.setdefault(play.members, []).append(words)
     return [[list(key), len(words), fingerprint(words)] for key, words in sent.items()]

@@ -162,7 +162,7 @@ class Player:
         self._groups = groups
         self._compute = compute
         self._entry = session.entries[0]
-        streams = session.device.kind != "cpu" and self._entry.name != "gloo"
+        streams = session.device.kind != "cpu" and not self._entry.on_host
         self._stamps = DeviceStamps(session.torch, session.device) if streams else HostStamps()
         self.clock = self._stamps.clock
         self._received: dict[int, list[int]] = {}  # place of an uneven all_to_all: bytes from each

@@ -75,7 +75,7 @@ def play(
     """``replay`` in a session that is not open yet; ``read`` is called on each rank."""
     whole_number(steps, "steps", 1)
     names = session.spec.backends if session.spec.backend else ()
-    if len(names) > 1 or "fake" in names:
+    if len(names) > 1 or not session.spec.communicates:
         raise UsageError("backend", session.spec.backend, "one that communicates")
     with opened(session):
         traffic, part, step = _agreed(session, read, compute)

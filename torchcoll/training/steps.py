@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
@@ -52,7 +53,7 @@ def kinds_of(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[
             alike = (described(own), len(own.ranks))
             places[call.group] = (*alike, seen[alike])
             seen[alike] += 1
-        vary = call.collective == "all_to_all_v"
+        vary = has_splits(call.collective)
         kind = Kind(
             call.collective,
             None if vary else call.nbytes_in,

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torchcoll.core.backends import backend_of
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
 from torchcoll.core.units import format_ranges
@@ -188,7 +190,7 @@ class _TrafficReader:
             return call.exposed_ns
         group = self.traffic.groups.get(call.group)
         at_once = call.asynchronous is False and call.clock == "host"
-        return call.time_ns if at_once and group and group.backend == "gloo" else None
+        return call.time_ns if at_once and group and backend_of(group.backend).on_host else None
 
     def sizes(self) -> list[SizeBin]:
         """Calls by the bytes that a rank puts in, in bins from 2^k to below 2^(k+1)."""
@@ -263,10 +265,9 @@ def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
 
 def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
     notes = []
-    if any(row.collective == "all_to_all_v" and row.nbytes_in is None for row in rows):
-        notes.append(
-            "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
-        )
+    uneven = (row for row in rows if has_splits(row.collective) and row.nbytes_in is None)
+    for name in dict.fromkeys(row.collective for row in uneven):
+        notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
     if any(row.asynchronous is not False and row.clock == "host" for row in rows):
         notes.append(
             "asynchronous calls overlap each other and the computation: their times add up to more "

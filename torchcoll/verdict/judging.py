@@ -22,7 +22,7 @@ from torchcoll.core.plausibility import (
     summarise_run,
 )
 from torchcoll.core.result import EXPECTED_STATUSES, Run
-from torchcoll.core.summary import FAKE, ONE_RANK, Row, backends_of, first_result_ns, median
+from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
 from torchcoll.core.units import counted, format_time
 from torchcoll.verdict.limits import (
     FAIL,
@@ -293,8 +293,8 @@ def _nothing_to_judge(rows: Sequence[Row]) -> Phrase | None:
         return Phrase(NO_REFERENCE, "no case has a result")
     if all(row.ranks == 1 for row in rows):
         return Phrase(NO_REFERENCE, ONE_RANK)
-    if all(row.backend == "fake" for row in rows):
-        return Phrase(NO_REFERENCE, FAKE)
+    if not any(row.communicates for row in rows):
+        return Phrase(NO_REFERENCE, nothing_sent(rows))
     if any(row.rehearsal for row in rows):
         return Phrase(NO_REFERENCE, "a rehearsal on one GPU: its bandwidth means nothing")
     return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import (
     SWEEP,
@@ -47,7 +48,7 @@ def word_of(share: float) -> str:
 
 def case_text(row: Row) -> str:
     size = format_size(row.nbytes or row.nbytes_requested)
-    return f"{row.collective} {size}" if row.collective != "barrier" else row.collective
+    return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
 # -------------------------------------------------------------------------------------------------
@@ -178,10 +179,11 @@ def _doubts(
 
 
 def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phrase:
-    """The lowest share decides; where it is well, all_reduce speaks for the fabric."""
+    """The lowest share decides; where it is well, the collective that is
+    measured first speaks for the fabric."""
     lowest = min(judged, key=lambda item: item[0])
     word = word_of(lowest[0])
-    reduced = (item for item in judged if item[1].collective == "all_reduce")
+    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
     share, row, limit = next(reduced, lowest) if word == PASS else lowest
     text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.nbytes)}"
     text += f" of {row.collective}" if len(judged) > 1 else ""

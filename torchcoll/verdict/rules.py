@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import OPS, find_collective
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import TorchcollError, UsageError
@@ -82,7 +83,7 @@ class Fabric:
         """
         if self.several_hosts:
             return not row.group
-        return row.device != "cpu" and row.backend != "gloo"
+        return row.device != "cpu" and not backend_of(row.backend).staged
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,8 @@ import sys
 
 import pytest
 
-from torchcoll.bench.stopping import PATIENCE, SettlingRule, StoppingRule
-from torchcoll.core import plan as module
-from torchcoll.core.case import Case, size_case
-from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError
-from torchcoll.core.plan import (
+from torchcoll.bench import plan as module
+from torchcoll.bench.plan import (
     case_limit_s,
     impossible,
     need_nbytes,
@@ -21,6 +17,10 @@ from torchcoll.core.plan import (
     plan_lines,
     slow_call_s,
 )
+from torchcoll.bench.stopping import PATIENCE, SettlingRule, StoppingRule
+from torchcoll.core.case import Case, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 
 M = 1 << 20
@@ -379,7 +379,7 @@ def test_1024_ranks_in_under_a_second_and_without_torch():
     code = (
         "import sys\n"
         "from torchcoll.core.spec import Spec\n"
-        "from torchcoll.core.plan import plan, plan_lines\n"
+        "from torchcoll.bench.plan import plan, plan_lines\n"
         "print(len(plan_lines(plan(Spec(collectives='all'), 1024, 8))))\n"
         "heavy = {'torch', 'numpy', 'pandas', 'rich', 'scipy'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

@@ -1,14 +1,24 @@
-"""The table of backends: adding one is an entry here."""
+"""THE table of backends. Adding one is an entry here; no other file names one.
+
+An entry says what a backend is and what it can do; other files ask for that. Functions that need
+torch receive it as an argument, so that this module stays importable without it: what a file tells
+of a backend (its name) is read off the ranks.
+"""
 
 from __future__ import annotations
 
 import importlib
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.case import Case
 from torchcoll.core.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from torchcoll.core.case import Case
+
+# Families of libraries, by the room in libraries/ that knows their variables, logs and algorithms.
+NCCL, ONECCL = "nccl", "oneccl"
 
 
 @dataclass(frozen=True)
@@ -44,27 +54,53 @@ class BackendEntry:
     """One backend of torch.distributed.
 
     devices: device types that it moves, the preferred first.
-    communicates: False for ``fake``.
+    family: the family of libraries that communicates, where libraries/ knows it; else ''.
+    communicates: whether anything goes from rank to rank.
+    promised: False for what torch has, nobody here has tried, and is passed on as it is.
     connects: where ranks connect: ``init_process_group``, or ``first call`` (lazy).
     eager: whether --init eager can connect before, as the phase ``communicator``. Every backend of
     torch has the method, and NCCL alone does something in it.
+    options: the class in torch.distributed whose Options may tell it to connect lazily.
+    guesses_device: its barrier takes the device from the rank unless it is told.
+    buffers: whether buffers can be registered (--buffers).
+    shares_device: whether several ranks of it can be made to share a GPU (--rehearse).
+    on_host: its calls run in threads of the host, whatever device the data lies on.
+    staged: data on a device goes through the host's memory.
+    forced: False where no variable of NCCL or oneCCL means anything to it.
+    interfaces: the variable that names its network interfaces.
     module: what must be imported before torch knows the backend.
+    store: module and class of the store that it wants; importing the module makes it known.
     library: the shared library that communicates, as its file name begins (bench/provenance.py).
+    prefixes: of the environment variables that it reads, which a file keeps.
     absent: what to do where this torch lacks it.
+    since: the build of torch that has it, where builds for its device without it are about.
     lacks: what it cannot do. Not asked before a call is tried, because a newer one may be able to:
     it is the reason of a call that was refused, whose own text is none (``map::at``).
     groups_alone: device types on which calls are grouped (--coalesce) without the device that
-    torch's manager is told elsewhere; torch itself groups fewer collectives then (bench/calls.py).
+    torch's manager is told elsewhere; torch itself groups fewer collectives then.
     """
 
     name: str
     devices: tuple[str, ...]
+    family: str = ""
     communicates: bool = True
+    promised: bool = True
     connects: str = "first call"
     eager: bool = False
+    options: str = ""
+    guesses_device: bool = False
+    buffers: bool = False
+    shares_device: bool = False
+    on_host: bool = False
+    staged: bool = False
+    forced: bool = True
+    interfaces: str = ""
     module: str | None = None
+    store: tuple[str, str] | None = None
     library: str = "libtorch_cpu"
+    prefixes: tuple[str, ...] = ()
     absent: str = "Install a torch that was built with it."
+    since: str = ""
     lacks: tuple[Lack, ...] = ()
     groups_alone: tuple[str, ...] = ()
 
@@ -74,6 +110,8 @@ class BackendEntry:
         return f"{self.name} has no {lacking}" if lacking else text
 
 
+# libfabric, MPI and Level Zero lie below oneCCL.
+_ONECCL_PREFIXES = ("CCL_", "FI_", "I_MPI_")
 _BITWISE = ("band", "bor", "bxor")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -81,17 +119,37 @@ BACKENDS: dict[str, BackendEntry] = {
     b.name: b
     for b in (
         BackendEntry(
+            "gloo",
+            ("cpu", "cuda"),
+            connects="init_process_group",
+            on_host=True,
+            staged=True,
+            forced=False,
+            interfaces="GLOO_SOCKET_IFNAME",
+            prefixes=("GLOO_", "TP_"),
+        ),
+        BackendEntry(
             "nccl",
             ("cuda",),
+            NCCL,
             eager=True,
+            options="ProcessGroupNCCL",
+            guesses_device=True,
+            buffers=True,
+            shares_device=True,
+            interfaces="NCCL_SOCKET_IFNAME",
             library="libnccl",
+            prefixes=("NCCL_", "RCCL_"),
             absent="It needs a CUDA (or ROCm) build of torch: see pytorch.org.",
         ),
         BackendEntry(
             "xccl",
             ("xpu",),
+            ONECCL,
             library="libccl",
+            prefixes=_ONECCL_PREFIXES,
             absent="It needs an XPU build of torch 2.8 or newer: see pytorch.org.",
+            since="torch 2.8 or newer",
             # Read in torch-xpu-ops' src/xccl of torch 2.14, not seen on hardware.
             lacks=(
                 Lack("op", _BITWISE),
@@ -103,8 +161,10 @@ BACKENDS: dict[str, BackendEntry] = {
         BackendEntry(
             "ccl",
             ("xpu", "cpu"),
+            ONECCL,
             module="oneccl_bindings_for_pytorch",
             library="libccl",
+            prefixes=_ONECCL_PREFIXES,
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
             "(retired after 2.8): see the README.",
             # Seen on CPUs with the bindings 2.8, whose src/utils.cpp has the maps and whose
@@ -117,10 +177,45 @@ BACKENDS: dict[str, BackendEntry] = {
             ),
             groups_alone=("cpu",),
         ),
-        BackendEntry("gloo", ("cpu", "cuda"), connects="init_process_group"),
-        BackendEntry("fake", ("cpu", "cuda", "xpu"), communicates=False, connects="never"),
+        # torch's own table has them for these devices.
+        BackendEntry("mpi", ("cpu", "cuda"), promised=False, on_host=True, forced=False),
+        BackendEntry("ucc", ("cpu", "cuda"), promised=False, prefixes=("UCX_",)),
+        BackendEntry(
+            "fake",
+            ("cpu", "cuda", "xpu"),
+            communicates=False,
+            connects="never",
+            forced=False,
+            store=("torch.testing._internal.distributed.fake_pg", "FakeStore"),
+        ),
     )
 }
+# What a plan is made for where nothing is asked for; it is on every machine.
+DEFAULT = "gloo"
+PREFIXES = tuple(dict.fromkeys(p for entry in BACKENDS.values() for p in entry.prefixes))
+
+
+def backend_of(name: str) -> BackendEntry:
+    """The entry of a name that a file or torch tells: what is not in the table can do all."""
+    if name not in BACKENDS and is_nccl(name):
+        return replace(BACKENDS["nccl"], name=name)
+    return BACKENDS.get(name) or BackendEntry(name, _KINDS)
+
+
+def communicates(name: str) -> bool:
+    """Whether anything goes from rank to rank on the backend of that name."""
+    return name not in BACKENDS or BACKENDS[name].communicates
+
+
+def of_family(family: str) -> tuple[str, ...]:
+    """The names of the backends of NCCL or ONECCL."""
+    return tuple(entry.name for entry in BACKENDS.values() if entry.family == family)
+
+
+def only_device(name: str | None) -> str | None:
+    """The device type of a backend that has but one; None of others, and of unknown ones."""
+    entry = BACKENDS.get(name or "")
+    return entry.devices[0] if entry and len(entry.devices) == 1 else None
 
 
 def choose_backends(
@@ -144,7 +239,8 @@ def choose_backends(
     if len({entry.name for entry in entries}) < len(entries):
         raise UsageError("backend", names, "each backend once")
     if len(entries) > 1 and not all(entry.communicates for entry in entries):
-        raise UsageError("backend", names, "fake alone", "It communicates with no other rank.")
+        alone = next(entry.name for entry in entries if not entry.communicates)
+        raise UsageError("backend", names, f"{alone} alone", "It communicates with no other rank.")
     common = [d for d in entries[0].devices if all(d in entry.devices for entry in entries)]
     if kind is None:
         usable = [d for d in common if d == "cpu" or present(torch, d)]
@@ -217,8 +313,9 @@ def _built(torch: Any, name: str) -> bool:
     dist = torch.distributed
     if not dist.is_available():
         return False
-    # 'fake' registers itself when its module is imported, which `group_store` does.
-    return name == "fake" or bool(dist.is_backend_available(name))
+    # What has a store of its own registers itself as that is imported, which `group_store` does.
+    entry = BACKENDS.get(name)
+    return bool(entry and entry.store) or bool(dist.is_backend_available(name))
 
 
 def _import_bindings(torch: Any, entry: BackendEntry) -> None:
@@ -245,25 +342,6 @@ def _import_bindings(torch: Any, entry: BackendEntry) -> None:
         ) from None
 
 
-def library_version(torch: Any, entry: BackendEntry, device: str) -> str:
-    """What communicates: ``NCCL 2.28.9``, ``RCCL 2.22.3``, ``gloo of torch 2.13.0+cpu``,
-    ``oneCCL 2021.14.0, bindings 2.8.0``.
-    """
-    if is_nccl(entry.name):
-        version = ".".join(map(str, torch.cuda.nccl.version()))
-        return f"{'RCCL' if torch.version.hip else 'NCCL'} {version}"
-    if entry.library == "libccl":
-        from torchcoll.machine.provenance import oneccl_version
-
-        oneccl = oneccl_version()
-        if not entry.module:
-            return f"oneCCL {f'{oneccl} ' if oneccl else ''}of torch {torch.__version__}"
-        module = importlib.import_module(entry.module)
-        bindings = f"bindings {getattr(module, '__version__', 'of unknown version')}"
-        return f"oneCCL {f'{oneccl}, ' if oneccl else ''}{bindings}"
-    return f"{entry.name} of torch {torch.__version__}"
-
-
 def found_backend(torch: Any, kind: str | None) -> str | None:
     """The backend of the process group that is there, on that device type (None: the first of
     accelerator and CPU that it has). ``get_backend`` says "undefined" of torch's default form, and
@@ -277,10 +355,9 @@ def found_backend(torch: Any, kind: str | None) -> str | None:
 
 def group_store(torch: Any, name: str, store: Any) -> Any:
     """The store that ``init_process_group`` is given for this backend."""
-    if name == "fake":
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        return FakeStore()
+    if own := backend_of(name).store:
+        module, kind = own
+        return getattr(importlib.import_module(module), kind)()
     return torch.distributed.PrefixStore("group", store)
 
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
+from torchcoll.core.case import CHECK_CHUNK_NBYTES, Case, Sizing, need_nbytes
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.spec import Spec
@@ -38,25 +38,6 @@ def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
     if case.op in BITWISE and case.dtype and DTYPES[case.dtype].kind == "float":
         return "unsupported", f"{case.op} needs whole numbers, not {case.dtype}"
     return None
-
-
-def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
-    """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
-    out of place the input.
-
-    Coalesced calls share the buffers, and neither torch's nccl nor its xccl copies what is
-    coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
-    ProcessGroupXCCL.cpp, collectiveCoalesced).
-    """
-    buffers = sizing.buffer_nbytes(rank)
-    case = sizing.case
-    if not (check and case.verifiable):
-        return buffers
-    sent, received = sizing.elements(rank)
-    if COLLECTIVES[case.collective].rooted_output and rank != case.root:
-        received = 0  # nobody looks at it
-    looked_at = received if case.in_place else max(sent, received)
-    return buffers + min(CHECK_CHUNK_NBYTES, looked_at * CHECK_ELEMENT_NBYTES)
 
 
 def needs_nbytes(sizing: Sizing, check: bool) -> list[int]:

@@ -1,0 +1,80 @@
+"""The two tables are the only places that name collectives and backends (DESIGN, sections 5, 6)."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import torchcoll
+from torchcoll.core.backends import BACKENDS
+from torchcoll.core.collectives import COLLECTIVES
+
+PACKAGE = Path(torchcoll.__file__).parent
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+NAMES = {*COLLECTIVES, *BACKENDS}
+TABLES = {"core/collectives.py": {*COLLECTIVES}, "core/backends.py": {*BACKENDS}}
+STUBS = {f"{entry.module}.py": {entry.name} for entry in COLLECTIVES.values()}
+# Rooms whose subject is what others call things.
+FOREIGN = {
+    "importers": "collectives and backends as other tools have them",
+    "libraries": "what a library calls its functions, and its own name",
+}
+# File: names, and why they stand there. None decides what torchcoll does with a collective or a
+# backend of its own table.
+EXCEPTIONS = {
+    "core/backends.py": (
+        {"sendrecv", "hypercube", "reduce_scatter"},
+        "what a backend lacks is a fact about the backend",
+    ),
+    "launches/presets.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
+    "machine/traps.py": ({"mpi"}, "a value of oneCCL's CCL_ATL_TRANSPORT"),
+    "report/header.py": ({"barrier"}, "a label: the cost of the barrier between calls"),
+    "runs/export.py": ({"all_to_all", "all_to_all_v"}, "names of nccl-tests' programs"),
+    "training/decode.py": (
+        {
+            *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"),
+            *("gather", "scatter", "barrier"),
+        },
+        "torch's own operators",
+    ),
+    "training/advise.py": ({"all_reduce"}, "what DDP calls"),
+    "training/backward.py": ({"all_reduce", "reduce_scatter"}, "what DDP and FSDP call"),
+    "training/hook.py": ({"all_reduce"}, "what DDP calls"),
+    "training/plans.py": ({"all_reduce"}, "what DDP calls"),
+    "training/shards.py": ({"all_gather", "reduce_scatter", "all_reduce"}, "what FSDP calls"),
+    "training/show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
+}
+
+
+def named(source):
+    """The names of collectives and backends that are whole texts in the source."""
+    nodes = ast.walk(ast.parse(source))
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and n.value in NAMES}
+
+
+def allowed(path):
+    place = path.as_posix()
+    names, _ = EXCEPTIONS.get(place, (set(), ""))
+    return names | TABLES.get(place, set()) | STUBS.get(place, set())
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_only_the_tables_name_them(path):
+    """A property of the entry says what its name would: has_splits, communicates, only_device."""
+    if path.parts[0] not in FOREIGN:
+        assert named((PACKAGE / path).read_text()) <= allowed(path)
+
+
+@pytest.mark.parametrize("place", EXCEPTIONS)
+def test_every_exception_is_one(place):
+    names, reason = EXCEPTIONS[place]
+    assert names <= named((PACKAGE / place).read_text())
+    assert reason
+
+
+def test_the_check_itself():
+    text = 'if row.backend == "fake" or row.collective in ("all_to_all_v", "barriers"): pass'
+    assert named(text) == {"fake", "all_to_all_v"}
+    assert named('"""About all_reduce on gloo."""\nhelp = "gloo, nccl"') == set()
