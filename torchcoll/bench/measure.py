@@ -287,10 +287,11 @@ class _Measurement:
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRules
+            from torchcoll.bench.stopping import StoppingRules, present
 
             rule = StoppingRules(
-                *(session.parts, session.ranks, spec.iters, spec.precision, spec.max_time_s),
+                [part for part in session.parts if present(part, session.control.ranks)],
+                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
                 means=self.sizing.case.back_to_back,
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.bench.stopping import present
 from torchcoll.bench.verify import tolerance_ulp
 from torchcoll.core import plausibility
 from torchcoll.core.case import Case, Sizing, size_case
@@ -144,6 +145,9 @@ def keep_members(
 # -------------------------------------------------------------------------------------------------
 
 
+_NOBODY = "no rank of the sub-group is there: a fake world has one"
+
+
 def results_of(
     parts: Sequence[tuple[int, ...]],
     sizing: Sizing,
@@ -154,23 +158,26 @@ def results_of(
 ) -> list[CaseResult]:
     """The result of each sub-group; with one part of all ranks that of the case.
 
-    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why
-    the calls ended, of each sub-group; none where there were none. facts: fields of CaseResult.
+    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why the calls ended, of each
+    sub-group with a rank that is there; none where there were none. facts: fields of CaseResult.
     """
-    stops = stops or [""] * len(parts)
     for rank, words in enumerate(gathered):
         words["time"] = {
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
     if len(parts) == 1:
-        return [_result(sizing, parts[0], gathered, stop=stops[0], **facts)]
-    results = []
+        return [_result(sizing, parts[0], gathered, stop="".join(stops), **facts)]
+    results, left = [], iter(stops)
     for number, part in enumerate(parts):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
         own = size_case(case, len(part))
-        ranks = [gathered[rank] for rank in part]
-        result = _result(own, part, ranks, stop=stops[number], **facts)
+        there = present(part, len(gathered))
+        if there or facts.get("status", "ok") != "ok":  # refused is a case for all alike
+            ranks = [gathered[rank] for rank in there] or [{}]
+            result = _result(own, part, ranks, stop=next(left, ""), **facts)
+        else:
+            result = _sized(own, "skipped", len(part), reason=_NOBODY)
         result.members = list(part)
         results.append(result)
     return results
