@@ -180,8 +180,8 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
         from torchcoll.bench import session
         from torchcoll.core.collectives import COLLECTIVES
 
-        sessions, opened = [], session.opened
-        session.opened = lambda session: sessions.append(session) or opened(session)
+        meetings, made = [], session.Meeting
+        session.Meeting = lambda *args: meetings.append(made(*args)) or meetings[-1]
         entry = COLLECTIVES["all_reduce"]
         wrong = dataclasses.replace(
             entry, prepare=lambda dist, group, send, *args: lambda: send.fill_(7)
@@ -191,7 +191,8 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
         for spec in (Spec(sizes=(8,), iters=1), Spec(backend="nonsense")):
             with contextlib.suppress(torchcoll.TorchcollError):
                 torchcoll.run(spec)
-            run = sessions[-1].run
+            recorder = meetings[-1].recorder
+            run = recorder and recorder.run
             ends.append(run and [run.end["status"], run.end["exit_code"], run.end["reason"][:18]])
         report(ends=ends)
 

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 class Recorder:
     """Rank 0's account of a launch: builds the Run and passes each record on (to the file)."""
 
-    def __init__(self, run: Run, emit: Callable[[str, dict[str, Any]], None]) -> None:
-        self.run = run
+    def __init__(
+        self, emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None
+    ) -> None:
+        self.run = Run()
         self._emit = emit
 
     def header(self, data: dict[str, Any]) -> None:
@@ -84,7 +86,7 @@ class Recorder:
 # What stands before the first case: the header, and who the ranks are. Loaded on rank 0 alone.
 
 
-def header(session: Session) -> dict[str, Any]:
+def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries = session.spec, session.entries
     # Buffers are registered with a communicator, so it is connected before.
@@ -100,7 +102,7 @@ def header(session: Session) -> dict[str, Any]:
         "run_id": uuid.uuid4().hex[:12],
         "start_utc": environment.utc_now(),
         "spec": spec.to_json(),
-        "argv": session.argv,
+        "argv": argv,
         "ranks": session.ranks,
         "launcher": session.launch.launcher,
         "job_id": session.launch.job_id,
