@@ -339,6 +339,18 @@ def test_fake_worlds(launch):
         assert result.verification is None, "nothing was communicated"
 
 
+def test_sub_groups_of_a_fake_world(launch):
+    """Rank 0 is the only one that is there: the group without it makes no calls."""
+    options = "--backend fake --ranks 4 --groups 1,3;0,2 --sizes 1K"
+    for count, stop in (("-n 3", "count"), ("", "precision cap time")):
+        measured = launch("all_reduce", f"{options} {count}", 1, environment=NO_LAUNCHER).ended(0)
+        other, own = measured.run.results
+        assert (own.case.group, own.status, own.ranks) == ("1,3;0,2/1", "ok", 2)
+        assert own.stop in stop.split() and len(own.time_ns["host"]) == 1
+        assert (other.status, other.members, other.time_ns) == ("skipped", [1, 3], {})
+        assert other.reason == "no rank of the sub-group is there: a fake world has one"
+
+
 def test_a_fake_root_elsewhere(launch):
     options = "--backend fake --ranks 8 -r 7 --sizes 64 -n 1"
     measured = launch("gather", options, 1, environment=NO_LAUNCHER).ended(0)

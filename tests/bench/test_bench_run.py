@@ -173,6 +173,24 @@ def test_an_on_case_that_fails(jobs, tmp_path):
     assert ended[1].code != 0
 
 
+def test_an_on_case_that_fails_on_a_rank_alone(jobs, tmp_path):
+    """There is nobody to tell: what was made is put back, and the next run works."""
+
+    def target():
+        def angry(result):
+            raise ZeroDivisionError
+
+        with contextlib.suppress(ZeroDivisionError):
+            torchcoll.run(Spec(sizes=(8,), iters=1), on_case=angry)
+        left = dist.is_initialized()
+        run = torchcoll.run(Spec(sizes=(8,), iters=1))
+        report(left=left, ran=run.complete)
+
+    job = jobs(tmp_path, target, 1)
+    assert job.codes() == [0], job.text(0)
+    assert reports(job, 1) == [{"left": False, "ran": True}]
+
+
 def test_a_run_that_fails_says_so(jobs, tmp_path):
     """In memory as the command does in a file: what a wrong case and a refusal come to."""
 
@@ -180,8 +198,8 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
         from torchcoll.bench import session
         from torchcoll.core.collectives import COLLECTIVES
 
-        sessions, opened = [], session.opened
-        session.opened = lambda session: sessions.append(session) or opened(session)
+        meetings, made = [], session.Meeting
+        session.Meeting = lambda *args: meetings.append(made(*args)) or meetings[-1]
         entry = COLLECTIVES["all_reduce"]
         wrong = dataclasses.replace(
             entry, prepare=lambda dist, group, send, *args: lambda: send.fill_(7)
@@ -191,7 +209,8 @@ def test_a_run_that_fails_says_so(jobs, tmp_path):
         for spec in (Spec(sizes=(8,), iters=1), Spec(backend="nonsense")):
             with contextlib.suppress(torchcoll.TorchcollError):
                 torchcoll.run(spec)
-            run = sessions[-1].run
+            recorder = meetings[-1].recorder
+            run = recorder and recorder.run
             ends.append(run and [run.end["status"], run.end["exit_code"], run.end["reason"][:18]])
         report(ends=ends)
 

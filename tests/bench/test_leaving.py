@@ -34,7 +34,7 @@ class Slow:
 
 def late_rank_0(rank):
     """The others ask the store what keeps it, and are asking when it comes."""
-    made, close = watchdog.Watchdog.__init__, session.Session.close
+    made, close = watchdog.Watchdog.__init__, session.Meeting.close
 
     def slow(self, control, store, *args, **options):
         made(self, control, Slow(store), *args, **options)
@@ -45,7 +45,7 @@ def late_rank_0(rank):
 
     watchdog.Watchdog.__init__ = slow
     if rank == 0:
-        session.Session.close = late
+        session.Meeting.close = late
 
 
 def endings(measured):

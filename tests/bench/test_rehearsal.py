@@ -43,5 +43,5 @@ def test_only_nccl_rehearses(backend, kind):
 def test_what_is_no_rehearsal(found_group, hosts, line):
     control = SimpleNamespace(members=[{"host": host} for host in hosts])
     with pytest.raises(UsageError) as caught:
-        begin(SimpleNamespace(found_group=found_group, control=control), "cuda")
+        begin(SimpleNamespace(found_group=found_group, control=control), "nccl", "cuda")
     assert str(caught.value) == f"rehearse: got {line}"

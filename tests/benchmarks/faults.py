@@ -142,7 +142,7 @@ def no_threads() -> None:
 
 
 def no_threads_later() -> None:
-    in_method("torchcoll.bench.session:Session.one_case", no_threads)()
+    in_method("torchcoll.bench.session:Sweep.one_case", no_threads)()
     in_call(lambda call, args: None)()
 
 
@@ -191,6 +191,7 @@ def another_case() -> None:
 
 
 CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.session:Session"
+STORE = "torchcoll.bench.session:store_of"
 LAST = "torchcoll.bench.session:Hosts.look_again"
 
 FAULTS: dict[str, Setup] = {
@@ -243,7 +244,7 @@ FAULTS: dict[str, Setup] = {
     "forgotten word": forgotten_word,
     "other arguments": other_arguments,
     # resources
-    "no thread at the start": in_method(f"{SESSION}._rendezvous", no_threads),
+    "no thread at the start": in_method(STORE, no_threads),
     "no thread later, and a skipped call": no_threads_later,
     "connections closed": before(close_sockets),
 }

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, paired_ratio, title
 
-from torchcoll.bench.session import Session
+from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
@@ -51,8 +51,12 @@ def product_call(tensor: Any, rank: int, ranks: int) -> Any:
 
 def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, float]]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    session = Session(torch, Spec(), launch=Launch("benchmark", rank, 2, rank, 2))
-    session.open()
+    options = SessionOptions(Spec(), Launch("benchmark", rank, 2, rank, 2))
+    with opened(torch, options) as session:
+        return compared(session, rank, nbytes, same)
+
+
+def compared(session: Session, rank: int, nbytes: int, same: bool) -> list[tuple[float, float]]:
     tensor = torch.zeros(nbytes // 4)
     call, align = product_call(tensor, rank, 2), session.communicators.align("gloo")
     pairs = []
@@ -67,7 +71,6 @@ def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, 
                 session.device.isolated(call, align, CALLS, {"host": samples})
             medians[arm] = statistics.median(samples)
         pairs.append((medians[0], medians[1]))
-    session.close()
     return pairs
 
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from common import fork_ranks, free_port, interval, title
 
 from torchcoll.bench.measure import LEAD_CALLS
-from torchcoll.bench.session import Session
+from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
 from torchcoll.machine.launcher import Launch
@@ -39,19 +39,16 @@ torch.set_num_threads(1)
 class Arms:
     """One group of ranks; each arm gives the duration of a call on rank 0, None elsewhere."""
 
-    def __init__(self, rank: int, port: int, nbytes: int) -> None:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        spec = Spec(sizes=(nbytes,), check=False)
-        self.session = Session(torch, spec, launch=Launch("benchmark", rank, 2, rank, 2))
-        self.session.open()
+    def __init__(self, session: Session, nbytes: int) -> None:
+        self.session = session
         self.tensor = torch.ones(nbytes // 4)
-        self.align = self.session.communicators.align("gloo")
+        self.align = session.communicators.align("gloo")
 
     def case(self, calls: int) -> Any:
         """A case of torchcoll's own with so many steady calls: its result on rank 0."""
-        self.session.spec = replace(self.session.spec, iters=calls)
-        self.session.one_case(self.session.sizings[0])
-        run = self.session.run
+        session = self.session
+        Sweep(session, replace(session.spec, iters=calls)).one_case(session.sizings[0])
+        run = session.run
         return run.results.pop() if run else None
 
     def median(self, calls: int) -> float | None:
@@ -89,7 +86,13 @@ class Arms:
 
 def measure(rank: int, port: int, nbytes: int, what: str) -> list[Sequence[float]]:
     """[rows of ratios, A/A ratios] of one size."""
-    arms = Arms(rank, port, nbytes)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    spec = Spec(sizes=(nbytes,), check=False)
+    with opened(torch, SessionOptions(spec, Launch("benchmark", rank, 2, rank, 2))) as session:
+        return compared(Arms(session, nbytes), what)
+
+
+def compared(arms: Arms, what: str) -> list[Sequence[float]]:
     arms.case(MANY)
     few, many = partial(arms.median, FEW), partial(arms.median, MANY)
     if what == "calls":
@@ -106,7 +109,6 @@ def measure(rank: int, port: int, nbytes: int, what: str) -> list[Sequence[float
         bare = partial(arms.bare, [100])
         arm = partial(arms.median, 100) if what == "bare" else partial(arms.bare, [5, 10, 5], 0)
         found = [arms.pairs(arm, bare), arms.pairs(bare, bare)]
-    arms.session.close()
     return found
 
 

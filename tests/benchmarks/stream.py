@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from common import fork_ranks, free_port, interval, title
 
-from torchcoll.bench.session import Session
+from torchcoll.bench.session import SessionOptions, Sweep, opened
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.core.summary import over_ranks, summarise
@@ -39,8 +39,6 @@ def measure(rank: int, port: int, ranks: int, collective: str) -> list[tuple[flo
     spec = Spec(
         (collective,), sizes=(NBYTES,), cadence="stream", iters=CALLS, check=False, splits="seed:1"
     )
-    session = Session(torch, spec, launch=Launch("benchmark", rank, ranks, rank, ranks))
-    session.open()
     walls: list[float] = []
     stream = Cpu.stream
 
@@ -53,17 +51,18 @@ def measure(rank: int, port: int, ranks: int, collective: str) -> list[tuple[flo
 
     Cpu.stream = wrapped  # type: ignore[method-assign]
     found = []
-    for _ in range(REPEATS):
-        walls.clear()
-        session.one_case(session.sizings[0])
-        shown = maxima = 0.0, 0.0
-        if session.run:
-            result = session.run.results.pop()
-            calls = over_ranks(result.time_ns["host"])
-            shown = (summarise(result).median_ns or 0.0, statistics.median(calls))
-            maxima = (statistics.mean(calls), 0.0)
-        found.append((*shown, maxima[0], statistics.mean(walls)))
-    session.close()
+    options = SessionOptions(spec, Launch("benchmark", rank, ranks, rank, ranks))
+    with opened(torch, options) as session:
+        for _ in range(REPEATS):
+            walls.clear()
+            Sweep(session).one_case(session.sizings[0])
+            shown = maxima = 0.0, 0.0
+            if session.run:
+                result = session.run.results.pop()
+                calls = over_ranks(result.time_ns["host"])
+                shown = (summarise(result).median_ns or 0.0, statistics.median(calls))
+                maxima = (statistics.mean(calls), 0.0)
+            found.append((*shown, maxima[0], statistics.mean(walls)))
     return found
 
 

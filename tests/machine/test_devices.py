@@ -331,7 +331,7 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
         part=parts[0],
         rank=0,
         ranks=2,
-        store=None,
+        control=SimpleNamespace(store=None),
         found_group=found,
         sizings=[SimpleNamespace(ranks=max(map(len, parts)))],
     )
@@ -414,9 +414,9 @@ def test_eager_where_connecting_does_nothing(backend, kind):
 
 def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     dist = Dist(lazy=True)
-    made, _ = communicators(dist, fresh_group=True, init="eager")
+    made, _ = communicators(dist, init="eager")
     del dist.log[:]
-    with made.of("nccl") as fresh:
+    with made.of("nccl", ((0, 1),)) as fresh:
         assert (fresh.how, fresh.calls, fresh.ranks) == ("new_group", 0, (0, 1))
         assert fresh.connect_ns > 0
         dist.log.append("calls")
@@ -437,8 +437,8 @@ def test_a_fresh_group_is_connected_as_asked_and_destroyed():
     ],
 )
 def test_a_split_is_no_cold_start_and_is_called_so(lazy, bound, how):
-    made, _ = communicators(Dist(lazy, bound), fresh_group=True, found=True)
-    with made.of("nccl") as fresh:
+    made, _ = communicators(Dist(lazy, bound), found=True)
+    with made.of("nccl", ((0, 1),)) as fresh:
         assert fresh.how == how
 
 

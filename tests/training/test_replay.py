@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -438,6 +439,35 @@ def test_a_rank_that_stops_is_named(jobs, tmp_path, monkeypatch):
     assert line.startswith("torchcoll: error: lost rank 1 (")
     assert "replay: first play" in line
     assert not list(tmp_path.rglob("*replay*.jsonl"))
+
+
+def test_a_rank_that_is_late_is_named(jobs, tmp_path):
+    """All wait for it, and one of them says so."""
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            Traffic.load = lambda path: time.sleep(100)
+
+    traffic([reduced()], [reduced()], [reduced()]).save(tmp_path / "t.jsonl")
+    job = jobs(tmp_path, console("t.jsonl", "-T", "3"), 3, setup=setup)
+    assert job.codes(45) == [5, 5, 5]
+    (line,) = errors(job)
+    assert f"rank 1 ({socket.gethostname()}) is in user code (<lambda>, test_replay.py:" in line
+
+
+def test_a_fault_of_ours(jobs, tmp_path):
+    """A bug on one rank must not leave the others waiting for the timeout."""
+
+    def setup(rank: int) -> None:
+        if rank == 1:
+            Traffic.load = lambda path: 1 / 0
+
+    traffic([reduced()], [reduced()]).save(tmp_path / "t.jsonl")
+    job = jobs(tmp_path, console("t.jsonl", "-T", "60"), 2, setup=setup)
+    assert job.codes(45) == [5, 5]
+    (line,) = errors(job)
+    assert f"rank 1 ({socket.gethostname()}): ZeroDivisionError: division by zero" in line
+    assert "Traceback" in job.text(1)
 
 
 # -- the command line --------------------------------------------------------------------------

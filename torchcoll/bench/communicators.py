@@ -15,7 +15,7 @@ from torchcoll.core.backends import BACKENDS, BackendEntry, backend_of, found_ba
 from torchcoll.core.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Parts, Session
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Communicators:
         with phase("communicator") if self._eager else contextlib.nullcontext():
             for entry in session.entries:
                 self._connect(entry, self._whole[entry.name])
-                self._shared[entry.name] = self._over_parts(entry, fresh=False)
+                self._shared[entry.name] = self._over_parts(entry, session.parts, fresh=False)
 
     @property
     def _eager(self) -> bool:
@@ -85,7 +85,7 @@ class Communicators:
         with self._device_told():
             self._dist.init_process_group(
                 entry.name,
-                store=group_store(session.torch, entry.name, session.store),
+                store=group_store(session.torch, entry.name, session.control.store),
                 rank=session.rank,
                 world_size=session.ranks,
                 timeout=self._timeout,
@@ -153,19 +153,19 @@ class Communicators:
             self._made.append(group)
         return group
 
-    def _over_parts(self, entry: BackendEntry, fresh: bool) -> Communicator:
+    def _over_parts(self, entry: BackendEntry, parts: Parts, fresh: bool) -> Communicator:
         """The communicator of this rank: all ranks, or its sub-group of ``--groups``."""
         session = self._session
-        whole = len(session.parts) == 1
+        whole = len(parts) == 1
         if whole and not fresh:
             group = self._whole[entry.name]
             used = session.found_group and group is None
-            return Communicator(entry, group, session.parts[0], None if used else 0)
+            return Communicator(entry, group, parts[0], None if used else 0)
         how = "shared"
         if fresh:
             how = "split" if self._splits(entry) else "new_group"
         own: Communicator | None = None
-        for part in session.parts:  # every rank takes part in the making of every group
+        for part in parts:  # every rank takes part in the making of every group
             group = self._new(entry, None if whole else list(part))
             if session.rank in part:
                 own = Communicator(entry, group, part, how=how)
@@ -189,14 +189,16 @@ class Communicators:
         return bool(bound and entry.options) and self._lazy_options(entry) is None
 
     @contextlib.contextmanager
-    def of(self, backend: str) -> Iterator[Communicator]:
-        """The communicator for a case; with --fresh-group made for it and destroyed after it."""
-        if not self._session.spec.fresh_group:
+    def of(self, backend: str, fresh_parts: Parts = ()) -> Iterator[Communicator]:
+        """The communicator for a case: shared, or over ``fresh_parts`` made for it and destroyed
+        after it.
+        """
+        if not fresh_parts:
             with self._watched(self._shared[backend]) as shared:
                 yield shared
             return
         made, start = len(self._made), time.perf_counter_ns()
-        fresh = self._over_parts(self._shared[backend].backend, fresh=True)
+        fresh = self._over_parts(self._shared[backend].backend, fresh_parts, fresh=True)
         fresh.connect_ns = time.perf_counter_ns() - start
         try:
             with self._watched(fresh):
@@ -254,10 +256,6 @@ class Communicators:
             self._dist.destroy_process_group()
         self._made.clear()
 
-    @property
-    def owns_default(self) -> bool:
-        return None in self._made
-
 
 # -------------------------------------------------------------------------------------------------
 # --rehearse: several ranks on one GPU, which shows that it works and not how fast it is.
@@ -279,14 +277,14 @@ VARIABLES = {
 MEANINGLESS = "several ranks share one GPU, so bandwidth and time mean nothing"
 
 
-def begin(session: Session, kind: str) -> Callable[[], None]:
+def begin(session: Session, backend: str, kind: str) -> Callable[[], None]:
     """``rehearse`` for this rank, where the launch is one that can be. Raises UsageError."""
     if session.found_group:
         raise UsageError("rehearse", "inside a process group", "a launch of its own")
     hosts = {member["host"] for member in session.control.members}
     if len(hosts) > 1:
         raise UsageError("rehearse", f"ranks on {len(hosts)} hosts", "one host, one GPU")
-    return rehearse(session.entries[0].name, kind, session.rank)
+    return rehearse(backend, kind, session.rank)
 
 
 def rehearse(backend: str, kind: str, rank: int) -> Callable[[], None]:

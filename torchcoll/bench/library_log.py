@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from torchcoll.libraries.logged import LoggedCall
 
 if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Session, Sweep
     from torchcoll.core.result import CaseResult
 
 
@@ -46,10 +46,9 @@ _NOTHING_CHOSEN = (
 
 
 class LibraryLog:
-    """One rank's part. ``result_file``: rank 0's, once its header is written; else None."""
+    """One rank's part."""
 
-    def __init__(self, result_file: Callable[[], Path | None]) -> None:
-        self._result_file = result_file
+    def __init__(self) -> None:
         self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
         self._kept: list[str] = []  # what the user had set, and is kept
         self._logs: dict[str, _Tail] = {}
@@ -81,8 +80,8 @@ class LibraryLog:
 
     def start(self, session: Session) -> None:
         """After the header: agree on the folder and send the log there. Collective."""
-        result = self._result_file()
-        folder = session.control.decide(result and str(result.absolute()) + FOLDER_ENDING)
+        result = session.run and session.run.path
+        folder = session.control.decide(result and str(Path(result).absolute()) + FOLDER_ENDING)
         if not folder:  # --resume of a file that is complete: nothing will run
             self._libraries = {}
             return
@@ -118,7 +117,7 @@ class LibraryLog:
         os.dup2(log, 1)
         os.close(log)
 
-    def join(self, session: Session, case: Case, results: Sequence[CaseResult]) -> None:
+    def join(self, sweep: Sweep, case: Case, results: Sequence[CaseResult]) -> None:
         """Give the results of a case what the library chose meanwhile. Collective.
 
         Rank 0 of a communicator has NCCL's lines; oneCCL's are on all ranks alike.
@@ -126,10 +125,11 @@ class LibraryLog:
         library = self._libraries.get(case.backend)
         if library is None:
             return
-        calls = self._logs[library].calls() if session.rank == session.part[0] else ()
+        session = sweep.session
+        calls = self._logs[library].calls() if session.rank == sweep.part[0] else ()
         told = session.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
-        for result, part in zip(results, session.parts, strict=False):
+        for result, part in zip(results, sweep.parts, strict=False):
             result.choices = choices_of(result, [LoggedCall(*call) for call in told[part[0]]])
 
     def keep_timings(self, session: Session) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.stdout import own_stdout
-from torchcoll.bench.watchdog import write_error_file
+from torchcoll.bench.watchdog import complain
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
     ExitCode,
@@ -88,12 +87,6 @@ def _program(collective: str | None) -> str:
     return f"torchcoll.{COLLECTIVES[collective].module if collective else 'suite'}"
 
 
-def complain(line: str, rank: int, speaks: bool) -> None:
-    if speaks:
-        tell(line)
-    write_error_file(line, rank)
-
-
 def _run_cases(collective: str | None, launch: Launch, arguments: list[str]) -> int:
     options = parse(arguments, collective, _program(collective))
     if options.dry_run:
@@ -114,69 +107,68 @@ def _dry_run(options: Options, launch: Launch) -> int:
 
 
 # Measures all there is; the text of what makes the exit code 1, on all ranks alike.
-Sweep = Callable[["Session", "Output | None"], "str | None"]
+Work = Callable[["Session", "Output | None"], "str | None"]
 
 
 def _sweep_cases(session: Session, output: Output | None) -> str | None:
+    from torchcoll.bench.session import Sweep
+
     missing = session.control.decide(output and output.begin(session))
-    session.sweep(missing)
-    failure: str | None = session.control.decide(output and output.failure(session))
+    Sweep(session, on_case=output.on_case if output else None).run(missing)
+    failure: str | None = session.control.decide(output and output.failure())
     return failure
 
 
-def measure(options: Options, launch: Launch, arguments: list[str], sweep: Sweep) -> int:
-    """The exit code of a launch in which ``sweep`` measures; raises what ends it before that."""
+def measure(options: Options, launch: Launch, arguments: list[str], work: Work) -> int:
+    """The exit code, equal on all ranks, of a launch in which ``work`` measures; raises what ends
+    it before that.
+    """
     start = time.perf_counter_ns()
     torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import SessionOptions, opened
 
     if options.rendezvous_file:
         launch = replace(launch, rendezvous_file=options.rendezvous_file)
     if options.ranks and not options.spec.communicates:
         launch = replace(launch, ranks=options.ranks)
-    output = library_log = None
-    if options.library_log:
-        from torchcoll.bench.library_log import LibraryLog
-
-        library_log = LibraryLog(lambda: output.path if output else None)
+    output = None
     if launch.rank == 0:
         from torchcoll.bench.output import Output
 
         output = Output(options, launch.ranks)
-
-    def last_words(code: int, text: str, speaks: bool) -> None:
-        if output:
-            output.abandon(session.run)
-        complain(f"torchcoll: error: {text}", launch.rank, speaks)
-
-    session = Session(
-        torch,
+    asked = [
+        options.spec.to_json(),
+        options.resume,
+        options.traffic,
+        options.library_log,
+        options.require_idle,
+        repr(options.other),
+    ]
+    what = SessionOptions(
         options.spec,
-        launch=launch,
-        earlier=output.earlier if output else None,
-        on_case=output.on_case if output and not options.other else None,
-        emit=output.emit if output else (lambda record, data: None),
-        asked=fingerprint(
-            [
-                options.spec.to_json(),
-                options.resume,
-                options.traffic,
-                options.library_log,
-                options.require_idle,
-                repr(options.other),
-            ]
-        ),
+        launch,
+        asked=fingerprint(asked),
         argv=arguments,
         phases=phases,
-        on_last_words=last_words,
-        library_log=library_log,
+        earlier=output.earlier if output else None,
+        library_log=options.library_log,
         require_idle=options.require_idle,
-        result_file=lambda: output.path if output else None,
+        recorder=output.recorder if output else None,
+        on_leaving=output.abandon if output else (lambda: None),
     )
-    if output:
-        output.run = session.run
-    return _drive(session, output, sweep)
+    try:
+        with opened(torch, what) as session:
+            failure = work(session, output)
+            session.finish(ExitCode.FAILED if failure else ExitCode.OK, failure or "")
+    finally:
+        if output:
+            output.close()
+    if output and output.lost and not failure:  # at the very end
+        failure = output.lost
+    if failure:
+        complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
+    return ExitCode.FAILED if failure else ExitCode.OK
 
 
 def import_torch() -> Any:
@@ -189,35 +181,3 @@ def import_torch() -> Any:
             "torch", error, "torch 2.6 or newer in this Python", "pip install torch"
         ) from None
     return torch
-
-
-def _drive(session: Session, output: Output | None, sweep: Sweep) -> int:
-    """Run the session to its end; the exit code, equal on all ranks."""
-    try:
-        session.open()
-        failure = sweep(session, output)
-        code = ExitCode.FAILED if failure else ExitCode.OK
-        session.finish("complete", code, failure or "")
-    except HangError as error:
-        if session.watchdog is None:
-            raise
-        session.watchdog.trouble(str(error), "hang")
-    except TorchcollError as error:
-        session.finish("failed", int(error.exit_code), str(error))
-        raise
-    except BaseException as error:
-        # A fault of ours, or somebody's sys.exit: the others must not wait for this rank until the
-        # timeout.
-        if session.watchdog is None or session.control.ranks == 1:
-            raise
-        traceback.print_exc()
-        session.watchdog.trouble(f"{type(error).__name__}: {error}")
-    finally:
-        session.close()
-        if output:
-            output.close(session.run)
-    if output and output.lost and not failure:  # at the very end
-        failure, code = output.lost, ExitCode.FAILED
-    if failure:
-        complain(f"torchcoll: error: {failure}", session.rank, speaks=session.rank == 0)
-    return int(code)

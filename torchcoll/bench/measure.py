@@ -17,7 +17,7 @@ from torchcoll.core.errors import HangError, TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import Session, Sweep
     from torchcoll.bench.verify import Rotation
     from torchcoll.core.result import CaseResult
 
@@ -66,30 +66,31 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
     return ""
 
 
-def measure_case(session: Session, asked: Sizing, verdict: list[str] | None) -> list[CaseResult]:
+def measure_case(sweep: Sweep, asked: Sizing, verdict: list[str] | None) -> list[CaseResult]:
     """Run the case, sized for the largest sub-group, unless ``verdict`` says otherwise.
 
     The results on rank 0, one for each sub-group; elsewhere none.
     """
-    sizing = size_case(asked.case, len(session.part), span_nbytes=asked.span_nbytes)
-    verdict = verdict or _unsupported(session, asked.case)
+    sizing = size_case(asked.case, len(sweep.part), span_nbytes=asked.span_nbytes)
+    verdict = verdict or _unsupported(sweep.session, asked.case)
     if verdict:
-        return _results(session, sizing, {}, status=verdict[0], reason=verdict[1])
+        return _results(sweep, sizing, {}, status=verdict[0], reason=verdict[1])
     try:
-        return _measured(session, sizing)
+        return _measured(sweep, sizing)
     finally:
-        session.device.release()  # when nothing holds the buffers any more
+        sweep.session.device.release()  # when nothing holds the buffers any more
 
 
-def _measured(session: Session, sizing: Sizing) -> list[CaseResult]:
+def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
+    backend, fresh = sizing.case.backend, sweep.parts if sweep.spec.fresh_group else ()
     # The communicator first: buffers are registered with it.
     with (
-        session.communicators.of(sizing.case.backend) as communicator,
-        _buffers(session, sizing, communicator.group) as buffers,
+        sweep.session.communicators.of(backend, fresh) as communicator,
+        _buffers(sweep, sizing, communicator.group) as buffers,
     ):
         if isinstance(buffers, list):
-            return _results(session, sizing, {}, status=buffers[0], reason=buffers[1])
-        return _Measurement(session, sizing, buffers, communicator).measure()
+            return _results(sweep, sizing, {}, status=buffers[0], reason=buffers[1])
+        return _Measurement(sweep, sizing, buffers, communicator).measure()
 
 
 def _unsupported(session: Session, case: Case) -> list[str] | None:
@@ -105,11 +106,12 @@ def _unsupported(session: Session, case: Case) -> list[str] | None:
 
 
 @contextlib.contextmanager
-def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers | list[str]]:
+def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | list[str]]:
     """The buffers, or [status, reason] where some rank has none: then no rank goes on."""
+    session = sweep.session
     torch, device = session.torch, session.device.name
     buffers, failure = None, ""
-    place = session.part.index(session.rank)
+    place = sweep.part.index(session.rank)
     group = group or session.communicators.whole(sizing.case.backend)
     try:
         if sizing.case.buffers == "default":
@@ -142,14 +144,15 @@ def _buffers(session: Session, sizing: Sizing, group: Any) -> Iterator[Buffers |
 
 class _Measurement:
     def __init__(
-        self, session: Session, sizing: Sizing, buffers: Buffers, communicator: Communicator
+        self, sweep: Sweep, sizing: Sizing, buffers: Buffers, communicator: Communicator
     ) -> None:
-        self.session = session
+        self.sweep = sweep
+        self.session = session = sweep.session
         self.sizing = sizing
-        self.spec = session.spec
+        self.spec = sweep.spec
         self.device = session.device
         self.communicator = communicator
-        self.place = session.part.index(session.rank)
+        self.place = sweep.part.index(session.rank)
         case = sizing.case
         beat = session.progress.beat
         self.rotation: Rotation | None = None
@@ -207,7 +210,7 @@ class _Measurement:
             status = "oom" if _is_memory(text) else "unsupported"
             if status == "unsupported":
                 text = self.communicator.backend.reason(self.sizing.case, text)
-            return _results(session, self.sizing, samples, status=status, reason=text)
+            return _results(self.sweep, self.sizing, samples, status=status, reason=text)
         try:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
@@ -215,13 +218,13 @@ class _Measurement:
             refused = self._measure_steady(name)
         except RuntimeError as error:
             session.trouble(brief(error))
-        session.has_called = self.communicator.used = True
+        self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
         if self.communicator.calls is not None:
             self.communicator.calls += calls * self.sizing.case.coalesce
         return _results(
-            session,
+            self.sweep,
             self.sizing,
             samples,
             steady=self.gathered,
@@ -287,10 +290,11 @@ class _Measurement:
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
-            from torchcoll.bench.stopping import StoppingRules
+            from torchcoll.bench.stopping import StoppingRules, present
 
             rule = StoppingRules(
-                *(session.parts, session.ranks, spec.iters, spec.precision, spec.max_time_s),
+                [part for part in self.sweep.parts if present(part, session.control.ranks)],
+                *(session.ranks, spec.iters, spec.precision, spec.max_time_s),
                 expected_ns=self.cold[-1],
                 means=self.sizing.case.back_to_back,
             )
@@ -397,7 +401,7 @@ def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, gro
 
 
 def _results(
-    session: Session,
+    sweep: Sweep,
     sizing: Sizing,
     samples: dict[str, Any],
     steady: Sequence[list[dict[str, list[int]]]] = (),
@@ -407,13 +411,14 @@ def _results(
 
     ``steady`` [batch][rank][clock] has been gathered already. facts: as of results_of.
     """
+    session = sweep.session
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
     gathered = session.control.gather(samples)
     if session.rank:
         return []
     from torchcoll.bench.recorder import results_of
 
-    return results_of(session.parts, sizing, gathered, steady, **facts)
+    return results_of(sweep.parts, sizing, gathered, steady, **facts)
 
 
 def _is_memory(text: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING, Options
+from torchcoll.bench.recorder import Recorder
 from torchcoll.core.case import Case, partition
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UsageError, tell
@@ -37,7 +38,8 @@ class Output:
         self.options = options
         self.spec = options.spec
         self.path: Path | None = None
-        self.run: Run | None = None  # what the file holds, while it is measured
+        self.recorder = Recorder(self.emit)
+        self.run = self.recorder.run  # what the file holds, while it is measured
         self.lost = ""  # that the file was taken away, as one text
         self._nowhere = False  # nor is there another place
         self._ranks = ranks
@@ -101,6 +103,7 @@ class Output:
         """One record to the file; durable where a crash must not take it."""
         if record == "header":
             self._open(data["spec"]["backend"])
+            self.run.path = self.path
             if self.options.library_log and self.path:
                 data["library_log"] = f"{self.path.name}{FOLDER_ENDING}"
             if self.options.other:
@@ -137,7 +140,7 @@ class Output:
         """Where somebody has removed or moved the file: write all again, and go on there. Where
         that cannot be, go on for the table, and in the file wherever it is.
         """
-        if self._nowhere or not (self._writer and self.path and self.run) or self._writer.there():
+        if self._nowhere or not (self._writer and self.path) or self._writer.there():
             return
         self.lost = f"result file {self.path}: removed or moved while measuring"
         again = open_again(self.path)
@@ -165,9 +168,8 @@ class Output:
 
     def begin(self, session: Session) -> list[int]:
         """Show the header; the indices of the cases that are to run."""
-        if session.recorder:
-            for note in self._notes:
-                session.recorder.event("warning", note)
+        for note in self._notes:
+            self.recorder.event("warning", note)
         cases = [sizing.case for sizing in session.sizings]
         self._indices = {case: index for index, case in enumerate(cases)}
         missing = [index for index, case in enumerate(cases) if case not in self._done]
@@ -176,10 +178,10 @@ class Output:
             tell(f"{self.options.resume}: {done}{'' if missing else '; nothing is left to run'}")
         if not missing:
             return []
-        assert session.run is not None
-        run, todo = session.run, [cases[index] for index in missing]
-        run.path = Path(self.options.resume) if self.options.resume else self.path
-        self.show(lambda: self._reporter.begin(run, todo))
+        todo = [cases[index] for index in missing]
+        if self.options.resume:
+            self.run.path = Path(self.options.resume)
+        self.show(lambda: self._reporter.begin(self.run, todo))
         self._indices = {cases[index]: place for place, index in enumerate(missing)}
         self._shown = True
         return missing
@@ -198,12 +200,11 @@ class Output:
     def on_case(self, result: CaseResult) -> None:
         self.show(lambda: self._reporter.done(result))
 
-    def failure(self, session: Session) -> str | None:
+    def failure(self) -> str | None:
         """What makes the exit code 1, as one text."""
-        assert session.run is not None
         self._look_after()
-        text = told_shortfall([*self._earlier, *session.run.results])
-        text = text or self._gate(session.run) or ""
+        text = told_shortfall([*self._earlier, *self.run.results])
+        text = text or self._gate(self.run) or ""
         return ". ".join(filter(None, (self.lost, text))) or None
 
     def _gate(self, run: Run) -> str | None:
@@ -218,16 +219,16 @@ class Output:
             tell("torchcoll: warning: --gate: no reference: nothing was judged")
         return f"--gate: {verdict.line}" if verdict.word == FAIL else None
 
-    def abandon(self, run: Run | None) -> None:
+    def abandon(self) -> None:
         """The run ends at once: show what there is, whatever state the display is in."""
         with contextlib.suppress(Exception):
-            self.close(run)
+            self.close()
 
-    def close(self, run: Run | None) -> None:
+    def close(self) -> None:
         """Finish the table and the file, and say where the file is."""
-        if self._shown and run:
+        if self._shown:
             self._shown = False
-            self.show(lambda: self._reporter.end(run))
+            self.show(lambda: self._reporter.end(self.run))
         if self._writer:
             self._look_after()
         if self._writer:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.bench.stopping import present
 from torchcoll.bench.verify import tolerance_ulp
 from torchcoll.core import plausibility
 from torchcoll.core.case import Case, Sizing, size_case
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 class Recorder:
     """Rank 0's account of a launch: builds the Run and passes each record on (to the file)."""
 
-    def __init__(self, run: Run, emit: Callable[[str, dict[str, Any]], None]) -> None:
-        self.run = run
+    def __init__(
+        self, emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None
+    ) -> None:
+        self.run = Run()
         self._emit = emit
 
     def header(self, data: dict[str, Any]) -> None:
@@ -83,7 +86,7 @@ class Recorder:
 # What stands before the first case: the header, and who the ranks are. Loaded on rank 0 alone.
 
 
-def header(session: Session) -> dict[str, Any]:
+def header(session: Session, argv: list[str] | None) -> dict[str, Any]:
     """The data of the record ``header``."""
     spec, entries = session.spec, session.entries
     # Buffers are registered with a communicator, so it is connected before.
@@ -99,7 +102,7 @@ def header(session: Session) -> dict[str, Any]:
         "run_id": uuid.uuid4().hex[:12],
         "start_utc": environment.utc_now(),
         "spec": spec.to_json(),
-        "argv": session.argv,
+        "argv": argv,
         "ranks": session.ranks,
         "launcher": session.launch.launcher,
         "job_id": session.launch.job_id,
@@ -144,6 +147,9 @@ def keep_members(
 # -------------------------------------------------------------------------------------------------
 
 
+_NOBODY = "no rank of the sub-group is there: a fake world has one"
+
+
 def results_of(
     parts: Sequence[tuple[int, ...]],
     sizing: Sizing,
@@ -154,23 +160,26 @@ def results_of(
 ) -> list[CaseResult]:
     """The result of each sub-group; with one part of all ranks that of the case.
 
-    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why
-    the calls ended, of each sub-group; none where there were none. facts: fields of CaseResult.
+    gathered: [rank] of samples. steady: [batch][rank][clock]. stops: why the calls ended, of each
+    sub-group with a rank that is there; none where there were none. facts: fields of CaseResult.
     """
-    stops = stops or [""] * len(parts)
     for rank, words in enumerate(gathered):
         words["time"] = {
             clock: [ns for batch in steady for ns in batch[rank][clock]]
             for clock in (steady[0][rank] if steady else ())
         }
     if len(parts) == 1:
-        return [_result(sizing, parts[0], gathered, stop=stops[0], **facts)]
-    results = []
+        return [_result(sizing, parts[0], gathered, stop="".join(stops), **facts)]
+    results, left = [], iter(stops)
     for number, part in enumerate(parts):
         case = replace(sizing.case, group=f"{sizing.case.group}/{number}")
         own = size_case(case, len(part))
-        ranks = [gathered[rank] for rank in part]
-        result = _result(own, part, ranks, stop=stops[number], **facts)
+        there = present(part, len(gathered))
+        if there or facts.get("status", "ok") != "ok":  # refused is a case for all alike
+            ranks = [gathered[rank] for rank in there] or [{}]
+            result = _result(own, part, ranks, stop=next(left, ""), **facts)
+        else:
+            result = _sized(own, "skipped", len(part), reason=_NOBODY)
         result.members = list(part)
         results.append(result)
     return results

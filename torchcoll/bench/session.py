@@ -1,7 +1,7 @@
 """One launch: set up, run the cases, collect the samples on rank 0.
 
-``run`` is the public function; the command (bench/main.py) drives the same Session and adds a file
-and a table.
+``run`` is the public function; the command (bench/main.py) runs the same Sweep on the same Session
+and adds a file and a table.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
 from torchcoll.bench.measure import measure_case
-from torchcoll.bench.watchdog import Progress, Watchdog
+from torchcoll.bench.watchdog import Progress, Watchdog, complain
 from torchcoll.core import backends
 from torchcoll.core.case import Sizing, fingerprint
 from torchcoll.core.errors import (
@@ -38,8 +39,12 @@ from torchcoll.machine.launcher import Launch, detect
 if TYPE_CHECKING:
     from torchcoll.bench.library_log import LibraryLog
     from torchcoll.bench.recorder import Recorder
+    from torchcoll.core.backends import BackendEntry
     from torchcoll.core.result import CaseResult, Run
+    from torchcoll.machine.devices import Device
     from torchcoll.machine.state import Watch
+
+Places = list[tuple[str, str | None]]  # host and device of each rank
 
 
 # -------------------------------------------------------------------------------------------------
@@ -53,9 +58,7 @@ class Hosts:
     ``require_idle`` where others use a host.
     """
 
-    def __init__(
-        self, session: Session, places: Sequence[tuple[str, str | None]], require_idle: bool
-    ) -> None:
+    def __init__(self, session: Session, places: Places, require_idle: bool) -> None:
         self._session = session
         self._watch: Watch | None = None
         self.before: dict[str, Any] | None = None
@@ -98,6 +101,33 @@ class Hosts:
 # -------------------------------------------------------------------------------------------------
 
 OnCase = Callable[["CaseResult"], None]
+Parts = tuple[tuple[int, ...], ...]  # ranks of the launch in each sub-group
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """What a program or a command asks of a launch.
+
+    asked: a hash that must be equal on all ranks; '' is that of the spec. phases: durations that
+    the caller has measured already. earlier: gives rank 0's Spec, where it comes from a file that
+    only rank 0 reads. library_log: --library-log. require_idle: refuse to open where others use the
+    machine. recorder: rank 0's, of one who does more with it than to keep it in memory; its run has
+    the path of the result file once the header is written.
+
+    on_leaving: of a command, whose process this is: called where the process ends at once. With it
+    signals are taken, and what goes wrong here alone ends the process with what is known of it.
+    """
+
+    spec: Spec
+    launch: Launch | None = None
+    asked: str = ""
+    argv: Sequence[str] | None = None
+    phases: Mapping[str, int] = field(default_factory=dict)
+    earlier: Callable[[], Spec] | None = None
+    library_log: bool = False
+    require_idle: bool = False
+    recorder: Recorder | None = None
+    on_leaving: Callable[[], None] | None = None
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -111,153 +141,105 @@ def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
     """
     import torch
 
-    session = Session(torch, spec, on_case=on_case)
-    with opened(session):
-        session.sweep()
+    with opened(torch, SessionOptions(spec)) as session:
+        Sweep(session, on_case=on_case).run()
+        session.finish(*session.outcome())
     return session.run
 
 
 @contextlib.contextmanager
-def opened(session: Session) -> Iterator[None]:
-    """``session`` open; closed whatever happens, and the other ranks told where this one goes
-    alone.
+def opened(torch: Any, options: SessionOptions) -> Iterator[Session]:
+    """What is open, closed whatever happens; the other ranks are told where this one goes alone.
+
+    Complete with exit code 0 unless ``finish`` has said otherwise.
     """
-    lost = False
+    meeting = Meeting(torch, options)  # where there is none, there is nobody to tell
+    ours, lost = options.on_leaving is not None, False
     try:
-        session.open()
-        yield
-        session.finish("complete", *session.outcome())
+        session = Session(meeting, options)
+        yield session
+        if meeting.code is None:
+            session.finish()
     except TorchcollError as error:
         lost = isinstance(error, HangError)
-        session.finish("failed", int(error.exit_code), str(error))
+        if lost and ours:
+            meeting.watchdog.trouble(str(error), "hang")
+        meeting.finish("failed", int(error.exit_code), str(error))
         raise
     except BaseException as error:
-        lost = True
-        if session.watchdog:
-            session.watchdog.raise_alarm(f"{type(error).__name__}: {error}")
+        # A fault of ours, or somebody's sys.exit: the others must not wait for this rank until the
+        # timeout.
+        lost = meeting.control.ranks > 1
+        text = f"{type(error).__name__}: {error}"
+        if lost and ours:
+            traceback.print_exc()
+            meeting.watchdog.trouble(text)
+        meeting.watchdog.raise_alarm(text)
         raise
     finally:
-        session.close(lost)
+        meeting.close(lost)
 
 
-class Session:
-    """The life of one launch on one rank. ``recorder`` and ``run`` exist on rank 0 alone.
+class Meeting:
+    """This rank where it has met the others: it can agree with them, is watched, and keeps the
+    account of the launch, on rank 0 with a ``recorder``.
 
-    open -> sweep -> finish -> close. ``asked`` is a hash that must be equal on all ranks.
-    ``phases`` are durations that the caller has measured already. ``on_last_words`` (exit code,
-    text, whether this rank speaks for all) is the command's: with it signals are taken too.
-    ``earlier`` gives rank 0's Spec, where it comes from a file that only rank 0 reads.
-    ``library_log``: --library-log. ``require_idle``: refuse to open where others use the machine.
-    ``result_file``: where rank 0 writes.
+    Raises what stands against it on this rank; nothing is open then. ``undo``: what is put back in
+    the end. ``file``: where rank 0 writes, and the run's id, from the header on. ``code``: the
+    run's exit code, from its end on.
     """
 
-    def __init__(
-        self,
-        torch: Any,
-        spec: Spec,
-        on_case: OnCase | None = None,
-        launch: Launch | None = None,
-        emit: Callable[[str, dict[str, Any]], None] = lambda record, data: None,
-        asked: str = "",
-        argv: list[str] | None = None,
-        phases: dict[str, int] | None = None,
-        earlier: Callable[[], Spec] | None = None,
-        on_last_words: Callable[[int, str, bool], None] | None = None,
-        library_log: LibraryLog | None = None,
-        require_idle: bool = False,
-        result_file: Callable[[], Path | None] = lambda: None,
-    ) -> None:
+    def __init__(self, torch: Any, options: SessionOptions) -> None:
+        dist = torch.distributed
         self.torch = torch
-        self.dist = torch.distributed
-        self.spec = spec
-        self.on_case = on_case
-        self.found_group = bool(self.dist.is_available() and self.dist.is_initialized())
-        self.launch = launch or self._launch()
-        self.rank, self.ranks = self.launch.rank, self.launch.ranks
-        self.phases = dict(phases or {})
-        self.argv = None if argv is None else masked_words(argv)
+        self.found_group = bool(dist.is_available() and dist.is_initialized())
+        self.launch = options.launch or self._launch()
+        self.phases = dict(options.phases)
         self.progress = Progress()
-        self.watchdog: Watchdog | None = None
-        self.communicators = Communicators(self)
-        self._asked = asked or fingerprint(spec.to_json())
-        self._earlier = earlier
-        self._on_last_words = on_last_words
-        self.library_log = library_log
+        self.undo = contextlib.ExitStack()
+        self.file: list[str] | None = None
+        self.code: int | None = None
         self._began = time.monotonic()
-        self._code: int | None = None  # the run's exit code, once it has one
-        self.has_called = False  # some case has made its first call
-        self._cost_known = False
-        self._rehearsal_over: Callable[[], None] | None = None
-        self._weights = ""  # hash of the weights of uneven blocks
-        self._require_idle = require_idle
-        self._result_file = result_file
-        self._file: list[str] | None = None  # where rank 0 writes, and the run's id
-        self._hosts: Hosts | None = None  # where ranks communicate
-        self.recorder: Recorder | None = None
-        if self.rank == 0:
+        self._on_leaving = options.on_leaving
+        self.recorder = options.recorder
+        if self.launch.rank == 0 and self.recorder is None:
             from torchcoll.bench.recorder import Recorder
-            from torchcoll.core.result import Run
 
-            self.recorder = Recorder(Run(), emit)
+            self.recorder = Recorder()
+        # A world of which this process is the only rank agrees with itself.
+        fake = not (options.spec.communicates or self.found_group)
+        participants, limit_s = 1 if fake else self.launch.ranks, options.spec.timeout_s
+        with self.phase("rendezvous"):
+            store = store_of(torch, self.launch, limit_s, self.found_group, fake)
+        own, client = own_part(dist, store, participants > 1)
+        self.control = Control(own, self.launch.rank, participants, limit_s)
+        try:
+            self.watchdog = Watchdog(
+                self.control,
+                client,
+                self.progress,
+                self._last_words,
+                signals=options.on_leaving is not None,
+            )
+        except RuntimeError as error:
+            if participants > 1:
+                alarm(client, self.launch.rank, {**self.progress.word(), "cause": str(error)})
+            from torchcoll.bench.meeting import no_thread
 
-    @property
-    def run(self) -> Run | None:
-        return self.recorder.run if self.recorder else None
-
-    @property
-    def _fake(self) -> bool:
-        """A world of which this process is the only rank."""
-        return not (self.spec.communicates or self.found_group)
+            raise no_thread(error) from None
 
     def _launch(self) -> Launch:
         if not self.found_group:
             return detect()
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
-        return Launch("process group", self.dist.get_rank(), self.dist.get_world_size(), local_rank)
+        dist, local_rank = self.torch.distributed, int(os.environ.get("LOCAL_RANK", 0))
+        return Launch("process group", dist.get_rank(), dist.get_world_size(), local_rank)
 
-    # -- set-up ------------------------------------------------------------------------------
-
-    def open(self) -> None:
-        """Rendezvous, hello, device, header, process groups, ranks and phases. Collective."""
-        self._rendezvous()
-        self._hello()
-        self.on_rank_0(lambda recorder: self._read_earlier())
-        self.spec = Spec.from_json(self.control.decide(self.spec.to_json()))
-        self.control.timeout_s = self.spec.timeout_s
-        self._open_device()
-        if self.entries[0].communicates:
-            self._hosts = Hosts(self, self._places, self._require_idle)
-        names = ",".join(entry.name for entry in self.entries)
-        self.spec = replace(self.spec, backend=names, device=self.device.kind)
-        self.parts: tuple[tuple[int, ...], ...] = (tuple(range(self.ranks)),)
-        if self.spec.groups:
-            from torchcoll.core.case import partition
-
-            self.parts = partition(self.spec.groups, self.ranks)
-        self.part = next(part for part in self.parts if self.rank in part)
-        self.sizings = self.spec.sizings(max(map(len, self.parts)))
-        if self.spec.has_splits:
-            from torchcoll.core.splits import split_weights
-
-            weights = split_weights(self.spec.splits, self.sizings[0].ranks)
-            self._weights = fingerprint([list(row) for row in weights.rows])
-        self.on_rank_0(self._write_header)
-        self._file = self.control.decide(self._file)
-        if self.library_log:
-            self.library_log.start(self)
-        self.communicators.open(self._phase)
-        self._exchange_members()
-
-    def _write_header(self, recorder: Recorder) -> None:
-        from torchcoll.bench.recorder import header
-
-        recorder.header(header(self))
-        if path := self._result_file():
-            self._file = [os.path.abspath(path), recorder.run.header["run_id"]]
-
-    def _read_earlier(self) -> None:
-        if self._earlier:
-            self.spec = self._earlier()
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Any:
+        self.progress.step(name)
+        start = time.perf_counter_ns()
+        yield
+        self.phases[name] = time.perf_counter_ns() - start
 
     def on_rank_0(self, action: Callable[[Recorder], object]) -> None:
         """What may fail on rank 0 alone (opening the file): then every rank raises its error."""
@@ -273,81 +255,201 @@ class Session:
             refusal.exit_code = ExitCode(told[1])
             raise refusal
 
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Any:
-        self.progress.step(name)
-        start = time.perf_counter_ns()
-        yield
-        self.phases[name] = time.perf_counter_ns() - start
+    def finish(self, status: str, exit_code: int, reason: str = "") -> None:
+        """The ``end`` record: nothing that comes after it is told any more."""
+        self.code = int(exit_code)
+        if self.recorder:
+            self.recorder.end(status, exit_code, time.monotonic() - self._began, reason)
+            self._account_closed()
 
-    def _rendezvous(self) -> None:
-        with self._phase("rendezvous"):
-            limit_s = self.spec.timeout_s
-            store = store_of(self.torch, self.launch, limit_s, self.found_group, self._fake)
-        # A fake world has one participant, which agrees with itself.
-        participants = 1 if self._fake else self.ranks
-        self.store, client = own_part(self.dist, store, participants > 1)
-        self.control = Control(self.store, self.rank, participants, self.spec.timeout_s)
+    def _account_closed(self) -> None:
+        self.watchdog.over = self.code
+
+    def close(self, lost: bool) -> None:
+        """Leave together and put back what was made here; ``lost``: without the others."""
+        self.watchdog.parting = True
+        dist = self.torch.distributed
         try:
-            self.watchdog = Watchdog(
-                self.control,
-                client,
-                self.progress,
-                self._last_words,
-                signals=self._on_last_words is not None,
+            if lost:
+                return
+            if not self.found_group and dist.is_available() and dist.is_initialized():
+                # gloo aborts when a peer's process ends before this rank has left the group.
+                with contextlib.suppress(TorchcollError, RuntimeError):
+                    self.control.farewell(self._account_closed)
+            elif not self.found_group:
+                # Refused by all ranks alike: the others are to read that from rank 0's store.
+                with contextlib.suppress(TorchcollError, RuntimeError):
+                    self.control.gather(None, GRACE_S)
+            self.undo.close()
+        finally:
+            self.watchdog.close()
+            del self.watchdog  # with its connection, which would stay until Python collects cycles
+
+    def _last_words(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
+        if self.recorder:
+            with contextlib.suppress(Exception):  # a full disk must not silence this rank
+                if kind == "hang":
+                    self.recorder.timed_out(self.launch.ranks, text)
+                self.recorder.event(kind, text)
+                self.finish(status, code, text)
+        elif speaks and self.file and self.watchdog.rank_0_ended:
+            wall_s = round(time.monotonic() - self._began, 3)
+            append_end(
+                Path(self.file[0]),
+                self.file[1],
+                {"kind": kind, "message": text, "utc": environment.utc_now()},
+                {"status": status, "exit_code": code, "wall_s": wall_s, "reason": text},
             )
-        except RuntimeError as error:
-            if participants > 1:
-                alarm(client, self.rank, {**self.progress.word(), "cause": str(error)})
-            from torchcoll.bench.meeting import no_thread
+        if self._on_leaving:
+            self._on_leaving()
+            complain(f"torchcoll: error: {text}", self.launch.rank, speaks)
+        elif speaks:
+            tell(f"torchcoll: error: {text}")
 
-            raise no_thread(error) from None
 
-    def _hello(self) -> None:
+class Session:
+    """What is open on one rank: the launch, its device and its communicators.
+
+    Made by ``opened``, complete from then on. Making it is collective: hello, device, header,
+    process groups, ranks and phases. ``recorder`` and ``run`` exist on rank 0 alone. spec, parts,
+    sizings: what was asked, as it is on this launch, its sub-groups and its cases.
+    """
+
+    def __init__(self, meeting: Meeting, options: SessionOptions) -> None:
+        self._meeting = meeting
+        self.torch, self.dist = meeting.torch, meeting.torch.distributed
+        self.launch, self.found_group = meeting.launch, meeting.found_group
+        self.rank, self.ranks = meeting.launch.rank, meeting.launch.ranks
+        self.control, self.progress = meeting.control, meeting.progress
+        self.recorder = meeting.recorder
+
+        argv = None if options.argv is None else masked_words(list(options.argv))
+        self._hello(options.asked or fingerprint(options.spec.to_json()), argv, options.spec)
+        spec = self._decided(options)
+        self.control.timeout_s = spec.timeout_s
+        self.library_log = _library_log() if options.library_log else None
+        self.entries, self.device, places = self._open_device(spec)
+        self.hosts: Hosts | None = None  # where ranks communicate
+        if self.entries[0].communicates:
+            self.hosts = Hosts(self, places, options.require_idle)
+        names = ",".join(entry.name for entry in self.entries)
+        self.spec = replace(spec, backend=names, device=self.device.kind)
+        self.parts: Parts = (tuple(range(self.ranks)),)
+        if self.spec.groups:
+            from torchcoll.core.case import partition
+
+            self.parts = partition(self.spec.groups, self.ranks)
+        self.sizings = self.spec.sizings(max(map(len, self.parts)))
+        self._write_header(argv)
+        if self.library_log:
+            meeting.undo.callback(self.library_log.close)
+            self.library_log.start(self)
+        self.communicators = Communicators(self)
+        meeting.undo.callback(self.communicators.close)
+        self.communicators.open(meeting.phase)
+        self._exchange_members(places)
+
+    @property
+    def run(self) -> Run | None:
+        return self.recorder.run if self.recorder else None
+
+    @property
+    def alone(self) -> bool:
+        """Nothing is communicated: one rank, or the fake backend."""
+        return self.ranks == 1 or not self.entries[0].communicates
+
+    def on_rank_0(self, action: Callable[[Recorder], object]) -> None:
+        """As of Meeting."""
+        self._meeting.on_rank_0(action)
+
+    def trouble(self, text: str) -> NoReturn:
+        """What this rank met it met alone: the launch ends, and the watchdogs say where."""
+        self._meeting.watchdog.trouble(text)
+
+    def finish(self, exit_code: int = ExitCode.OK, reason: str = "") -> None:
+        """What was asked has run, and came to this."""
+        self._meeting.finish("complete", exit_code, reason)
+
+    def outcome(self) -> tuple[int, str]:
+        """Exit code and reason of cases that came to their end, as the command has them. On ranks
+        other than 0, which keep no results, 0.
+        """
+        if not self.run:
+            return ExitCode.OK, ""
+        from torchcoll.core.result import told_shortfall
+
+        reason = told_shortfall(self.run.results)
+        return (ExitCode.FAILED if reason else ExitCode.OK), reason
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def _hello(self, asked: str, argv: list[str] | None, spec: Spec) -> None:
         """Every rank says who it is and what it was asked; the odd one is named."""
         words = {
             "host": environment.hostname(),
             "pid": os.getpid(),
             "rank": self.rank,
-            "asked": self._asked,
-            "argv": " ".join(self.argv or []),
+            "asked": asked,
+            "argv": " ".join(argv or []),
         }
         self.control.members = self.control.all_gather(words)
         self.progress.step("hello")
         if len({member["asked"] for member in self.control.members}) > 1:
             from torchcoll.bench.control import of_arguments
 
-            raise of_arguments(self.control, self.spec)
+            raise of_arguments(self.control, spec)
 
-    def _open_device(self) -> None:
-        """Backends and this rank's device; what any rank lacks, every rank raises."""
+    def _decided(self, options: SessionOptions) -> Spec:
+        """Rank 0's Spec, on every rank."""
+        found = [options.spec]
+
+        def read(recorder: Recorder) -> None:
+            if options.earlier:
+                found.append(options.earlier())
+
+        self.on_rank_0(read)
+        return Spec.from_json(self.control.decide(found[-1].to_json()))
+
+    def _open_device(self, spec: Spec) -> tuple[tuple[BackendEntry, ...], Device, Places]:
+        """Backends, this rank's device, and where all are; what any lacks, every rank raises."""
         refusal, where = None, None
         try:
-            names, kind = self.spec.backend, self.spec.device
+            names, kind = spec.backend, spec.device
             if self.found_group and names is None:
                 names = backends.found_backend(self.torch, kind)
-            self.entries, kind = backends.choose_backends(self.torch, names, kind)
+            entries, kind = backends.choose_backends(self.torch, names, kind)
             if self.library_log:
-                self.library_log.ask_for(self.entries)
-            if self.spec.rehearse:
+                self.library_log.ask_for(entries)
+            if spec.rehearse:
                 from torchcoll.bench.communicators import begin
 
-                self._rehearsal_over = begin(self, kind)
+                self._meeting.undo.callback(begin(self, entries[0].name, kind))
             if any(entry.interfaces in os.environ for entry in self.entries):
                 from torchcoll.machine.placement import check_interfaces
 
-                check_interfaces(self.entries)
-            with self._phase("device"):
-                self.device = open_device(self.torch, kind, self.launch, self.spec.rehearse)
-            where = [environment.hostname(), environment.device_place(self.torch, self.device)]
+                check_interfaces(entry.name for entry in entries)
+            with self._meeting.phase("device"):
+                device = open_device(self.torch, kind, self.launch, spec.rehearse)
+            where = [environment.hostname(), environment.device_place(self.torch, device)]
         except TorchcollError as error:
             refusal = error
-        places = self.control.agree(refusal, where)
-        self._places: list[tuple[str, str | None]] = [tuple(place) for place in places]
-        if self.device.kind != "cpu" and not self.spec.rehearse:
-            refuse_shared(self._places)
+        places: Places = [tuple(place) for place in self.control.agree(refusal, where)]
+        if device.kind != "cpu" and not spec.rehearse:
+            refuse_shared(places)
+        return entries, device, places
 
-    def _exchange_members(self) -> None:
+    def _write_header(self, argv: list[str] | None) -> None:
+        def write(recorder: Recorder) -> None:
+            from torchcoll.bench.recorder import header
+
+            recorder.header(header(self, argv))
+            if path := recorder.run.path:
+                self._meeting.file = [os.path.abspath(path), recorder.run.header["run_id"]]
+
+        self.on_rank_0(write)
+        self._meeting.file = self.control.decide(self._meeting.file)
+
+    def _exchange_members(self, places: Places) -> None:
         own = environment.member(self.torch, self.launch, self.device)
         made = {
             entry.name: backends.implementation(
@@ -356,153 +458,113 @@ class Session:
             for entry in self.entries
         }
         words = {**own, "implementation": made, "variables": environment.variables()}
-        words |= {"phases": self.phases, "machine": self._hosts and self._hosts.before}
+        words |= {"phases": self._meeting.phases, "machine": self.hosts and self.hosts.before}
         gathered = self.control.gather(words)
 
         def keep(recorder: Recorder) -> None:
             from torchcoll.bench.recorder import keep_members
 
-            keep_members(self, recorder, gathered, self._places)
+            keep_members(self, recorder, gathered, places)
 
         self.on_rank_0(keep)
 
-    # -- the sweep ---------------------------------------------------------------------------
 
-    def sweep(self, which: Sequence[int] | None = None) -> None:
-        """Run the cases of these indices (None: all); results go to recorder and ``on_case``."""
-        for index in range(len(self.sizings)) if which is None else which:
-            self.one_case(self.sizings[index])
-        if self.library_log:
-            self.library_log.keep_timings(self)
-        if which != [] and self._hosts:
-            self._hosts.look_again()
+def _library_log() -> LibraryLog:
+    from torchcoll.bench.library_log import LibraryLog
+
+    return LibraryLog()
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """What runs on an open session: cases, in sub-groups ``parts``, as ``spec`` says; where they
+    are left out, as the session was asked. ``on_case``: called on rank 0 with each result.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: Spec | None = None,
+        parts: Parts | None = None,
+        on_case: OnCase | None = None,
+    ) -> None:
+        self.session = session
+        self.spec = spec or session.spec
+        self.parts = parts or session.parts
+        self.part = next(part for part in self.parts if session.rank in part)
+        self.has_called = False  # some case has made all of its calls
+        self._on_case = on_case
+        self._weights = ""  # hash of the weights of uneven blocks
+        if self.spec.has_splits:
+            from torchcoll.core.splits import split_weights
+
+            weights = split_weights(self.spec.splits, max(map(len, self.parts)))
+            self._weights = fingerprint([list(row) for row in weights.rows])
+
+    def run(self, which: Sequence[int] | None = None) -> None:
+        """Run the session's cases of these indices (None: all)."""
+        session, cost_known = self.session, False
+        for index in range(len(session.sizings)) if which is None else which:
+            sizing = session.sizings[index]
+            self.one_case(sizing)
+            if self.has_called and not cost_known:
+                self._cost_of_measuring(sizing.case.backend)
+                cost_known = True
+        if session.library_log:
+            session.library_log.keep_timings(session)
+        if which != [] and session.hosts:
+            session.hosts.look_again()
 
     def one_case(self, sizing: Sizing) -> None:
-        case, start_ns, wall_us = sizing.case, time.perf_counter_ns(), time.time_ns() // 1000
-        self.progress.step(case.describe())
+        """Its results go to the recorder and ``on_case``."""
+        session, case = self.session, sizing.case
+        start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
+        session.progress.step(case.describe())
         verdict = self.agree_on_case(sizing)
-        self.on_rank_0(lambda recorder: recorder.started(case))
+        session.on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, sizing, verdict)
         for result in results:
             result.start_ns, result.start_wall_us = start_ns, wall_us
             result.spent_ns["case"] = time.perf_counter_ns() - start_ns
-        if self.library_log:
-            self.library_log.join(self, case, results)
-        self.on_rank_0(lambda recorder: self._keep(recorder, results))
-        if self.has_called and not self._cost_known:
-            self._cost_of_measuring(case.backend)
+        if session.library_log:
+            session.library_log.join(self, case, results)
+        session.on_rank_0(lambda recorder: self._keep(recorder, results))
 
     def _keep(self, recorder: Recorder, results: list[CaseResult]) -> None:
         for result in results:
             recorder.case(result)
-            if self.on_case:
-                self.on_case(result)
+            if self._on_case:
+                self._on_case(result)
 
     def agree_on_case(self, sizing: Sizing) -> list[str] | None:
         """[status, reason] where the case is not to run: decided by rank 0 for all."""
+        session, control = self.session, self.session.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
-        words = self.control.gather({"case": seen, **environment.free_memory(self.device)})
+        words = control.gather({"case": seen, **environment.free_memory(session.device)})
         verdict: list[str] | None = None
-        if self.recorder:
+        if session.recorder:
             from torchcoll.bench.control import admit
 
-            verdict = admit(sizing, self.parts, words, self.control, self.spec.check)
-        verdict = self.control.decide(verdict)
+            verdict = admit(sizing, self.parts, words, control, self.spec.check)
+        verdict = control.decide(verdict)
         if verdict and verdict[0] == "disagreement":
             raise UsageError(*verdict[1:])
         return verdict
 
     def _cost_of_measuring(self, backend: str) -> None:
         """Recorded after the first case that ran: a barrier before would pay for its connecting."""
-        self._cost_known = True
-        align = None if self.alone else self.communicators.align(backend)
-        own = cost_of_measuring(self.device, align)
-        gathered = self.control.gather(own)
+        session = self.session
+        align = None if session.alone else session.communicators.align(backend)
+        own = cost_of_measuring(session.device, align)
+        gathered = session.control.gather(own)
 
         def keep(recorder: Recorder) -> None:
             for name in own:
                 recorder.phase(name, [costs[name] for costs in gathered])
 
-        self.on_rank_0(keep)
-
-    @property
-    def alone(self) -> bool:
-        """Nothing is communicated: one rank, or the fake backend."""
-        return self.ranks == 1 or not self.entries[0].communicates
-
-    def trouble(self, text: str) -> NoReturn:
-        """What this rank met it met alone: the launch ends, and the watchdogs say where."""
-        assert self.watchdog is not None
-        self.watchdog.trouble(text)
-
-    # -- the end -----------------------------------------------------------------------------
-
-    def finish(self, status: str = "complete", exit_code: int = 0, reason: str = "") -> None:
-        """The ``end`` record: nothing that comes after it is told any more."""
-        self._code = int(exit_code)
-        if self.recorder:
-            self.recorder.end(status, exit_code, time.monotonic() - self._began, reason)
-            self._account_closed()
-
-    def outcome(self) -> tuple[int, str]:
-        """Exit code and reason of a run that came to its end, as the command has them. On ranks
-        other than 0, which keep no results, 0.
-        """
-        if not self.run or not self.run.results:  # a replay has no cases
-            return ExitCode.OK, ""
-        from torchcoll.core.result import told_shortfall
-
-        reason = told_shortfall(self.run.results)
-        return (ExitCode.FAILED if reason else ExitCode.OK), reason
-
-    def _account_closed(self) -> None:
-        if self.watchdog:
-            self.watchdog.over = self._code
-
-    def close(self, lost: bool = False) -> None:
-        """Leave together and put back what was made here; ``lost``: without the others."""
-        if self.watchdog is None:
-            return
-        self.watchdog.parting = True
-        try:
-            if lost:
-                return
-            if self.communicators.owns_default:
-                # gloo aborts when a peer's process ends before this rank has left the group.
-                with contextlib.suppress(TorchcollError, RuntimeError):
-                    self.control.farewell(self._account_closed)
-            elif not self.found_group:
-                # Refused by all ranks alike: the others are to read that from rank 0's store.
-                with contextlib.suppress(TorchcollError, RuntimeError):
-                    self.control.gather(None, GRACE_S)
-            self.communicators.close()
-            if self.library_log:
-                self.library_log.close()
-            if self._rehearsal_over:
-                self._rehearsal_over()
-        finally:
-            self.watchdog.close()
-            self.watchdog = None
-
-    def _last_words(self, status: str, code: int, kind: str, text: str, speaks: bool) -> None:
-        if self.recorder:
-            with contextlib.suppress(Exception):  # a full disk must not silence this rank
-                if kind == "hang":
-                    self.recorder.timed_out(self.ranks, text)
-                self.recorder.event(kind, text)
-                self.finish(status, code, text)
-        elif speaks and self._file and self.watchdog and self.watchdog.rank_0_ended:
-            wall_s = round(time.monotonic() - self._began, 3)
-            append_end(
-                Path(self._file[0]),
-                self._file[1],
-                {"kind": kind, "message": text, "utc": environment.utc_now()},
-                {"status": status, "exit_code": code, "wall_s": wall_s, "reason": text},
-            )
-        if self._on_last_words:
-            self._on_last_words(code, text, speaks)
-        elif speaks:
-            tell(f"torchcoll: error: {text}")
+        session.on_rank_0(keep)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -519,6 +581,8 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
 
     try:
         import fcntl
+
+        from torchcoll.core.file import Writer
 
         with open(path, "r+b") as file:
             # Of several hosts each has a rank that comes here: one after the other.

@@ -164,12 +164,18 @@ class StoppingRule:
         return width * math.sqrt((1 + correlation) / (1 - correlation))
 
 
+def present(part: Sequence[int], ranks: int) -> list[int]:
+    """The ranks of a sub-group that are there: of a fake world rank 0 alone is."""
+    return [rank for rank in part if rank < ranks]
+
+
 class StoppingRules:
     """A rule for each sub-group, fed what its row shows; batches go on until all are content at
     once. ``reasons`` are then theirs. Sub-groups call at the same time, so none can stop alone; one
     rule of the slowest rank of all would call a group precise that it has not looked at.
 
-    parts: the ranks of each. ranks: of all, for the cap. The rest as of StoppingRule.
+    parts: the ranks of each, some of which are present. ranks: of all, for the cap. The rest as of
+    StoppingRule.
     """
 
     def __init__(
@@ -186,8 +192,7 @@ class StoppingRules:
     def add(self, everyone: list[dict[str, list[int]]], back_to_back: bool, calls: int) -> None:
         """One batch of ``calls`` calls: the samples of each rank, [rank][clock]."""
         for part, rule in zip(self._parts, self._rules, strict=True):
-            # A fake world has one rank, whatever its size.
-            own = everyone if len(self._parts) == 1 else [everyone[rank] for rank in part]
+            own = [everyone[rank] for rank in present(part, len(everyone))]
             rule.add(times_of_calls(own, back_to_back), calls)
 
     @property

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, grace_s, see_off, survey
 from torchcoll.bench.whereabouts import Whereabouts, seen_from_beside
-from torchcoll.core.errors import ExitCode
+from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
 _LATENESSES = 40  # looks, which are 10 s
@@ -424,6 +424,13 @@ class Watchdog:
     def _sleep_until_gone() -> NoReturn:
         while True:  # another thread is writing the last words and will end the process
             time.sleep(1)
+
+
+def complain(line: str, rank: int, speaks: bool) -> None:
+    """The error of a command, in a line that one rank prints, and where torchrun looks for it."""
+    if speaks:
+        tell(line)
+    write_error_file(line, rank)
 
 
 def write_error_file(message: str, rank: int) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.main import measure
 from torchcoll.bench.measure import first_call
 from torchcoll.bench.options import Options, Other, Parser, number, parse
+from torchcoll.bench.session import Session, Sweep
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
@@ -52,7 +53,6 @@ from torchcoll.pairs.schedule import (
 
 if TYPE_CHECKING:
     from torchcoll.bench.output import Output
-    from torchcoll.bench.session import Session
     from torchcoll.core.result import Run
 
 
@@ -218,7 +218,7 @@ def bisect(
     session: Session, units: Units, threshold: float, told: Callable[[str], None]
 ) -> Halving:
     """Halve the units; rank 0 records what it came to. Collective."""
-    before = session.spec, session.parts, session.part
+    spec = replace(session.spec, fresh_group=True)
     case, span = session.sizings[-1].case, session.sizings[-1].span_nbytes
     step = 0
 
@@ -228,15 +228,14 @@ def bisect(
         parts = [ranks_of(units, first), ranks_of(units, second)]
         rest = {*range(session.ranks)} - {rank for part in parts for rank in part}
         parts += [tuple(sorted(rest))] if rest else []
-        session.parts = tuple(parts)
-        session.part = next(part for part in parts if session.rank in part)
+        sweep = Sweep(session, spec, tuple(parts))
         own = replace(case, group=f"bisect {step}")
         sizing = size_case(own, max(map(len, parts)), span_nbytes=span)
         seen: list[tuple[float, float]] = []
         for _ in range(_TIMES):
             told(f"bisect, step {step}")
             try:
-                session.one_case(sizing)
+                sweep.one_case(sizing)
             except RuntimeError as error:
                 sizes = " and ".join(str(len(part)) for part in parts)
                 session.trouble(f"groups of {sizes} ranks: {brief(error)}")
@@ -250,11 +249,7 @@ def bisect(
         shapes = [Counter(hosts[rank] for rank in ranks_of(units, g)) for g in (first, second)]
         return sorted(shapes[0].values()) == sorted(shapes[1].values())
 
-    session.spec = replace(session.spec, fresh_group=True)
-    try:
-        found = halve(range(len(units)), speeds, threshold, comparable)
-    finally:
-        session.spec, session.parts, session.part = before
+    found = halve(range(len(units)), speeds, threshold, comparable)
     if session.recorder:
         # The group's own members know no affinity, those of the run do.
         members = session.recorder.run.members
@@ -332,6 +327,7 @@ class PairsRun:
 
     def __init__(self, session: Session, options: PairOptions, told: Callable[[str], None]) -> None:
         self.session, self.options, self._told = session, options, told
+        self._all = Sweep(session)
         self.units = units_of(options.by, [m["host"] for m in session.control.members])
         check_units(self.units, options.by)
         first = session.sizings[0].case
@@ -359,7 +355,7 @@ class PairsRun:
         self._buffers.clear()
         session.device.release()
         self._told("all ranks together")
-        session.sweep()
+        self._all.run()
         if self.options.bisect:
             bisect(session, self.units, self.options.threshold, self._told)
         self._on_rank_0(self._events)
@@ -371,7 +367,7 @@ class PairsRun:
         session, failure = self.session, ""
         for case in self._cases:
             sizing = size_case(case, session.ranks)
-            if refused := session.agree_on_case(sizing):
+            if refused := self._all.agree_on_case(sizing):
                 raise TorchcollError(f"pairs: {case.describe()}: {refused[1]}")
         try:
             for case in self._cases:
@@ -586,12 +582,11 @@ def _sweep(
         told = line.show
     PairsRun(session, pairs, told).sweep()
     failure = None
-    if output and session.run:
+    if output:
         if line:
             line.clear()
-        session.run.path = output.path
-        output.show(lambda: _show(session.run, options, pairs))
-        failure = output.failure(session) or _accused(session.run)
+        output.show(lambda: _show(output.run, options, pairs))
+        failure = output.failure() or _accused(output.run)
     agreed: str | None = session.control.decide(failure)
     return agreed
 
@@ -600,10 +595,9 @@ def nothing_told(text: str) -> None:
     pass
 
 
-def _show(run: Run | None, options: Options, pairs: PairOptions) -> None:
+def _show(run: Run, options: Options, pairs: PairOptions) -> None:
     from torchcoll.pairs.show import show_pairs
 
-    assert run is not None
     show_pairs(run, options.format, pairs.threshold)
 
 

@@ -204,7 +204,8 @@ def run_replay(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace, launch: Launch) -> int:
-    from torchcoll.bench.main import complain, import_torch
+    from torchcoll.bench.main import import_torch
+    from torchcoll.bench.watchdog import complain
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
 
@@ -217,27 +218,32 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
         rehearse=options.rehearse,
     )
     torch = import_torch()
-    from torchcoll.bench.session import Session
+    from torchcoll.bench.session import SessionOptions
     from torchcoll.core.traffic import Traffic
     from torchcoll.training.replay import play
 
     file = _File(options.output)
 
-    def last_words(code: int, text: str, speaks: bool) -> None:
-        file.drop()
-        complain(f"torchcoll: error: {text}", launch.rank, speaks)
+    recorder = None
+    if launch.rank == 0:
+        from torchcoll.bench.recorder import Recorder
 
-    session = Session(
-        torch,
+        recorder = Recorder(file.emit)
+    asked = [spec.to_json(), options.file, options.steps, options.compute]
+    what = SessionOptions(
         spec,
-        launch=launch,
-        asked=fingerprint([spec.to_json(), options.file, options.steps, options.compute]),
+        launch,
+        asked=fingerprint(asked),
         argv=sys.argv[1:],
-        emit=file.emit,
-        on_last_words=last_words,
+        recorder=recorder,
+        on_leaving=file.drop,
     )
+
+    def read() -> Traffic:
+        return Traffic.load(options.file)
+
     try:
-        found = play(session, lambda: Traffic.load(options.file), options.steps, options.compute)
+        found = play(torch, what, read, options.steps, options.compute)
         if found is not None and file.writer:
             from torchcoll.runs.show import show
 

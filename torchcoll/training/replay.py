@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.bench.control import lacks_memory
 from torchcoll.bench.measure import first_call
-from torchcoll.bench.session import Session, opened
+from torchcoll.bench.session import Session, SessionOptions, opened
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import Spec
@@ -66,18 +66,20 @@ def replay(
 
     asked = ["replay", backend, device, steps, compute, timeout_s, rehearse]
     spec = Spec(backend=backend, device=device, timeout_s=timeout_s, rehearse=rehearse)
-    return play(Session(torch, spec, asked=fingerprint(asked)), lambda: traffic, steps, compute)
+    options = SessionOptions(spec, asked=fingerprint(asked))
+    return play(torch, options, lambda: traffic, steps, compute)
 
 
 def play(
-    session: Session, read: Callable[[], Traffic], steps: int, compute: bool
+    torch: Any, options: SessionOptions, read: Callable[[], Traffic], steps: int, compute: bool
 ) -> Traffic | None:
-    """``replay`` in a session that is not open yet; ``read`` is called on each rank."""
+    """``replay`` in a session of these options; ``read`` is called on each rank."""
     whole_number(steps, "steps", 1)
-    names = session.spec.backends if session.spec.backend else ()
-    if len(names) > 1 or not session.spec.communicates:
-        raise UsageError("backend", session.spec.backend, "one that communicates")
-    with opened(session):
+    backend = options.spec.backend
+    names = options.spec.backends if backend else ()
+    if len(names) > 1 or not options.spec.communicates:
+        raise UsageError("backend", backend, "one that communicates")
+    with opened(torch, options) as session:
         traffic, part, step = _agreed(session, read, compute)
         player = _player(session, part, compute)
         spans = _played(session, player, steps)
