@@ -424,10 +424,10 @@ class Session:
                 from torchcoll.bench.communicators import begin
 
                 self._meeting.undo.callback(begin(self, entries[0].name, kind))
-            if any(entry.interfaces in os.environ for entry in self.entries):
+            if any(entry.interfaces in os.environ for entry in entries):
                 from torchcoll.machine.placement import check_interfaces
 
-                check_interfaces(entry.name for entry in entries)
+                check_interfaces(entries)
             with self._meeting.phase("device"):
                 device = open_device(self.torch, kind, self.launch, spec.rehearse)
             where = [environment.hostname(), environment.device_place(self.torch, device)]
