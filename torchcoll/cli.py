@@ -17,7 +17,14 @@ from typing import NoReturn
 
 import torchcoll
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UnavailableError,
+    UsageError,
+    tell,
+    unknown,
+)
 
 # A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
 _ON_RANKS = {"replay": "training"}
@@ -69,9 +76,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     first = argv[0] if argv else ""
     known = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
     if first not in known and not first.startswith("-"):
-        raise UsageError(
-            "command", first or "none", f"one of {', '.join(known)}", f"{_TO_MEASURE}."
-        )
+        raise unknown("command", first or "none", known, action=f"{_TO_MEASURE}.")
     return _parser(first, known).parse_args(argv)
 
 

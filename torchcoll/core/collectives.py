@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import unknown
 
 # Lower case; torch.distributed.ReduceOp calls prod PRODUCT.
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
@@ -380,7 +380,7 @@ def find_collective(name: str) -> Collective:
     """The entry of that name; torch's, nccl-tests' and MPI's spellings. Raises UsageError."""
     found = _BY_ALIAS.get(_plain(name))
     if found is None:
-        raise UsageError("collective", name, f"one of {', '.join(COLLECTIVES)}")
+        raise unknown("collective", name, COLLECTIVES)
     return found
 
 
@@ -388,7 +388,7 @@ def find_op(name: str) -> str:
     """The reduction of that name in torch's spelling. Raises UsageError."""
     plain = str(name).strip().lower()
     if plain not in OPS:
-        raise UsageError("op", name, f"one of {', '.join(OPS)}")
+        raise unknown("op", name, OPS)
     return plain
 
 
