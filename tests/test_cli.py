@@ -112,6 +112,51 @@ def test_a_part_is_not_counted_beside_its_whole(path, capsys):
     assert err == f"torchcoll: warning: {path}.2 is a part of {path}: it is shown once\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["comp"], ["compare"]),
+        (["show", "--per"], ["--per-rank", "--percentiles"]),
+        (["show", "se"], ["setup.cfg"]),
+        (["show", "--reference", "se"], ["setup.cfg"]),
+        (["matrix", "--output", "torchc"], ["torchcoll"]),
+        (["--print"], ["--print-completion"]),
+    ],
+)
+def test_bash_completes(words, completed, tmp_path):
+    """As bash does it: the words in COMP_WORDS, the function that was registered, COMPREPLY."""
+    written = command("--print-completion", "bash")
+    assert (written.returncode, written.stderr) == (0, "")
+    (tmp_path / "script").write_text(written.stdout)
+    asked = '''source "$0" || exit 1
+        COMP_WORDS=(torchcoll "$@") COMP_CWORD=$#
+        found=$(complete -p torchcoll) && [[ $found =~ -F\\ ([^ ]+) ]] || exit 2
+        "${BASH_REMATCH[1]}" torchcoll "${@: -1}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf "%s\\n" "${COMPREPLY[@]}"'''
+    done = subprocess.run(
+        ["bash", "--norc", "-c", asked, str(tmp_path / "script"), *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == completed
+
+
+def test_completion_of_other_shells(capsys, monkeypatch):
+    assert main(["--print-completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef torchcoll")
+    assert main(["--print-completion", "fish"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: print-completion: got fish, expected one of bash, zsh\n"
+    )
+    monkeypatch.setitem(sys.modules, "shtab", None)  # an image that lacks it
+    assert main(["--print-completion", "bash"]) == 4
+    assert capsys.readouterr().err == (
+        "torchcoll: error: shtab: got none, expected it installed. python -m pip install shtab.\n"
+    )
+
+
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"torchcoll {__version__}\n"

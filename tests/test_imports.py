@@ -38,7 +38,7 @@ TABLE = {
     "pairs": ({"core", "libraries"}, SCIENCE, set()),
     "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
-    "cli": ({"core"}, set(), {"machine", "bench"}),
+    "cli": ({"core"}, set(), {"machine", "bench", "shtab"}),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }

@@ -13,16 +13,24 @@ import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torchcoll
 from torchcoll import __version__
-from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, tell
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UnavailableError,
+    UsageError,
+    choice,
+    tell,
+    unknown,
+)
 
 # A command that a launcher starts on every rank: rank 0 alone speaks, and no other room is loaded.
 _ON_RANKS = {"replay": "training"}
 # An image that brings its own torch may lack some (NO_INSTALL=1).
-_LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "torch")
+_LIBRARIES = ("defusedxml", "numpy", "pandas", "rich", "scipy", "shtab", "torch")
 _INTERRUPTED = 128 + 2  # SIGINT
 _TO_MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce"
 _BROKEN_PIPE = 128 + 13  # SIGPIPE: what other commands end with when `head` has read enough
@@ -48,6 +56,29 @@ def commands(*rooms: str) -> Commands:
     return dict(sorted(found.items()))
 
 
+_SHELLS = ("bash", "zsh")  # others that shtab knows have not been tried
+_PATHS = {"FILE": "FILE", "RUN": "FILE", "SIDE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY"}
+
+
+class _PrintCompletion(argparse.Action):
+    """``--print-completion SHELL``: the script by which a shell completes, then the end."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
+        choice(shell, "print-completion", _SHELLS)
+        import shtab
+
+        known = commands()
+        whole = _parser("", known)
+        (subparsers,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
+        for name, (_text, add_arguments, _run) in known.items():
+            add_arguments(subparsers.choices[name])
+            for action in subparsers.choices[name]._actions:
+                if action.metavar in _PATHS:  # without it shtab completes no file names
+                    action.complete = getattr(shtab, _PATHS[action.metavar])
+        print(shtab.complete(whole, shell))
+        parser.exit()
+
+
 def _parser(chosen: str, known: Commands) -> _Parser:
     parser = _Parser(
         prog="torchcoll",
@@ -56,6 +87,13 @@ def _parser(chosen: str, known: Commands) -> _Parser:
         f"{_TO_MEASURE} (one rank: python -m torchcoll.allreduce).",
     )
     parser.add_argument("--version", action="version", version=f"torchcoll {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=_PrintCompletion,
+        metavar="SHELL",
+        default=argparse.SUPPRESS,  # the names that are left are those of the command
+        help="print what makes bash or zsh complete commands, options and file names",
+    )
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, (text, add_arguments, run) in known.items():
         command = subparsers.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -69,9 +107,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     first = argv[0] if argv else ""
     known = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
     if first not in known and not first.startswith("-"):
-        raise UsageError(
-            "command", first or "none", f"one of {', '.join(known)}", f"{_TO_MEASURE}."
-        )
+        raise unknown("command", first or "none", known, action=f"{_TO_MEASURE}.")
     return _parser(first, known).parse_args(argv)
 
 

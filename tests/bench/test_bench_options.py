@@ -117,7 +117,7 @@ NAMES = (
 WHOLE = "a whole number from 0 on"
 FORMATS = "table, markdown, csv, json, nccl-tests"
 BAD = [
-    ("--dtype float33", f"dtype: got float33, expected one of {DTYPES}"),
+    ("--dtype float33", f"dtype: got float33, expected one of {DTYPES}. Did you mean float32?"),
     ("--dtype=", f"dtype: got an empty text, expected one of {DTYPES}"),
     ("-o mean", "op: got mean, expected one of sum, prod, min, max, avg, band, bor, bxor"),
     ("--collectives allreduce,foo", f"collective: got foo, expected one of {NAMES}"),

@@ -259,6 +259,7 @@ def test_unknown_collective(text, got):
     assert str(caught.value) == (
         f"collective: got {got}, expected one of all_reduce, all_gather, reduce_scatter, "
         "all_to_all, all_to_all_v, broadcast, reduce, gather, scatter, sendrecv, hypercube, barrier"
+        + (". Did you mean all_reduce?" if text else "")
     )
 
 

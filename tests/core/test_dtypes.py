@@ -76,4 +76,5 @@ def test_unknown(text, got):
     assert str(caught.value) == (
         f"dtype: got {got}, expected one of float32, float64, float16, bfloat16, int8, uint8, "
         "int16, int32, int64, float8_e4m3fn, float8_e5m2"
+        + (". Did you mean float32?" if text else "")
     )

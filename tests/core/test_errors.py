@@ -11,6 +11,9 @@ from torchcoll.core.errors import (
     UnreadableError,
     UsageError,
     brief,
+    choice,
+    did_you_mean,
+    unknown,
 )
 
 
@@ -57,6 +60,44 @@ def test_exit_codes_of_the_design(kind, code):
 def test_usage_error_is_a_value_error():
     with pytest.raises(ValueError, match=r"^size: got 1$"):
         raise UsageError("size", 1)
+
+
+COLORS = ("red", "green", "blue", None, "dark_blue")
+
+
+@pytest.mark.parametrize(
+    ("got", "hint"),
+    [
+        ("gren", "green"),
+        ("GREEN", "green"),
+        ("bleu", "blue"),
+        ("darkblue", "dark_blue"),
+        ("pink", None),
+        ("", None),
+        (7, None),
+        ("x" * 10_000_000, None),
+    ],
+)
+def test_did_you_mean(got, hint):
+    assert did_you_mean(got, ("red", "green", "blue", "dark_blue")) == (
+        f"Did you mean {hint}?" if hint else ""
+    )
+
+
+def test_one_of_a_set():
+    for color in COLORS:
+        choice(color, "color", COLORS)
+    with pytest.raises(UsageError) as found:
+        choice("gren", "color", COLORS)
+    listed = "red, green, blue, dark_blue"
+    line = f"color: got gren, expected one of {listed}. Did you mean green?"
+    assert str(found.value) == line
+    assert str(unknown("color", "pink", COLORS[:2], "some of {}", "Mix it.")) == (
+        "color: got pink, expected some of red, green. Mix it."
+    )
+    assert str(unknown("color", "rad", COLORS[:2], action="Mix it.")) == (
+        "color: got rad, expected one of red, green. Did you mean red? Mix it."
+    )
 
 
 @pytest.mark.parametrize(

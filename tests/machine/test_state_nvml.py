@@ -93,6 +93,13 @@ def test_links_to_a_gpu_and_to_what_is_not_told():
     assert only(answers)["nvlink_errors"] is None
 
 
+def test_the_last_of_36_links():
+    """As many as nvml.h (NVML_NVLINK_MAX_LINKS) of nvidia-ml-py 13.615 knows; 18 for long."""
+    answers = {("NvLinkState", 35): 1, ("NvLinkRemoteDeviceType", 35): 2}
+    assert only(answers)["nvlinks"] == 1
+    assert only(answers)["nvlink_to"] == {"switch": 1}
+
+
 def test_by_uuid():
     """torch gives the UUID without its prefix."""
     library = FakeNvml({"GPU-12-34": {"Index": 1}})

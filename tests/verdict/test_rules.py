@@ -198,7 +198,11 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "lab"', 'nam = "lab"', f"key nam in FILE, expected some of {KEYS}"),
+        (
+            'name = "lab"',
+            'nam = "lab"',
+            f"key nam in FILE, expected some of {KEYS}. Did you mean name?",
+        ),
         ('name = "lab"', "", "no name in FILE, expected name = TEXT"),
         ('name = "lab"', 'name = "a:b"', "name a:b in FILE, expected a name without a colon"),
         ("several_hosts = true", "", "no several_hosts in FILE, expected true or false"),
@@ -223,7 +227,11 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
             "",
             "busbw_gbps_each in FILE, expected parameter = TEXT beside it: what it is for each of",
         ),
-        ("[[limit]]", "[[limits]]", f"key limits in FILE, expected some of {KEYS}"),
+        (
+            "[[limit]]",
+            "[[limits]]",
+            f"key limits in FILE, expected some of {KEYS}. Did you mean limit?",
+        ),
         (OWN[OWN.index("[[limit]]") :], "", "no limit in FILE, expected a [[limit]]"),
         (OWN[OWN.index("[[limit]]") :], "limit = 3", "no limit in FILE, expected a [[limit]]"),
         ('source = "our acceptance test"', "", SOURCE),

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import ORDERS, Spec
 from torchcoll.core.units import whole_number
 from torchcoll.core.variables import masked_labels
@@ -286,8 +286,7 @@ def number(text: str, kind: type) -> Any:
 
 
 def _one_of(what: str, text: str, values: dict[str, Any]) -> Any:
-    if text not in values:
-        raise UsageError(what, text, f"one of {', '.join(values)}")
+    choice(text, what, values)
     return values[text]
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UsageError, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 from torchcoll.core.units import counted, parse_share
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.show import show_comparisons, told_beside
     from torchcoll.comparison.sides import side, sides_of
     from torchcoll.importers.registry import read_all, with_results
-    from torchcoll.report.formats import FORMATS, choice
+    from torchcoll.report.formats import FORMATS
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")

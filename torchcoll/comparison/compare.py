@@ -46,7 +46,7 @@ from torchcoll.comparison.sides import (
     values_by_name,
 )
 from torchcoll.comparison.statistics import Outlier
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice, did_you_mean
 from torchcoll.core.file import Source, load_all
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.units import format_ratio, format_size
@@ -157,9 +157,9 @@ def compare(
     Raises UsageError for choices that do not exist, for
     sides without a common case, and for rehearsals among real launches; UnreadableError for a file.
     """
-    choose(metric, "metric", METRICS)
+    choice(metric, "metric", METRICS)
     if over_ranks is not None:
-        choose(over_ranks, "over-ranks", OVER_RANKS)
+        choice(over_ranks, "over-ranks", OVER_RANKS)
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
     ours = base if isinstance(base, Side) else side("base", base, reader)
@@ -184,17 +184,13 @@ def compare(
     return found
 
 
-def choose(value: object, what: str, allowed: Sequence[str] | dict[str, str]) -> None:
-    if value not in allowed:
-        raise UsageError(what, value, f"one of {', '.join(allowed)}")
-
-
 def _check_names(names: Sequence[str], base: Side, new: Side) -> None:
     known = {*NAMES, *values_by_name(base), *values_by_name(new)}
     for name in names:
         if name not in known:
             facts = sorted(known - set(NAMES))
-            raise UsageError("by", name, f"one of {', '.join(NAMES)}, or {', '.join(facts)}")
+            expected = f"one of {', '.join(NAMES)}, or {', '.join(facts)}"
+            raise UsageError("by", name, expected, did_you_mean(name, known))
 
 
 def _pairs_of(

@@ -15,7 +15,7 @@ from typing import Any
 
 from torchcoll.comparison.sides import Measured, value_of_fact
 from torchcoll.core.collectives import find_collective
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size, parse_size
 
@@ -253,8 +253,7 @@ def _condition(text: str) -> Condition:
     if not match:
         raise UsageError("filter", text, _SET)
     name, sign, value = match.groups()
-    if name not in (*NAMES, "size"):
-        raise UsageError("filter name", name, f"one of size, {', '.join(NAMES)}")
+    choice(name, "filter name", ("size", *NAMES))
     texts = [part.strip() for part in value.split("|")]
     if sign in _ORDERS and (name not in (*_NUMBERS, "size") or len(texts) > 1):
         raise UsageError("filter", text, f"= or != with {name}, or one number behind {sign}")

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from torchcoll.core.case import Case
@@ -298,8 +298,9 @@ def _entry(torch: Any, name: str) -> BackendEntry:
             if is_nccl(name):
                 return replace(BACKENDS["nccl"], name=name, devices=devices)
             return BackendEntry(name, devices)
-        usable = ", ".join(n for n in BACKENDS if _built(torch, n))
-        raise UnavailableError("backend", name, f"one that this torch has: {usable}")
+        usable = [n for n in BACKENDS if _built(torch, n)]
+        expected = f"one that this torch has: {', '.join(usable)}"
+        raise UnavailableError("backend", name, expected, did_you_mean(name, usable))
     if entry.module:
         _import_bindings(torch, entry)
     if not _built(torch, name):

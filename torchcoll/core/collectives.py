@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.backends import backend_of
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import unknown
 
 if TYPE_CHECKING:
     from torchcoll.core.splits import Division, Weights
@@ -473,7 +473,7 @@ def find_collective(name: str) -> Collective:
     """The entry of that name; torch's, nccl-tests' and MPI's spellings. Raises UsageError."""
     found = _BY_ALIAS.get(_plain(name))
     if found is None:
-        raise UsageError("collective", name, f"one of {', '.join(COLLECTIVES)}")
+        raise unknown("collective", name, COLLECTIVES)
     return found
 
 
@@ -481,7 +481,7 @@ def find_op(name: str) -> str:
     """The reduction of that name in torch's spelling. Raises UsageError."""
     plain = str(name).strip().lower()
     if plain not in OPS:
-        raise UsageError("op", name, f"one of {', '.join(OPS)}")
+        raise unknown("op", name, OPS)
     return plain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,5 @@ def find_dtype(name: str) -> Dtype:
     """The type of that name; torch's, nccl-tests' and short spellings. Raises UsageError."""
     found = _BY_ALIAS.get(str(name).removeprefix("torch.").lower())
     if found is None:
-        raise UsageError("dtype", name, f"one of {', '.join(DTYPES)}")
+        raise unknown("dtype", name, DTYPES)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from enum import IntEnum
 
 
@@ -50,6 +51,31 @@ class UsageError(TorchcollError, ValueError):
     """A flag, argument or Spec field that cannot be used (exit code 2)."""
 
     exit_code = ExitCode.USAGE
+
+
+def choice(value: object, what: str, allowed: Iterable[object]) -> None:
+    """Raises UsageError where ``value`` is none of these; a None among them is not named."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise unknown(what, value, [each for each in allowed if each is not None])
+
+
+def unknown(
+    what: str, got: object, known: Iterable[object], expected: str = "one of {}", action: str = ""
+) -> UsageError:
+    """What refuses a name that is none of ``known``. expected: {} stands for all of them."""
+    names = [str(each) for each in known]
+    hint = f"{did_you_mean(got, names)} {action}".strip()
+    return UsageError(what, got, expected.format(", ".join(names)), hint)
+
+
+def did_you_mean(got: object, known: Iterable[str]) -> str:
+    """``Did you mean all_reduce?``, or '' where no name is alike; capitals do not count."""
+    import difflib  # 6 ms, which only an error costs
+
+    names = {name.lower(): name for name in known}
+    alike = difflib.get_close_matches(str(got).lower(), names, n=1)
+    return f"Did you mean {names[alike[0]]}?" if alike else ""
 
 
 class UnreadableError(TorchcollError):

@@ -319,6 +319,8 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _refuse(text)
 
 
+# Not orjson: it would save a sixth of loading a file (tests/benchmarks/libraries.py), cannot read
+# traces in pieces, and makes a float of a whole number beyond 64 bits in silence.
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse)
 
 

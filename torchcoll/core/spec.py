@@ -25,7 +25,7 @@ from torchcoll.core.collectives import (
     has_splits,
 )
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.units import counted, parse_size
 
 if TYPE_CHECKING:
@@ -172,12 +172,12 @@ class Spec:
                     raise UsageError("step-bytes", self.step_bytes, "at least 1 byte")
             elif not (math.isfinite(self.factor) and self.factor > 1):
                 raise UsageError("factor", self.factor, "a number above 1")
-        _choice(self.in_place, "in-place", (None, True, False, "both"))
-        _choice(self.cadence, "cadence", (None, *CADENCES))
-        _choice(self.order, "order", ORDERS)
-        _choice(self.init, "init", INITS)
-        _choice(self.buffers, "buffers", BUFFERS)
-        _choice(self.buffer_reuse, "buffer-reuse", BUFFER_REUSES)
+        choice(self.in_place, "in-place", (None, True, False, "both"))
+        choice(self.cadence, "cadence", (None, *CADENCES))
+        choice(self.order, "order", ORDERS)
+        choice(self.init, "init", INITS)
+        choice(self.buffers, "buffers", BUFFERS)
+        choice(self.buffer_reuse, "buffer-reuse", BUFFER_REUSES)
         if self.buffer_reuse == "rotate" and self.cadence == "graph":
             action = "A captured graph keeps the buffers of the call that it captured."
             raise UsageError("buffer-reuse", "rotate with --cadence graph", "one of them", action)
@@ -336,12 +336,6 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
     if isinstance(value, bool) or changed or (least is not None and number < least):
         raise UsageError(what, value, words)
     return number
-
-
-def _choice(value: Any, what: str, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        named = ", ".join(str(a) for a in allowed if a is not None)
-        raise UsageError(what, value, f"one of {named}")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -528,7 +522,7 @@ def _choose(traffic: Traffic, groups: str | None) -> tuple[tuple[int, ...], ...]
             raise UsageError("groups", got, f"one of them: {named}", _EACH)
         return choices[0] if choices else ()
     asked = partition(groups, traffic.ranks)
-    for choice in choices:
-        if set(choice or (whole,)) == set(asked):
-            return choice
+    for way in choices:
+        if set(way or (whole,)) == set(asked):
+            return way
     raise UsageError("groups", groups, named or "no groups: the traffic has no calls")

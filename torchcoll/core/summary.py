@@ -16,7 +16,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Given, Matrix, Run
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
@@ -85,8 +85,7 @@ def paired_ratio(ratios: Sequence[float]) -> tuple[float, float | None, float | 
 
 def over_ranks(samples: Matrix, how: str = "max") -> list[float]:
     """One duration a call from [rank][call]. ``max`` is the completion of the call."""
-    if how not in OVER_RANKS:
-        raise UsageError("over-ranks", how, f"one of {', '.join(OVER_RANKS)}")
+    choice(how, "over-ranks", OVER_RANKS)
     if not samples:
         return []
     if how == "rank0" or len(samples) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from torchcoll.core.errors import ExitCode, UsageError, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 
 # -------------------------------------------------------------------------------------------------
 # ``torchcoll scaling``: time, bandwidth and first calls against the number of ranks.
@@ -23,7 +23,7 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.show import show_scaling
     from torchcoll.importers.registry import read_all
-    from torchcoll.report.formats import FORMATS, choice, tell_beside
+    from torchcoll.report.formats import FORMATS, tell_beside
 
     choice(options.format, "format", FORMATS)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
@@ -64,7 +64,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.curves.show import show_transitions
     from torchcoll.curves.transitions import transitions
     from torchcoll.importers.registry import read_all
-    from torchcoll.report.formats import FORMATS, choice, tell_beside
+    from torchcoll.report.formats import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, printable, tell
+from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
 from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
     from torchcoll.importers.registry import read_all
-    from torchcoll.report.formats import FORMATS, choice, tell_beside
+    from torchcoll.report.formats import FORMATS, tell_beside
 
     names = ("export_env", "export_oneccl", "export_tuner")
     chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]

@@ -26,7 +26,7 @@ from torchcoll.core.bounds import MOST_RANKS, MOST_ROWS, MOST_TOLD
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
 from torchcoll.core.dtypes import DTYPES, find_dtype
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.result import CaseResult, Given, Run, Verification
 from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import format_ranges
@@ -53,8 +53,7 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.ranks is not None and not 1 <= self.ranks <= MOST_RANKS:
             raise UsageError("ranks", self.ranks, f"1 to {MOST_RANKS}")
-        if self.statistic not in (None, *STATISTICS):
-            raise UsageError("statistic", self.statistic, f"one of {', '.join(STATISTICS)}")
+        choice(self.statistic, "statistic", (None, *STATISTICS))
         if self.collective is not None:
             object.__setattr__(self, "collective", find_collective(self.collective).name)
         if self.dtype is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchcoll.core.backends import only_device
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Given
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
@@ -121,8 +121,7 @@ def sniff(head: Sequence[str]) -> bool:
 
 def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for key in options.columns:
-        if key not in KEYS:
-            raise UsageError("map", key, f"one of {', '.join(KEYS)}")
+        choice(key, "map", KEYS)
     found = Imported()
     reader = _TableReader(options, found)
     for line, text in lines:

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from torchcoll.core.errors import UnreadableError, UsageError, tell
+from torchcoll.core.errors import UnreadableError, UsageError, choice, tell
 from torchcoll.core.file import is_manifest, load_all, uncollected
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import is_traffic
@@ -76,8 +76,7 @@ def import_file(
     Raises UnreadableError for a file that is missing, empty, binary or of no known format, and
     UsageError for an importer that does not exist.
     """
-    if name is not None and name not in importers():
-        raise UsageError("from", name, f"one of {_names()}")
+    choice(name, "from", (None, *importers()))
     if options and options.columns:  # only a plain table has columns to name
         if name not in (None, _PLAIN):
             raise UsageError("map", f"columns for {name}", f"them for --from {_PLAIN} alone")

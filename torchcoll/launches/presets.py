@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 
 from torchcoll.core.backends import only_device
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.launches.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
@@ -41,8 +41,7 @@ class PresetOptions:
 
 def preset(name: str, asked: PresetOptions) -> Dimension:
     """The cells of a preset. Raises UsageError for an unknown one, and for what it cannot do."""
-    if name not in PRESETS:
-        raise UsageError("preset", name, f"one of {', '.join(PRESETS)}")
+    choice(name, "preset", PRESETS)
     return PRESETS[name](asked)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import ExitCode, UnreadableError, tell
+from torchcoll.core.errors import ExitCode, UnreadableError, choice, tell
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
@@ -29,7 +29,7 @@ def run_log(options: argparse.Namespace) -> ExitCode:
     from torchcoll.libraries.job_logs import file_rows, files_of, job_log, jobs_of, read_log
     from torchcoll.libraries.nccl.topology import is_dump
     from torchcoll.libraries.show import show_logs
-    from torchcoll.report.formats import FORMATS, choice
+    from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
     readers, dumps, code = [], [], ExitCode.OK

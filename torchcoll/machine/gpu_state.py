@@ -1,5 +1,8 @@
 """The state of NVIDIA GPUs, from the driver's own library by ctypes: no package, no nvidia-smi.
 
+nvidia-ml-py would save 70 of these lines, and the state of every machine whose image lacks it: it
+comes with no torch, and a run on an image as it is (NO_INSTALL=1) is where the state counts most.
+
 Numbers and structures are those of the public nvml.h (CUDA 11 to 13). What a driver or a GPU does
 not tell is None. AMD and machines without the driver have no libnvidia-ml: no state at all.
 """
@@ -117,7 +120,7 @@ _SM, _MEM = 1, 2  # nvmlClockType_t
 _GPU_SENSOR = 0  # nvmlTemperatureSensors_t
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 _VOLATILE = 0  # nvmlEccCounterType_t: since the driver was loaded
-_MAX_LINKS = 18  # NVML_NVLINK_MAX_LINKS
+_MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS; 18 in older headers, whose drivers refuse more
 _SWITCH = 2  # nvmlIntNvLinkDeviceType_t
 _REMOTES = {0: "gpu", 1: "cpu", _SWITCH: "switch"}
 _MAX_PROCESSES = 1024

@@ -72,6 +72,9 @@ def _numbers(folder: Path, names: tuple[str, ...]) -> dict[str, int]:
 # Who uses the cores of this host: ticks of /proc, which only ever count up.
 #
 # Two samples make a share; what a sample cannot read is None.
+#
+# Not psutil: a sample takes it more than twice as long (tests/benchmarks/libraries.py), it would
+# save some 25 lines, and an image that lacks it would know nothing of its cores.
 
 _NAMED = 3  # at most so many processes are named
 

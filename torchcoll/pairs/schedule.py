@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torchcoll.core.case import Case, need_nbytes, size_case
 from torchcoll.core.collectives import PAIR
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes, format_size, format_time
 
@@ -47,8 +47,7 @@ class PairOptions:
     ranks_per_node: int | None = None  # what --dry-run assumes
 
     def __post_init__(self) -> None:
-        if self.by not in BY:
-            raise UsageError("by", self.by, f"one of {', '.join(BY)}")
+        choice(self.by, "by", BY)
 
 
 def rounds_of(units: int) -> int:

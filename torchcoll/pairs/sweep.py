@@ -25,7 +25,14 @@ from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.collectives import DEFAULT_COLLECTIVE
-from torchcoll.core.errors import ExitCode, TorchcollError, UnavailableError, UsageError, brief
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UnavailableError,
+    UsageError,
+    brief,
+    choice,
+)
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_ranges, parse_share, whole_number
@@ -180,8 +187,7 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
             raise UsageError(flag, given, "none: torchcoll.pairs has no such choice")
     if options.resume:
         raise UsageError("resume", options.resume, "none: pairs are measured in one go")
-    if options.format not in ("table", "markdown", "csv", "json"):
-        raise UsageError("format", options.format, "one of table, markdown, csv, json")
+    choice(options.format, "format", ("table", "markdown", "csv", "json"))
     sizes = spec.sizes or SIZES
     if min(sizes) <= LATENCY_NBYTES:
         expected = f"more than {LATENCY_NBYTES} bytes"

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult
 from torchcoll.core.summary import PERIOD, Row, quantile, steady_times, told
 from torchcoll.core.units import format_bandwidth, format_size, format_time
@@ -248,7 +248,7 @@ def named_columns(names: Sequence[str]) -> list[Column]:
         names = ROW_FIELDS
     for name in names:
         if name not in COLUMNS:
-            raise UsageError("columns", name, f"all, or some of {', '.join(COLUMNS)}")
+            raise unknown("columns", name, COLUMNS, "all, or some of {}")
     columns = [COLUMNS[name] for name in names]
     return [dataclasses.replace(c, head=dataclasses.replace(c.head, drop=0)) for c in columns]
 

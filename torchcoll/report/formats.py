@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from torchcoll.core.errors import UsageError, one_line, tell
+from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks_of, summarise
@@ -39,11 +39,6 @@ class Records:
 RUN_FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 CLOCKS = ("host", "device", "issue")
 METRICS = ("time", "algbw", "busbw")
-
-
-def choice(value: object, what: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UsageError(what, value, f"one of {', '.join(allowed)}")
 
 
 def texts_of(value: str | Sequence[Any] | None) -> tuple[Any, ...]:

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import UnavailableError, UsageError, one_line
+from torchcoll.core.errors import UnavailableError, UsageError, choice, one_line
 from torchcoll.core.units import format_size, format_time
 from torchcoll.report.destination import check_new, write_file
-from torchcoll.report.formats import choice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

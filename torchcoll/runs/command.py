@@ -8,7 +8,7 @@ import os
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError, printable, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -277,8 +277,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
-    if options.format not in formats:
-        raise UsageError("format", options.format, f"one of {', '.join(formats)}")
+    choice(options.format, "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
     runs = read_all(options.files)

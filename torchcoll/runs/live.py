@@ -19,14 +19,14 @@ from typing import Any
 
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import TorchcollError
+from torchcoll.core.errors import TorchcollError, choice
 from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import P99_CALLS
 from torchcoll.core.units import format_size
 from torchcoll.report.columns import DIMENSIONS, Column, default_columns, values_of
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
-from torchcoll.report.formats import RUN_FORMATS, View, choice
+from torchcoll.report.formats import RUN_FORMATS, View
 from torchcoll.report.grid import (
     Grid,
     fit,

@@ -13,12 +13,11 @@ from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import is_right
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, value_of_fact
 from torchcoll.comparison.statistics import geometric
-from torchcoll.core.errors import UsageError
+from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS, Row
 from torchcoll.report.columns import values_of
-from torchcoll.report.formats import choice
 from torchcoll.report.header import kind_texts, reading, what_text
 from torchcoll.report.pictures import (
     BESIDE,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import UsageError, choice, one_line, unknown
 from torchcoll.core.file import load_all
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
@@ -16,7 +16,7 @@ from torchcoll.core.summary import Row
 from torchcoll.pairs.matches import is_pair
 from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
 from torchcoll.report.destination import Destination
-from torchcoll.report.formats import METRICS, RUN_FORMATS, View, choice, texts_of
+from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
@@ -240,7 +240,7 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
     # --per-rank and --calls are long tables for machines too.
     formats = {"": RUN_FORMATS, "pivot": RUN_FORMATS[:2]}.get(chosen, RUN_FORMATS[:4])
     if format not in formats:
-        raise UsageError("format", format, f"one of {', '.join(formats)} with --{chosen}")
+        raise unknown("format", format, formats, f"one of {{}} with --{chosen}")
     if metric and chosen != "pivot":
         raise UsageError("metric", metric, "--pivot beside it", "A table has --columns.")
     where = f"--{chosen}" if chosen else "--format nccl-tests" if format == "nccl-tests" else ""

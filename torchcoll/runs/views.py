@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult, Matrix, Run, facts_of
 from torchcoll.core.summary import (
     COLD_CALL,
@@ -118,10 +118,10 @@ def _check_key(runs: Sequence[Run], key: str) -> None:
     if label and name == "label":
         known = sorted({one_line(k) for run in runs for k in run.labels or {}})
         if label not in known:
-            among = f"one of {', '.join(known)}" if known else "a label, and the files have none"
-            raise UsageError("pivot label", label, among)
+            among = "one of {}" if known else "a label, and the files have none"
+            raise unknown("pivot label", label, known, among)
     elif key not in KEYS or key == "label=KEY":
-        raise UsageError("pivot", key, f"one of {', '.join(KEYS)}")
+        raise unknown("pivot", key, KEYS)
 
 
 def _column(run: Run, row: Row, key: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from torchcoll.core.errors import ExitCode, tell
+from torchcoll.core.errors import ExitCode, choice, tell
 
 
 def cold_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.registry import read_all
-    from torchcoll.report.formats import FORMATS, choice, tell_beside
+    from torchcoll.report.formats import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
     from torchcoll.startup.cold import cold

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.errors import ExitCode, UsageError, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
     from torchcoll.core.file import Writer
@@ -62,7 +62,7 @@ _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.traffic import is_traffic
-    from torchcoll.report.formats import FORMATS, choice
+    from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
     if options.curve is not None:
@@ -164,7 +164,7 @@ def _show_shards(options: argparse.Namespace) -> ExitCode:
     known = {type(module).__name__ for module in model.modules()}
     for name in asked:
         if name not in known:
-            raise UsageError("fsdp", name, f"classes of the model: {', '.join(sorted(known))}")
+            raise unknown("fsdp", name, sorted(known), "classes of the model: {}")
     ranks = 64 if options.ranks is None else options.ranks
     show(
         shard_traffic(model, lambda name, module: type(module).__name__ in asked, ranks),
@@ -209,8 +209,7 @@ def _replay(options: argparse.Namespace, launch: Launch) -> int:
     from torchcoll.core.case import fingerprint
     from torchcoll.core.spec import Spec
 
-    if options.format not in _FORMATS:
-        raise UsageError("format", options.format, f"one of {', '.join(_FORMATS)}")
+    choice(options.format, "format", _FORMATS)
     spec = Spec(
         backend=options.backend,
         device=options.device,
@@ -327,7 +326,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
-    from torchcoll.report.formats import FORMATS, choice
+    from torchcoll.report.formats import FORMATS
     from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time
 from torchcoll.report.columns import values_of
@@ -74,7 +74,7 @@ def _named(columns: Sequence[str]) -> list[str]:
     names = list(_COLUMNS) if list(columns) == ["all"] else list(columns)
     for name in names:
         if name not in _COLUMNS:
-            raise UsageError("columns", name, f"all, or some of {', '.join(_COLUMNS)}")
+            raise unknown("columns", name, _COLUMNS, "all, or some of {}")
     return names
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import OPS, find_collective
 from torchcoll.core.dtypes import DTYPES
-from torchcoll.core.errors import TorchcollError, UsageError
+from torchcoll.core.errors import TorchcollError, UsageError, did_you_mean, unknown
 from torchcoll.core.plausibility import DeviceLimits
 from torchcoll.core.summary import Row
 from torchcoll.core.units import parse_size
@@ -138,8 +138,8 @@ def load_fabric(stated: str, own: Mapping[str, Rule] | None = None) -> Fabric:
     if rule is None:
         known = packaged()
         if name not in known:
-            names = ", ".join(dict.fromkeys([*(own or {}), *known]))
-            raise UsageError("fabric", name, f"one of {names}", "Or add a file: --rules FILE.")
+            names = dict.fromkeys([*(own or {}), *known])
+            raise unknown("fabric", name, names, action="Or add a file: --rules FILE.")
         rule = _packaged(name)
     return rule.fabric(_parameter(rule, stated, text if colon else None))
 
@@ -206,8 +206,8 @@ def _rule(file: Any) -> Rule:
     return rule
 
 
-def _refuse(what: str, path: str, expected: str) -> UsageError:
-    return UsageError("rules", f"{what} in {path}", expected)
+def _refuse(what: str, path: str, expected: str, action: str = "") -> UsageError:
+    return UsageError("rules", f"{what} in {path}", expected, action)
 
 
 def _check(table: Mapping[str, Any], path: str) -> None:
@@ -287,8 +287,9 @@ def _may_be(value: object, known: Collection[str] | None) -> bool:
 
 
 def _check_keys(table: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-    if unknown := set(table) - set(known):
-        raise _refuse(f"key {sorted(unknown)[0]}", path, f"some of {', '.join(known)}")
+    if wrong := sorted(set(table) - set(known)):
+        expected = f"some of {', '.join(known)}"
+        raise _refuse(f"key {wrong[0]}", path, expected, did_you_mean(wrong[0], known))
 
 
 def _is_text(value: object) -> bool:
