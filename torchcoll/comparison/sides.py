@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +27,6 @@ from torchcoll.core.summary import (
 )
 from torchcoll.libraries.known_variables import OF_NCCL
 
-Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
@@ -221,14 +220,14 @@ def known_of(run: Run) -> dict[str, str]:
     return facts | {f"label={name}": value for name, value in run.labels.items()}
 
 
-def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_all) -> Side:
+def side(name: str, sources: Source | Sequence[Source]) -> Side:
     """A side of a Run, a file, a folder, a glob, or several of them."""
     several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
     found: list[Source] = [one for source in several for one in expanded(source)]
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
-    runs = _without_copies(reader(found))
+    runs = _without_copies(load_all(found))
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 

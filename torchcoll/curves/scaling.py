@@ -14,10 +14,10 @@ from typing import Any
 from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.results import is_right, launches_of
-from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
@@ -152,20 +152,18 @@ def scaling(
     *,
     sizes: Sequence[int] = (),
     link_gbps: float | None = None,
-    reader: Reader = load_all,
 ) -> Scaling:
     """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
     as they were asked for) or at the smallest, the middle and the largest that most numbers of
     ranks have. ``show`` prints it.
 
     link_gbps: the limit of busbw in GB/s.
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
-    Raises UsageError for a size that no case has, and where
-    no case tells its ranks and a time; UnreadableError for a file.
+    Raises UsageError for a size that no case has, and where no case tells its ranks and a time;
+    UnreadableError for a file.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
-    files = side("files", sources, reader)
+    files = side("files", sources)
     facts = {id(part): known_of(part) for part in files.parts}
     apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
     started = cold_of(files)

@@ -41,7 +41,6 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
-    from torchcoll.importers.registry import read_all
     from torchcoll.report.formats import FORMATS, choice, tell_beside
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -59,7 +58,6 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         threshold=parse_share(options.threshold, "threshold"),
         filter=options.filter,
         over_ranks=options.over_ranks,
-        reader=read_all,
     )
     if not chosen:
         show_algorithms([found], options.format)

@@ -12,10 +12,10 @@ from typing import Any
 
 from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
 from torchcoll.comparison.matching import kind_of
-from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     SLOW_FIRST,
@@ -284,13 +284,12 @@ class Cold:
     notes: list[str]
 
 
-def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Cold:
+def cold(sources: Source | Sequence[Source]) -> Cold:
     """What starting cost in these Runs, files, folders or globs, launch by launch.
 
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
-    UsageError where no launch tells its first calls, UnreadableError for a file.
+    Raises UsageError where no launch tells its first calls, UnreadableError for a file.
     """
-    files = side("files", sources, reader)
+    files = side("files", sources)
     launches = [part for run in files.runs for part in run.launches()]
     facts = {id(launch): known_of(launch) for launch, _ in launches}
     apart = kept_apart((launch.ranks, facts[id(launch)]) for launch, _ in launches)

@@ -61,7 +61,7 @@ _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.file import is_traffic
     from torchcoll.report.formats import FORMATS, choice
 
     choice(options.format, "format", FORMATS)
@@ -98,8 +98,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import read_all
+    from torchcoll.core.file import is_traffic
     from torchcoll.runs.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
@@ -125,7 +124,6 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         backward_ms=None if backward is None else _number(backward, "backward-ms"),
         dtype=options.dtype,
         accumulate=options.accumulate,
-        reader=read_all,
     )
     show(found, format=options.format)
     return ExitCode.OK
