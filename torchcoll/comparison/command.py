@@ -72,7 +72,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
         "against the other side are told",
     )
-    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
+    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default %(default)s)")
     add("--metric", default="time", help="time (the default), algbw or busbw")
     add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")

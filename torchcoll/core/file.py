@@ -173,17 +173,15 @@ def load(
     missing, of no known format, holds nothing usable or several runs, or has another major schema;
     UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
     """
-    for name, value in (("collective", collective), ("ranks", ranks)):
-        if value is not None and is_ours(path):
-            raise UsageError(name, value, f"none with {path}: a result file tells its own")
     if is_ours(path):
+        for name, value in (("collective", collective), ("ranks", ranks)):
+            if value is not None:
+                raise UsageError(name, value, f"none with {path}: a result file tells its own")
         return load_own(path)
     runs = _imported(path, collective, ranks)
     if len(runs) > 1:
-        whole = (
-            f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
-        )
-        action = f"{whole}; compare, show, ... take all."
+        way = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        action = f"{way}; compare, show, ... take all."
         raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
     return runs[0]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="the folder of torchcoll matrix, or result files")
-    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default 2%%)")
+    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default %(default)s)")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
     add("--format", default="table", help="table, markdown, csv or json")

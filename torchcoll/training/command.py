@@ -183,14 +183,15 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
     add("--backend", help="as when measuring (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
-    add("--steps", type=int, default=10, help="play the step so often (default 10)")
+    add("--steps", type=int, default=10, help="play the step so often (default %(default)s)")
     add(
         "--compute",
         action="store_true",
         help="sleep in the gaps between calls as long as the training did something else",
     )
     add("--rehearse", action="store_true", help="several nccl ranks on one GPU")
-    add("-T", "--timeout", type=float, default=300.0, help="seconds that are a hang (default 300)")
+    hang = "seconds that are a hang (default %(default)g)"
+    add("-T", "--timeout", type=float, default=300.0, help=hang)
     add("-J", "--output", metavar="FILE", help="traffic file (torchcoll-runs/...-replay-....jsonl)")
     add("--format", default="table", help=", ".join(_FORMATS))
 
