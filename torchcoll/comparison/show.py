@@ -10,7 +10,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS, values_of
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
 from torchcoll.report.notes import lines_beside, problems_of
@@ -370,11 +370,8 @@ def show_comparisons(
     found: Sequence[Comparison], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print comparisons with one base. Raises UsageError for an unknown format."""
-    show_found(
-        [Forms(comparison_grids(one), _records(one), comparison_object(one)) for one in found],
-        format,
-        file,
-    )
+    parts = [Forms(comparison_grids(one), comparison_object(one), _records(one)) for one in found]
+    show_found(parts, format, file)
 
 
 def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
@@ -394,13 +391,9 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "base": _side_object(found.base),
         "new": _side_object(found.new),
-        "metric": found.metric,
-        "threshold": found.threshold,
-        "reading": found.reading,
+        **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
-        "left_out": found.left_out,
-        "tally": found.tally,
-        "notes": found.notes,
+        **picked(found, "left_out tally notes"),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
             for pair, ours, theirs in found.profiles
