@@ -47,10 +47,9 @@ def comparison_grids(found: Comparison) -> list[Grid]:
         return [first, _fit_grid(found), last]
     titles = _titles([table[0].pair for table in tables])
     grids = []
-    profiles = {id(pair): both for pair, *both in found.profiles}
     notes: dict[str, int] = {}
     for table, title in zip(tables, titles, strict=True):
-        known = profiles.get(id(table[0].pair))
+        known = next((both for pair, *both in found.profiles if pair is table[0].pair), None)
         if known and not any(row.ratio for row in table):  # other ranks, or another machine
             grids.append(_profile_grid(found, known[0], known[1], title))
             grids.append(_shares_grid(found, table, known[0], known[1]))
@@ -272,26 +271,20 @@ def _shares_grid(
 
 def _fit_grid(found: Comparison) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
-    titles = dict(
-        zip(
-            (id(one.pair) for one in found.fitted),
-            _titles([one.pair for one in found.fitted]),
-            strict=True,
-        )
-    )
+    titles = _titles([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
     heads.append(Head("verdict", left=True))
     rows = [
         [
-            titles[id(one.pair)] or str(one.pair.common.get("collective")),
+            title or str(one.pair.common.get("collective")),
             one.figure,
             *(_fit_figure(one, value) for value in (one.base, one.new)),
             format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
             interval_text(one.judged),
             f"{one.judged.verdict} ({one_line(one.judged.reason)})",
         ]
-        for one in found.fitted
+        for one, title in zip(found.fitted, titles, strict=True)
     ]
     _points_aligned(rows, 4)
     return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
@@ -48,6 +49,7 @@ class Measured:
     knows_requested: bool  # False: imported, the size in the file is the actual one
     start: float | None = None  # of the launch that measured it, in seconds; None is unknown
     iters: str = ""  # what its launch asked for; '' is unknown
+    part: int = 0  # the number of its launch among ``parts`` of its side
 
 
 @dataclass(frozen=True)
@@ -125,23 +127,29 @@ class Side:
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every launch, read for ``metric``."""
-        found = []
+        found: list[Measured] = []
+        before = 0  # launches
         for number, run in enumerate(self.runs):
-            libraries, doubts = libraries_of(run), doubts_of(run)
-            for part, results in run.launches():
-                facts, start, iters = known_of(part), start_of(part), _iters_of(part)
-                for result in results:
-                    row = summarise(result, reading.over_ranks, library=libraries[id(result)])
-                    if reading.mean and result.time_ns:
-                        row = _read_as_mean(row, result, reading.over_ranks)
-                    row = doubted(row, doubts.get(id(result)))
-                    figure: float | None = getattr(row, METRICS[metric])
-                    # A duration of nothing has no logarithm; only a broken clock gives one.
-                    figure = figure if figure and 0 < figure < math.inf else None
-                    if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
-                        figure = None
-                    knows = not run.source
-                    found.append(Measured(row, result, number, figure, facts, knows, start, iters))
+            parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.launches()]
+            each = zip(
+                run.launch_numbers(), run.results, libraries_of(run), doubts_of(run), strict=True
+            )
+            for part, result, library, doubt in sorted(each, key=itemgetter(0)):
+                row = summarise(result, reading.over_ranks, library=library)
+                if reading.mean and result.time_ns:
+                    row = _read_as_mean(row, result, reading.over_ranks)
+                row = doubted(row, doubt)
+                figure: float | None = getattr(row, METRICS[metric])
+                # A duration of nothing has no logarithm; only a broken clock gives one.
+                figure = figure if figure and 0 < figure < math.inf else None
+                if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                    figure = None
+                facts, start, iters = parts[part]
+                knows, place = not run.source, before + part
+                found.append(
+                    Measured(row, result, number, figure, facts, knows, start, iters, place)
+                )
+            before += len(parts)
         return found
 
 

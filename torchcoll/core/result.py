@@ -408,13 +408,15 @@ class Run:
 
     def launches(self) -> list[tuple[Run, list[CaseResult]]]:
         """This launch and its continuations, each with those of ``results`` that it measured."""
-        owners = {id(result): run for run in self.continuations for result in run.results}
-        found: dict[int, tuple[Run, list[CaseResult]]] = {
-            id(run): (run, []) for run in (self, *self.continuations)
-        }
-        for result in self.results:
-            found[id(owners.get(id(result), self))][1].append(result)
-        return list(found.values())
+        found: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
+        for number, result in zip(self.launch_numbers(), self.results, strict=True):
+            found[number][1].append(result)
+        return found
+
+    def launch_numbers(self) -> list[int]:
+        """Which of ``launches`` measured each of ``results``: 0 is this one."""
+        of_others = {id(r): n for n, run in enumerate(self.continuations, 1) for r in run.results}
+        return [of_others.get(id(result), 0) for result in self.results]
 
     @property
     def labels(self) -> dict[str, str]:

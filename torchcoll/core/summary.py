@@ -394,13 +394,11 @@ def nothing_sent(rows: Sequence[Row]) -> str:
     return text if names else ""
 
 
-def libraries_of(run: Run) -> dict[int, str | None]:
-    """id of each result -> the communication library that its own launch had."""
-    return {
-        id(result): (launch.environment.get("libraries") or {}).get(result.case.backend)
-        for launch, results in run.launches()
-        for result in results
-    }
+def libraries_of(run: Run) -> list[str | None]:
+    """The communication library that the launch of each result had, in the order of the results."""
+    known = [one.environment.get("libraries") or {} for one in (run, *run.continuations)]
+    numbers = run.launch_numbers()
+    return [known[n].get(r.case.backend) for n, r in zip(numbers, run.results, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -392,9 +392,9 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
         apart = " apart from that" if found.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{apart}")
     lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
-    seen = {id(one.handover) for one in found.transitions}
+    seen = [one.handover for one in found.transitions]
     for one in found.handovers:
-        if id(one) not in seen:
+        if one not in seen:
             lines.append(
                 f"the log: {one_line(one.before)} to {one_line(one.after)} between "
                 f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"

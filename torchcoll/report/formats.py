@@ -82,7 +82,7 @@ class View:
         return summarise(result, self.over_ranks, self.clock, library)
 
     def entry(
-        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str | None = None
+        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str = ""
     ) -> Entry:
         marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
         return Entry(doubted(row, doubt), result, marks, self.over_ranks)
@@ -93,12 +93,11 @@ class View:
         return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        libraries = libraries_of(run)
-        rows = [self.row(result, libraries[id(result)]) for result in run.results]
+        rows = list(map(self.row, run.results, libraries_of(run)))
         doubts = doubts_of(run, rows if self.usual else None)
         return [
-            self.entry(result, row, notes, doubts.get(id(result)))
-            for result, row in zip(run.results, rows, strict=True)
+            self.entry(result, row, notes, doubt)
+            for result, row, doubt in zip(run.results, rows, doubts, strict=True)
         ]
 
     def extra_columns(self) -> list[Column]:

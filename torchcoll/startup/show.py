@@ -68,7 +68,7 @@ def cold_grids(found: Cold) -> list[Grid]:
         scales = [scale for scale in found.scales if repr(scale.kind) == kind]
         if len(rows) > 1:
             grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
-    each = {id(row.launch): row for row in found.rows}  # of several backends: set up once
+    each = {row.placed.order: row for row in found.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(found.late))
     grids.append(Grid([], [], below=found_lines(found.notes, found.runs)))
@@ -284,13 +284,16 @@ def _late(late: Sequence[Late]) -> Grid:
     shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
     titles = kind_texts([one.kind for one in late])
     several = len(set(titles)) > 1
-    named = dict(zip(map(id, late), titles, strict=True))
+    named = {repr(one.kind): title for one, title in zip(late, titles, strict=True) if several}
     below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
     if any(one.launches == 1 for one in late):
         below.append("one launch cannot tell a call that connects from one that met a hiccup")
     return filled(
         [
-            (Head("case", left=True, repeat=True), lambda o: named[id(o)] if several else "-"),
+            (
+                Head("case", left=True, repeat=True),
+                lambda o: named.get(repr(o.kind), "-"),
+            ),
             (Head("ranks"), lambda o: str(o.ranks or "-")),
             (Head("size", repeat=True), lambda o: format_size(o.nbytes)),
             (
