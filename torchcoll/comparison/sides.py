@@ -14,7 +14,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Source, expanded, load_all
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Given, Run, facts_of
+from torchcoll.core.result import CaseResult, Given, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
     COLD_CALL,
     OVER_RANKS,
@@ -132,7 +132,7 @@ class Side:
         for number, run in enumerate(self.runs):
             parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.launches()]
             each = zip(
-                run.launch_numbers(), run.results, libraries_of(run), doubts_of(run), strict=True
+                launch_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
             )
             for part, result, library, doubt in sorted(each, key=itemgetter(0)):
                 row = summarise(result, reading.over_ranks, library=library)

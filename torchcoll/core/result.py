@@ -409,14 +409,9 @@ class Run:
     def launches(self) -> list[tuple[Run, list[CaseResult]]]:
         """This launch and its continuations, each with those of ``results`` that it measured."""
         found: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
-        for number, result in zip(self.launch_numbers(), self.results, strict=True):
+        for number, result in zip(launch_numbers(self), self.results, strict=True):
             found[number][1].append(result)
         return found
-
-    def launch_numbers(self) -> list[int]:
-        """Which of ``launches`` measured each of ``results``: 0 is this one."""
-        of_others = {id(r): n for n, run in enumerate(self.continuations, 1) for r in run.results}
-        return [of_others.get(id(result), 0) for result in self.results]
 
     @property
     def labels(self) -> dict[str, str]:
@@ -447,3 +442,9 @@ def facts_of(run: Run) -> dict[str, str]:
     if len(hosts) > _FEW_HOSTS:
         hosts = [hosts[0], "...", hosts[-1], f"({len(hosts)} hosts)"]
     return {**facts, "hosts": " ".join(hosts)} if hosts else facts
+
+
+def launch_numbers(run: Run) -> list[int]:
+    """Which of ``run.launches()`` measured each of its results: 0 is the first."""
+    of_others = {id(r): n for n, other in enumerate(run.continuations, 1) for r in other.results}
+    return [of_others.get(id(result), 0) for result in run.results]
