@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import SCHEMA, Writer, load, load_all, records_of, save
+from torchcoll.core.file import SCHEMA, Writer, load, load_all, load_own, records_of, save
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
 from torchcoll.core.spec import Spec
@@ -73,9 +73,9 @@ def text_of(run):
     return "".join(line + "\n" for line in lines)
 
 
-def refusal(path):
+def refusal(path, reading=load):
     with pytest.raises(UnreadableError) as caught:
-        load(path)
+        reading(path)
     assert caught.value.exit_code == 3
     return str(caught.value)
 
@@ -277,12 +277,14 @@ def test_a_damaged_gz_is_one_line(tmp_path, at):
     broken[at] ^= 0xFF
     path = tmp_path / "run.jsonl.gz"
     path.write_bytes(bytes(broken))
-    try:
-        run = load(path)
-    except UnreadableError as error:
-        assert str(error).startswith(f"result file: got {path}, expected a")
-    else:
-        assert run.problems
+    for reading, what in ((load, "file"), (load_own, "result file")):
+        try:
+            run = reading(path)
+        except UnreadableError as error:
+            assert str(error).startswith((f"{what}: got {path}, expected a", "result file: got"))
+            assert str(error).count(str(path)) == 1
+        else:
+            assert run.problems
 
 
 # --- truncated and broken files --------------------------------------------------------------
@@ -514,7 +516,7 @@ def test_foreign(tmp_path, content):
     path = tmp_path / "file"
     path.write_bytes(content)
     way = f". Where it is output of another tool: torchcoll import {path} -o RUN.jsonl"
-    assert refusal(path) == f"result file: got {path}, expected {FOREIGN}" + (
+    assert refusal(path, load_own) == f"result file: got {path}, expected {FOREIGN}" + (
         "" if b'"record"' in content else way
     )
 
@@ -522,10 +524,11 @@ def test_foreign(tmp_path, content):
 def test_empty(tmp_path):
     path = tmp_path / "file"
     path.touch()
-    assert refusal(path) == (
+    assert refusal(path, load_own) == (
         f"result file: got {path}, expected a torchcoll result file, whose "
         'first line holds "schema":"torchcoll/1"; this one is empty'
     )
+    assert refusal(path) == f"file: got {path}, expected output of a benchmark; this one is empty"
 
 
 def test_missing_and_folder(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.traffic import Group, Traffic, TrafficCall, is_traffic, join
+from torchcoll.core.file import is_traffic
+from torchcoll.core.traffic import Group, Traffic, TrafficCall, join
 
 FULL = TrafficCall(
     "all_to_all_v",

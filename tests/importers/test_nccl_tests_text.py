@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from foreign_files import HEAD, NAMES, ROW, SMALL, text
 
+from torchcoll.core.errors import UnreadableError
+from torchcoll.core.file import load, load_all
 from torchcoll.core.summary import summarise
 
 
@@ -241,6 +243,18 @@ def test_one_rank_outputs_one_after_the_other_are_a_warning(imported):
     found = imported(text(head=ONE) * 2)
     assert len(found.runs) == 2
     assert "2 outputs of one rank each" in found.warnings[-1]
+
+
+def test_load_is_for_one_run(tmp_path):
+    path = tmp_path / "two.txt"
+    path.write_text(text(head=ONE) * 2)
+    with pytest.raises(UnreadableError) as caught:
+        load(path)
+    assert str(caught.value) == (
+        f"file: got 2 runs in {path}, expected a file of one run. torchcoll import {path} -o "
+        "RUN.jsonl writes a file of each; compare, show, ... take all."
+    )
+    assert len(load_all([path])) == 2
 
 
 def test_a_fractional_factor_is_said(imported):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from pathlib import Path
@@ -12,10 +13,11 @@ from foreign_files import ONECCL, OSU, PARAM, RCCL, inspector, nccl_json
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.file import load_all
 from torchcoll.core.summary import summarise
 from torchcoll.importers.base import collective_in
 from torchcoll.importers.nccl_tests import version_text
-from torchcoll.importers.registry import read_all
+from torchcoll.importers.registry import importers
 
 
 def rows_of(found):
@@ -45,15 +47,54 @@ def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, nbytes, count):
     assert (given.nbytes, given.size_basis) == ((4096, printed) if printed else (None, ""))
 
 
+def test_load_reads_what_an_importer_reads(in_tmp_path):
+    """The table of ``ONECCL``: 4 ranks, told by the file; a table of sizes tells nothing."""
+    (in_tmp_path / "one.txt").write_text(ONECCL.format(names="allreduce"))
+    (in_tmp_path / "packed.gz").write_bytes(gzip.compress(Path("one.txt").read_bytes()))
+    for path in ("one.txt", Path("packed.gz")):
+        run = torchcoll.load(path)
+        assert (run.source["tool"], run.ranks) == ("oneCCL benchmark", 4)
+        assert {result.case.collective for result in run.results} == {"all_reduce"}
+
+    Path("t.csv").write_text("size,time (us)\n1024,10\n4096,20\n")
+    run = torchcoll.load("t.csv", collective="allgather", ranks=8)
+    told = [(r.case.collective, r.case.nbytes, r.ranks, r.given.time_ns) for r in run.results]
+    assert told == [("all_gather", 1024, 8, 10e3), ("all_gather", 4096, 8, 20e3)]
+    assert torchcoll.load("t.csv", collective="allgather").ranks == 0  # unknown
+
+
+def test_what_load_refuses(in_tmp_path):
+    def refused(error, path, **known):
+        with pytest.raises(error) as caught:
+            torchcoll.load(path, **known)
+        return str(caught.value)
+
+    Path("bin").write_bytes(b"\x7fELF\x02\x01\x01\x00")
+    assert refused(UnreadableError, "bin") == "file: got bin, expected text; this one is binary"
+    Path("prose").write_text("no table at all\n")
+    known = ", ".join(importers())
+    assert refused(UnreadableError, "prose") == (
+        f"file: got prose, expected a torchcoll result file, or output of {known}. "
+        "Force one with torchcoll import --from; --map names the columns of a table."
+    )
+    ours = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
+    assert refused(UsageError, ours, ranks=8) == (
+        f"ranks: got 8, expected none with {ours}: a result file tells its own"
+    )
+    assert refused(UsageError, "prose", collective="all_sums").startswith(
+        "collective: got all_sums"
+    )
+    assert refused(UsageError, "prose", ranks=0).startswith("ranks: got 0, expected 1 to ")
+
+
 def test_oneccl_output_from_python(in_tmp_path):
     (in_tmp_path / "a b.txt").write_text(ONECCL.format(names="allreduce"))
-    with pytest.raises(UnreadableError, match=r"torchcoll import 'a b.txt' -o RUN\.jsonl$"):
-        torchcoll.show("a b.txt")
-    (run,) = read_all([Path("a b.txt")])
-    assert read_all([run]) == [run]  # what was read stays as it is
-    out = io.StringIO()
-    torchcoll.show(run, file=out)
-    assert "imported from oneCCL benchmark" in out.getvalue()
+    (run,) = load_all([Path("a b.txt")])
+    assert load_all([run]) == [run]  # what was read stays as it is
+    for source in ("a b.txt", run, torchcoll.load("a b.txt")):
+        out = io.StringIO()
+        torchcoll.show(source, file=out)
+        assert "imported from oneCCL benchmark" in out.getvalue()
 
 
 def test_oneccl_times_an_empty_reduce_scatter(imported):

@@ -14,7 +14,6 @@ from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load, load_all
 from torchcoll.core.result import CaseResult, Choice, Run, Verification
-from torchcoll.importers.registry import resolve
 from torchcoll.runs.show import show
 from torchcoll.verdict.judging import judge
 
@@ -292,7 +291,7 @@ def test_what_an_import_lacks_to_be_judged():
 def test_the_figures_that_are_a_copy_of_one_device():
     """The published A100 curve as it is, as a table without ranks, and as it was imported."""
     folder = Path(__file__).parents[2] / "results" / "a100-8gpu-baseline"
-    (plain,) = load_all(resolve([str(folder / "curve.csv")]))
+    (plain,) = load_all([str(folder / "curve.csv")])
     assert judge(plain).line.startswith(f"{UNKNOWN_RANKS}; {NOT_JUDGED} ranks and GPU unknown")
     assert judge(plain, "nvswitch-a100").line.startswith(UNKNOWN_RANKS)
     assert judge(load(folder / "curve.jsonl")).word == "FAIL"

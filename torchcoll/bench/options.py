@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import ORDERS, Spec
-from torchcoll.core.units import whole_number
+from torchcoll.core.units import format_size, whole_number
 from torchcoll.core.variables import masked_labels
 
 # Options that Spec takes as they are, under their own name.
@@ -103,7 +104,17 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, action=hint)
 
 
+def _written(name: str, value: Any) -> str:
+    """The default of a field of Spec, as the command line would have it."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, (int, float)):
+        return format_size(int(value)) if name.endswith("_bytes") else f"{value:g}"
+    return str(value)
+
+
 def _parser(program: str, several: bool) -> argparse.ArgumentParser:
+    default = SimpleNamespace(**{f.name: _written(f.name, f.default) for f in fields(Spec)})
     p = Parser(
         prog=program,
         description="Measure a collective of torch.distributed on all ranks of this launch.",
@@ -124,17 +135,23 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
             help="the calls of a training, as torchcoll.capture saved them (or a folder of files)",
             **text,
         )
-    what.add_argument("-b", "--min-bytes", help="smallest size (8)", **text)
-    what.add_argument("-e", "--max-bytes", help="largest size (128M)", **text)
-    what.add_argument("-f", "--factor", help="from size to size, 1.15 too (4)", **text)
+    what.add_argument("-b", "--min-bytes", help=f"smallest size ({default.min_bytes})", **text)
+    what.add_argument("-e", "--max-bytes", help=f"largest size ({default.max_bytes})", **text)
+    what.add_argument(
+        "-f", "--factor", help=f"from size to size, 1.15 too ({default.factor})", **text
+    )
     what.add_argument("-i", "--step-bytes", help="add so many bytes instead", **text)
     what.add_argument("--sizes", help="a list instead: 1K,1M,25M", **text)
-    what.add_argument("-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} (float32)", **text)
-    what.add_argument("-o", "--op", help=f"all, or of {', '.join(OPS)} (sum)", **text)
-    what.add_argument("-r", "--root", help="rank, or ranks with commas (0)", **text)
+    what.add_argument(
+        "-d", "--dtype", help=f"all, or of {', '.join(DTYPES)} ({default.dtypes})", **text
+    )
+    what.add_argument("-o", "--op", help=f"all, or of {', '.join(OPS)} ({default.ops})", **text)
+    what.add_argument("-r", "--root", help=f"rank, or ranks with commas ({default.roots})", **text)
     what.add_argument("--in-place", help="0, 1 or both (each collective's own default)", **text)
     what.add_argument(
-        "--splits", help="all_to_all_v: seed:N, weights 1,2,4 or a matrix file (seed:0)", **text
+        "--splits",
+        help=f"all_to_all_v: seed:N, weights 1,2,4 or a matrix file ({default.splits})",
+        **text,
     )
     what.add_argument(
         "--backend",
@@ -154,18 +171,23 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         **text,
     )
     how.add_argument("-n", "--iters", help="steady calls; 0: cold calls only (by rule)", **text)
-    how.add_argument("-w", "--warmup", help="timed calls between cold and steady (0)", **text)
-    how.add_argument("--cold", help="at least so many cold calls (3)", **text)
-    how.add_argument("--precision", help="stop at this relative half-width (0.05)", **text)
-    how.add_argument("--max-time", help="steady seconds a case (1)", **text)
+    how.add_argument(
+        "-w", "--warmup", help=f"timed calls between cold and steady ({default.warmup})", **text
+    )
+    how.add_argument("--cold", help=f"at least so many cold calls ({default.cold})", **text)
+    how.add_argument(
+        "--precision", help=f"stop at this relative half-width ({default.precision})", **text
+    )
+    how.add_argument("--max-time", help=f"steady seconds a case ({default.max_time_s})", **text)
     how.add_argument(
         "--fresh-group", action="store_true", help="a new communicator for every case", **text
     )
-    how.add_argument("--init", help="lazy or eager: when to connect (lazy)", **text)
+    how.add_argument("--init", help=f"lazy or eager: when to connect ({default.init})", **text)
     how.add_argument("--buffers", help="default, registered or symmetric (nccl)", **text)
     how.add_argument(
         "--buffer-reuse",
-        help="same buffers in every call, or rotate through the largest of the sweep (same)",
+        help="same buffers in every call, or rotate through the largest of the sweep "
+        f"({default.buffer_reuse})",
         **text,
     )
     how.add_argument(
@@ -175,18 +197,21 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         help="async_op, as DDP",
         **text,
     )
-    how.add_argument("--coalesce", help="so many calls in one group (1)", **text)
+    how.add_argument("--coalesce", help=f"so many calls in one group ({default.coalesce})", **text)
     how.add_argument(
         "--rehearse",
         action="store_true",
         help="several nccl ranks on one GPU",
         **text,
     )
-    how.add_argument("-c", "--check", help="verify the results, 0 or 1 (1)", **text)
-    how.add_argument("--order", help=f"{' or '.join(ORDERS)} (size)", **text)
-    how.add_argument("--seed", help="of --order shuffled (0)", **text)
+    how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
+    how.add_argument("--order", help=f"{' or '.join(ORDERS)} ({default.order})", **text)
+    how.add_argument("--seed", help=f"of --order shuffled ({default.seed})", **text)
     how.add_argument(
-        "-T", "--timeout", help="seconds without progress that are a hang (300)", **text
+        "-T",
+        "--timeout",
+        help=f"seconds without progress that are a hang ({default.timeout_s})",
+        **text,
     )
     how.add_argument(
         "--require-idle",

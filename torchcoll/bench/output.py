@@ -18,7 +18,7 @@ from torchcoll.bench.recorder import Recorder
 from torchcoll.core.case import Case, partition
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UsageError, tell
-from torchcoll.core.file import Writer, load, records_of
+from torchcoll.core.file import Writer, load_own, records_of
 from torchcoll.core.result import CaseResult, Run, told_shortfall
 from torchcoll.core.spec import Spec
 
@@ -69,7 +69,7 @@ class Output:
         if not self.options.resume:
             return self.spec
         path = Path(self.options.resume)
-        run = load(path)
+        run = load_own(path)
         if run.ranks != self._ranks:
             raise UsageError("resume", f"{self._ranks} ranks", f"{run.ranks} as in {path}")
         asked, earlier = self.spec, run.spec

@@ -72,7 +72,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
         "against the other side are told",
     )
-    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default 2%%)")
+    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default %(default)s)")
     add("--metric", default="time", help="time (the default), algbw or busbw")
     add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
@@ -92,14 +92,14 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.differences import check_unmixed
     from torchcoll.comparison.show import show_comparisons, told_beside
     from torchcoll.comparison.sides import side, sides_of
-    from torchcoll.importers.registry import read_all, with_results
+    from torchcoll.core.file import with_results
     from torchcoll.report.formats import FORMATS
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
     arguments = with_results(options.sides, least=2)
-    base, *others = [side(name, paths, read_all) for name, paths in sides_of(arguments)]
+    base, *others = [side(name, paths) for name, paths in sides_of(arguments)]
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
         check_unmixed(base, next(one for one in others if one.name == "new"))

@@ -36,7 +36,6 @@ from torchcoll.comparison.results import (
 )
 from torchcoll.comparison.sides import (
     METRICS,
-    Reader,
     Reading,
     Side,
     check_together,
@@ -47,7 +46,7 @@ from torchcoll.comparison.sides import (
 )
 from torchcoll.comparison.statistics import Outlier
 from torchcoll.core.errors import UsageError, choice, did_you_mean
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.units import format_ratio, format_size
 
@@ -145,7 +144,6 @@ def compare(
     filter: str | Sequence[str] = (),
     by: str | Sequence[str] = (),
     fit: bool = False,
-    reader: Reader = load_all,
 ) -> Comparison:
     """``new`` against ``base``: Runs, files, folders or globs; several are the launches of a side.
 
@@ -153,17 +151,16 @@ def compare(
     max (the default), mean, min, rank0. filter: conditions such as ``collective=all_reduce`` and
     ``size>=1M``. by: names that cases must agree in to be compared. fit: latency and bandwidth of
     each collective in place of the cases.
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
-    Raises UsageError for choices that do not exist, for
-    sides without a common case, and for rehearsals among real launches; UnreadableError for a file.
+    Raises UsageError for choices that do not exist, for sides without a common case, and for
+    rehearsals among real launches; UnreadableError for a file.
     """
     choice(metric, "metric", METRICS)
     if over_ranks is not None:
         choice(over_ranks, "over-ranks", OVER_RANKS)
     if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
         raise UsageError("threshold", threshold, "above 0 % and below 100 %")
-    ours = base if isinstance(base, Side) else side("base", base, reader)
-    theirs = new if isinstance(new, Side) else side("new", new, reader)
+    ours = base if isinstance(base, Side) else side("base", base)
+    theirs = new if isinstance(new, Side) else side("new", new)
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)

@@ -10,7 +10,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS, values_of
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
 from torchcoll.report.notes import lines_beside, problems_of
@@ -47,10 +47,9 @@ def comparison_grids(found: Comparison) -> list[Grid]:
         return [first, _fit_grid(found), last]
     titles = _titles([table[0].pair for table in tables])
     grids = []
-    profiles = {id(pair): both for pair, *both in found.profiles}
     notes: dict[str, int] = {}
     for table, title in zip(tables, titles, strict=True):
-        known = profiles.get(id(table[0].pair))
+        known = next((both for pair, *both in found.profiles if pair is table[0].pair), None)
         if known and not any(row.ratio for row in table):  # other ranks, or another machine
             grids.append(_profile_grid(found, known[0], known[1], title))
             grids.append(_shares_grid(found, table, known[0], known[1]))
@@ -272,26 +271,20 @@ def _shares_grid(
 
 def _fit_grid(found: Comparison) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
-    titles = dict(
-        zip(
-            (id(one.pair) for one in found.fitted),
-            _titles([one.pair for one in found.fitted]),
-            strict=True,
-        )
-    )
+    titles = _titles([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
     heads.append(Head("verdict", left=True))
     rows = [
         [
-            titles[id(one.pair)] or str(one.pair.common.get("collective")),
+            title or str(one.pair.common.get("collective")),
             one.figure,
             *(_fit_figure(one, value) for value in (one.base, one.new)),
             format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
             interval_text(one.judged),
             f"{one.judged.verdict} ({one_line(one.judged.reason)})",
         ]
-        for one in found.fitted
+        for one, title in zip(found.fitted, titles, strict=True)
     ]
     _points_aligned(rows, 4)
     return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
@@ -370,11 +363,8 @@ def show_comparisons(
     found: Sequence[Comparison], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print comparisons with one base. Raises UsageError for an unknown format."""
-    show_found(
-        [Forms(comparison_grids(one), _records(one), comparison_object(one)) for one in found],
-        format,
-        file,
-    )
+    parts = [Forms(comparison_grids(one), comparison_object(one), _records(one)) for one in found]
+    show_found(parts, format, file)
 
 
 def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
@@ -394,13 +384,9 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         "schema": SCHEMA,
         "base": _side_object(found.base),
         "new": _side_object(found.new),
-        "metric": found.metric,
-        "threshold": found.threshold,
-        "reading": found.reading,
+        **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
-        "left_out": found.left_out,
-        "tally": found.tally,
-        "notes": found.notes,
+        **picked(found, "left_out tally notes"),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
             for pair, ours, theirs in found.profiles

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Source, expanded, load_all
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Given, Run, facts_of
+from torchcoll.core.result import CaseResult, Given, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
     COLD_CALL,
     OVER_RANKS,
@@ -27,7 +28,6 @@ from torchcoll.core.summary import (
 )
 from torchcoll.libraries.known_variables import OF_NCCL
 
-Reader = Callable[[Iterable[Source]], list[Run]]
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
@@ -49,6 +49,7 @@ class Measured:
     knows_requested: bool  # False: imported, the size in the file is the actual one
     start: float | None = None  # of the launch that measured it, in seconds; None is unknown
     iters: str = ""  # what its launch asked for; '' is unknown
+    part: int = 0  # the number of its launch among ``parts`` of its side
 
 
 @dataclass(frozen=True)
@@ -126,23 +127,29 @@ class Side:
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
         """Every case of every launch, read for ``metric``."""
-        found = []
+        found: list[Measured] = []
+        before = 0  # launches
         for number, run in enumerate(self.runs):
-            libraries, doubts = libraries_of(run), doubts_of(run)
-            for part, results in run.launches():
-                facts, start, iters = known_of(part), start_of(part), _iters_of(part)
-                for result in results:
-                    row = summarise(result, reading.over_ranks, library=libraries[id(result)])
-                    if reading.mean and result.time_ns:
-                        row = _read_as_mean(row, result, reading.over_ranks)
-                    row = doubted(row, doubts.get(id(result)))
-                    figure: float | None = getattr(row, METRICS[metric])
-                    # A duration of nothing has no logarithm; only a broken clock gives one.
-                    figure = figure if figure and 0 < figure < math.inf else None
-                    if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
-                        figure = None
-                    knows = not run.source
-                    found.append(Measured(row, result, number, figure, facts, knows, start, iters))
+            parts = [(known_of(p), start_of(p), _iters_of(p)) for p, _ in run.launches()]
+            each = zip(
+                launch_numbers(run), run.results, libraries_of(run), doubts_of(run), strict=True
+            )
+            for part, result, library, doubt in sorted(each, key=itemgetter(0)):
+                row = summarise(result, reading.over_ranks, library=library)
+                if reading.mean and result.time_ns:
+                    row = _read_as_mean(row, result, reading.over_ranks)
+                row = doubted(row, doubt)
+                figure: float | None = getattr(row, METRICS[metric])
+                # A duration of nothing has no logarithm; only a broken clock gives one.
+                figure = figure if figure and 0 < figure < math.inf else None
+                if row.statistic == COLD_CALL:  # the next one may take a thousandth of it
+                    figure = None
+                facts, start, iters = parts[part]
+                knows, place = not run.source, before + part
+                found.append(
+                    Measured(row, result, number, figure, facts, knows, start, iters, place)
+                )
+            before += len(parts)
         return found
 
 
@@ -221,14 +228,14 @@ def known_of(run: Run) -> dict[str, str]:
     return facts | {f"label={name}": value for name, value in run.labels.items()}
 
 
-def side(name: str, sources: Source | Sequence[Source], reader: Reader = load_all) -> Side:
+def side(name: str, sources: Source | Sequence[Source]) -> Side:
     """A side of a Run, a file, a folder, a glob, or several of them."""
     several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
     found: list[Source] = [one for source in several for one in expanded(source)]
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
-    runs = _without_copies(reader(found))
+    runs = _without_copies(load_all(found))
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 

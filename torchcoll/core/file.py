@@ -2,7 +2,7 @@
 
 Records: header, ranks, phase, machine, started, case, event, end. The writer makes each line
 durable and gives it a check sum (core/jsonl.py); the reader reports what it cannot use as
-``problems`` and never throws on a broken line.
+``problems`` and never throws on a broken line. ``load`` takes the output of other tools too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ import dataclasses
 import gc
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.jsonl import TRUNCATED, LineWriter, read_records
+from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError, tell
+from torchcoll.core.jsonl import (
+    TRUNCATED,
+    UNUSABLE,
+    LineWriter,
+    lines_of,
+    parse_line,
+    read_records,
+)
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -32,6 +40,7 @@ from torchcoll.core.result import (
 SCHEMA = "torchcoll/1"
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
+Source = Run | str | os.PathLike[str]
 _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
@@ -153,11 +162,42 @@ def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
     return any(event is own for run in runs for own in run.events)
 
 
-def load(path: str | os.PathLike[str]) -> Run:
-    """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume).
+def load(
+    path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
+) -> Run:
+    """The run in a result file, together with its continuations FILE.2, FILE.3, ... (--resume); or
+    in the output of another tool, packed or not, of whatever format an importer knows.
 
-    A file without an ``end`` loads with what it has; ``run.problems`` says so. Raises
-    UnreadableError when the file is missing, is not a torchcoll file, or has another major schema.
+    A file without an ``end`` loads with what it has; ``run.problems`` says so. collective, ranks:
+    of another tool's output that does not tell them. Raises UnreadableError when the file is
+    missing, of no known format, holds nothing usable or several runs, or has another major schema;
+    UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
+    """
+    if is_ours(path):
+        for name, value in (("collective", collective), ("ranks", ranks)):
+            if value is not None:
+                raise UsageError(name, value, f"none with {path}: a result file tells its own")
+        return load_own(path)
+    runs = _imported(path, collective, ranks)
+    if len(runs) > 1:
+        way = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
+        action = f"{way}; compare, show, ... take all."
+        raise UnreadableError("file", f"{len(runs)} runs in {path}", "a file of one run", action)
+    return runs[0]
+
+
+def _imported(
+    path: str | os.PathLike[str], collective: str | None = None, ranks: int | None = None
+) -> list[Run]:
+    # Here alone: no rank and no result file pays for the importers.
+    from torchcoll.importers.registry import runs_in
+
+    return runs_in(os.fspath(path), collective, ranks)
+
+
+def load_own(path: str | os.PathLike[str]) -> Run:
+    """As ``load``, of a result file of torchcoll alone: what goes on with a launch, or judges it,
+    takes no other. Raises UnreadableError for any other.
     """
     path = Path(path)
     run = _read_file(path)
@@ -172,13 +212,16 @@ def load(path: str | os.PathLike[str]) -> Run:
     return run
 
 
-def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
+def load_all(sources: Iterable[Source]) -> list[Run]:
     """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
 
-    What was left out is a problem of the run that has it. A Run stays as it is.
+    Output of other tools is read too, with all of its runs. What was left out is a problem of the
+    run that has it; traffic files, which a replay puts beside the results, are named on stderr. A
+    Run stays as it is. Raises UnreadableError for a file that cannot be read, for another tool's
+    of which nothing could be, and for traffic alone.
     """
     runs: dict[str | int, Run] = {}
-    for number, source in enumerate(sources):
+    for number, source in enumerate(_without_traffic(sources)):
         if isinstance(source, Run):
             runs[number] = source
             continue
@@ -188,12 +231,88 @@ def load_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
         if real in runs:
             runs[real].problems.append(f"{source} was named twice: it is shown once")
         else:
-            runs[real] = load(source)
+            runs[real] = load_own(source)
     for run in list(runs.values()):
         for part in run.continuations:
             if part.path and runs.pop(os.path.realpath(part.path), None):
                 run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
     return list(runs.values())
+
+
+def _without_traffic(sources: Iterable[Source]) -> list[Run | str]:
+    """Our own files stay paths, those of other tools become Runs, traffic is left out."""
+    found: list[Run | str] = []
+    traffic: list[str] = []
+    for source in sources:
+        if isinstance(source, Run):
+            found.append(source)
+        elif not is_ours(source):
+            found += _imported(source)
+        else:
+            (traffic if is_traffic(source) else found).append(os.fspath(source))
+    if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
+        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
+        got = f"traffic alone: {traffic[0]}{more}"
+        raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
+    leave_out(traffic)
+    return found
+
+
+def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
+    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
+    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
+    """
+    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
+    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
+    if len(found) < least:
+        return list(arguments)
+    leave_out(traffic)
+    return found
+
+
+def leave_out(traffic: Sequence[str]) -> None:
+    """One line on stderr that names these traffic files; none where there are none."""
+    if traffic:
+        several = [*traffic[:3], f"... ({len(traffic)} files)"] if len(traffic) > 4 else traffic
+        text = f"{' '.join(', '.join(several).split())}; torchcoll show FILE shows what it holds"
+        tell(f"torchcoll: note: traffic is no result, left out: {text}")
+
+
+# -------------------------------------------------------------------------------------------------
+# What a file is, by its first line.
+
+
+def is_ours(path: str | os.PathLike[str]) -> bool:
+    """True where the first line is that of a file of torchcoll, also a damaged one, and for what is
+    no file: that is missed as a result file. ``-`` is stdin, which other tools' output comes from.
+    """
+    if not os.path.isfile(path):
+        return os.fspath(path) != "-"
+    first = _first_line(path, 1 << 16)
+    return b'"record"' in first and b'"schema"' in first
+
+
+def _first_line(path: str | os.PathLike[str], longest: int) -> bytes:
+    """Its beginning where it is longer; empty where it cannot be read."""
+    try:
+        return next(lines_of(Path(path), [], longest=longest), b"")
+    except UnreadableError:
+        return b""
+
+
+def is_traffic(path: str | os.PathLike[str]) -> bool:
+    """True for a traffic file of any version, and for a folder that holds one."""
+    try:
+        path = Path(path)
+        if path.is_dir():
+            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
+        line = _first_line(path, 1 << 20)
+        # A large JSON of one line is not worth decoding for that.
+        return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
+            "torchcoll-traffic/"
+        )
+    except (OSError, *UNUSABLE):
+        return False
 
 
 def is_manifest(path: str | os.PathLike[str]) -> bool:
@@ -411,7 +530,6 @@ _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
 # -------------------------------------------------------------------------------------------------
 # The result files that a path, a folder or a pattern stands for.
 
-Source = Run | str | os.PathLike[str]
 _LOOKED_AT = 1000  # folders below one without files
 
 

@@ -143,21 +143,19 @@ SWEEP = (
 
 def summarise_run(run: Run, how: str = "max", clock: str | None = None) -> list[Row]:
     """The rows of all cases of a run; those that are not possible are so marked."""
-    libraries = libraries_of(run)
-    rows = [summarise(result, how, clock, libraries[id(result)]) for result in run.results]
+    each = zip(run.results, libraries_of(run), strict=True)
+    rows = [summarise(result, how, clock, library) for result, library in each]
     doubts = doubts_of(run, rows if how == "max" and clock is None else None)
-    return [
-        doubted(row, doubts.get(id(result))) for row, result in zip(rows, run.results, strict=True)
-    ]
+    return [doubted(row, doubt) for row, doubt in zip(rows, doubts, strict=True)]
 
 
-def doubted(row: Row, reason: str | None) -> Row:
+def doubted(row: Row, reason: str) -> Row:
     """The row, ``implausible`` where there is a reason for it."""
     return dataclasses.replace(row, status=IMPLAUSIBLE, reason=reason) if reason else row
 
 
-def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
-    """id of each result that is not possible -> why, with its likely causes.
+def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> list[str]:
+    """Why each result is not possible, with its likely causes; '' where it is.
 
     The bounds are the bandwidth of all links of a rank in one direction, by the device's generation
     where it is known, and what the label ``link_gbps`` states of a rank's share of its host's
@@ -177,11 +175,11 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
         row = rows[number] if rows is not None else summarise(result)
         if row.median_ns is None:  # 0 is no time either
             continue
-        timed.append((id(result), row))
+        timed.append((number, row))
         hosts = _hosts(run, result) if link_gbps is not None else []
         reason = _beyond_interfaces(row, hosts, link_gbps) or _beyond_links(row, device)
         if reason := reason or _too_short(row):
-            reasons[id(result)] = reason
+            reasons[number] = reason
     for sweep in _sweeps(timed) if device else ():
         if device and (text := _copy_text([row for _, row in sweep], device)):
             reasons |= {key: text for key, _ in sweep}
@@ -189,9 +187,9 @@ def doubts_of(run: Run, rows: Sequence[Row] | None = None) -> dict[int, str]:
     found = {key: f"{reason}{LIKELY}{causes}" for key, reason in reasons.items()}
     tool = run.source.get("tool")
     if tool in _NCCL_TESTS:
-        lonely = _MEETS_NOBODY.format(tool=tool)
-        found |= {id(r): lonely for r in run.results if r.ranks == 1 and r.status == "ok"}
-    return found
+        alone = [n for n, r in enumerate(run.results) if r.ranks == 1 and r.status == "ok"]
+        found |= dict.fromkeys(alone, _MEETS_NOBODY.format(tool=tool))
+    return [found.get(number, "") for number, _ in enumerate(run.results)]
 
 
 def _causes(run: Run, link_gbps: float | None) -> str:

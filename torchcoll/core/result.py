@@ -408,13 +408,10 @@ class Run:
 
     def launches(self) -> list[tuple[Run, list[CaseResult]]]:
         """This launch and its continuations, each with those of ``results`` that it measured."""
-        owners = {id(result): run for run in self.continuations for result in run.results}
-        found: dict[int, tuple[Run, list[CaseResult]]] = {
-            id(run): (run, []) for run in (self, *self.continuations)
-        }
-        for result in self.results:
-            found[id(owners.get(id(result), self))][1].append(result)
-        return list(found.values())
+        found: list[tuple[Run, list[CaseResult]]] = [(r, []) for r in (self, *self.continuations)]
+        for number, result in zip(launch_numbers(self), self.results, strict=True):
+            found[number][1].append(result)
+        return found
 
     @property
     def labels(self) -> dict[str, str]:
@@ -445,3 +442,9 @@ def facts_of(run: Run) -> dict[str, str]:
     if len(hosts) > _FEW_HOSTS:
         hosts = [hosts[0], "...", hosts[-1], f"({len(hosts)} hosts)"]
     return {**facts, "hosts": " ".join(hosts)} if hosts else facts
+
+
+def launch_numbers(run: Run) -> list[int]:
+    """Which of ``run.launches()`` measured each of its results: 0 is the first."""
+    of_others = {id(r): n for n, other in enumerate(run.continuations, 1) for r in other.results}
+    return [of_others.get(id(result), 0) for result in run.results]

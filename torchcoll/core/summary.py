@@ -17,7 +17,7 @@ from torchcoll.core.backends import communicates
 from torchcoll.core.case import calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.result import CaseResult, Given, Matrix, Run
+from torchcoll.core.result import CaseResult, Given, Matrix, Run, launch_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _T_975 = (
@@ -393,13 +393,11 @@ def nothing_sent(rows: Sequence[Row]) -> str:
     return text if names else ""
 
 
-def libraries_of(run: Run) -> dict[int, str | None]:
-    """id of each result -> the communication library that its own launch had."""
-    return {
-        id(result): (launch.environment.get("libraries") or {}).get(result.case.backend)
-        for launch, results in run.launches()
-        for result in results
-    }
+def libraries_of(run: Run) -> list[str | None]:
+    """The communication library that the launch of each result had, in the order of the results."""
+    known = [one.environment.get("libraries") or {} for one in (run, *run.continuations)]
+    numbers = launch_numbers(run)
+    return [known[n].get(r.case.backend) for n, r in zip(numbers, run.results, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.errors import UnreadableError, UsageError
-from torchcoll.core.file import Writer
-from torchcoll.core.jsonl import TRUNCATED, UNUSABLE, lines_of, parse_line, read_records
+from torchcoll.core.file import Writer, is_traffic
+from torchcoll.core.jsonl import TRUNCATED, read_records
 from torchcoll.core.result import check_texts, check_whole, or_none
 from torchcoll.core.spec import Spec
 
@@ -478,21 +478,6 @@ def _known(traffic: Traffic, *ranks: int | None) -> int:
     if not all(0 <= number < traffic.ranks for number in numbers):
         raise ValueError(f"a rank that is not among 0 to {traffic.ranks - 1}")
     return next(iter(numbers), 0)
-
-
-def is_traffic(path: str | os.PathLike[str]) -> bool:
-    """True for a traffic file of any version, and for a folder that holds one."""
-    try:
-        path = Path(path)
-        if path.is_dir():
-            return any(is_traffic(file) for file in path.iterdir() if file.is_file())
-        line = next(iter(lines_of(path, [], longest=1 << 20)), b"")
-        # A large JSON of one line is not worth decoding for that.
-        return b"torchcoll-traffic/" in line and str(parse_line(line)["schema"]).startswith(
-            "torchcoll-traffic/"
-        )
-    except (UnreadableError, OSError, *UNUSABLE):
-        return False
 
 
 def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:

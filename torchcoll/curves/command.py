@@ -22,18 +22,12 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_size
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.show import show_scaling
-    from torchcoll.importers.registry import read_all
     from torchcoll.report.formats import FORMATS, tell_beside
 
     choice(options.format, "format", FORMATS)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
-    found = scaling(
-        options.files,
-        sizes=sizes,
-        link_gbps=link,
-        reader=read_all,
-    )
+    found = scaling(options.files, sizes=sizes, link_gbps=link)
     show_scaling([found], options.format)
     tell_beside(found, options.format)
     return ExitCode.OK
@@ -63,7 +57,6 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.curves.show import show_transitions
     from torchcoll.curves.transitions import transitions
-    from torchcoll.importers.registry import read_all
     from torchcoll.report.formats import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
@@ -72,11 +65,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     if options.plot:
         check_path(options.plot, options.force)
-    found = transitions(
-        options.files,
-        over_ranks=options.over_ranks,
-        reader=read_all,
-    )
+    found = transitions(options.files, over_ranks=options.over_ranks)
     show_transitions([found], options.format, refine=options.refine)
     tell_beside(found, options.format)
     if options.plot:

@@ -14,10 +14,10 @@ from typing import Any
 from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.results import is_right, launches_of
-from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
@@ -56,10 +56,13 @@ def cold_of(files: Side) -> Cold | None:
         return None
 
 
-def later_launches(started: Cold | None) -> set[int]:
-    """ids of the launches that were not the first of their kind in their job, where it matters."""
+def later_launches(files: Side, started: Cold | None) -> set[int]:
+    """Numbers of those ``parts`` that were not the first of their kind in their job, where it
+    matters.
+    """
     rows = started.rows if started else []
-    return {id(row.launch) for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)}
+    later = [row.launch for row in rows if row.in_job not in ("", "-", "1", FIRST_TWO)]
+    return {n for n, part in enumerate(files.parts) if any(part is one for one in later)}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -152,22 +155,19 @@ def scaling(
     *,
     sizes: Sequence[int] = (),
     link_gbps: float | None = None,
-    reader: Reader = load_all,
 ) -> Scaling:
     """The curves over ranks of every kind of case of a folder, files or Runs, at ``sizes`` (bytes
     as they were asked for) or at the smallest, the middle and the largest that most numbers of
     ranks have. ``show`` prints it.
 
     link_gbps: the limit of busbw in GB/s.
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
-    Raises UsageError for a size that no case has, and where
-    no case tells its ranks and a time; UnreadableError for a file.
+    Raises UsageError for a size that no case has, and where no case tells its ranks and a time;
+    UnreadableError for a file.
     """
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
-    files = side("files", sources, reader)
-    facts = {id(part): known_of(part) for part in files.parts}
-    apart = kept_apart((part.ranks, facts[id(part)]) for part in files.parts)
+    files = side("files", sources)
+    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
     started = cold_of(files)
     cases, left_out = _cases(files, apart, sizes, started)
     drafts = [*cases, *_starts(started)]
@@ -186,7 +186,7 @@ def scaling(
         for draft, own in zip(drafts, fits, strict=True)
     ]
     notes = _notes(files, curves)
-    if later := later_launches(started):
+    if later := later_launches(files, started):
         notes.append(
             f"1st call of a case: not of {len(later)} of {len(files.parts)} launches, which came "
             "later in a job; `torchcoll cold` shows them"
@@ -203,8 +203,7 @@ def _cases(
     files: Side, apart: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
     """A draft for each kind of case and size, and the sizes that none shows."""
-    owners = {id(r): part for run in files.runs for part, own in run.launches() for r in own}
-    later = later_launches(started)
+    hosts, later = list(map(_hosts, files.parts)), later_launches(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
         # A row that is one first call is no time of a call that has settled.
@@ -221,7 +220,7 @@ def _cases(
     for by_size in groups.values():
         for nbytes in sorted(sizes) if sizes else _representative(by_size):
             if own := by_size.get(nbytes):
-                launches = _launches(own, owners, later)
+                launches = _launches(own, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
                 drafts.append(_Draft(kind_of(own[0], apart), nbytes, launches, figures))
     return drafts, sorted(measured - {draft.nbytes for draft in drafts})
@@ -234,11 +233,9 @@ def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
     return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
 
 
-def _launches(
-    items: Sequence[Measured], owners: Mapping[int, Run], later: set[int]
-) -> list[_Launch]:
-    """A launch may have run a case twice: then its figures are their geometric means. later: ids
-    of launches whose first calls are not those of a first launch.
+def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) -> list[_Launch]:
+    """A launch may have run a case twice: then its figures are their geometric means. hosts: of
+    each part. later: parts whose first calls are not those of a first launch.
     """
     by_ranks: dict[int, list[Measured]] = {}
     for item in items:
@@ -246,14 +243,12 @@ def _launches(
     return [
         _Launch(
             ranks,
-            _hosts(owners[id(same[0].result)]),
+            hosts[same[0].part],
             same[0].facts,
             time,
             geometric(m.row.busbw_gbps for m in same),
             geometric(
-                ns
-                for m in same
-                if id(owners[id(m.result)]) not in later and (ns := m.row.first_call_ns) and ns > 0
+                ns for m in same if m.part not in later and (ns := m.row.first_call_ns) and ns > 0
             ),
         )
         for ranks, own in sorted(by_ranks.items())

@@ -12,7 +12,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import given_text, kind_texts, reading
 from torchcoll.report.notes import found_lines
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torchcoll.curves.growth import Law
     from torchcoll.curves.ranges import Regime
     from torchcoll.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
-    from torchcoll.curves.transitions import Known, Regimes, SizePoint, Transition, Transitions
+    from torchcoll.curves.transitions import Regimes, SizePoint, Transition, Transitions
 
 
 # -------------------------------------------------------------------------------------------------
@@ -56,8 +56,7 @@ def show_scaling(
     found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    things = [(one, scaling_object(one)) for one in found]
-    show_found([Forms(_grids(one), thing["rows"], thing) for one, thing in things], format, file)
+    show_found([Forms(_grids(one), scaling_object(one)) for one in found], format, file)
 
 
 # -- objects ---------------------------------------------------------------------------------
@@ -99,8 +98,7 @@ def _start_name(curve: RanksCurve) -> str:
 
 
 def _kind_record(curve: RanksCurve) -> dict[str, Any]:
-    kind = {name: value for name, value in curve.kind.items() if value is not None}
-    return {**kind, "nbytes": curve.nbytes}
+    return {**known(curve.kind), "nbytes": curve.nbytes}
 
 
 def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
@@ -108,19 +106,12 @@ def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
     laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
     return {
         **_kind_record(curve),
-        "figure": fit.figure,
-        "part": fit.part or None,
-        "verdict": growth.verdict,
-        "reason": growth.reason,
-        "numbers_of_ranks": list(growth.numbers),
-        "launches": growth.launches,
-        "p_value": growth.p_value,
+        **picked(fit, "figure part?"),
+        **picked(growth, "verdict reason numbers_of_ranks=numbers launches p_value"),
         "constant_criterion": growth.constant,
         "mixtures": [
             {
-                "name": one.name,
-                "fits": one.fits,
-                "p_lacking": one.p_lacking,
+                **picked(one, "name fits p_lacking"),
                 "misfit": one.misfit if math.isfinite(one.misfit) else None,
             }
             for one in growth.mixtures
@@ -293,7 +284,7 @@ def show_transitions(
     }
     grids = [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes)]
     flat = [record for one in curves for record in _flat(one)]
-    show_found([Forms(grids, flat, thing)], format, file)
+    show_found([Forms(grids, thing, flat)], format, file)
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:
@@ -307,18 +298,13 @@ def records(found: Regimes) -> list[dict[str, Any]]:
     """
     return [
         {
-            **{k: v for k, v in found.common.items() if v is not None},
-            "low_nbytes": one.low_nbytes,
-            "high_nbytes": one.high_nbytes,
-            "before": one.handover.before if one.handover else None,
-            "after": one.handover.after if one.handover else None,
-            "kind": one.kind,
-            "jump": one.jump,
-            "before_latency_ns": one.before.latency_ns if one.before else None,
+            **known(found.common),
+            **picked(one, "low_nbytes high_nbytes before=handover.before after=handover.after"),
+            **picked(one, "kind jump before_latency_ns=before.latency_ns"),
             "before_algbw_gbps": found.algbw_gbps(one.before) if one.before else None,
             "after_latency_ns": one.after.latency_ns if one.after else None,
             "after_algbw_gbps": found.algbw_gbps(one.after) if one.after else None,
-            "agreement": one.agreement or None,
+            **picked(one, "agreement?"),
         }
         for one in found.transitions
     ]
@@ -326,8 +312,8 @@ def records(found: Regimes) -> list[dict[str, Any]]:
 
 def _flat(found: Regimes) -> list[dict[str, Any]]:
     """The rows of csv: of each curve its regimes, then what is between them."""
-    common = {k: v for k, v in found.common.items() if v is not None}
-    regimes = [{"row": "regime", **common, **one} for one in _regime_objects(found)]
+    common = {"row": "regime", **known(found.common)}
+    regimes = [{**common, **one} for one in _regime_objects(found)]
     return regimes + [{"row": "transition", **one} for one in records(found)]
 
 
@@ -349,24 +335,16 @@ def _regime_objects(found: Regimes) -> list[dict[str, Any]]:
 def _curve_object(found: Regimes) -> dict[str, Any]:
     sizes = [point.nbytes for point in found.points]
     return {
-        **{k: v for k, v in found.common.items() if v is not None},
+        **known(found.common),
         "sizes": len(sizes),
-        "noise": found.curve.noise,
-        "note": found.note or None,
-        "doubt": found.doubt or None,
+        **picked(found, "noise=curve.noise note? doubt?"),
         "regimes": _regime_objects(found),
-        "known_scatter": _noise_record(found.known),
+        "known_scatter": picked(found.known, "one point launches") if found.known else None,
         "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
         "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
         "handovers": [vars(one) for one in found.handovers],
         "forced": [vars(one) for one in found.forced],
     }
-
-
-def _noise_record(known: Known | None) -> dict[str, Any] | None:
-    if known is None:
-        return None
-    return {"one": known.one, "point": known.point, "launches": known.launches}
 
 
 def _grid(found: Regimes, title: str, refine: bool) -> Grid:
@@ -414,9 +392,9 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
         apart = " apart from that" if found.falls else ""
         lines.append(f"{which}: no change of behaviour is shown{apart}")
     lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
-    seen = {id(one.handover) for one in found.transitions}
+    seen = [one.handover for one in found.transitions]
     for one in found.handovers:
-        if id(one) not in seen:
+        if one not in seen:
             lines.append(
                 f"the log: {one_line(one.before)} to {one_line(one.after)} between "
                 f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"

@@ -23,7 +23,6 @@ from torchcoll.comparison.matching import NAMES, value_of
 from torchcoll.comparison.sides import (
     UNTOLD,
     Measured,
-    Reader,
     Reading,
     Side,
     known_of,
@@ -32,7 +31,7 @@ from torchcoll.comparison.sides import (
 )
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
@@ -359,15 +358,13 @@ def transitions(
     sources: Source | Sequence[Source],
     *,
     over_ranks: str = "max",
-    reader: Reader = load_all,
 ) -> Transitions:
     """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
     size; of launches the median counts (see Point). ``show`` prints it.
 
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
-    UsageError where no case has a time and a size, UnreadableError for a file.
+    Raises UsageError where no case has a time and a size, UnreadableError for a file.
     """
-    files = side("files", sources, reader)
+    files = side("files", sources)
     apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
     curves = _curves(files, over_ranks, apart)
     _add_forced(files, over_ranks, curves)

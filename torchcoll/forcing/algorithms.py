@@ -14,7 +14,6 @@ from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, launches_of, outlier_text
 from torchcoll.comparison.sides import (
     Measured,
-    Reader,
     Reading,
     Side,
     known_of,
@@ -23,7 +22,7 @@ from torchcoll.comparison.sides import (
     values_of_facts,
 )
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import MANIFEST, Source, is_manifest, load_all
+from torchcoll.core.file import MANIFEST, Source, is_manifest
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.result import Run
 from torchcoll.forcing.contest import (
@@ -68,15 +67,13 @@ def algorithms(
     threshold: float = THRESHOLD,
     filter: str | Sequence[str] = (),
     over_ranks: str = "max",
-    reader: Reader = load_all,
 ) -> Algorithms:
     """The best forced cell and AUTO's regret by size, of a matrix folder, files or Runs.
 
     threshold: slower by less is nothing that anyone would act on. filter: as in ``compare``.
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
     Raises UsageError where no cell forces anything or none was right, UnreadableError for a file.
     """
-    files = side("files", sources, reader)
+    files = side("files", sources)
     wanted = conditions(filter)
     reading = Reading(over_ranks)
     measured = files.measured("time", reading)

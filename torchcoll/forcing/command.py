@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="the folder of torchcoll matrix, or result files")
-    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default 2%%)")
+    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default %(default)s)")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -41,7 +41,6 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
-    from torchcoll.importers.registry import read_all
     from torchcoll.report.formats import FORMATS, tell_beside
 
     names = ("export_env", "export_oneccl", "export_tuner")
@@ -59,7 +58,6 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         threshold=parse_share(options.threshold, "threshold"),
         filter=options.filter,
         over_ranks=options.over_ranks,
-        reader=read_all,
     )
     if not chosen:
         show_algorithms([found], options.format)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ratio, format_size, format_time
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
@@ -33,7 +33,7 @@ def show_algorithms(
 ) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
     show_found(
-        [Forms(_grids(one), _records(one), algorithms_object(one)) for one in found], format, file
+        [Forms(_grids(one), algorithms_object(one), _records(one)) for one in found], format, file
     )
 
 
@@ -211,33 +211,21 @@ def _below(found: Algorithms) -> list[str]:
 def algorithms_object(found: Algorithms) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "threshold": found.threshold,
-        "comparisons": found.comparisons,
-        "missing": found.missing,
+        **picked(found, "threshold comparisons missing"),
         "notes": found_lines(found.notes, found.runs),
         "tables": [
             {
-                "case": {k: v for k, v in table.common.items() if v is not None},
-                "hosts": table.hosts or None,
-                "library": table.library,
+                "case": known(table.common),
+                **picked(table, "hosts? library"),
                 "statement": table.statement(found.threshold) or None,
-                "wrong": table.wrong,
-                "unchecked": table.unchecked,
+                **picked(table, "wrong unchecked"),
                 "cells": {cell.name: dict(cell.settings) for cell in table.cells},
                 "ranges": [
-                    {
-                        "low_nbytes": one.low_nbytes,
-                        "high_nbytes": one.high_nbytes,
-                        "winner": one.winner.name,
-                        "others": list(one.others),
-                    }
+                    picked(one, "low_nbytes high_nbytes winner=winner.name others")
                     for one in table.ranges
                 ],
                 "rows": [
-                    {
-                        **_found_record(size),
-                        "cells": [_cell_record(at) for at in size.cells],
-                    }
+                    {**_found_record(size), "cells": list(map(_cell_record, size.cells))}
                     for size in table.sizes
                 ],
             }
@@ -249,25 +237,18 @@ def algorithms_object(found: Algorithms) -> dict[str, Any]:
 def _records(found: Algorithms) -> list[dict[str, Any]]:
     """One object a size of each table."""
     return [
-        {**{k: v for k, v in table.common.items() if v is not None}, **_found_record(size)}
+        {**known(table.common), **_found_record(size)}
         for table in found.tables
         for size in table.sizes
     ]
 
 
 def _found_record(size: SizeFound) -> dict[str, Any]:
+    names = "best_ns=best.time_ns auto_ns=auto.time_ns regret regret_low=low regret_high=high"
     return {
-        "nbytes": size.nbytes,
-        "best": size.best.cell.name if size.best else None,
+        **picked(size, "nbytes best=best.cell.name"),
         "ties": ", ".join(size.tied) or None,
-        "best_ns": _time_of(size.best),
-        "auto_ns": _time_of(size.auto),
-        "regret": size.regret,
-        "regret_low": size.low,
-        "regret_high": size.high,
-        "verdict": size.verdict or None,
-        "reason": size.reason or None,
-        "launches_needed": size.needed,
+        **picked(size, f"{names} verdict? reason? launches_needed=needed"),
         "auto_chose": (
             _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
         ),
@@ -276,8 +257,7 @@ def _found_record(size: SizeFound) -> dict[str, Any]:
 
 def _cell_record(at: CellAt) -> dict[str, Any]:
     return {
-        "cell": at.cell.name,
-        "status": at.state,
+        **picked(at, "cell=cell.name status=state"),
         "launches": len(at.values),
         "median_ns": at.time_ns,
         "of_auto": 1 / at.ratio.ratio if at.ratio else None,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, UnreadableError, UsageError, tell
-from torchcoll.core.file import save
+from torchcoll.core.file import is_ours, save
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.core.variables import masked_labels
@@ -99,7 +99,7 @@ def import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.errors import one_line
     from torchcoll.importers.base import ImportOptions
-    from torchcoll.importers.registry import import_file, is_ours, nothing_read
+    from torchcoll.importers.registry import import_file, nothing_read
 
     known = ImportOptions(
         ranks=options.ranks,
@@ -114,7 +114,7 @@ def run_import(options: argparse.Namespace) -> ExitCode:
     code = ExitCode.OK
     for path in options.files:
         try:
-            if path != "-" and os.path.isfile(path) and is_ours(path):
+            if os.path.isfile(path) and is_ours(path):
                 raise UnreadableError("file", path, "output of another tool; this one is ours")
             found = import_file(path, known, options.importer)
         except UnreadableError as error:

@@ -17,10 +17,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from torchcoll.core.errors import UnreadableError, UsageError, choice, tell
-from torchcoll.core.file import is_manifest, load_all, uncollected
+from torchcoll.core.errors import UnreadableError, UsageError, choice
+from torchcoll.core.file import uncollected
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import is_traffic
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
 from torchcoll.importers.source import Shortened, Source
@@ -140,78 +139,12 @@ def _told(found: Imported, name: str) -> list[str]:
     return [*found.warnings, *(f"refused: {text}" for text in refused)]
 
 
-def is_ours(path: str) -> bool:
-    """True where the first line is that of a result file of torchcoll, and for what is no file."""
-    if path == "-" or not os.path.isfile(path):
-        return path != "-"
-    source = Source(path)
-    try:
-        first = source.start.split(b"\n", 1)[0]
-        return b'"record"' in first and b'"schema"' in first
-    finally:
-        source.close()
-
-
-def read_all(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run]:
-    """The runs of result files and of output of other tools; a Run is what it is.
-
-    For every command that reads files, and as ``reader`` of ``compare`` and others. Raises
-    UnreadableError for a file that cannot be read, and for one of which nothing could be.
-    """
-    return load_all(resolve(sources))
-
-
-def resolve(sources: Iterable[Run | str | os.PathLike[str]]) -> list[Run | str]:
-    """Our own files stay paths, foreign ones become Runs.
-
-    Traffic files, which a replay puts beside the results, are left out and named on stderr. Raises
-    UnreadableError where nothing else is there, and for a foreign file of which nothing could be
-    read.
-    """
-    found: list[Run | str] = []
-    traffic: list[str] = []
-    for source in sources:
-        if isinstance(source, Run):
-            found.append(source)
-            continue
-        path = str(source)
-        if is_ours(path):
-            (traffic if is_traffic(path) else found).append(path)
-            continue
-        imported = import_file(path)
-        if not imported.runs:
-            raise nothing_read(path, imported)
-        found += imported.runs
-    if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
-        more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
-        got = f"traffic alone: {traffic[0]}{more}"
-        raise UnreadableError("result files", got, "results", "torchcoll show FILE shows traffic.")
-    leave_out(traffic)
-    return found
-
-
-def with_results(arguments: Sequence[str], least: int = 1) -> list[str]:
-    """Where each argument is a side: without those of ``DIR/*.jsonl`` that are traffic, named on
-    stderr, or a manifest. Fewer than ``least`` left: all, so that reading them says what they are.
-    """
-    traffic = [path for path in arguments if os.path.isfile(path) and is_traffic(path)]
-    found = [path for path in arguments if not (path in traffic or is_manifest(path))]
-    if len(found) < least:
-        return list(arguments)
-    leave_out(traffic)
-    return found
-
-
-def leave_out(traffic: Sequence[str]) -> None:
-    """One line on stderr that names these traffic files; none where there are none."""
-    if traffic:
-        text = f"{_few(traffic)}; torchcoll show FILE shows what it holds"
-        tell(f"torchcoll: note: traffic is no result, left out: {text}")
-
-
-def _few(paths: Sequence[str]) -> str:
-    several = [*paths[:3], f"... ({len(paths)} files)"] if len(paths) > 4 else paths
-    return " ".join(", ".join(several).split())
+def runs_in(path: str, collective: str | None = None, ranks: int | None = None) -> list[Run]:
+    """The runs of another tool's output. Raises UnreadableError where nothing could be read."""
+    imported = import_file(path, ImportOptions(collective=collective, ranks=ranks))
+    if not imported.runs:
+        raise nothing_read(path, imported)
+    return imported.runs
 
 
 def nothing_read(path: str, imported: Imported) -> UnreadableError:

@@ -11,8 +11,9 @@ from typing import Any
 
 from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
-from torchcoll.core.traffic import Group, Traffic, is_traffic, join, latest
+from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import Event, event_of, is_trace, read_trace

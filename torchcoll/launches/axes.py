@@ -277,8 +277,8 @@ def file_safe(part: str) -> str:
 def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
     """Every combination of one value of each dimension. UsageError where two set the same."""
     _check_apart(dimensions)
-    several = [dimension for dimension in dimensions if len(dimension) > 1]
-    named = {id(cell) for dimension in several or dimensions for cell in dimension}
+    vary = [len(dimension) > 1 for dimension in dimensions]
+    vary = vary if any(vary) else [True] * len(dimensions)
     cells = []
     for values in itertools.product(*dimensions):
         axes: dict[str, str] = {}
@@ -288,7 +288,7 @@ def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
             axes |= value.axes
             variables |= value.variables
             arguments += value.arguments
-        name = _name([value for value in values if id(value) in named], variables)
+        name = _name([v for v, own in zip(values, vary, strict=True) if own], variables)
         cells.append(Cell(name, axes, variables, arguments))
     return _numbered(cells)
 

@@ -85,8 +85,8 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
     )
-    add("--launches", default="6", metavar="N", help="of each cell (default 6)")
-    add("--seed", default="0", metavar="N", help="of the order in a block (default 0)")
+    add("--launches", default="6", metavar="N", help="of each cell (default %(default)s)")
+    add("--seed", default="0", metavar="N", help="of the order in a block (default %(default)s)")
     add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
     add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
     add("--nccl-version", metavar="V", help="of nccl-algorithms, where this Python has none")

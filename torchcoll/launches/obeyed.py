@@ -12,7 +12,7 @@ from typing import Any
 
 from torchcoll.core.backends import NCCL, backend_of
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import load
+from torchcoll.core.file import load_own
 from torchcoll.core.result import Run, shortfall
 from torchcoll.core.units import counted
 from torchcoll.launches.axes import AXES_OF_LIBRARIES, Cell
@@ -50,7 +50,7 @@ class Checked:
 def check(path: Path, job: PlannedLaunch, recorded: Recorded) -> Checked:
     """Read the file of a launch and hold it against its cell."""
     try:
-        run = load(path)
+        run = load_own(path)
     except UnreadableError as error:
         missing = not path.exists()
         return Checked(False, "no result file" if missing else str(error), complete=False)

@@ -31,7 +31,7 @@ from torchcoll.pairs.suspects import (
     without,
 )
 from torchcoll.report.destination import Destination
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 
 # -------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def show_pairs(
     first.above = [*_title(run, pairs), *first.above]
     units.below += _below(run, pairs, found, threshold)
     thing = _object(run, pairs, found, threshold)
-    show_found([Forms([*grids, units], thing["rows"], thing)], format, file)
+    show_found([Forms([*grids, units], thing)], format, file)
     return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
 
 
@@ -384,15 +384,9 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
 def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
     evidence = [
         {
-            "kind": e.what,
-            "nbytes": e.nbytes,
-            "within_node": e.within,
-            "ratio": e.ratio,
+            **picked(e, "kind=what nbytes within_node=within ratio"),
             "z": e.z if abs(e.z) != float("inf") else None,
-            "slow_pairs": e.slow,
-            "pairs": e.pairs,
-            "alone_ratio": e.alone_ratio,
-            "stands": e.stands,
+            **picked(e, "slow_pairs=slow pairs alone_ratio stands"),
         }
         for e in one.evidence
     ]

@@ -35,7 +35,7 @@ from torchcoll.core.errors import (
 )
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_ranges, parse_share, whole_number
+from torchcoll.core.units import format_ranges, format_size, parse_share, whole_number
 from torchcoll.machine.devices import nothing
 from torchcoll.machine.launcher import Launch
 from torchcoll.pairs.schedule import (
@@ -147,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure every pair of ranks or nodes, and say which one is slow. Pairs of a "
         "round run at the same time, every pair meets once; the slow ones run again alone, then "
         "all ranks do all_reduce together. Exit code 1 where a suspect is left.",
-        epilog="Further, as torchcoll.allreduce --help has them: --sizes (8M) -n (10) -d -c -T "
+        epilog="Further, as torchcoll.allreduce --help has them: --sizes "
+        f"({','.join(map(format_size, SIZES))}) -n ({ITERS}) -d -c -T "
         "--backend --device --rehearse --rendezvous-file -J --no-output --label "
         "--library-log --format --quiet --gate --dry-run --ranks --require-idle.",
         allow_abbrev=False,

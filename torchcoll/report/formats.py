@@ -77,7 +77,7 @@ class View:
         return summarise(result, self.over_ranks, self.clock, library)
 
     def entry(
-        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str | None = None
+        self, result: CaseResult, row: Row, notes: Notes | None = None, doubt: str = ""
     ) -> Entry:
         marks = (notes.marks(result) + (notes.mark(doubt) if doubt else "")) if notes else ""
         return Entry(doubted(row, doubt), result, marks, self.over_ranks)
@@ -88,12 +88,11 @@ class View:
         return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        libraries = libraries_of(run)
-        rows = [self.row(result, libraries[id(result)]) for result in run.results]
+        rows = list(map(self.row, run.results, libraries_of(run)))
         doubts = doubts_of(run, rows if self.usual else None)
         return [
-            self.entry(result, row, notes, doubts.get(id(result)))
-            for result, row in zip(run.results, rows, strict=True)
+            self.entry(result, row, notes, doubt)
+            for result, row, doubt in zip(run.results, rows, doubts, strict=True)
         ]
 
     def extra_columns(self) -> list[Column]:
@@ -242,17 +241,40 @@ FORMATS = ("table", "markdown", "csv", "json")
 
 @dataclass(frozen=True)
 class Forms:
-    """One thing in each form: the tables, the rows of csv, the object of json."""
+    """One thing in each form: the tables, the object of json, and the rows of csv where they are
+    others than ``rows`` of the object.
+    """
 
     grids: Sequence[Grid]
-    records: list[dict[str, Any]]
     thing: dict[str, Any]
+    records: list[dict[str, Any]] | None = None
+
+
+def picked(thing: Any, fields: str) -> dict[str, Any]:
+    """The record of what a command found: its fields by name, ``name=path`` for one that has
+    another name there or lies deeper, such as ``best=best.cell.name``. Where something on the way
+    is None, so is the field; ``name?`` is None too where it is empty.
+    """
+    found = {}
+    for field in fields.split():
+        name, _, path = field.rstrip("?").partition("=")
+        value = thing
+        for part in (path or name).split("."):
+            value = None if value is None else getattr(value, part)
+        found[name] = value or None if field.endswith("?") else value
+    return found
+
+
+def known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def show_found(found: Sequence[Forms], format: str, file: TextIO | None) -> None:
     """Print them, one below the other. Raises UsageError for an unknown format."""
     grids = [grid for one in found for grid in one.grids]
-    records = [record for one in found for record in one.records]
+    own = [one.thing["rows"] if one.records is None else one.records for one in found]
+    records = [record for rows in own for record in rows]
     things = [one.thing for one in found]
     thing = things[0] if len(things) == 1 else things
     print_forms([("", grids)], records, thing, format, file)

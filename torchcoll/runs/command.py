@@ -62,7 +62,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    from torchcoll.importers.registry import leave_out, read_all
+    from torchcoll.core.file import leave_out, load_all
     from torchcoll.report.notes import lines_beside
     from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
 
@@ -72,7 +72,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if traffic and not _fits_both(options):
         leave_out(traffic)
         traffic = []
-    runs = read_all(files)
+    runs = load_all(files)
     if options.against:
         options.against = _baseline(options.against)
     if options.reference and runs:
@@ -95,8 +95,8 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
 def _by_kind(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
-    from torchcoll.core.file import expanded
-    from torchcoll.core.traffic import RANK_FILE, is_traffic
+    from torchcoll.core.file import expanded, is_traffic
+    from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
     traffic: list[str] = []
@@ -147,9 +147,9 @@ def _has_view(options: argparse.Namespace) -> bool:
 
 
 def _baseline(path: str) -> Run:
-    from torchcoll.importers.registry import read_all
+    from torchcoll.core.file import load_all
 
-    runs = read_all([path])
+    runs = load_all([path])
     if len(runs) != 1:
         raise UsageError("against", f"{len(runs)} runs in {path}", "a file of one run")
     return runs[0]
@@ -181,7 +181,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
 
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    from torchcoll.importers.registry import read_all
+    from torchcoll.core.file import load_all
     from torchcoll.runs.reference import is_points, load_points, points_of, show_beside
 
     if options.format not in ("table", "markdown"):
@@ -191,7 +191,7 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     if is_points(path):
         points = load_points(path)
     else:
-        points = [p for run in read_all([path]) for p in points_of(run)]
+        points = [p for run in load_all([path]) for p in points_of(run)]
     show_beside(runs, points, options.format)
 
 
@@ -221,8 +221,7 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import expanded
-    from torchcoll.importers.registry import read_all, with_results
+    from torchcoll.core.file import expanded, load_all, with_results
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
@@ -236,7 +235,7 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
             label, file = _name(argument, named), argument
         named.setdefault(label, []).append(file)
     sides = {
-        name: read_all(file for path in paths for file in expanded(path))
+        name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
     }
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
@@ -272,7 +271,7 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_export(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.importers.registry import read_all
+    from torchcoll.core.file import load_all
     from torchcoll.report.destination import check_new, write_file
     from torchcoll.runs.show import show
 
@@ -280,7 +279,7 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
-    runs = read_all(options.files)
+    runs = load_all(options.files)
     if options.format == "parquet":
         from torchcoll.runs.export import write_parquet
 

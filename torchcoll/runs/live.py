@@ -189,7 +189,7 @@ class _Rows(Reporter):
     def _done(self, result: CaseResult) -> None:
         row = self.view.row(result, self.libraries.get(result.case.backend))
         alone = replace(self.run, results=[result], continuations=[])
-        doubt = doubts_of(alone, [row]).get(id(result))
+        (doubt,) = doubts_of(alone, [row])
         entry = self.view.entry(result, row, self.notes, doubt)
         cells = [column.cell(entry) for column in self.columns]
         self.grid.rows.append(cells)

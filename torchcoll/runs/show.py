@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, unknown
-from torchcoll.core.file import load_all
+from torchcoll.core.file import is_traffic, load_all
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
@@ -138,9 +138,8 @@ def show(
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
     tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
     package or of rule files, or a run). Of traffic: format, and columns, which are names of
-    TrafficRow fields. Output of other tools: show ``torchcoll.importers.registry.read_all(paths)``.
-    Raises UsageError for choices that do not exist or do not go together, UnreadableError for a
-    file.
+    TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
@@ -229,7 +228,7 @@ def _show_others(
 def _loaded(source: Any) -> Any:
     """The Traffic in a file of traffic; anything else as it is."""
     if isinstance(source, (str, os.PathLike)):
-        from torchcoll.core.traffic import Traffic, is_traffic
+        from torchcoll.core.traffic import Traffic
 
         return Traffic.load(source) if is_traffic(source) else source
     return source

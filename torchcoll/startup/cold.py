@@ -12,10 +12,10 @@ from typing import Any
 
 from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
 from torchcoll.comparison.matching import kind_of
-from torchcoll.comparison.sides import Measured, Reader, Reading, Side, known_of, side
+from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     SLOW_FIRST,
@@ -134,18 +134,14 @@ class _Seen:
     why: str
 
 
-def late_cases(
-    launches: Sequence[tuple[Run, Sequence[CaseResult]]],
-    measured: Mapping[int, Measured],
-    apart: Sequence[str],
-) -> list[Late]:
+def late_cases(launches: Iterable[Sequence[Measured]], apart: Sequence[str]) -> list[Late]:
     """Cases that were cold in more than half of their launches, and those that the log shows to
     use an algorithm first; the first case of each launch aside.
     """
     groups: dict[str, list[_Seen]] = {}
     kinds: dict[str, dict[str, Any]] = {}
-    for _, results in launches:
-        for seen in _seen(results, measured):
+    for items in launches:
+        for seen in _seen(items):
             kind = kind_of(seen.item, apart)
             key = repr((kind, seen.item.row.ranks, seen.item.row.nbytes_requested))
             groups.setdefault(key, []).append(seen)
@@ -154,23 +150,24 @@ def late_cases(
     return [one for one in found if 2 * one.cold > one.launches or one.why.startswith("first")]
 
 
-def _seen(results: Iterable[CaseResult], measured: Mapping[int, Measured]) -> Iterable[_Seen]:
+def _seen(items: Sequence[Measured]) -> Iterable[_Seen]:
     """The cases of one launch whose first call can be judged."""
-    results = list(results)
-    backends = dict.fromkeys(r.case.backend for r in results)
-    starts = {
-        id(r) for b in backends for r in first_results([o for o in results if o.case.backend == b])
-    }
+    starts: list[CaseResult] = []
+    for backend in dict.fromkeys(item.result.case.backend for item in items):
+        own = [item.result for item in items if item.result.case.backend == backend]
+        starts += first_results(own)
     used: dict[str, set[str]] = {}
-    for result in results:
+    for item in items:
+        result = item.result
         labels = [choice.label for choice in result.choices]
         before = used.setdefault(result.case.backend, set())
         new = [label for label in dict.fromkeys(labels) if label not in before]
         before.update(labels)
         calls = over_ranks(result.cold_ns)
-        item = measured[id(result)]
-        if id(result) in starts or not calls or result.status != "ok" or result.ranks == 1:
-            continue  # one rank connects to nobody
+        if any(result is one for one in starts) or not calls or result.status != "ok":
+            continue
+        if result.ranks == 1:
+            continue  # it connects to nobody
         settled = max(item.figure or 0.0, calls[-1] if len(calls) > 1 else 0.0)
         if settled <= 0 or calls[0] <= 0:
             continue
@@ -233,6 +230,11 @@ class ColdRow:
     facts: Mapping[str, str] = field(repr=False, default_factory=dict)
     in_job: str = ""
 
+    @property
+    def key(self) -> tuple[int, str]:
+        """No other row has it: of one launch there is a row for each backend."""
+        return self.placed.order, repr(self.kind)
+
     def call_ns(self, number: int) -> float | None:
         """The call of this number from 1 on."""
         return self.calls_ns[number - 1] if len(self.calls_ns) >= number else None
@@ -284,22 +286,21 @@ class Cold:
     notes: list[str]
 
 
-def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Cold:
+def cold(sources: Source | Sequence[Source]) -> Cold:
     """What starting cost in these Runs, files, folders or globs, launch by launch.
 
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too. Raises
-    UsageError where no launch tells its first calls, UnreadableError for a file.
+    Raises UsageError where no launch tells its first calls, UnreadableError for a file.
     """
-    files = side("files", sources, reader)
-    launches = [part for run in files.runs for part in run.launches()]
-    facts = {id(launch): known_of(launch) for launch, _ in launches}
-    apart = kept_apart((launch.ranks, facts[id(launch)]) for launch, _ in launches)
-    measured = {id(m.result): m for m in files.measured("time", Reading())}
-    places = places_of([launch for launch, _ in launches])
+    files = side("files", sources)
+    launches = files.parts
+    apart = kept_apart((launch.ranks, known_of(launch)) for launch in launches)
+    measured: list[list[Measured]] = [[] for _ in launches]
+    for item in files.measured("time", Reading()):
+        measured[item.part].append(item)
     found = [
         row
-        for launch, results in launches
-        for row in _rows(launch, results, measured, places[id(launch)], facts[id(launch)], apart)
+        for launch, items, placed in zip(launches, measured, places_of(launches), strict=True)
+        for row in _rows(launch, items, placed, apart)
     ]
     if not found:
         raise UsageError(
@@ -311,7 +312,7 @@ def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Co
     pairs, pooled = pairs_of(_like(found))
     found = _told_apart(found, pairs, pooled)
     scales = _scales(found, pairs)
-    late = late_cases(launches, measured, apart)
+    late = late_cases(measured, apart)
     return Cold(files.runs, found, scales, pooled, late, _notes(files, found, apart))
 
 
@@ -319,19 +320,16 @@ def cold(sources: Source | Sequence[Source], *, reader: Reader = load_all) -> Co
 
 
 def _rows(
-    launch: Run,
-    results: Sequence[CaseResult],
-    measured: Mapping[int, Measured],
-    placed: Placed,
-    facts: Mapping[str, str],
-    apart: Sequence[str],
+    launch: Run, items: Sequence[Measured], placed: Placed, apart: Sequence[str]
 ) -> Iterable[ColdRow]:
+    results = [one.result for one in items]
     for backend in backends_of(results):
         firsts, own = _firsts([r for r in results if r.case.backend == backend])
         if not firsts:
             continue
-        item = measured[id(firsts[0])]
-        steady = [ns for r in firsts if (ns := measured[id(r)].figure) and r.time_ns]
+        told = [next(one for one in items if one.result is result) for result in firsts]
+        item = told[0]
+        steady = [ns for one in told if (ns := one.figure) and one.result.time_ns]
         by_rank = cold_by_rank(firsts)
         calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
         bad = [r.status for r in firsts if r.status != "ok"]
@@ -356,7 +354,7 @@ def _rows(
             first_result_ns=result if result and result > 0 else None,
             phases=phases_of(launch),
             parts_ns=init_parts(launch),
-            facts=facts,
+            facts=item.facts,
         )
 
 
@@ -413,15 +411,15 @@ def _told_apart(
     for row in _usable(rows):
         groups.setdefault((repr(row.kind), row.ranks), []).append(row)
     later, later_pooled = later_of(_like(rows))
-    places: dict[int, str] = {}
+    places: dict[tuple[int, str], str] = {}
     for key, own in groups.items():
         again, after = (
             [*([each[key]] if key in each else []), *(one for one in whole if one.kind == key[0])]
             for each, whole in ((pairs, pooled), (later, later_pooled))
         )
         texts = in_job([row.placed for row in own], again, after)
-        places |= {id(row): text for row, text in zip(own, texts, strict=True)}
-    return [replace(row, in_job=places.get(id(row), "")) for row in rows]
+        places |= {row.key: text for row, text in zip(own, texts, strict=True)}
+    return [replace(row, in_job=places.get(row.key, "")) for row in rows]
 
 
 def _scales(rows: Sequence[ColdRow], pairs: Mapping[tuple[str, int], LaunchPairs]) -> list[Scale]:
@@ -458,8 +456,7 @@ def _scale(rows: Sequence[ColdRow], again: LaunchPairs | None) -> Scale:
 
 def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[str]:
     notes = []
-    told = {id(row.launch) for row in rows}
-    silent = sum(id(part) not in told for part in files.parts)
+    silent = len(files.parts) - len({row.placed.order for row in rows})
     if silent:
         notes.append(f"{silent} of {len(files.parts)} launches tell no first call")
     if any(not row.own for row in rows):

@@ -16,7 +16,6 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.importers.registry import read_all
     from torchcoll.report.formats import FORMATS, tell_beside
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
@@ -26,7 +25,7 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    found = cold(options.files, reader=read_all)
+    found = cold(options.files)
     show_cold([found], options.format)
     tell_beside(found, options.format)
     if options.plot:

@@ -46,34 +46,35 @@ class LaunchPairs:
     others: int
 
 
-def places_of(launches: Sequence[Run]) -> dict[int, Placed]:
-    """id of each launch -> its place. Launches without a job have one of their own.
+_Jobs = dict[str, list[tuple[int, Run]]]  # key -> (number, launch) of each
+
+
+def places_of(launches: Sequence[Run]) -> list[Placed]:
+    """The place of each launch. Launches without a job have one of their own.
 
     By time where it is known (to the second; equal ones stay in the order of reading). Launches
     whose output is in one file, one after the other, are those of one job script.
     """
-    jobs: dict[str, list[Run]] = {}
+    jobs: _Jobs = {}
     names: dict[str, str | None] = {}
     for number, launch in enumerate(launches):
         key, name = _job(launch, jobs, number)
         names[key] = name
-        jobs.setdefault(key, []).append(launch)
+        jobs.setdefault(key, []).append((number, launch))
     for own in jobs.values():
-        own.sort(key=_start)
-    order = sorted(jobs.values(), key=lambda own: _start(own[0]))
-    keys = {id(own): key for key, own in jobs.items()}
+        own.sort(key=lambda one: _start(one[1]))
     found: dict[int, Placed] = {}
-    for own in order:
-        for place, launch in enumerate(own, 1):
-            found[id(launch)] = Placed(names[keys[id(own)]], place, len(own), len(found))
-    return found
+    for key, own in sorted(jobs.items(), key=lambda item: _start(item[1][0][1])):
+        for place, (number, _) in enumerate(own, 1):
+            found[number] = Placed(names[key], place, len(own), len(found))
+    return [found[number] for number, _ in enumerate(launches)]
 
 
 def _start(launch: Run) -> str:
     return str(launch.header.get("start_utc") or "")  # ISO 8601 in UTC: sorts as text
 
 
-def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str | None]:
+def _job(launch: Run, jobs: _Jobs, number: int) -> tuple[str, str | None]:
     """(key, name) of its job."""
     job = launch.header.get("job_id")
     if job:
@@ -83,7 +84,7 @@ def _job(launch: Run, jobs: dict[str, list[Run]], number: int) -> tuple[str, str
         # Files of one name from several folders: their numbers begin again.
         times = 1
         while any(
-            one.source.get("launch") == place for one in jobs.get(f"file {file} {times}", ())
+            one.source.get("launch") == place for _, one in jobs.get(f"file {file} {times}", ())
         ):
             times += 1
         return f"file {file} {times}", file

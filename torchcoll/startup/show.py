@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import interval_text
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ratio, format_size, format_time
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
@@ -68,7 +68,7 @@ def cold_grids(found: Cold) -> list[Grid]:
         scales = [scale for scale in found.scales if repr(scale.kind) == kind]
         if len(rows) > 1:
             grids.append(_by_ranks(scales, [p for p in found.again if p.kind == kind]))
-    each = {id(row.launch): row for row in found.rows}  # of several backends: set up once
+    each = {row.placed.order: row for row in found.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(found.late))
     grids.append(Grid([], [], below=found_lines(found.notes, found.runs)))
@@ -284,13 +284,16 @@ def _late(late: Sequence[Late]) -> Grid:
     shown = sorted(late, key=lambda one: -one.extra_ns)[:MOST_LATE]
     titles = kind_texts([one.kind for one in late])
     several = len(set(titles)) > 1
-    named = dict(zip(map(id, late), titles, strict=True))
+    named = {repr(one.kind): title for one, title in zip(late, titles, strict=True) if several}
     below = [f"{len(late) - len(shown)} more in --format json"] if len(late) > len(shown) else []
     if any(one.launches == 1 for one in late):
         below.append("one launch cannot tell a call that connects from one that met a hiccup")
     return filled(
         [
-            (Head("case", left=True, repeat=True), lambda o: named[id(o)] if several else "-"),
+            (
+                Head("case", left=True, repeat=True),
+                lambda o: named.get(repr(o.kind), "-"),
+            ),
             (Head("ranks"), lambda o: str(o.ranks or "-")),
             (Head("size", repeat=True), lambda o: format_size(o.nbytes)),
             (
@@ -323,14 +326,7 @@ SCHEMA = "torchcoll-cold/1"
 
 def show_cold(found: Sequence[Cold], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``cold`` found. Raises UsageError for an unknown format."""
-    show_found(
-        [
-            Forms(cold_grids(one), list(map(row_record, one.rows)), cold_object(one))
-            for one in found
-        ],
-        format,
-        file,
-    )
+    show_found([Forms(cold_grids(one), cold_object(one)) for one in found], format, file)
 
 
 # -- objects ---------------------------------------------------------------------------------
@@ -343,7 +339,7 @@ def cold_object(found: Cold) -> dict[str, Any]:
         "by_ranks": [_scale_record(scale) for scale in found.scales],
         "second_launch": [_pairs_record(pairs) for pairs in found.again],
         "late": [
-            {**dataclasses.asdict(one), "kind": _known(one.kind), "extra_ns": one.extra_ns}
+            {**dataclasses.asdict(one), "kind": known(one.kind), "extra_ns": one.extra_ns}
             for one in found.late
         ],
         "notes": found_lines(found.notes, found.runs),
@@ -359,9 +355,8 @@ def row_record(row: ColdRow) -> dict[str, Any]:
         "job": row.placed.job,
         "place_in_job": row.placed.place if row.placed.job else None,
         "start_utc": row.launch.header.get("start_utc"),
-        **_known(row.kind),
-        "ranks": row.ranks,
-        "hosts": row.hosts,
+        **known(row.kind),
+        **picked(row, "ranks hosts"),
         "first_call_ns": row.call_ns(1),
         "second_call_ns": row.call_ns(2),
         "third_call_ns": row.call_ns(3),
@@ -371,19 +366,12 @@ def row_record(row: ColdRow) -> dict[str, Any]:
         "second_over_first": over(row.call_ns(2), row.call_ns(1)),
         "second_over_third": over(row.call_ns(2), row.call_ns(3)),
         "first_over_steady": over(row.call_ns(1), row.steady_ns),
-        "first_result_ns": row.first_result_ns,
-        "new_communicator": row.own,
-        "status": row.status,
-        "first_call_slowest_rank": row.first.rank if row.first else None,
-        "first_call_beyond_ns": row.first.beyond_ns if row.first else None,
+        **picked(row, "first_result_ns new_communicator=own status"),
+        **picked(row, "first_call_slowest_rank=first.rank first_call_beyond_ns=first.beyond_ns"),
         **{
             f"{name}_{field}": value
             for name, phase in row.phases.items()
-            for field, value in (
-                ("ns", phase.ns),
-                ("slowest_rank", phase.rank),
-                ("beyond_ns", phase.beyond_ns),
-            )
+            for field, value in picked(phase, "ns slowest_rank=rank beyond_ns").items()
         },
         **{f"nccl_init_{name}_ns": ns for name, ns in row.parts_ns.items()},
         "nccl_init_largest_part": part[0] if part else None,
@@ -392,26 +380,17 @@ def row_record(row: ColdRow) -> dict[str, Any]:
 
 def _scale_record(scale: Scale) -> dict[str, Any]:
     again = _pairs_record(scale.again) if scale.again else None
-    return {**dataclasses.asdict(scale), "kind": _known(scale.kind), "again": again}
+    return {**dataclasses.asdict(scale), "kind": known(scale.kind), "again": again}
 
 
 def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
-    judged, ratio = pairs.judged, pairs.judged.ratio
+    figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value verdict reason"
+    judged = pairs.judged
     return {
-        "ranks": pairs.ranks,
-        "figure": pairs.figure,
+        **picked(pairs, "ranks figure"),
         "jobs": len(judged.base),
-        "ratio": ratio.ratio if ratio else None,
-        "ratio_low": ratio.low if ratio else None,
-        "ratio_high": ratio.high if ratio else None,
-        "p_value": judged.p_value,
-        "verdict": judged.verdict,
-        "reason": judged.reason,
+        **picked(judged, figures),
     }
-
-
-def _known(kind: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kind.items() if value is not None}
 
 
 # -------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.sides import Measured, Reader, Reading, Side, side
+from torchcoll.comparison.sides import Measured, Reading, Side, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, load_all
+from torchcoll.core.file import Source
 from torchcoll.core.summary import Row, paired_ratio
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
@@ -427,7 +427,6 @@ def advise(
     backward_ms: float | None = None,
     dtype: str | None = None,
     accumulate: int | None = None,
-    reader: Reader = load_all,
 ) -> Advice:
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
 
@@ -439,7 +438,6 @@ def advise(
     backward_ms: what a backward pass takes without communication; None: as the traffic tells.
     accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
     times in a step is refused where it does not tell how many passes they are.
-    reader: ``torchcoll.importers.registry.read_all`` takes output of other tools too.
 
     The model is told in training/advise.py. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
@@ -457,7 +455,7 @@ def advise(
     if backward_ms is not None:
         found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
         found.backward_source = "given"
-    measured = curve if isinstance(curve, Side) else side("curve", curve, reader)
+    measured = curve if isinstance(curve, Side) else side("curve", curve)
     curves = curves_of(measured, found.dtype)
     if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
         expected = f"{found.ranks}, as the gradients are summed over"

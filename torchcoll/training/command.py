@@ -61,7 +61,7 @@ _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
+    from torchcoll.core.file import is_traffic
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -98,8 +98,7 @@ def _plans(options: argparse.Namespace, caps: Sequence[float | None]) -> list[Bu
 
 
 def _show_advice(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.traffic import is_traffic
-    from torchcoll.importers.registry import read_all
+    from torchcoll.core.file import is_traffic
     from torchcoll.runs.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
@@ -125,7 +124,6 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
         backward_ms=None if backward is None else _number(backward, "backward-ms"),
         dtype=options.dtype,
         accumulate=options.accumulate,
-        reader=read_all,
     )
     show(found, format=options.format)
     return ExitCode.OK
@@ -185,14 +183,15 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="what torchcoll.capture saved, or a folder of such files")
     add("--backend", help="as when measuring (default: what the machine has)")
     add("--device", help="cpu, cuda or xpu")
-    add("--steps", type=int, default=10, help="play the step so often (default 10)")
+    add("--steps", type=int, default=10, help="play the step so often (default %(default)s)")
     add(
         "--compute",
         action="store_true",
         help="sleep in the gaps between calls as long as the training did something else",
     )
     add("--rehearse", action="store_true", help="several nccl ranks on one GPU")
-    add("-T", "--timeout", type=float, default=300.0, help="seconds that are a hang (default 300)")
+    hang = "seconds that are a hang (default %(default)g)"
+    add("-T", "--timeout", type=float, default=300.0, help=hang)
     add("-J", "--output", metavar="FILE", help="traffic file (torchcoll-runs/...-replay-....jsonl)")
     add("--format", default="table", help=", ".join(_FORMATS))
 

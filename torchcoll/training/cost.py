@@ -264,22 +264,22 @@ def cost(
     joined, apart = join_ranks(traffic)
     steps = steps_of(traffic)
     found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
-    every: dict[int, Joined] = {}
+    every: dict[Joined, None] = {}
     for rank, calls in traffic.calls.items():
         for i in (i for step in steps.steady for i in steps.at[rank].get(step, ())):
             kind, one = steps.kinds[rank][i], joined[rank][i]
-            if id(one) in every:
+            if one in every:
                 continue
-            every[id(one)] = one
+            every[one] = None
             size = _size(calls[i], traffic)
             key = (kind.collective, size, kind.dtype, kind.op, kind.asynchronous, kind.group)
             found[key].append(one)
     queued = _queued(traffic)
     rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
-    split = [one for one in every.values() if not _not_split(one)]
+    split = [one for one in every if not _not_split(one)]
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *apart]
-    notes += _notes(rows, every.values(), traffic.source, cut)
+    notes += _notes(rows, every, traffic.source, cut)
     if every and not split and len(traffic.calls) < traffic.ranks:
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "

@@ -15,7 +15,7 @@ from torchcoll.core.units import format_ranges
 Key = tuple[str, int, int]  # group, sequence, which of the calls that share the number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Joined:
     """One collective as those ranks saw it that were recorded.
 

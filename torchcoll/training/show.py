@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
 
@@ -33,11 +33,7 @@ _FAR = 2  # a model that is further from what was measured says so
 
 def show_advice(found: Sequence[Advice], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``advise`` found. Raises UsageError for an unknown format."""
-    show_found(
-        [Forms([advice_grid(one)], advice_records(one), advice_object(one)) for one in found],
-        format,
-        file,
-    )
+    show_found([Forms([advice_grid(one)], advice_object(one)) for one in found], format, file)
 
 
 def advice_grid(advice: Advice) -> Grid:
@@ -230,28 +226,19 @@ def _named(row: Proposal) -> str:
 
 
 def advice_object(advice: Advice) -> dict[str, Any]:
-    row = advice.curve
-    names = ("collective", "dtype", "op", "ranks", "backend", "device", "cadence", "clock")
-    curve = {name: getattr(row, name) for name in names}
-    plain = ["what", "nbytes", "dtype", "backward_ns", "backward_source", "accumulate"]
-    plain += ["measured_ns", "measured_as"]
+    curve = picked(advice.curve, "collective dtype op ranks backend device cadence clock")
     ratio, low, high = advice.compression or (None, None, None)
     return {
         "schema": ADVICE_SCHEMA,
-        **{name: getattr(advice, name) for name in plain},
-        "curve": {**curve, "sizes": list(advice.sizes), "launches": advice.launches},
-        "best": advice.best.name if advice.best else None,
-        "low_cap_mb": advice.low_cap_mb,
-        "high_cap_mb": advice.high_cap_mb,
+        **picked(advice, "what nbytes dtype backward_ns backward_source accumulate"),
+        **picked(advice, "measured_ns measured_as"),
+        "curve": {**curve, **picked(advice, "sizes launches")},
+        **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
         "compression": {"ratio": ratio, "ratio_low": low, "ratio_high": high},
         "assumed": [{"backward_ns": ns, "best": name} for ns, name in advice.assumed],
         "notes": advice.notes,
-        "rows": advice_records(advice),
+        "rows": [{"name": row.name, **vars(row)} for row in advice.rows],
     }
-
-
-def advice_records(advice: Advice) -> list[dict[str, Any]]:
-    return [{"name": row.name, **vars(row), "caps_mb": list(row.caps_mb)} for row in advice.rows]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -282,7 +269,7 @@ def show_plans(
     A table has one row for each size of bucket; csv and json have every bucket and its parameters.
     """
     thing = {"schema": SCHEMA, "model": model, "plans": [plan_object(plan) for plan in plans]}
-    show_found([Forms(plan_grids(plans, model), list(plan_records(plans)), thing)], format, file)
+    show_found([Forms(plan_grids(plans, model), thing, list(plan_records(plans)))], format, file)
 
 
 def plan_grids(plans: Sequence[BucketPlan], model: str) -> list[Grid]:
@@ -347,12 +334,7 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
 
 def plan_object(plan: BucketPlan) -> dict[str, Any]:
     return {
-        "bucket_cap_mb": plan.bucket_cap_mb,
-        "find_unused": plan.find_unused,
-        "order": plan.order,
-        "nbytes": plan.nbytes,
-        "unused": plan.unused,
-        "notes": plan.notes,
+        **picked(plan, "bucket_cap_mb find_unused order nbytes unused notes"),
         "first_step": [vars(bucket) for bucket in plan.first_step],
         "buckets": [vars(bucket) for bucket in plan.buckets],
     }
@@ -376,11 +358,8 @@ _TRIAL_STYLES = {"faster": "green", "slower": "red"}
 
 def show_trials(found: Sequence[Trial], format: str = "table", file: TextIO | None = None) -> None:
     """Print what ``try_buckets`` measured. Raises UsageError for an unknown format."""
-    show_found(
-        [Forms([trial_grid(one)], trial_records(one), trial_object(one)) for one in found],
-        format,
-        file,
-    )
+    parts = [Forms([trial_grid(one)], trial_object(one), trial_records(one)) for one in found]
+    show_found(parts, format, file)
 
 
 def trial_grid(trial: Trial) -> Grid:
@@ -429,10 +408,9 @@ def trial_records(trial: Trial) -> list[dict[str, Any]]:
     """The figures of each cap; the steps themselves are in the object."""
     found = []
     for row in trial.rows:
-        names = ("cap_mb", "name", "steps", "median_ns", "low_ns", "high_ns", "verdict")
+        figures = picked(row, "cap_mb name steps median_ns low_ns high_ns verdict")
         ratio, low, high = row.ratio
-        ratios = {"ratio": ratio, "ratio_low": low, "ratio_high": high}
-        found.append({**{name: getattr(row, name) for name in names}, **ratios})
+        found.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
     return found
 
 

@@ -10,7 +10,7 @@ from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time
 from torchcoll.report.columns import values_of
-from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.notes import Notes
 
@@ -60,9 +60,9 @@ def show_traffic(
     for traffic in found:
         table = summarise_traffic(traffic)
         file_name = {"file": _name(traffic)} if len(found) > 1 else {}
-        records = [{**file_name, **_record(row, keys)} for row in table.rows]
         thing = traffic_object(traffic, table, keys)
-        parts.append(Forms(traffic_grids(traffic, table, keys), records, thing))
+        records = [{**file_name, **row} for row in thing["rows"]]
+        parts.append(Forms(traffic_grids(traffic, table, keys), thing, records))
     show_found(parts, format, file)
 
 
@@ -85,20 +85,15 @@ def traffic_object(traffic: Traffic, table: TrafficTable, keys: Sequence[str]) -
         "schema": TRAFFIC_SCHEMA,
         "traffic": {
             "path": None if traffic.path is None else str(traffic.path),
-            "source": traffic.source,
-            "ranks": traffic.ranks,
+            **picked(traffic, "source ranks"),
             "recorded": sorted(traffic.calls),
             **rest,
             "notes": [*table.notes, *traffic.notes],
             "problems": traffic.problems,
         },
-        "rows": [_record(row, keys) for row in table.rows],
+        "rows": [picked(row, " ".join(keys or _COLUMNS)) for row in table.rows],
         "sizes": [dataclasses.asdict(one) for one in table.sizes],
     }
-
-
-def _record(row: TrafficRow, keys: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in keys or _COLUMNS}
 
 
 def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = ()) -> list[Grid]:
@@ -272,16 +267,11 @@ def show_costs(found: Sequence[Cost], format: str = "table", file: TextIO | None
 
     Raises UsageError for an unknown format.
     """
-    parts = [Forms(cost_grids(one), cost_records(one), cost_object(one)) for one in found]
-    show_found(parts, format, file)
+    show_found([Forms(cost_grids(one), cost_object(one)) for one in found], format, file)
 
 
 def cost_object(found: Cost) -> dict[str, Any]:
     return {"schema": COST_SCHEMA, **dataclasses.asdict(found)}
-
-
-def cost_records(found: Cost) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(row) for row in found.rows]
 
 
 def cost_grids(found: Cost) -> list[Grid]:

@@ -140,7 +140,7 @@ class _TrafficReader:
         ranks = list(at)
         pairs = [(rank, i) for rank in ranks for own in at[rank].values() for i in own]
         calls = [self.traffic.calls[rank][i] for rank, i in pairs]
-        together = list({id(j): j for j in (self.joined[rank][i] for rank, i in pairs)}.values())
+        together = list(dict.fromkeys(self.joined[rank][i] for rank, i in pairs))
         times = [one.completion_ns for one in together]
         known = [time for time in times if time is not None]
         per_step = self.steps.reduce(lambda step: self._slowest(at, step, self._completion))

@@ -121,7 +121,7 @@ def communicators(processes: Iterable[NcclProcess]) -> dict[Key, NcclCommunicato
 
 def _first_free(found: dict[Key, NcclCommunicator], process: NcclProcess, member: Member) -> Key:
     if member.rank is None:  # lines of a communicator whose own line is missing
-        return ("lines", id(member))
+        return ("lines", member)
     number = 0
     while group := found.get(("size", member.nranks, number)):
         if all(other.rank != member.rank for other in group.members):
@@ -134,10 +134,10 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
     """The jobs of these files. Processes of no communicator are together by their file."""
     processes = [process for reader in readers for process in reader.processes]
     groups = communicators(processes)
-    owner = {id(m): process for process in processes for m in process.members}
-    leader = {id(process): id(process) for process in processes}
+    owner = {m: process for process in processes for m in process.members}
+    leader = {process: process for process in processes}
 
-    def root(key: int) -> int:
+    def root(key: NcclProcess) -> NcclProcess:
         while leader[key] != key:
             key = leader[key]
         return key
@@ -145,28 +145,28 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
     def join(some: Iterable[NcclProcess]) -> None:
         first, *others = some
         for other in others:
-            leader[root(id(other))] = root(id(first))
+            leader[root(other)] = root(first)
 
     for group in groups.values():
-        join([owner[id(member)] for member in group.members])
-    connected = {id(owner[id(m)]) for g in groups.values() for m in g.members if m.rank is not None}
+        join([owner[member] for member in group.members])
+    connected = {owner[m] for g in groups.values() for m in g.members if m.rank is not None}
     alone: dict[str, list[NcclProcess]] = {}
     for process in processes:
-        if id(process) in connected:
+        if process in connected:
             continue
-        same = [p for p in processes if id(p) in connected and _same_process(p, process)]
-        if len({root(id(p)) for p in same}) == 1:  # its log goes on in another file
+        same = [p for p in processes if p in connected and _same_process(p, process)]
+        if len({root(p) for p in same}) == 1:  # its log goes on in another file
             join([same[0], process])
         else:
             alone.setdefault(process.file, []).append(process)
     for some in alone.values():
         join(some)
-    members: dict[int, list[NcclProcess]] = {}
+    members: dict[NcclProcess, list[NcclProcess]] = {}
     for process in processes:
-        members.setdefault(root(id(process)), []).append(process)
-    made: dict[int, list[NcclCommunicator]] = {}
+        members.setdefault(root(process), []).append(process)
+    made: dict[NcclProcess, list[NcclCommunicator]] = {}
     for group in groups.values():
-        made.setdefault(root(id(owner[id(group.members[0])])), []).append(group)
+        made.setdefault(root(owner[group.members[0]]), []).append(group)
     versions = {reader.file: reader.version for reader in readers}
     return [
         NcclJob(

@@ -44,7 +44,7 @@ class Graph(NamedTuple):
     inter_type: str
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """One rank of one communicator, as its process tells; None and '' are not told.
 
@@ -83,7 +83,7 @@ class Member:
     tuning: list[Tuned] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class NcclProcess:
     """What one process tells. transports: kind -> connections; pairs: kind -> (from, to) ranks."""
 
@@ -298,7 +298,7 @@ def timings(reader: NcclLogReader, message: str) -> bool:
         return False
     rank, nranks = int(found[1]), int(found[2])
     own = [m for m in reader.process.members if (m.rank, m.nranks) == (rank, nranks)]
-    member = reader.open.get((id(reader.process), reader.thread)) or Member()
+    member = reader.open.get((reader.process, reader.thread)) or Member()
     if (member.rank, member.nranks) != (rank, nranks):
         member = own[-1] if own else reader.begun({"comm": ""}, False)
         member.rank, member.nranks = rank, nranks
@@ -381,18 +381,18 @@ def call(reader: NcclLogReader, message: str) -> bool:
 
 
 def algorithms(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[id(reader.member())], whole = columns_of(message)
+    reader.columns[reader.member()], whole = columns_of(message)
     return whole
 
 
 def wide_head(reader: NcclLogReader, message: str) -> bool:
-    reader.columns[id(reader.member())], whole = wide_columns_of(message)
+    reader.columns[reader.member()], whole = wide_columns_of(message)
     return whole
 
 
 def row(reader: NcclLogReader, message: str) -> bool:
     member = reader.member()
-    cells = row_of(message, reader.columns.get(id(member), ()))
+    cells = row_of(message, reader.columns.get(member, ()))
     member.tuning += cells
     return bool(cells)
 
@@ -522,8 +522,9 @@ class NcclLogReader:
         self.processes: list[NcclProcess] = []
         self.version = ""  # of a line without a process: NCCL <= 2.23 prints it so, once a job
         self._known: dict[tuple[str, int], NcclProcess] = {}
-        self.open: dict[tuple[int, int], Member] = {}  # (process, thread) -> its last communicator
-        self.columns: dict[int, list[Column]] = {}  # id of a Member -> those of its tuning table
+        # (process, thread) -> its last communicator
+        self.open: dict[tuple[NcclProcess, int], Member] = {}
+        self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
         self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
         self._hosts: set[str] = set()
         self.process = NcclProcess("", 0)
@@ -633,7 +634,7 @@ class NcclLogReader:
 
     def member(self) -> Member:
         """The communicator that this thread is making, or made last."""
-        key = id(self.process), self.thread
+        key = self.process, self.thread
         member = self.open.get(key)
         if member is None and self.process.members:
             # Another thread of the process: NCCL connects late, in threads of their own.
@@ -650,7 +651,7 @@ class NcclLogReader:
 
     def begun(self, fields: dict[str, str], start: bool) -> Member:
         """The communicator of a handle that is new; start: its line says that it begins here."""
-        key = id(self.process), self.thread
+        key = self.process, self.thread
         member = self.open.get(key)
         if start or member is None or member.handle:
             member = self.open[key] = Member()

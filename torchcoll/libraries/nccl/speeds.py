@@ -89,16 +89,16 @@ def network_gbps(nics: list[Nic], told: Topology) -> float | None:
     takes 48 GB/s for one that carries a port of 400 Gbit/s.
     """
     joins = _gpus_below(told.gpus)
-    devices: dict[int, list[Nic]] = {}
+    devices: dict[Node, list[Nic]] = {}
     for nic in nics:
-        devices.setdefault(id(nic.node), []).append(nic)
+        devices.setdefault(nic.node, []).append(nic)
     total = 0.0
     for ports in devices.values():
         if any(nic.speed_mbps is None for nic in ports):
             return None
         gbps = wanted = sum(nic.speed_mbps or 0 for nic in ports) / 8000
         for node in (ports[0].node, *ports[0].node.above()):
-            if joins.get(id(node)):
+            if joins.get(node):
                 break
             wire, own = _pci_wire_gbps(node), pci_gbps(node)
             if node.tag == "pci" and wire is not None and own is not None and wire < wanted:
@@ -107,12 +107,12 @@ def network_gbps(nics: list[Nic], told: Topology) -> float | None:
     return total
 
 
-def _gpus_below(gpus: list[Gpu]) -> dict[int, set[int]]:
-    """id of each node -> ids of the GPUs below it or at it."""
-    found: dict[int, set[int]] = {}
+def _gpus_below(gpus: list[Gpu]) -> dict[Node, set[Gpu]]:
+    """Each node -> the GPUs below it or at it."""
+    found: dict[Node, set[Gpu]] = {}
     for gpu in gpus:
         for node in (gpu.node, *gpu.node.above()):
-            found.setdefault(id(node), set()).add(id(gpu))
+            found.setdefault(node, set()).add(gpu)
     return found
 
 
@@ -131,22 +131,22 @@ def sum_gbps(gpu: Gpu) -> float | None:
 
 def islands(gpus: list[Gpu]) -> list[list[Gpu]]:
     """The GPUs that links join, those that a switch joins together; in the order of the file."""
-    group = {id(gpu): [gpu] for gpu in gpus}
+    group = {gpu: [gpu] for gpu in gpus}
 
     def join(one: Gpu, other: Gpu) -> None:
-        mine, theirs = group[id(one)], group[id(other)]
+        mine, theirs = group[one], group[other]
         if mine is not theirs:
             mine += theirs
-            group.update({id(gpu): mine for gpu in theirs})
+            group.update({gpu: mine for gpu in theirs})
 
     switched = [gpu for gpu in gpus if any(link.to == "switch" for link in gpu.links)]
     for gpu in gpus:
         if switched and gpu in switched:
             join(switched[0], gpu)
         for link in gpu.links:
-            if link.peer is not None and id(link.peer) in group:
+            if link.peer is not None and link.peer in group:
                 join(gpu, link.peer)
-    found = {id(members): members for members in group.values()}
+    found = {members[0]: members for members in group.values()}
     return [sorted(members, key=gpus.index) for members in found.values()]
 
 
@@ -169,7 +169,7 @@ def ring_ceiling(told: Topology) -> Ceiling:
         return Ceiling(None, f"the file has no <gpu>: {what} is not told in it")
     if len(gpus) == 1:
         return Ceiling(None, "one GPU alone: a communicator of one rank on this host")
-    if len({id(gpu.node) for gpu in gpus}) < len(gpus):
+    if len({gpu.node for gpu in gpus}) < len(gpus):
         return Ceiling(None, "ranks share a GPU, and so its links")
     joined = islands(gpus)
     if len(joined) == 1:
@@ -188,7 +188,7 @@ def ring_ceiling(told: Topology) -> Ceiling:
         (gbps, node, gpu)
         for gpu in gpus
         for node in (gpu.node, *gpu.node.above())
-        if node.tag == "pci" and len(below[id(node)]) < len(gpus) and (gbps := pci_gbps(node))
+        if node.tag == "pci" and len(below[node]) < len(gpus) and (gbps := pci_gbps(node))
     ]
     least, node, gpu = min(crossed, key=lambda one: one[0])
     which = "of one GPU" if node is gpu.node else f"between GPU {gpu.name} and its CPU"

@@ -264,7 +264,7 @@ def topology(root: Node, file: str = "") -> Topology:
     """The tree of a ``<system>`` as GPUs, network interfaces and CPUs."""
     hashes: dict[str, int] = {}
     cpus = [_cpu(node, hashes) for node in root.walk() if node.tag == "cpu"]
-    of = {id(cpu.node): cpu for cpu in cpus}
+    of = {cpu.node: cpu for cpu in cpus}
     gpus: list[Gpu] = []
     nics: list[Nic] = []
     for node in root.walk():
@@ -291,15 +291,15 @@ def distance(one: TopologyDevice, other: TopologyDevice) -> str | None:
         return None
     if one.cpu is not other.cpu:
         return "SYS"
-    mine, theirs = ([id(n) for n in d.node.above() if n.tag == "pci"] for d in (one, other))
+    mine, theirs = ([n for n in d.node.above() if n.tag == "pci"] for d in (one, other))
     common = next((step for step, key in enumerate(mine) if key in theirs), None)
     if common is None:
         return "PHB"
     return "PIX" if common + theirs.index(mine[common]) == 0 else "PXB"
 
 
-def _cpu_of(node: Node, of: dict[int, TopologyCpu]) -> TopologyCpu | None:
-    return next((of[id(above)] for above in node.above() if id(above) in of), None)
+def _cpu_of(node: Node, of: dict[Node, TopologyCpu]) -> TopologyCpu | None:
+    return next((of[above] for above in node.above() if above in of), None)
 
 
 def _cpu(node: Node, hashes: dict[str, int]) -> TopologyCpu:
@@ -326,7 +326,7 @@ def _bare(node: Node, classes: tuple[str, ...]) -> bool:
     return node.text("class").lower().startswith(classes) and not told
 
 
-def _gpus(node: Node, of: dict[int, TopologyCpu]) -> Iterator[Gpu]:
+def _gpus(node: Node, of: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
     told, bare = list(node.each("gpu")), _bare(node, _GPU)
     if not told and not bare:
         return
