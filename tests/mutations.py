@@ -82,7 +82,9 @@ def output(name: str, layout: Any, inputs: Sequence[torch.Tensor], reduced: Any)
         return torch.cat([values[own] for values in inputs])
     if name == "sendrecv":
         return inputs[rank - 1]
-    parts = [values.split(list(row)) for values, row in zip(inputs, layout.splits, strict=True)]
+    places = range(layout.ranks)
+    rows = [[layout.blocks.pair(source, to) for to in places] for source in places]
+    parts = [values.split(row) for values, row in zip(inputs, rows, strict=True)]
     return torch.cat([part[rank] for part in parts])
 
 
