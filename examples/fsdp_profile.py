@@ -23,7 +23,7 @@ from torchcoll.core.traffic import Traffic
 def sent(traffic: Traffic, rank: int = 0, step: int | None = None) -> Counter[tuple[str, int, int]]:
     """How often each collective of each size is called in a step: its bytes in and out."""
     return Counter(
-        (call.collective, call.nbytes_in, call.nbytes_out)
+        (call.collective, call.bytes_in, call.bytes_out)
         for call in traffic.calls[rank]
         if call.step == step and call.collective in ("all_gather", "reduce_scatter", "all_reduce")
     )

@@ -22,7 +22,7 @@ def main() -> None:
     if run is not None:  # rank 0
         torchcoll.show(run)
         frame = torchcoll.table(run)
-        print(frame[["nbytes", "first_call_ns", "median_ns", "busbw_gbps"]])
+        print(frame[["size_bytes", "first_call_ns", "median_ns", "busbw_gbps"]])
 
     dist.barrier()
     dist.destroy_process_group()

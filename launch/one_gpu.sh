@@ -4,7 +4,7 @@
 #
 #   bash launch/one_gpu.sh [-n RANKS] [COLLECTIVE] [ARGUMENTS...]
 #   bash launch/one_gpu.sh -n 4 allreduce -b 1K -e 1M    ARGUMENTS go to torchcoll.allreduce
-#   bash launch/one_gpu.sh -n 1 suite --cadence graph    one rank is no rehearsal, but real
+#   bash launch/one_gpu.sh -n 1 suite --mode graph    one rank is no rehearsal, but real
 #   bash launch/one_gpu.sh --all                         every test that needs a GPU, and a
 #                                                        demonstration, into one file of RESULTS
 #
@@ -157,8 +157,8 @@ everything() {
         "$PYTHON" -W ignore "$ROOT/tests/test_cuda.py" || status=1
     fi
     shown 'one rank: all collectives, verified' 1 suite --sizes 4K,16M,256M --max-time 0.3
-    for cadence in isolated stream graph; do
-        shown "one rank: $cadence" 1 allreduce --cadence "$cadence" --op avg --sizes 4K,1M,256M -n 200
+    for mode in isolated stream graph; do
+        shown "one rank: $mode" 1 allreduce --mode "$mode" --op avg --sizes 4K,1M,256M -n 200
     done
     for ranks in 2 4; do
         shown "rehearsal with $ranks ranks" "$ranks" suite --sizes 4K,1M -n 20 -r 1

@@ -12,8 +12,8 @@ import sys
 import time
 
 CASE = {
-    **{"collective": "all_reduce", "nbytes": 8, "dtype": "float32", "op": "sum", "root": None},
-    **{"in_place": True, "cadence": "isolated", "backend": "gloo", "device": "cpu"},
+    **{"collective": "all_reduce", "size_bytes": 8, "dtype": "float32", "op": "sum", "root": None},
+    **{"in_place": True, "mode": "synchronized", "backend": "gloo", "device": "cpu"},
 }
 UNAVAILABLE = "Error : no algorithm/protocol available for function AllReduce with datatype float"
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         labels["cell"] = "another"
     header = {
         "record": "header",
-        "schema": "torchcoll/1",
+        "schema": "torchcoll/2",
         "ranks": ranks,
         "launcher": says.get("launcher", "torchrun"),
         "spec": {"labels": labels},
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> int:
     time_ns = 1000
     if "slow" in says:  # the variable that makes it slow; launches differ a little
         time_ns = (2000 if says["slow"] in variables else 1000) + int(labels["launch"])
-    case["nbytes"] = CASE["nbytes"]
+    case["size_bytes"] = CASE["size_bytes"]
     case["time_ns"] = {"host": [[time_ns] * 3] * ranks}
     if "ran" in says:  # as the library's log tells: RING/LL
         algorithm, _, protocol = says["ran"].partition("/")

@@ -55,12 +55,12 @@ def _lines(*records: dict[str, Any]) -> str:
 
 _CASE = {
     "collective": "all_reduce",
-    "nbytes": 1024,
+    "size_bytes": 1024,
     "dtype": "float32",
     "op": "sum",
     "root": None,
     "in_place": True,
-    "cadence": "isolated",
+    "mode": "synchronized",
     "backend": "gloo",
     "device": "cpu",
 }
@@ -70,9 +70,9 @@ _RESULT = {
     "status": "ok",
     "ranks": 2,
     "count": 256,
-    "nbytes": 1024,
-    "nbytes_in": 1024,
-    "nbytes_out": 1024,
+    "size_bytes": 1024,
+    "bytes_in": 1024,
+    "bytes_out": 1024,
     "cold_ns": [[9000, 500], [8000, 510]],
     "warmup_ns": [[450], [460]],
     "time_ns": {"host": [[400, 410, 390], [420, 400, 395]]},
@@ -87,7 +87,7 @@ _RESULT = {
 }
 _HEADER = {
     "record": "header",
-    "schema": "torchcoll/1",
+    "schema": "torchcoll/2",
     "run_id": "ab12",
     "ranks": 2,
     "start_utc": "2026-11-22T05:00:00+00:00",
@@ -110,14 +110,14 @@ RESULT = _lines(
     {"record": "machine", "when": "before", "host": "n0", "utc": "x", "load": 1.5},
     {"record": "started", "case": _CASE},
     _RESULT,
-    {**_RESULT, "case": {**_CASE, "nbytes": 4096}, "nbytes": 4096, "count": 1024},
+    {**_RESULT, "case": {**_CASE, "size_bytes": 4096}, "size_bytes": 4096, "count": 1024},
     {"record": "event", "kind": "warning", "message": "text"},
     {"record": "end", "status": "complete", "exit_code": 0, "wall_s": 1.5},
 )
 TRAFFIC = _lines(
     {
         "record": "header",
-        "schema": "torchcoll-traffic/1",
+        "schema": "torchcoll-traffic/2",
         "source": "capture",
         "ranks": 2,
         "environment": {"torch": "2.8.0"},
@@ -134,8 +134,8 @@ TRAFFIC = _lines(
         "record": "call",
         "rank": 0,
         "collective": "all_reduce",
-        "nbytes_in": 1024,
-        "nbytes_out": 1024,
+        "bytes_in": 1024,
+        "bytes_out": 1024,
         "dtype": "float32",
         "op": "sum",
         "group": "0",
@@ -147,8 +147,8 @@ TRAFFIC = _lines(
         "record": "call",
         "rank": 0,
         "collective": "all_to_all_v",
-        "nbytes_in": 64,
-        "nbytes_out": 64,
+        "bytes_in": 64,
+        "bytes_out": 64,
         "dtype": "int64",
         "group": "0",
         "sequence": 1,
@@ -159,8 +159,8 @@ TRAFFIC = _lines(
         "record": "call",
         "rank": 0,
         "collective": "send",
-        "nbytes_in": 64,
-        "nbytes_out": 0,
+        "bytes_in": 64,
+        "bytes_out": 0,
         "peer": 1,
         "group": "0",
         "start_ns": 95000,
@@ -326,7 +326,7 @@ PLAIN = """# all_reduce of 8 GPUs
 """
 EXPORTED = (
     """# torchcoll 0.1.0 in the text format of nccl-tests
-# torchcoll: torch.distributed gloo on cpu, cadence isolated
+# torchcoll: torch.distributed gloo on cpu, mode synchronized
 # torchcoll: time is the median over calls of the slowest rank
 # torchcoll: calls a case: warmup 5, timed 20
 """
@@ -545,7 +545,7 @@ POINTS = json.dumps(
             {
                 "name": "a",
                 "collective": "all_reduce",
-                "nbytes": 1048576,
+                "size_bytes": 1048576,
                 "ranks": 8,
                 "busbw_gbps": 234.5,
                 "status": "measured",

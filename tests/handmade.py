@@ -15,12 +15,12 @@ MIB = 1 << 20
 def case(**changed: Any) -> Case:
     fields: dict[str, Any] = {
         "collective": "all_reduce",
-        "nbytes": 64 * MIB,
+        "size_bytes": 64 * MIB,
         "dtype": "float32",
         "op": "sum",
         "root": None,
         "in_place": True,
-        "cadence": "isolated",
+        "mode": "synchronized",
         "backend": "gloo",
         "device": "cpu",
     }
@@ -40,14 +40,14 @@ def result(ranks: int = 8, cold: tuple[int, ...] = (5_000_000, 1_100_000), **cha
     asked = changed.pop("case", None) or case()
     fields: dict[str, Any] = {
         "status": "ok",
-        "count": asked.nbytes // 4,
-        "nbytes": asked.nbytes,
-        "nbytes_in": asked.nbytes,
-        "nbytes_out": asked.nbytes,
+        "count": asked.size_bytes // 4,
+        "size_bytes": asked.size_bytes,
+        "bytes_in": asked.size_bytes,
+        "bytes_out": asked.size_bytes,
         "cold_ns": [list(cold) for _ in range(ranks)],
         "time_ns": {"host": steady(ranks)},
         "settled": 2,
-        "verification": Verification(checked=max(1, ranks * asked.nbytes // 4), wrong=0),
+        "verification": Verification(checked=max(1, ranks * asked.size_bytes // 4), wrong=0),
     }
     return CaseResult(asked, ranks=ranks, **(fields | changed))
 

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MB = 1_000_000
-_HEADER = b'{"record":"header","schema":"torchcoll/1","ranks":2}\n'
+_HEADER = b'{"record":"header","schema":"torchcoll/2","ranks":2}\n'
 _TRAFFIC = (
-    b'{"record":"header","schema":"torchcoll-traffic/1","source":"capture","ranks":1048576}\n'
+    b'{"record":"header","schema":"torchcoll-traffic/2","source":"capture","ranks":1048576}\n'
 )
-_CASE = b'{"record":"case","case":{"collective":"all_reduce","nbytes":8},"status":"ok","ranks":2,'
+_CASE = (
+    b'{"record":"case","case":{"collective":"all_reduce","size_bytes":8},"status":"ok","ranks":2,'
+)
 _NCCL = b"n0:1:1 [0] NCCL INFO "
 
 
@@ -48,18 +50,18 @@ def _dump(ranks: str, entries: int = 1) -> bytes:
 
 def _call(number: int) -> bytes:
     return (
-        b'{"record":"call","rank":0,"collective":"all_reduce","nbytes_in":8,"nbytes_out":8,'
+        b'{"record":"call","rank":0,"collective":"all_reduce","bytes_in":8,"bytes_out":8,'
         b'"dtype":"float32","sequence":%d}\n' % number
     )
 
 
 def _repeated(
-    piece: bytes, nbytes: int, before: bytes = b"", after: bytes = b""
+    piece: bytes, size_bytes: int, before: bytes = b"", after: bytes = b""
 ) -> Iterator[bytes]:
     """Pieces of about 1 MB, so that the file and not its making takes memory."""
     yield before
     many = max(1, MB // len(piece))
-    for _ in range(max(1, nbytes // (many * len(piece)))):
+    for _ in range(max(1, size_bytes // (many * len(piece)))):
         yield piece * many
     yield after
 
@@ -92,7 +94,7 @@ INPUTS = {
     ),
     "ends of lines, import": Hostile("import", "a.txt.gz", lambda: _repeated(b"\n", 2000 * MB)),
     "cases, show": Hostile(
-        "show", "a.jsonl.gz", lambda: _repeated(_CASE + b'"nbytes":8}\n', 2000 * MB, _HEADER)
+        "show", "a.jsonl.gz", lambda: _repeated(_CASE + b'"size_bytes":8}\n', 2000 * MB, _HEADER)
     ),
     "numbers in a line, show": Hostile(
         "show",
@@ -186,14 +188,12 @@ def write(name: str, folder: Path) -> Path:
     return path
 
 
-def read(
-    name: str, path: Path, limit_nbytes: int | None = None
-) -> subprocess.CompletedProcess[str]:
-    """The command on this file, alone. limit_nbytes: of its address space."""
+def read(name: str, path: Path, limit_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The command on this file, alone. limit_bytes: of its address space."""
 
     def limited() -> None:
-        if limit_nbytes:
-            resource.setrlimit(resource.RLIMIT_AS, (limit_nbytes, limit_nbytes))
+        if limit_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
     words = [sys.executable, "-m", "torchcoll", INPUTS[name].command, str(path)]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}

@@ -18,24 +18,28 @@ FACTORS = {
     **dict.fromkeys(("broadcast", "reduce", "sendrecv"), lambda n: 1),
 }
 _FIELDS = {
-    **{"dtype": "float32", "op": "sum", "root": None, "in_place": True, "cadence": "stream"},
+    **{"dtype": "float32", "op": "sum", "root": None, "in_place": True, "mode": "back-to-back"},
     **{"backend": "nccl", "device": "cuda"},
 }
 
 
 def case_of(
-    busbw: float, collective: str = "all_reduce", nbytes: int = GIB, ranks: int = 8, **changed: Any
+    busbw: float,
+    collective: str = "all_reduce",
+    size_bytes: int = GIB,
+    ranks: int = 8,
+    **changed: Any,
 ) -> CaseResult:
     """A case of that busbw in GB/s; ``changed``: fields of Case and of CaseResult."""
     asked = _FIELDS | {k: changed.pop(k) for k in list(changed) if k in Case.__annotations__}
-    ns = round(nbytes * FACTORS[collective](ranks) / busbw)
+    ns = round(size_bytes * FACTORS[collective](ranks) / busbw)
     fields: dict[str, Any] = {
-        "nbytes": nbytes,
+        "size_bytes": size_bytes,
         "time_ns": {"host": [[ns] * 3] * ranks},
         "verification": Verification(checked=1, wrong=0),
     }
     status = changed.pop("status", "ok")
-    return CaseResult(Case(collective, nbytes, **asked), status, ranks, **(fields | changed))
+    return CaseResult(Case(collective, size_bytes, **asked), status, ranks, **(fields | changed))
 
 
 def launch(*results: CaseResult, hosts: int = 1, **changed: Any) -> Run:

@@ -19,7 +19,7 @@ SIZES = tuple(1 << k for k in range(18, 27, 2))  # 256K to 64M
 
 def line(latency: float = 1, slope: float = 1) -> Callable[[float], float]:
     """ms of a size in bytes."""
-    return lambda nbytes: latency + slope * nbytes / MIB
+    return lambda size_bytes: latency + slope * size_bytes / MIB
 
 
 def curve(
@@ -34,7 +34,7 @@ def curve(
     more = {
         name: changed.pop(name) for name in ("asynchronous", "coalesce", "group") if name in changed
     }
-    own = [measured(round(MS * time(n)), ranks, nbytes=n, **dict(changed)) for n in sizes]
+    own = [measured(round(MS * time(n)), ranks, size_bytes=n, **dict(changed)) for n in sizes]
     for result in own:
         result.case = dataclasses.replace(result.case, **more)
     return run(*own, ranks=ranks)
@@ -46,7 +46,7 @@ def spread_curve() -> Run:
     for n in SIZES:
         ns = round(MS * line()(n))
         calls = [ns // 2] * 2 + [ns] * 17 + [2 * ns] * 2
-        results.append(measured(ns, nbytes=n, device="cuda", time_ns={"host": [calls, calls]}))
+        results.append(measured(ns, size_bytes=n, device="cuda", time_ns={"host": [calls, calls]}))
     return run(*results)
 
 

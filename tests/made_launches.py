@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.case import Case
-from torchcoll.core.result import CaseResult, Given, Run, Verification
+from torchcoll.core.result import CaseResult, Reported, Run, Verification
 
 FIELDS: dict[str, Any] = {
     "collective": "all_reduce",
-    "nbytes": 1024,
+    "size_bytes": 1024,
     "dtype": "float32",
     "op": "sum",
     "root": None,
     "in_place": True,
-    "cadence": "isolated",
+    "mode": "synchronized",
     "backend": "gloo",
     "device": "cpu",
     "buffer_reuse": "same",
@@ -30,7 +30,7 @@ def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
     asked = Case(**FIELDS | {k: changed.pop(k) for k in list(changed) if k in FIELDS})
     fields: dict[str, Any] = {
         "status": "ok",
-        "nbytes": asked.nbytes,
+        "size_bytes": asked.size_bytes,
         "cold_ns": [[3 * ns, ns]] * ranks,
         "time_ns": {"host": [[ns] * 3, *([[ns // 2] * 3] * (ranks - 1))]},
         "verification": Verification(checked=100, wrong=0),
@@ -41,8 +41,8 @@ def measured(ns: int, ranks: int = 2, **changed: Any) -> CaseResult:
 def given(ns: float, ranks: int = 2, statistic: str = "mean", **changed: Any) -> CaseResult:
     """A figure of a source that keeps no samples."""
     over_ranks, clock = changed.pop("over_ranks", "mean"), changed.pop("clock", "device")
-    figure = Given(ns, statistic, over_ranks, clock)
-    return measured(0, ranks, cold_ns=[], time_ns={}, given=figure, verification=None, **changed)
+    figure = Reported(ns, statistic, over_ranks, clock)
+    return measured(0, ranks, cold_ns=[], time_ns={}, reported=figure, verification=None, **changed)
 
 
 def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
@@ -77,7 +77,7 @@ def run(*results: CaseResult, ranks: int = 2, **changed: Any) -> Run:
 def launches(times: Sequence[Mapping[int, int] | int], **changed: Any) -> list[Run]:
     """One launch for each element: size -> ns, or ns at 1K."""
     return [
-        run(*(measured(ns, nbytes=n) for n, ns in _sizes(time).items()), **dict(changed))
+        run(*(measured(ns, size_bytes=n) for n, ns in _sizes(time).items()), **dict(changed))
         for time in times
     ]
 

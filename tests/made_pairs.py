@@ -16,11 +16,13 @@ def pairs_run(ranks, slow, per_host=1, size=1 << 20):
     run.members = [{"rank": r, "host": f"n{r // per_host}"} for r in range(ranks)]
     for a, b in itertools.combinations(range(ranks), 2):
         factor = 2 if slow in (a, b) else 1
-        for nbytes, root, ns in ((8, None, 5000), *((size, r, 100_000) for r in (None, 0, 1))):
-            case = Case("sendrecv", nbytes, "float32", None, root, False, "isolated", "g", "cpu")
+        for size_bytes, root, ns in ((8, None, 5000), *((size, r, 100_000) for r in (None, 0, 1))):
+            case = Case(
+                "sendrecv", size_bytes, "float32", None, root, False, "synchronized", "g", "cpu"
+            )
             case = Case.from_json(case.to_json() | {"group": f"pair/{a}-{b}"})
-            times = {"host": [[ns * (factor if nbytes > 8 else 1)] * 3] * 2}
-            result = CaseResult(case, "ok", 2, nbytes=nbytes, time_ns=times, members=[a, b])
+            times = {"host": [[ns * (factor if size_bytes > 8 else 1)] * 3] * 2}
+            result = CaseResult(case, "ok", 2, size_bytes=size_bytes, time_ns=times, members=[a, b])
             run.results.append(result)
     return run
 

@@ -36,11 +36,11 @@ def cases(ranks: int, dtypes: Sequence[str]) -> Iterator[Case]:
             kinds = FLOAT_OPS if DTYPES[dtype].kind == "float" else ALL_OPS
             for op in kinds if entry.has_op else (None,):
                 for in_place in entry.placements:
-                    nbytes = ELEMENTS * DTYPES[dtype].itemsize * entry.parts(ranks)
+                    size_bytes = ELEMENTS * DTYPES[dtype].itemsize * entry.parts(ranks)
                     splits = SPLITS[ranks] if name == "all_to_all_v" else None
                     root = ranks - 1 if entry.has_root else None
-                    facts = ("isolated", "gloo", "cpu", splits)
-                    yield Case(name, nbytes, dtype, op, root, in_place, *facts)
+                    facts = ("synchronized", "gloo", "cpu", splits)
+                    yield Case(name, size_bytes, dtype, op, root, in_place, *facts)
 
 
 def combine(op: str, rows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -258,19 +258,19 @@ def gloo_campaign(rank: int, ranks: int, path: str, dtypes: Sequence[str]) -> li
 
 def outcome(of_ranks: Sequence[list[Any]]) -> dict[str, Any]:
     """Over the ranks of a launch: false alarms, undetected, void and seen (case, fault)."""
-    told: dict[tuple[str, str], list[bool]] = {}
+    stated: dict[tuple[str, str], list[bool]] = {}
     for rows in of_ranks:
         for key, name, changed, found in rows:
             # A rank on which bytes differ must see it itself.
-            total = told.setdefault((key, name), [False, False, False])
+            total = stated.setdefault((key, name), [False, False, False])
             total[0] |= changed
             total[1] |= found
             total[2] |= changed and not found
-    faults = {pair: seen for pair, seen in told.items() if pair[1]}
+    faults = {pair: seen for pair, seen in stated.items() if pair[1]}
     return {
-        "cases": len({key for key, _ in told}),
+        "cases": len({key for key, _ in stated}),
         "faults": len(faults),
-        "alarms": [key for (key, name), seen in told.items() if not name and seen[1]],
+        "alarms": [key for (key, name), seen in stated.items() if not name and seen[1]],
         "undetected": [pair for pair, (changed, _, missed) in faults.items() if changed and missed],
         "void": [pair for pair, (changed, _, _) in faults.items() if not changed],
         "false": [pair for pair, (changed, found, _) in faults.items() if found and not changed],

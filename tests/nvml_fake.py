@@ -68,6 +68,6 @@ class FakeNvml:
         if listed is None:
             return NOT_SUPPORTED
         count._obj.value = len(listed)
-        for info, (pid, nbytes) in zip(infos, listed, strict=False):
-            info.pid, info.used = pid, nbytes
+        for info, (pid, size_bytes) in zip(infos, listed, strict=False):
+            info.pid, info.used = pid, size_bytes
         return 0

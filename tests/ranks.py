@@ -283,8 +283,8 @@ class Measured:
         """After the job, whose ranks all left with this exit code (or these)."""
         ended = self.job.wait(timeout_s)
         expected = [codes] * len(ended) if isinstance(codes, int) else codes
-        told = "\n".join(e.stderr for e in ended.values())
-        assert [e.code for e in ended.values()] == expected, told
+        stated = "\n".join(e.stderr for e in ended.values())
+        assert [e.code for e in ended.values()] == expected, stated
         return self
 
     def stderr(self, rank: int = 0) -> str:

@@ -12,11 +12,11 @@ MS = 1_000_000
 STEP_NS = 100 * MS
 
 
-def call(collective: str = "all_reduce", nbytes: int = MIB, **changed: Any) -> TrafficCall:
+def call(collective: str = "all_reduce", size_bytes: int = MIB, **changed: Any) -> TrafficCall:
     """An asynchronous all_reduce of the group "0", which nobody timed."""
     fields: dict[str, Any] = {
-        "nbytes_in": nbytes,
-        "nbytes_out": nbytes,
+        "bytes_in": size_bytes,
+        "bytes_out": size_bytes,
         "dtype": "float32",
         "group": "0",
         "asynchronous": True,
@@ -58,7 +58,7 @@ def ddp(rank: int) -> Iterable[TrafficCall]:
         buckets = [84] if step == 0 else [25, 25, 25, 9]
         for place, mib in enumerate(buckets):
             yield call(
-                nbytes=mib * MIB,
+                size_bytes=mib * MIB,
                 sequence=sequence,
                 step=step,
                 start_ns=step * STEP_NS + 10 * MS * place + 5 * MS * rank,

@@ -18,7 +18,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.importers.registry import importers
 
 ROOT = Path(__file__).resolve().parent.parent
-CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
     "algorithms, cold, compare, doctor, export, gradients, import, log, matrix, pairs, plot, "
     "replay, scaling, show, trace, transitions"
@@ -29,7 +29,7 @@ COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
 
 def result(calls: int = 3) -> CaseResult:
     times = {"host": [[1_000] * calls, [2_000] * calls]}
-    return CaseResult(CASE, "ok", 2, count=250, nbytes=1000, time_ns=times)
+    return CaseResult(CASE, "ok", 2, count=250, size_bytes=1000, time_ns=times)
 
 
 @pytest.fixture
@@ -185,9 +185,9 @@ def test_version_and_help(capsys):
         ("show FILE /no/such", 3, "result file: got /no/such, expected a file that exists"),
         ("show DIR", 3, "folder: got DIR, expected a folder with result files"),
         (
-            f"show {__file__}",
+            f"show {ROOT}/pyproject.toml",
             3,
-            f"file: got {__file__}, expected a torchcoll result file, or output of "
+            f"file: got {ROOT}/pyproject.toml, expected a torchcoll result file, or output of "
             f"{', '.join(importers())}. Force one with torchcoll import --from; --map names the "
             "columns of a table.",
         ),

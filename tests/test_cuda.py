@@ -109,12 +109,12 @@ class Started:
             for rank in range(ranks)
         ]
         try:
-            told = [process.communicate(timeout=240) for process in processes]
+            stated = [process.communicate(timeout=240) for process in processes]
         finally:
             for process in processes:
                 process.kill()
         self.codes = [process.returncode for process in processes]
-        self.stdout, self.stderr = zip(*told, strict=True)
+        self.stdout, self.stderr = zip(*stated, strict=True)
 
     def run(self):
         assert set(self.codes) == {0}, (self.codes, *self.stderr)
@@ -174,28 +174,28 @@ def test_every_type_and_reduction(tmp_path):
         assert result.status == "ok" and result.verification.wrong == 0, what
 
 
-def test_cadences(tmp_path):
+def test_modes(tmp_path):
     """Side by side; a replayed graph spares the host's part of a small call."""
     medians = {}
-    for cadence, clocks in (
-        ("isolated", {"host", "issue"}),
-        ("stream", {"device", "issue"}),
+    for mode, clocks in (
+        ("synchronized", {"host", "issue"}),
+        ("back-to-back", {"device", "issue"}),
         ("graph", {"device", "issue"}),
     ):
-        options = f"--cadence {cadence} --op avg --sizes 4K,64M -n 50"
+        options = f"--mode {mode} --op avg --sizes 4K,64M -n 50"
         for result in Started(tmp_path, "allreduce", options).run().results:
             assert (result.status, set(result.time_ns)) == ("ok", clocks), result.reason
             assert result.verification.wrong == 0
-            medians[cadence, result.case.nbytes] = median_ns(result)
-    for (cadence, nbytes), ns in medians.items():
-        print(f"{cadence:9} {nbytes:>9} bytes  median {ns / 1000:9.2f} us")
-    small = {cadence: ns for (cadence, nbytes), ns in medians.items() if nbytes == 4096}
-    assert small["graph"] < small["isolated"]
-    assert small["stream"] < small["isolated"]
+            medians[mode, result.case.size_bytes] = median_ns(result)
+    for (mode, size_bytes), ns in medians.items():
+        print(f"{mode:9} {size_bytes:>9} bytes  median {ns / 1000:9.2f} us")
+    small = {mode: ns for (mode, size_bytes), ns in medians.items() if size_bytes == 4096}
+    assert small["graph"] < small["synchronized"]
+    assert small["back-to-back"] < small["synchronized"]
 
 
 def test_a_barrier_in_a_graph_is_refused(tmp_path):
-    options = "--collectives barrier,all_gather --cadence graph --sizes 64K -n 5"
+    options = "--collectives barrier,all_gather --mode graph --sizes 64K -n 5"
     results = Started(tmp_path, "suite", options).run().results
     assert sorted((r.case.collective, r.status) for r in results) == [
         ("all_gather", "ok"),
@@ -209,10 +209,10 @@ import json, statistics, sys
 import torch, torch.distributed as dist
 import torchcoll
 
-CALLS, NBYTES = 200, 512 << 20
+CALLS, SIZE_BYTES = 200, 512 << 20
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-tensor = torch.zeros(NBYTES // 4, device="cuda:0")
+tensor = torch.zeros(SIZE_BYTES // 4, device="cuda:0")
 
 def bare():
     events = [torch.cuda.Event(enable_timing=True) for _ in range(CALLS + 1)]
@@ -227,7 +227,7 @@ def bare():
 
 def ours():
     spec = torchcoll.Spec(
-        collectives="all_reduce", ops="avg", sizes=(NBYTES,), iters=CALLS, check=False,
+        collectives="all_reduce", ops="avg", sizes=(SIZE_BYTES,), iters=CALLS, check=False,
         backend="nccl",
     )
     (result,) = torchcoll.run(spec).results
@@ -353,9 +353,9 @@ def test_a_busy_gpu_is_noticed(tmp_path):
             refused = Started(tmp_path, "allreduce", "--sizes 4K -n 5 --require-idle")
         finally:
             other.kill()
-    told = [event["message"] for event in run.events if event["kind"] == "machine"]
-    print(*told, *refused.stderr, sep="\n")
-    assert any("% busy" in text and " before the run" in text for text in told)
+    stated = [event["message"] for event in run.events if event["kind"] == "machine"]
+    print(*stated, *refused.stderr, sep="\n")
+    assert any("% busy" in text and " before the run" in text for text in stated)
     assert refused.codes == [4]
     assert "torchcoll: error: require-idle: got GPU " in refused.stderr[0]
 
@@ -383,9 +383,9 @@ def test_rehearsal_in_sub_groups(tmp_path):
 def replayed(folder, ranks: int, arguments: str = "") -> Traffic:
     """Two steps of a file: asynchronous and synchronous calls, and messages both ways."""
     group = {"group": "a", "op": "sum", "asynchronous": True}
-    given = Traffic(ranks=ranks, groups={"a": Group("a", tuple(range(ranks)))})
+    reported = Traffic(ranks=ranks, groups={"a": Group("a", tuple(range(ranks)))})
     for rank in range(ranks):
-        calls = given.calls[rank] = [
+        calls = reported.calls[rank] = [
             TrafficCall("all_reduce", 1 << 20, 1 << 20, "bfloat16", **group),
             TrafficCall("all_gather", 4096, 4096 * ranks, "float32", group="a"),
             TrafficCall("barrier", 0, 0, group="a"),
@@ -395,7 +395,7 @@ def replayed(folder, ranks: int, arguments: str = "") -> Traffic:
             calls.append(TrafficCall("send", 1024, 0, "float32", peer=peer, group="a"))
             peer = (rank - 1) % ranks
             calls.append(TrafficCall("recv", 0, 1024, "float32", peer=peer, group="a"))
-    given.save(folder / "given.jsonl")
+    reported.save(folder / "given.jsonl")
     started = Started(folder, "__main__", f"replay given.jsonl --steps 2 {arguments}", ranks)
     assert set(started.codes) == {0}, (started.codes, *started.stderr)
     return Traffic.load(started.path)
@@ -465,7 +465,7 @@ def test_capture_of_ddp(tmp_path):
         for calls in found.calls.values():
             last = [call for call in calls if call.step == 3 and call.collective == "all_reduce"]
             print(last, *found.notes, sep="\n")
-            assert sum(call.nbytes_in for call in last) == 4 * (1000 * 500 + 500)
+            assert sum(call.bytes_in for call in last) == 4 * (1000 * 500 + 500)
             assert all(call.clock == "device" and call.time_ns > 0 for call in last)
 
 

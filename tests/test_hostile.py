@@ -17,7 +17,7 @@ from torchcoll.importers import base
 from torchcoll.importers.traces import read_traffic
 
 # What numpy, pandas and the interpreter map themselves is about 500 MB of address space.
-LIMIT_NBYTES = 1_800_000_000
+LIMIT_BYTES = 1_800_000_000
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ LIMIT_NBYTES = 1_800_000_000
 )
 def test_what_it_takes(tmp_path, name, said):
     path = hostile.write(name, tmp_path)
-    done = hostile.read(name, path, LIMIT_NBYTES)
+    done = hostile.read(name, path, LIMIT_BYTES)
     assert "Traceback" not in done.stderr and "MemoryError" not in done.stderr
     assert said in done.stderr
     assert done.returncode == (3 if said else 0)
@@ -65,11 +65,11 @@ def test_how_many_short_lines_a_bomb_may_have():
 
 def calls_of_traffic(count):
     """Lines of 273 bytes, as Traffic.save writes them of a trace."""
-    yield b'{"record":"header","schema":"torchcoll-traffic/1","source":"trace","ranks":8}\n'
+    yield b'{"record":"header","schema":"torchcoll-traffic/2","source":"trace","ranks":8}\n'
     for number in range(count):
         yield (
-            b'{"record":"call","rank":0,"collective":"all_reduce","nbytes_in":26214400,'
-            b'"nbytes_out":26214400,"dtype":"bfloat16","op":"sum","group":"0","sequence":%d,'
+            b'{"record":"call","rank":0,"collective":"all_reduce","bytes_in":26214400,'
+            b'"bytes_out":26214400,"dtype":"bfloat16","op":"sum","group":"0","sequence":%d,'
             b'"step":12,"asynchronous":true,"start_ns":%d,"time_ns":%d,"clock":"device",'
             b'"exposed_ns":51234,"algorithm":"RING/LL"}\n'
             % (number, 10**12 + 400_000 * number, 300_000 + number)
@@ -91,7 +91,7 @@ def test_the_traffic_of_a_long_capture_is_read(tmp_path, packed):
     ("packed", "action"), [(False, "Split it."), (True, "Unpack it, which then may take more.")]
 )
 def test_what_to_do_with_a_file_that_is_too_large(tmp_path, monkeypatch, packed, action):
-    monkeypatch.setattr(bounds, "_HELD_NBYTES", 1000)
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 1000)
     monkeypatch.setattr(bounds, "_HELD_RATIO", 1)
     path = tmp_path / "traffic.jsonl"
     content = b"".join(calls_of_traffic(10))
@@ -104,11 +104,11 @@ def test_what_to_do_with_a_file_that_is_too_large(tmp_path, monkeypatch, packed,
 def test_what_packs_as_real_files_do_is_read(tmp_path):
     """A file of 40 000 equal cases packs 100 to 1 and more, and is small."""
     case = {**dict.fromkeys(("dtype", "op", "root", "in_place")), "collective": "all_reduce"}
-    case |= {"nbytes": 8, "cadence": "isolated", "backend": "gloo", "device": "cpu"}
-    record = {"record": "case", "case": case, "status": "ok", "ranks": 2, "nbytes": 8}
+    case |= {"size_bytes": 8, "mode": "synchronized", "backend": "gloo", "device": "cpu"}
+    record = {"record": "case", "case": case, "status": "ok", "ranks": 2, "size_bytes": 8}
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wt") as file:
-        file.write('{"record":"header","schema":"torchcoll/1","ranks":2}\n')
+        file.write('{"record":"header","schema":"torchcoll/2","ranks":2}\n')
         file.write((json.dumps(record) + "\n") * 40_000)
         file.write('{"record":"end","status":"complete"}\n')
     assert path.stat().st_size * 100 < 40_000 * len(json.dumps(record))
@@ -117,7 +117,7 @@ def test_what_packs_as_real_files_do_is_read(tmp_path):
 
 def test_problems_are_counted_where_they_are_many(tmp_path):
     path = tmp_path / "a.jsonl"
-    header = '{"record":"header","schema":"torchcoll/1","ranks":2}\n'
+    header = '{"record":"header","schema":"torchcoll/2","ranks":2}\n'
     path.write_text(header + "x\n" * 1500 + '{"record":"end","status":"complete"}\n')
     problems = load(path).problems
     assert len(problems) == 1001
@@ -153,7 +153,7 @@ RAN = {
 
 def test_what_a_trace_has_beside_communication_takes_little(tmp_path, monkeypatch):
     """1000 frames of Python, and 300 operators with 2 KB of shapes, in the room of 400 of them."""
-    monkeypatch.setattr(bounds, "_HELD_NBYTES", 120_000)
+    monkeypatch.setattr(bounds, "_HELD_BYTES", 120_000)
     monkeypatch.setattr(bounds, "_HELD_RATIO", 0)
     frame = {"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 9}
     shapes = {"Input Dims": [[1000, 1000]] * 200}
@@ -162,7 +162,7 @@ def test_what_a_trace_has_beside_communication_takes_little(tmp_path, monkeypatc
     path = tmp_path / "rank0.json"
     info = {"backend": "gloo", "rank": 0, "world_size": 2}
     path.write_text(json.dumps({"distributedInfo": info, "traceEvents": events}))
-    assert [call.nbytes_in for call in read_traffic([path]).calls[0]] == [1000]
+    assert [call.bytes_in for call in read_traffic([path]).calls[0]] == [1000]
 
 
 def test_how_many_events_a_packed_trace_may_have(tmp_path):

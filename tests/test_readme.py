@@ -130,9 +130,9 @@ class Reader:
 
     def words(self, program: str, command: str) -> list[str]:
         """The program's arguments as bash makes them, of quotes and globs."""
-        told = self.shell(f'{program}() {{ printf "%s\\0" "$@"; }}\n{command}')
-        assert told.returncode == 0, told.stderr
-        return told.stdout.split("\0")[:-1]
+        stated = self.shell(f'{program}() {{ printf "%s\\0" "$@"; }}\n{command}')
+        assert stated.returncode == 0, stated.stderr
+        return stated.stdout.split("\0")[:-1]
 
     def forked(self, folder: Path, program: str, words: list[str]) -> Job:
         def target() -> None:

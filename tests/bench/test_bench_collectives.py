@@ -44,13 +44,13 @@ def expected_sizes(name: str, requested: int, ranks: int) -> tuple[int, int, int
     if name == "all_to_all_v":
         count, sent, received = SPLITS[ranks][1][requested]
         return count, received, sent, received
-    count, nbytes = (PARTS[ranks] if name in IN_PARTS else WHOLE)[requested]
-    block = nbytes // ranks
+    count, size_bytes = (PARTS[ranks] if name in IN_PARTS else WHOLE)[requested]
+    block = size_bytes // ranks
     if name in ("all_gather", "gather", "hypercube"):
-        return count, nbytes, block, nbytes
+        return count, size_bytes, block, size_bytes
     if name in ("reduce_scatter", "scatter"):
-        return count, nbytes, nbytes, block
-    return count, nbytes, nbytes, nbytes
+        return count, size_bytes, size_bytes, block
+    return count, size_bytes, size_bytes, size_bytes
 
 
 def expected_status(name: str, ranks: int) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def test_every_collective(launch, ranks):
         for placement in placements
         for size in sizes
     ]
-    got = [(r.case.collective, r.case.nbytes, r.case.in_place) for r in run.results]
+    got = [(r.case.collective, r.case.size_bytes, r.case.in_place) for r in run.results]
     assert got == [*wanted, ("barrier", 0, False)]
     assert run.complete and not run.problems
 
@@ -83,8 +83,8 @@ def test_every_collective(launch, ranks):
     for result in run.results:
         name = result.case.collective
         assert (result.status, result.reason) == expected_status(name, ranks), result.case
-        sizes = (result.count, result.nbytes, result.nbytes_in, result.nbytes_out)
-        assert sizes == expected_sizes(name, result.case.nbytes, ranks), result.case
+        sizes = (result.count, result.size_bytes, result.bytes_in, result.bytes_out)
+        assert sizes == expected_sizes(name, result.case.size_bytes, ranks), result.case
         if result.status == "ok":
             assert result.ordinal == ordinal, result.case
             ordinal += check_samples(result, ranks)
@@ -122,7 +122,7 @@ def expected_checked(result: CaseResult) -> int:
     if name == "reduce":
         return count
     if name == "all_to_all_v":  # every rank sends the same
-        return n * result.nbytes_in // 4
+        return n * result.bytes_in // 4
     return n * count
 
 

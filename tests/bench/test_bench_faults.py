@@ -224,8 +224,8 @@ def test_rank_0_is_killed(launch):
     run = measured.run
     assert [r.case.collective for r in run.results] == ["broadcast"]
     reason = line.removeprefix("torchcoll: error: ")
-    told = [run.end[name] for name in ("status", "exit_code", "reason", "cases")]
-    assert told == ["failed", HANG, reason, 1] and not run.complete
+    stated = [run.end[name] for name in ("status", "exit_code", "reason", "cases")]
+    assert stated == ["failed", HANG, reason, 1] and not run.complete
     assert run.in_flight.collective == "all_reduce"
     assert (event_of(measured)["kind"], event_of(measured)["message"]) == ("lost_rank", reason)
     assert run.problems == [f"failed: {reason}"]
@@ -314,7 +314,7 @@ def test_another_case_on_one_rank(launch):
         "Start all ranks with the same arguments, files and torchcoll version."
     )
     run = measured.run
-    assert [r.case.nbytes for r in run.results] == [8]
+    assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("failed", 2)
 
 
@@ -381,12 +381,12 @@ def test_a_signal_ends_the_run_in_order(launch, number, monkeypatch):
         measured.job.signal(rank, number)
     measured.ended(128 + number, 45)
     run = measured.run
-    assert [r.case.nbytes for r in run.results] == [8]
+    assert [r.case.size_bytes for r in run.results] == [8]
     assert (run.end["status"], run.end["exit_code"]) == ("interrupted", 128 + number)
     event = run.events[-1]
     assert event["kind"] == "signal"
     assert event["message"].startswith(f"{signal.Signals(number).name} in all_reduce 16M")
-    assert run.in_flight.nbytes == 16 << 20
+    assert run.in_flight.size_bytes == 16 << 20
     assert measured.errors() == [f"torchcoll: error: {event['message']}"]
     assert "Traceback" not in measured.stderr(0) + measured.stderr(1)
     assert "   8  " in measured.stdout(0), "the rows so far are shown"
@@ -493,8 +493,8 @@ def test_a_hang_that_another_rank_sees_first(waiting):
     """Rank 0 hears of it, and writes what it would have written of its own."""
     measured = waiting["seen by another"]
     (line,) = measured.errors()
-    told = f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo: "
-    assert line.startswith(f"torchcoll: error: {told}")
+    stated = f"no progress for {TIMEOUT_S} s in all_reduce 8 float32 sum on gloo: "
+    assert line.startswith(f"torchcoll: error: {stated}")
     # rank 0 has a copy of the control, from before the hello
     assert "; rank 1 is in user code (sleep_after, test_bench_faults.py:" in line
     assert [result.status for result in measured.run.results] == ["timeout"]
@@ -509,7 +509,7 @@ def test_a_stopped_rank_is_named(waiting):
     assert "(no answer; its process is stopped; " in line
     assert f"no progress for {TIMEOUT_S} s" in line
     (result,) = measured.run.results
-    assert (result.status, result.case.nbytes) == ("timeout", 8)
+    assert (result.status, result.case.size_bytes) == ("timeout", 8)
     assert measured.run.end["exit_code"] == HANG
     assert event_of(measured)["kind"] == "hang"
 

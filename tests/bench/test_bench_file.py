@@ -32,7 +32,7 @@ def test_order_of_records(launch):
     expected += ["started", "case", "machine", "end"]
     assert kinds(records) == expected
     header, ranks = records[0], records[1]["ranks"]
-    assert header["schema"] == "torchcoll/1"
+    assert header["schema"] == "torchcoll/2"
     assert (header["ranks"], header["launcher"], header["job_id"]) == (2, header["launcher"], None)
     assert header["argv"] == f"--sizes 8,16 -n 2 --label a=b --output {measured.path}".split()
     assert header["spec"]["labels"] == {"a": "b"}
@@ -85,7 +85,7 @@ def test_started_is_there_before_the_case(launch):
         around_calls("all_reduce", leave)
 
     run = launch("all_reduce", "--sizes 8 -n 2", 1, setup=setup).ended(78).run
-    assert run.in_flight.nbytes == 8
+    assert run.in_flight.size_bytes == 8
     assert run.problems[-1].endswith("in flight: all_reduce 8 float32 sum on gloo")
 
 
@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up(launch):
     assert ended[0].code == ended[1].code != 0
     assert len(measured.errors()) == 1
     assert "File too large" in measured.errors()[0]
-    assert [r.case.nbytes for r in measured.run.results] == [8]
+    assert [r.case.size_bytes for r in measured.run.results] == [8]
 
 
 # -- --resume -------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="al
 
         def prepare(dist, layout, send, recv, *rest):
             call = entry.prepare(dist, layout, send, recv, *rest)
-            return call if recv.nbytes < 1 << 20 else lambda: time.sleep(100)
+            return call if recv.size_bytes < 1 << 20 else lambda: time.sleep(100)
 
         COLLECTIVES[collective] = dataclasses.replace(entry, prepare=prepare)
 
@@ -201,7 +201,7 @@ def test_resume(launch):
     assert f"result file: {path}.3" in last.stderr(0)
     run = load(path)
     assert run.complete
-    assert [r.case.nbytes for r in run.results] == [8, 16, 32, 8 << 20]
+    assert [r.case.size_bytes for r in run.results] == [8, 16, 32, 8 << 20]
     assert len({r.case for r in run.results}) == 4
     assert all(len(r.time_ns["host"][0]) == 20 for r in run.results)
     assert third.spec == run.spec and run.labels == {"kernel": "x"}

@@ -115,7 +115,7 @@ def test_samples_of_several_calls_are_no_waiting():
     3 are left for barriers.
     """
     one = object.__new__(measure._Measurement)
-    one.sizing = SimpleNamespace(case=SimpleNamespace(cadence="stream"))
+    one.sizing = SimpleNamespace(case=SimpleNamespace(mode="back-to-back"))
     one.device = SimpleNamespace(calls_per_sample=10)
     one.lead, one.batches, one.batch_starts = [5], [25], [(1000, 0)]
     one.spent = dict.fromkeys(("lead", "barriers", "gathers"), 0)
@@ -213,9 +213,9 @@ def test_reasons_to_stop(launch, options, reason, calls):
         assert 1 <= sum(result.batches) <= 20
 
 
-def test_stream_cadence(launch):
-    result = launch("all_reduce", "--sizes 1K -n 30 --cadence stream", 2).ended(0).only()
-    assert (result.case.cadence, result.status) == ("stream", "ok")
+def test_stream_mode(launch):
+    result = launch("all_reduce", "--sizes 1K -n 30 --mode back-to-back", 2).ended(0).only()
+    assert (result.case.mode, result.status) == ("back-to-back", "ok")
     assert [len(row) for row in result.time_ns["host"]] == [30, 30]
     assert result.verification.wrong == 0
 
@@ -224,9 +224,9 @@ def test_order(launch):
     sizes = [8, 16, 32, 64, 128, 256]
     text = ",".join(map(str, sizes))
     plain = launch("broadcast", f"--sizes {text} -n 1", 2).ended(0).run
-    assert [r.case.nbytes for r in plain.results] == sizes
+    assert [r.case.size_bytes for r in plain.results] == sizes
     shuffled = launch("broadcast", f"--sizes {text} -n 1 --order shuffled --seed 3", 2).ended(0).run
-    got = [r.case.nbytes for r in shuffled.results]
+    got = [r.case.size_bytes for r in shuffled.results]
     assert got != sizes and sorted(got) == sizes
     assert shuffled.header["spec"]["seed"] == 3
 
@@ -242,8 +242,8 @@ def test_splits_from_a_file(launch, tmp_path):
     options = f"--sizes 48 -n 1 --splits {tmp_path}/matrix"
     result = launch("all_to_all_v", options, 2).ended(0).only()
     # Columns weigh 1 and 3, rows 2 and 2: 12 elements * 2 // 3 = 8, and 4 for a weight of 1.
-    assert (result.count, result.nbytes) == (8, 48)
-    assert (result.nbytes_in, result.nbytes_out) == (32, 48)
+    assert (result.count, result.size_bytes) == (8, 48)
+    assert (result.bytes_in, result.bytes_out) == (32, 48)
     assert result.verification.checked == 4 + 12 and result.verification.wrong == 0
 
 
@@ -293,7 +293,7 @@ def test_an_allocation_that_fails_on_one_rank(launch, error):
         original = measure.allocate
 
         def allocate(torch, sizing, place, *rest):
-            if rank == 2 and sizing.case.nbytes == 64:
+            if rank == 2 and sizing.case.size_bytes == 64:
                 raise error("[enforce fail at alloc.cpp:1] DefaultCPUAllocator: no room left")
             return original(torch, sizing, place, *rest)
 

@@ -18,7 +18,7 @@ OPTIONS = (
     *("-b", "--min-bytes", "-e", "--max-bytes", "-f", "--factor", "-i", "--step-bytes", "--sizes"),
     *("-n", "--iters", "-w", "--warmup", "-d", "--dtype", "-o", "--op", "-r", "--root"),
     *("-c", "--check", "-T", "--timeout", "-J", "--output", "--collectives", "--backend"),
-    *("--device", "--cadence", "--in-place", "--precision", "--max-time", "--cold", "--label"),
+    *("--device", "--mode", "--in-place", "--precision", "--max-time", "--cold", "--label"),
     *(
         "--fresh-group",
         "--buffer-reuse",
@@ -54,8 +54,8 @@ def test_torchrun_lets_it_pass(option):
         forms.append([f"{option}=1"])
     for form in forms:
         for before in ([], ["-b", "8"]):
-            given = ["--nproc-per-node", "2", "-m", "torchcoll.allreduce", *before, *form]
-            parsed = get_args_parser().parse_args(given)
+            reported = ["--nproc-per-node", "2", "-m", "torchcoll.allreduce", *before, *form]
+            parsed = get_args_parser().parse_args(reported)
             assert parsed.training_script == "torchcoll.allreduce"
             assert parsed.training_script_args == [*before, *form]
             assert parsed.nproc_per_node == "2"
@@ -83,7 +83,7 @@ def test_defaults():
 def test_everything_given():
     line = (
         "--collectives allreduce,MPI_Bcast -b 1K -e 1M -f 2 -d f32,bf16 -o sum,max -r 0,1 "
-        "--in-place both --splits seed:3 --backend gloo --device cpu --cadence stream -n 7 -w 2 "
+        "--in-place both --splits seed:3 --backend gloo --device cpu --mode back-to-back -n 7 -w 2 "
         "--cold 4 --precision 0.1 --max-time 2.5 --fresh-group -c 0 --order shuffled --seed 5 -T 9 "
         "-J out.jsonl --label a=b --label kernel=6.8=x --format csv --quiet"
     )
@@ -94,7 +94,7 @@ def test_everything_given():
     assert spec.size_list()[:2] == (1024, 2048) and spec.size_list()[-1] == 1 << 20
     assert (spec.dtypes, spec.ops) == (("float32", "bfloat16"), ("sum", "max"))
     assert (spec.roots, spec.in_place, spec.splits) == ((0, 1), "both", "seed:3")
-    assert (spec.backend, spec.device, spec.cadence) == ("gloo", "cpu", "stream")
+    assert (spec.backend, spec.device, spec.mode) == ("gloo", "cpu", "back-to-back")
     assert (spec.iters, spec.warmup, spec.cold, spec.fresh_group) == (7, 2, 4, True)
     assert (spec.precision, spec.max_time_s, spec.timeout_s, spec.check) == (0.1, 2.5, 9.0, False)
     assert (spec.order, spec.seed, dict(spec.labels)) == (
@@ -184,11 +184,11 @@ def test_a_bad_value(line, message):
     assert str(caught.value) == message
 
 
-def test_the_cadence_names_what_there_is():
+def test_the_mode_names_what_there_is():
     with pytest.raises(
-        UsageError, match=r"^cadence: got busy, expected .*isolated, stream, graph$"
+        UsageError, match=r"^mode: got busy, expected .*synchronized, back-to-back, graph$"
     ):
-        parse(["--cadence", "busy"], None, "x")
+        parse(["--mode", "busy"], None, "x")
 
 
 # What only a launch finds: exit code, line.
@@ -229,9 +229,9 @@ def test_one_line_from_rank_0(launch, arguments, code, message):
     assert (measured.stdout(0), measured.stdout(1), measured.stderr(1)) == ("", "", "")
     folder = measured.job.folder
     assert not (folder / "torchcoll-runs").exists()
-    told = [measured.error_file(rank) for rank in (0, 1)]
-    assert told[0]["message"] == measured.stderr(0).strip()
-    assert told[0]["timestamp"] < told[1]["timestamp"], "torchrun shows the earliest"
+    stated = [measured.error_file(rank) for rank in (0, 1)]
+    assert stated[0]["message"] == measured.stderr(0).strip()
+    assert stated[0]["timestamp"] < stated[1]["timestamp"], "torchrun shows the earliest"
 
 
 def test_an_existing_output_is_kept(launch, tmp_path):

@@ -6,7 +6,7 @@ from torchcoll.bench.recorder import result_of_pair, results_of
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.result import Verification
 
-CASE = Case("all_reduce", 16, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+CASE = Case("all_reduce", 16, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
 
 def sent(cold, checked=None, wrong=0, connect=None):
@@ -42,7 +42,7 @@ def test_a_case_that_did_not_run():
         [(0, 1)], size_case(CASE, 2), gathered, [], status="skipped", reason="no"
     )
     assert (result.status, result.reason, result.members) == ("skipped", "no", [])
-    assert (result.count, result.nbytes, result.cold_ns) == (4, 16, [])
+    assert (result.count, result.size_bytes, result.cold_ns) == (4, 16, [])
 
 
 def test_what_a_reader_is_warned_of():

@@ -54,8 +54,8 @@ def test_inside_a_process_group(jobs, tmp_path, backend):
             sum=tensor.item(),
             statuses=run and [r.status for r in run.results],
             calls=run and [len(r.time_ns["host"][1]) for r in run.results],
-            seen=[r.case.nbytes for r in seen],
-            again=again and [r.case.nbytes for r in again.results],
+            seen=[r.case.size_bytes for r in seen],
+            again=again and [r.case.size_bytes for r in again.results],
             launcher=run and run.header["launcher"],
         )
         dist.barrier()
@@ -123,7 +123,11 @@ def test_the_same_as_the_command(jobs, launch, tmp_path):
     assert set(theirs.phases) - set(ours.phases) == {"import_torch"}
     for mine, other in zip(ours.results, theirs.results, strict=True):
         assert vars(mine).keys() == vars(other).keys()
-        assert (mine.count, mine.nbytes, mine.batches) == (other.count, other.nbytes, other.batches)
+        assert (mine.count, mine.size_bytes, mine.batches) == (
+            other.count,
+            other.size_bytes,
+            other.batches,
+        )
 
 
 def test_errors_are_raised(jobs, tmp_path):
@@ -156,7 +160,7 @@ def test_specs_that_differ_are_an_error(jobs, tmp_path):
 
     job = jobs(tmp_path, target, 3)
     assert job.codes() == [0, 0, 0], job.text(0)
-    assert all("arguments of rank 0 (" in told["line"] for told in reports(job, 3))
+    assert all("arguments of rank 0 (" in stated["line"] for stated in reports(job, 3))
 
 
 def test_an_on_case_that_fails(jobs, tmp_path):

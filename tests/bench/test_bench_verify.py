@@ -35,8 +35,8 @@ OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 
 def case(name: str = "all_reduce", dtype: str = "float32", op: str | None = "sum", **facts) -> Case:
     fields = dict(
-        **dict(collective=name, nbytes=4096, dtype=dtype, op=op, root=None, in_place=False),
-        **dict(cadence="isolated", backend="gloo", device="cpu"),
+        **dict(collective=name, size_bytes=4096, dtype=dtype, op=op, root=None, in_place=False),
+        **dict(mode="synchronized", backend="gloo", device="cpu"),
     )
     return Case(**(fields | facts))
 
@@ -303,7 +303,7 @@ def test_chunks(monkeypatch):
     """Comparison in chunks that divide nothing evenly finds the same elements."""
     from torchcoll.bench import verify
 
-    asked = case("all_gather", op=None, nbytes=300_000)
+    asked = case("all_gather", op=None, size_bytes=300_000)
     checker, buffers = checker_of(asked, 3, 1)
     checker.prepare()
     for rank in range(3):
@@ -318,7 +318,7 @@ def test_chunks(monkeypatch):
 
 def test_segments_begin_where_the_source_was():
     """reduce_scatter, rank 2 of 3: the reduction of everyone's third block."""
-    asked = case("reduce_scatter", "int32", "max", nbytes=12_000)
+    asked = case("reduce_scatter", "int32", "max", size_bytes=12_000)
     checker, buffers = checker_of(asked, 3, 2)
     checker.prepare()
     whole = held(asked, 3, elements=3000).amax(0)
@@ -443,7 +443,7 @@ def test_averages_of_many_ranks_that_are_blank_are_wrong():
 
 def test_the_block_of_another_rank_is_wrong():
     """300 elements a block: a multiple of 3."""
-    asked = case("reduce_scatter", nbytes=4 * 4 * 300)
+    asked = case("reduce_scatter", size_bytes=4 * 4 * 300)
     checker, buffers = checker_of(asked, 4, 2)
     checker.prepare()
     buffers.recv.copy_(result(asked, 4, elements=300))  # block 0

@@ -54,7 +54,7 @@ def test_every_collective_in_sub_groups(launch, names, groups, members):
         assert len(result.cold_ns) == 2
         if COLLECTIVES[name].has_data:
             # the shares of all_to_all_v are rounded
-            assert result.nbytes == (236 if name == "all_to_all_v" else 240)
+            assert result.size_bytes == (236 if name == "all_to_all_v" else 240)
             assert result.verification.checked and not result.verification.wrong, (name, group)
 
 
@@ -65,17 +65,17 @@ def test_parts_of_different_size(launch):
     found = {(r.case.collective, r.ranks): r for r in run.results}
     assert [r.members for r in run.results[:2]] == [[0, 2, 3], [1]]
     gathered = found["all_gather", 3]
-    assert (gathered.count, gathered.nbytes_in, gathered.nbytes_out) == (20, 80, 240)
+    assert (gathered.count, gathered.bytes_in, gathered.bytes_out) == (20, 80, 240)
     alone = found["all_gather", 1]
-    assert (alone.count, alone.nbytes_in, alone.nbytes_out) == (60, 240, 240)
+    assert (alone.count, alone.bytes_in, alone.bytes_out) == (60, 240, 240)
     scattered = found["reduce_scatter", 3]
-    assert (scattered.count, scattered.nbytes_in, scattered.nbytes_out) == (20, 240, 80)
+    assert (scattered.count, scattered.bytes_in, scattered.bytes_out) == (20, 240, 80)
     for (name, ranks), result in found.items():
         if name == "hypercube":  # refused for all, where one group cannot
             assert (result.status, result.reason) == ("skipped", HYPERCUBE_NEEDS)
         else:
             assert result.status == "ok" and result.verification.wrong == 0
-            checked = result.nbytes_out // 4 * ranks
+            checked = result.bytes_out // 4 * ranks
             assert result.verification.checked == checked, (name, ranks)
     rows = {(row.collective, row.ranks): row for row in summarise_run(run)}
     assert rows["all_reduce", 3].algbw_gbps == 240 / rows["all_reduce", 3].median_ns
@@ -132,7 +132,7 @@ def test_every_rank_alone(launch):
 
 
 @pytest.mark.parametrize(
-    ("collective", "options", "told"),
+    ("collective", "options", "stated"),
     [
         (
             *("all_reduce", "--groups col:2"),
@@ -148,9 +148,9 @@ def test_every_rank_alone(launch):
         ),
     ],
 )
-def test_groups_that_cannot_be(launch, collective, options, told):
+def test_groups_that_cannot_be(launch, collective, options, stated):
     measured = launch(collective, f"{options} --sizes 64 -n 1", 3, output=False).ended(2)
-    assert measured.errors() == [f"torchcoll: error: {told}"]
+    assert measured.errors() == [f"torchcoll: error: {stated}"]
 
 
 def test_splits_that_a_sub_group_cannot_have(launch):
@@ -201,9 +201,9 @@ def test_async_op_is_asked_for_and_waited_for(launch):
 
     options = "--async --sizes 64 -n 0 --cold 20 --quiet"
     measured = launch("all_reduce", options, 2, setup=watch).ended(0)
-    told = [line for line in measured.stdout(1).splitlines() if line]
+    stated = [line for line in measured.stdout(1).splitlines() if line]
     # The last one verifies: what was timed is what is verified.
-    assert told == ["async_op True", "wait"] * 21
+    assert stated == ["async_op True", "wait"] * 21
 
 
 # -- coalesced ---------------------------------------------------------------------------------
@@ -251,31 +251,31 @@ def test_bytes_of_coalesced_calls(launch):
     options = "--coalesce 4 --sizes 1K,2K -n 3 --cold 20"
     measured = launch("all_reduce", options, 2, setup=with_groups).ended(0)
     first, second = measured.run.results
-    assert (first.case.coalesce, first.status, first.nbytes) == (4, "ok", 1024)
+    assert (first.case.coalesce, first.status, first.size_bytes) == (4, "ok", 1024)
     # Four sums of one buffer give what no pattern foresees: not verified.
     assert first.verification is None
     assert [len(ns) for ns in first.time_ns["host"]] == [3, 3]
     assert second.ordinal == 4 * (20 + len(first.lead_ns[0]) + 3)
     row = summarise_run(measured.run)[0]
-    assert (row.coalesce, row.nbytes) == (4, 1024)
+    assert (row.coalesce, row.size_bytes) == (4, 1024)
     assert row.algbw_gbps == 4 * 1024 / row.median_ns
 
 
-# -- cadences ----------------------------------------------------------------------------------
+# -- modes ----------------------------------------------------------------------------------
 
 
 def test_stream_on_the_cpu(launch):
-    run = launch(None, "--collectives all --cadence stream --sizes 240 -n 12", 2).ended(0).run
+    run = launch(None, "--collectives all --mode back-to-back --sizes 240 -n 12", 2).ended(0).run
     assert {r.case.collective for r in run.results} == set(NAMES)
     for result in run.results:
-        assert (result.status, result.case.cadence) == ("ok", "stream")
+        assert (result.status, result.case.mode) == ("ok", "back-to-back")
         assert list(result.time_ns) == ["host"]
         assert [len(ns) for ns in result.time_ns["host"]] == [12, 12]
         assert result.calls_per_sample == 1
 
 
 def test_graph_on_the_cpu(launch):
-    result = launch("all_reduce", "--cadence graph --sizes 64", 2).ended(1).only()
+    result = launch("all_reduce", "--mode graph --sizes 64", 2).ended(1).only()
     assert (result.status, result.reason) == (
         "unsupported",
         "graphs are captured on cuda, not on cpu",
@@ -298,9 +298,9 @@ def captures(refused):
 
 
 def test_a_graph_is_replayed(launch):
-    options = "--collectives all_reduce,barrier --cadence graph --sizes 64 -n 4"
+    options = "--collectives all_reduce,barrier --mode graph --sizes 64 -n 4"
     first, barrier = launch(None, options, 2, setup=captures([])).ended(0).run.results
-    assert (first.status, first.case.cadence, first.stop) == ("ok", "graph", "count")
+    assert (first.status, first.case.mode, first.stop) == ("ok", "graph", "count")
     assert first.verification.wrong == 0
     assert (barrier.status, barrier.reason) == (
         "unsupported",
@@ -310,7 +310,7 @@ def test_a_graph_is_replayed(launch):
 
 @pytest.mark.parametrize("refused", [[0, 1], [1]])
 def test_a_graph_that_is_not_captured_ends_the_case_alone(launch, refused):
-    options = "--cadence graph --sizes 64,128 -n 4"
+    options = "--mode graph --sizes 64,128 -n 4"
     run = launch("all_reduce", options, 2, setup=captures(refused)).ended(1).run
     for result in run.results:
         assert (result.status, result.reason) == (
@@ -348,8 +348,8 @@ def test_memory_is_given_back_when_the_buffers_are_gone(launch, options):
 
     arguments = f"--sizes 64,128 -n 2 --quiet {options}"
     measured = launch("all_gather", arguments, 2, setup=watch).ended(0)
-    told = [line for line in measured.stdout(1).splitlines() if line]
-    assert told == ["alive 0 of 1", "alive 0 of 2"]
+    stated = [line for line in measured.stdout(1).splitlines() if line]
+    assert stated == ["alive 0 of 1", "alive 0 of 2"]
 
 
 def test_resume_runs_a_case_again_whose_sub_groups_are_not_all_there(launch):
@@ -360,7 +360,7 @@ def test_resume_runs_a_case_again_whose_sub_groups_are_not_all_there(launch):
     whole.path.write_text("".join(lines[: cases[-1]]))  # the last sub-group of 4K is lost
     launch("all_reduce", f"--resume {whole.path}", 4, output=False).ended(0)
     results = torchcoll.load(whole.path).results
-    assert sorted((r.case.nbytes, r.case.group) for r in results) == [
+    assert sorted((r.case.size_bytes, r.case.group) for r in results) == [
         *((1024, "mod:2/0"), (1024, "mod:2/1")),
         *((4096, "mod:2/0"), (4096, "mod:2/1")),
     ]

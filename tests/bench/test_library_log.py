@@ -33,7 +33,7 @@ def log_as_nccl(rank: int) -> None:
     for name, function in names.items():
 
         def call(tensor, *args, real=reals[name], function=function, **kwargs):
-            nbytes = tensor.numel() * tensor.element_size()
+            size_bytes = tensor.numel() * tensor.element_size()
             path = os.environ["NCCL_DEBUG_FILE"].replace("%%", "%")
             first = not os.path.exists(path)
             with open(path, "a") as log:
@@ -41,12 +41,12 @@ def log_as_nccl(rank: int) -> None:
                     log.write(TIMINGS.format(rank))
                 if rank == 0:
                     chosen = "LL channel{Lo..Hi}={0..0}"
-                    if nbytes > 64:
+                    if size_bytes > 64:
                         chosen = "SIMPLE channel{Lo..Hi}={0..3}"
                     algorithm = "TREE" if tensor.element_size() == 2 else "RING"
-                    told = "node:7:7 [0] NCCL INFO {}: {} Bytes -> Algo {} proto {}\n"
-                    log.write(told.format("AllReduce", 4, "RING", "LL channel{Lo..Hi}={0..0}"))
-                    log.write(told.format(function, nbytes, algorithm, chosen))
+                    stated = "node:7:7 [0] NCCL INFO {}: {} Bytes -> Algo {} proto {}\n"
+                    log.write(stated.format("AllReduce", 4, "RING", "LL channel{Lo..Hi}={0..0}"))
+                    log.write(stated.format(function, size_bytes, algorithm, chosen))
             return real(tensor, *args, **kwargs)
 
         setattr(dist, name, call)
@@ -72,7 +72,7 @@ def test_choices_are_those_of_the_calls_of_each_case(launch):
     folder = measured.path.with_name(run.header["library_log"])
     assert sorted(p.name for p in folder.iterdir()) == ["nccl-rank0.log", "nccl-rank1.log"]
     ring = [Choice("RING", "LL", 1)], [Choice("RING", "SIMPLE", 4)]
-    found = {(r.case.collective, r.case.nbytes): r.choices for r in run.results}
+    found = {(r.case.collective, r.case.size_bytes): r.choices for r in run.results}
     assert found == {
         ("all_reduce", 8): ring[0],
         ("all_reduce", 256): ring[1],
@@ -201,7 +201,7 @@ SETS_IT = ". --library-log sets it: unset it, or leave --library-log out."
 
 
 @pytest.mark.parametrize(
-    ("names", "environ", "told"),
+    ("names", "environ", "stated"),
     [
         ("nccl", {"NCCL_DEBUG": "WARN"}, "NCCL_DEBUG: got WARN, expected it unset, INFO or TRACE"),
         (
@@ -214,9 +214,9 @@ SETS_IT = ". --library-log sets it: unset it, or leave --library-log out."
         ("xccl", {"CCL_LOG_FILE": "/x"}, "CCL_LOG_FILE: got /x, expected it unset"),
     ],
 )
-def test_what_the_user_set_is_never_overwritten(monkeypatch, names, environ, told):
+def test_what_the_user_set_is_never_overwritten(monkeypatch, names, environ, stated):
     text = refused(monkeypatch, names, **environ)
-    assert text.startswith(f"library-log: {told}")
+    assert text.startswith(f"library-log: {stated}")
     assert text.endswith(SETS_IT)
 
 

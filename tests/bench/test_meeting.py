@@ -54,5 +54,5 @@ def test_variables_that_only_some_ranks_find_contradictory_are_told_by_those(lau
     measured = launch("all_reduce", "-T 1", 2, environment=environment)
     ended = measured.job.wait()
     assert ended[1].code == 2
-    told = "rank 0 of 2 from torchrun's variables and rank 1 of 2 from Open MPI"
-    assert told in ended[1].stderr
+    stated = "rank 0 of 2 from torchrun's variables and rank 1 of 2 from Open MPI"
+    assert stated in ended[1].stderr

@@ -42,7 +42,7 @@ def refusing(*names):
     return setup
 
 
-def told(measured) -> str:
+def stated(measured) -> str:
     (line,) = measured.errors()
     return line.removeprefix("torchcoll: error: ")
 
@@ -54,11 +54,11 @@ def told(measured) -> str:
 def test_every_call_is_refused(launch, timeout_s):
     options = f"--sizes 8,16 -n 1 -T {max(timeout_s, busy()):g}"
     measured = launch("all_reduce", options, 2, setup=refusing("all_reduce")).ended(1)
-    assert told(measured) == (
+    assert stated(measured) == (
         f"nothing was measured: 2 unsupported of 2 cases. First: {CASE}: {WHY}"
     )
     end = measured.run.end
-    assert (end["status"], end["exit_code"], end["reason"]) == ("complete", 1, told(measured))
+    assert (end["status"], end["exit_code"], end["reason"]) == ("complete", 1, stated(measured))
     assert [r.status for r in measured.run.results] == ["unsupported"] * 2
 
 
@@ -66,7 +66,9 @@ def test_every_call_of_a_suite_is_refused(launch):
     options = "--collectives all_reduce,broadcast --sizes 8 -n 1 -T 60"
     setup = refusing("all_reduce", "broadcast")
     measured = launch(None, options, 2, setup=setup).ended(1)
-    assert told(measured).startswith("nothing was measured: 2 unsupported of 2 cases. First: all_r")
+    assert stated(measured).startswith(
+        "nothing was measured: 2 unsupported of 2 cases. First: all_r"
+    )
 
 
 def test_some_calls_of_a_suite_are_refused(launch):
@@ -79,8 +81,8 @@ def test_some_calls_of_a_suite_are_refused(launch):
 
 def test_all_cases_are_skipped(launch):
     measured = launch("hypercube", "--sizes 8 -n 1 -T 60", 3).ended(1)
-    assert "nothing was measured: 1 skipped of 1 case. First: " in told(measured)
-    assert told(measured).endswith("hypercube needs a power of two of ranks, here 3")
+    assert "nothing was measured: 1 skipped of 1 case. First: " in stated(measured)
+    assert stated(measured).endswith("hypercube needs a power of two of ranks, here 3")
 
 
 def test_resume_measures_nothing(launch):
@@ -89,13 +91,13 @@ def test_resume_measures_nothing(launch):
     path = launch("all_reduce", "--sizes 8,16 -n 1 -T 60", 2, setup=setup).ended(1).path
     launch_again = {"output": False, "setup": setup}
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"nbytes":16,' not in line))
+    path.write_text("".join(line for line in lines if '"size_bytes":16,' not in line))
     again = launch("all_reduce", f"--resume {path}", 2, **launch_again).ended(1)
-    assert told(again).startswith("nothing was measured: 2 unsupported of 2 cases. First: ")
+    assert stated(again).startswith("nothing was measured: 2 unsupported of 2 cases. First: ")
     # ... nor where nothing is left to run.
     done = launch("all_reduce", f"--resume {path}", 2, **launch_again).ended(1)
     assert "2 of 2 cases are done; nothing is left to run" in done.stderr()
-    assert told(done) == told(again)
+    assert stated(done) == stated(again)
 
 
 def test_resume_of_a_file_with_a_wrong_case(launch):
@@ -108,7 +110,7 @@ def test_resume_of_a_file_with_a_wrong_case(launch):
         other = path.with_name(f"{name}.jsonl")
         save(dataclasses.replace(run, results=results), other)
         again = launch("all_reduce", f"--resume {other}", 2, output=False).ended(1)
-        assert told(again) == f"1 wrong of 2 cases. First: {first.case.describe()}: 1 wrong"
+        assert stated(again) == f"1 wrong of 2 cases. First: {first.case.describe()}: 1 wrong"
         continuation = load(other).end
         assert name == "done" or (continuation["exit_code"], continuation["cases"]) == (1, 1)
 
@@ -126,7 +128,7 @@ def test_others_wait_in_vain_for_the_rank_that_refuses(launch, timeout_s):
         around_calls("all_reduce", wait if rank else refuse)
 
     measured = launch("all_reduce", f"--sizes 8 -n 1 -T {timeout_s:g}", 2, setup=setup)
-    line = told(measured.ended(HANG))
+    line = stated(measured.ended(HANG))
     assert WHY in line and "timed out" not in line and "in all_reduce" in line, line
     end = measured.run.end
     assert (end["status"], end["exit_code"], end["reason"]) == ("failed", HANG, line)
@@ -141,7 +143,7 @@ def test_pairs_measure_nothing(launch):
         dist.batch_isend_irecv = batch_isend_irecv
 
     measured = launch("pairs", "--sizes 1K -n 2 -T 60", 2, setup=setup).ended(4)
-    assert WHY in told(measured)
+    assert WHY in stated(measured)
     assert measured.run.end["exit_code"] == 4
 
 
@@ -184,12 +186,12 @@ def test_the_folder_is_removed_while_measuring(launch, place):
     path = result_file(measured)
     name = f"torchcoll-runs/{path.name}"
     assert path == measured.job.folder / name
-    assert told(measured) == (
+    assert stated(measured) == (
         f"result file {name}: removed or moved while measuring; all is in {name}"
     )
     run = load(path)
-    assert [r.case.nbytes for r in run.results] == [8, 16, 32]
-    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, told(measured), [])
+    assert [r.case.size_bytes for r in run.results] == [8, 16, 32]
+    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, stated(measured), [])
     assert run.members and run.phases
     assert rows(measured) == ["8", "16", "32"]
 
@@ -211,8 +213,8 @@ def test_the_folder_is_removed_after_the_end(launch):
     measured = launch("all_reduce", "--sizes 8 -n 2 -c 0", 2, output=False, setup=setup)
     measured.ended([1, 0])
     run = load(result_file(measured))
-    assert [r.case.nbytes for r in run.results] == [8]
-    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, told(measured), [])
+    assert [r.case.size_bytes for r in run.results] == [8]
+    assert (run.end["exit_code"], run.end["reason"], run.problems) == (1, stated(measured), [])
 
 
 def test_another_file_takes_its_name(launch, tmp_path):
@@ -230,7 +232,7 @@ def test_another_file_takes_its_name(launch, tmp_path):
     assert path.read_text() == "of somebody else\n"
     again = result_file(measured)
     assert again.name == path.name and again.parent.parent == tmp_path / "tmp"
-    assert [r.case.nbytes for r in load(again).results] == [8, 16]
+    assert [r.case.size_bytes for r in load(again).results] == [8, 16]
 
 
 def test_there_is_nowhere_to_write_it(launch, tmp_path):
@@ -243,13 +245,13 @@ def test_there_is_nowhere_to_write_it(launch, tmp_path):
 
     setup = at_call("all_reduce", 3, replace)
     measured = launch("all_reduce", "--sizes 8,16 -n 2 -c 0", 2, setup=setup).ended(1)
-    assert told(measured) == (
+    assert stated(measured) == (
         f"result file {tmp_path / 'run1.jsonl'}: removed or moved while measuring, and there is "
         "nowhere to write it again"
     )
     assert "result file: " not in measured.stderr()
     assert rows(measured) == ["8", "16"]
-    assert [r.case.nbytes for r in load(tmp_path / "moved.jsonl").results] == [8, 16]
+    assert [r.case.size_bytes for r in load(tmp_path / "moved.jsonl").results] == [8, 16]
 
 
 # -- replay ---------------------------------------------------------------------------------------

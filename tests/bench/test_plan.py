@@ -11,8 +11,8 @@ from torchcoll.bench import plan as module
 from torchcoll.bench.plan import (
     case_limit_s,
     impossible,
-    need_nbytes,
-    needs_nbytes,
+    need_bytes,
+    needs_bytes,
     plan,
     plan_lines,
     slow_call_s,
@@ -26,8 +26,8 @@ from torchcoll.core.spec import Spec
 M = 1 << 20
 
 
-def sizing(collective, nbytes, ranks, **fields):
-    spec = Spec(collectives=collective, sizes=(nbytes,), **fields)
+def sizing(collective, size_bytes, ranks, **fields):
+    spec = Spec(collectives=collective, sizes=(size_bytes,), **fields)
     return spec.sizings(ranks)[0]
 
 
@@ -35,7 +35,7 @@ def sizing(collective, nbytes, ranks, **fields):
 
 
 @pytest.mark.parametrize(
-    ("collective", "nbytes", "fields", "unchecked", "checked"),
+    ("collective", "size_bytes", "fields", "unchecked", "checked"),
     [
         # 256 elements of one buffer; the check holds 24 bytes an element.
         ("all_reduce", 1024, {}, 1024, 1024 + 6144),
@@ -57,11 +57,11 @@ def sizing(collective, nbytes, ranks, **fields):
         ("reduce_scatter", 1024, {"coalesce": 4, "in_place": True}, 1024, 1024),
     ],
 )
-def test_need_on_two_ranks(collective, nbytes, fields, unchecked, checked):
-    one = sizing(collective, nbytes, 2, **fields)
+def test_need_on_two_ranks(collective, size_bytes, fields, unchecked, checked):
+    one = sizing(collective, size_bytes, 2, **fields)
     for rank in range(2):
-        assert need_nbytes(one, rank, False) == unchecked
-        assert need_nbytes(one, rank, True) == checked
+        assert need_bytes(one, rank, False) == unchecked
+        assert need_bytes(one, rank, True) == checked
 
 
 @pytest.mark.parametrize("root", [0, 1, 2])
@@ -70,11 +70,11 @@ def test_need_of_the_root(root):
     # has an output.
     one = sizing("gather", 1200, 3, roots=root)
     expected = [1600 + 7200 if rank == root else 400 + 2400 for rank in range(3)]
-    assert needs_nbytes(one, True) == expected
+    assert needs_bytes(one, True) == expected
     # reduce: everyone has the buffer, the root checks.
     one = sizing("reduce", 1200, 3, roots=root)
     expected = [1200 + 7200 if rank == root else 1200 for rank in range(3)]
-    assert needs_nbytes(one, True) == expected
+    assert needs_bytes(one, True) == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -83,19 +83,19 @@ def test_needs_of_all_ranks_are_those_of_each(collective, ranks):
     for root in range(ranks):
         one = sizing(collective, 1000, ranks, roots=root)
         for check in (True, False):
-            expected = [need_nbytes(one, rank, check) for rank in range(ranks)]
-            assert needs_nbytes(one, check) == expected
-            assert all(need >= one.buffer_nbytes(rank) for rank, need in enumerate(expected))
+            expected = [need_bytes(one, rank, check) for rank in range(ranks)]
+            assert needs_bytes(one, check) == expected
+            assert all(need >= one.buffer_bytes(rank) for rank, need in enumerate(expected))
 
 
 def test_hosts_are_blocks_of_ranks():
     # gather on 5 ranks, 2 a host; 400 B a rank, 2000 more at the root; unchecked.
     for root, host in ((0, 2800), (3, 2800), (4, 2400)):  # the last rank is alone on its host
         row = plan(Spec(collectives="gather", sizes="2000", roots=root, check=False), 5, 2).rows[0]
-        assert (row.need_nbytes, row.host_nbytes) == (2400, host)
+        assert (row.need_bytes, row.host_bytes) == (2400, host)
     row = plan(Spec(sizes="1K", check=False), 5, 2).rows[0]
-    assert (row.need_nbytes, row.host_nbytes) == (1024, 2048)
-    assert plan(Spec(sizes="1K", check=False), 5).rows[0].host_nbytes == 5120
+    assert (row.need_bytes, row.host_bytes) == (1024, 2048)
+    assert plan(Spec(sizes="1K", check=False), 5).rows[0].host_bytes == 5120
     assert plan(Spec(sizes="1K", check=False), 5, 8).ranks_per_host == 5
 
 
@@ -105,9 +105,9 @@ def test_buffers_that_calls_walk_through_are_counted():
     """
     spec = Spec("all_reduce,all_gather", sizes="1K,4K,10000", buffer_reuse="rotate", check=False)
     rows = module.plan(spec, 2).rows
-    assert [row.need_nbytes for row in rows[:3]] == [9 * 1024, 2 * 4096, 10_000]
-    assert [row.need_nbytes for row in rows[3:]] == [18 * 1024, 4 * 4096, 15_000]
-    assert [row.host_nbytes for row in rows[:3]] == [18 * 1024, 4 * 4096, 20_000]
+    assert [row.need_bytes for row in rows[:3]] == [9 * 1024, 2 * 4096, 10_000]
+    assert [row.need_bytes for row in rows[3:]] == [18 * 1024, 4 * 4096, 15_000]
+    assert [row.host_bytes for row in rows[:3]] == [18 * 1024, 4 * 4096, 20_000]
     lines = module.plan_lines(module.plan(spec, 2))
     assert any(
         line.startswith("Memory: buffers of the size of the largest, which") for line in lines
@@ -118,8 +118,8 @@ def test_all_to_all_v_by_hand():
     # Weights 1,2,4: 70 elements sent by each, 30, 60, 120 received (tests/core/test_case.py).
     spec = Spec(collectives="all_to_all_v", sizes="480", splits="1,2,4", check=False)
     (row,) = plan(spec, 3, 2).rows
-    assert (row.count, row.nbytes, row.nbytes_in, row.nbytes_out) == (40, 480, 280, 480)
-    assert (row.need_nbytes, row.host_nbytes) == (760, 920)  # 400 + 520, and 760 alone
+    assert (row.count, row.size_bytes, row.bytes_in, row.bytes_out) == (40, 480, 280, 480)
+    assert (row.need_bytes, row.host_bytes) == (760, 920)  # 400 + 520, and 760 alone
 
 
 # --- time ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def case(collective, **fields):
     root = 0 if entry.has_root else None
     return Case(
         collective, 8, values["dtype"], values["op"] if entry.has_op else None, root,
-        values["in_place"], "isolated", "gloo", "cpu",
+        values["in_place"], "synchronized", "gloo", "cpu",
     )  # fmt: skip
 
 
@@ -222,8 +222,8 @@ def test_impossible(one, ranks, expected):
 def test_what_cannot_run_costs_nothing():
     the_plan = plan(Spec(collectives="hypercube,all_reduce", sizes="1K"), 3)
     skipped, run = the_plan.rows
-    assert (skipped.status, skipped.need_nbytes, skipped.host_nbytes) == ("skipped", 0, 0)
-    assert (the_plan.limit_s, the_plan.need_nbytes) == (15.0, run.need_nbytes)
+    assert (skipped.status, skipped.need_bytes, skipped.host_bytes) == ("skipped", 0, 0)
+    assert (the_plan.limit_s, the_plan.need_bytes) == (15.0, run.need_bytes)
 
 
 # --- the plan and its text -------------------------------------------------------------------
@@ -235,8 +235,8 @@ def test_rows_are_the_cases_in_the_order_in_which_they_run():
     assert tuple(row.case for row in the_plan.rows) == spec.cases(5)
     for row in the_plan.rows:
         alone = size_case(row.case, 5)
-        assert (row.count, row.nbytes) == (alone.count, alone.nbytes)
-        assert (row.nbytes_in, row.nbytes_out) == (alone.nbytes_in, alone.nbytes_out)
+        assert (row.count, row.size_bytes) == (alone.count, alone.size_bytes)
+        assert (row.bytes_in, row.bytes_out) == (alone.bytes_in, alone.bytes_out)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_root_is_checked_as_in_a_run():
 def test_text_without_options():
     assert plan_lines(plan(Spec(), 2)) == [
         "Dry run: nothing was started, and no device was looked for.",
-        "Assumed: 2 ranks on one host, gloo on cpu, isolated calls.",
+        "Assumed: 2 ranks on one host, gloo on cpu, synchronized calls.",
         "Memory: buffers and at most 64 MiB to verify in, without what the communication",
         "  library takes.",
         "Time: at most 5 s of cold and 10 s of steady calls a case, unless a call takes",
@@ -302,7 +302,7 @@ def test_text_of_a_mixed_plan():
     # The groups stand in the order of the shuffle; each with its lines.
     assert lines[:6] == [
         "Dry run: nothing was started, and no device was looked for.",
-        "Assumed: 3 ranks, 1 a host, gloo on cpu, isolated calls.",
+        "Assumed: 3 ranks, 1 a host, gloo on cpu, synchronized calls.",
         "Order: shown by collective; they run shuffled, seed 0.",
         "Memory: buffers, without what the communication library takes.",
         "Time: no bound. 20 steady calls a case take as long as they take; 300 s without",
@@ -328,7 +328,7 @@ def test_text_of_a_mixed_plan():
 def test_text_of_calls_in_a_group():
     lines = plan_lines(plan(Spec(collectives="all_reduce,broadcast", sizes="1K", coalesce=4), 2))
     assert lines[1:4] == [
-        "Assumed: 2 ranks on one host, gloo on cpu, isolated calls, 4 in a group.",
+        "Assumed: 2 ranks on one host, gloo on cpu, synchronized calls, 4 in a group.",
         "Memory: buffers (shared by the calls of a group) and at most 64 MiB to verify",
         "  in, without what the communication library takes.",
     ]

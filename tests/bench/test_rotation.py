@@ -17,20 +17,22 @@ from torchcoll.core.spec import Spec
 NAMES = [name for name, entry in COLLECTIVES.items() if entry.has_data]
 
 
-def case(collective: str, nbytes: int, in_place: bool | None = None) -> Case:
+def case(collective: str, size_bytes: int, in_place: bool | None = None) -> Case:
     entry = COLLECTIVES[collective]
     where = entry.placements[0] if in_place is None else in_place
     return Case(
-        *(collective, nbytes, "float32", "sum" if entry.has_op else None),
-        *(1 if entry.has_root else None, where, "isolated", "gloo", "cpu"),
+        *(collective, size_bytes, "float32", "sum" if entry.has_op else None),
+        *(1 if entry.has_root else None, where, "synchronized", "gloo", "cpu"),
         splits="seed:0" if entry.has_splits else None,
         buffer_reuse="rotate",
     )
 
 
-def walked(collective: str, nbytes: int, span: int, rank: int = 1, in_place: bool | None = None):
+def walked(
+    collective: str, size_bytes: int, span: int, rank: int = 1, in_place: bool | None = None
+):
     """Sizing, buffers, the rotation, and what each call was made with: (send, recv)."""
-    sizing = size_case(case(collective, nbytes, in_place), 4, span_nbytes=span)
+    sizing = size_case(case(collective, size_bytes, in_place), 4, span_bytes=span)
     buffers = allocate(torch, sizing, rank, "cpu")
     made: list[tuple[Any, Any]] = []
 
@@ -123,11 +125,11 @@ def test_the_checked_call_is_verified_where_it_wrote():
 
 def test_the_largest_of_the_sweep_is_walked_through():
     spec = Spec(collectives="all_reduce,all_gather", sizes="1K,4K,10000", buffer_reuse="rotate")
-    spans = {sizing.span_nbytes for sizing in spec.sizings(2)}
+    spans = {sizing.span_bytes for sizing in spec.sizings(2)}
     assert spans == {10_000}
     assert [s.places for s in spec.sizings(2)] == [9, 2, 1] * 2
     same = dataclasses.replace(spec, buffer_reuse="same")
-    assert {s.span_nbytes for s in same.sizings(2)} == {0}
+    assert {s.span_bytes for s in same.sizings(2)} == {0}
 
 
 def test_every_collective_on_real_ranks(launch):

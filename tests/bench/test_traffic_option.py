@@ -38,7 +38,7 @@ def test_the_points_are_measured(launch, tmp_path):
     measured = launch(None, options, 2, setup=of_enough_cores).ended(0)
     run = measured.run
     assert run.spec.points == POINTS and run.labels == {"a": "b"}
-    found = [(r.case.collective, r.case.nbytes, r.case.dtype, r.status) for r in run.results]
+    found = [(r.case.collective, r.case.size_bytes, r.case.dtype, r.status) for r in run.results]
     assert found == [("all_reduce", 400, "float32", "ok"), ("all_gather", 24, "int8", "ok")]
     assert [r.case.asynchronous for r in run.results] == [True, False]
     assert [r.verification.wrong for r in run.results] == [0, 0]
@@ -66,7 +66,7 @@ def test_sub_groups(launch, tmp_path):
     path = saved(tmp_path / "t.jsonl", 4, (0, 2))
     run = launch(None, f"--traffic {path} -n 1", 4).ended(0).run
     assert run.spec.groups == "0,2;1,3"
-    found = [(r.case.collective, r.case.nbytes, r.members, r.status) for r in run.results]
+    found = [(r.case.collective, r.case.size_bytes, r.members, r.status) for r in run.results]
     assert found == [
         *(("all_reduce", 400, [0, 2], "ok"), ("all_reduce", 400, [1, 3], "ok")),
         *(("all_gather", 24, [0, 2], "ok"), ("all_gather", 24, [1, 3], "ok")),

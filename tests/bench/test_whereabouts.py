@@ -95,10 +95,10 @@ def told_of(work, until=0.4):
     for _ in range(20):
         time.sleep(until / 20)
         seen["where"].look()
-    told = seen["where"].told(10)
+    stated = seen["where"].stated(10)
     over.set()
     thread.join()
-    return told
+    return stated
 
 
 def sleeps(over):
@@ -113,10 +113,10 @@ def spins(over):
 
 @pytest.mark.parametrize(("work", "how"), [(sleeps, "sleeps"), (spins, "spins")])
 def test_a_thread_in_code_of_its_own(work, how):
-    told = told_of(work)
-    assert told["place"] == "code"
-    assert told["text"].startswith(f"{work.__name__}, test_whereabouts.py:")
-    assert told["how"] == how
+    stated = told_of(work)
+    assert stated["place"] == "code"
+    assert stated["text"].startswith(f"{work.__name__}, test_whereabouts.py:")
+    assert stated["how"] == how
 
 
 def test_who_was_late_is_told_after_it_came():
@@ -125,7 +125,7 @@ def test_who_was_late_is_told_after_it_came():
     where._now.looks["code", "nap"] += 1
     where._now.seen += 5
     where.moved()
-    assert (where.told(10)["text"], where.told(10)["s"]) == ("nap", 5.0)
+    assert (where.stated(10)["text"], where.stated(10)["s"]) == ("nap", 5.0)
 
 
 def frame_of(module, source, name):

@@ -127,12 +127,12 @@ def report(name: str, launches: list[Launch]) -> None:
     rows = {row.caps_mb[0]: row for row in advice.rows}
     steps = {cap: paired_ratio([one.steps_ns[cap] for one in launches])[0] for cap in CAPS_MB}
     best = min(CAPS_MB, key=steps.__getitem__)
-    nbytes = sum(bucket.nbytes for bucket in launches[0].plans[0].buckets)
+    size_bytes = sum(bucket.size_bytes for bucket in launches[0].plans[0].buckets)
     print(
-        f"\n{name}: {nbytes / 2**20:.1f} MiB of gradients, a step without communication "
+        f"\n{name}: {size_bytes / 2**20:.1f} MiB of gradients, a step without communication "
         f"{alone / 1e6:.1f} ms, its backward {backward / 1e6:.1f} ms"
     )
-    print("  cap  buckets  modelled   measured  over best  95 % (paired by launch)  verdict")
+    print("  cap  buckets  modelled   measured  over best  95 % (paired by launch)  result")
     for cap in CAPS_MB:
         if cap not in rows:
             continue  # the same buckets as a smaller cap
@@ -144,7 +144,7 @@ def report(name: str, launches: list[Launch]) -> None:
         interval = "-" if cap == best or low is None else f"{low:.3f} to {high:.3f}"
         print(
             f"{cap:5g}  {row.buckets:7d}  {modelled / 1e6:5.1f} ms  {steps[cap] / 1e6:6.1f} ms  "
-            f"{ratio:9.3f}  {interval:23}  {row.verdict}"
+            f"{ratio:9.3f}  {interval:23}  {row.result}"
         )
     if advice.best is None:
         print("no advice: every cap is beyond the curve")

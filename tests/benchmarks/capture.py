@@ -122,10 +122,10 @@ def added_on_fake() -> float:
     return statistics.median(added)
 
 
-def durations(rank: int, port: int, nbytes: int, busy: str) -> list[tuple[float, float]]:
+def durations(rank: int, port: int, size_bytes: int, busy: str) -> list[tuple[float, float]]:
     """(duration recorded, time around the call) in ns, of each call."""
     join(rank, port)
-    tensor, matrix, around = torch.zeros(nbytes // 4), torch.ones(200, 200), []
+    tensor, matrix, around = torch.zeros(size_bytes // 4), torch.ones(200, 200), []
     with torchcoll.capture() as traffic:
         for _ in range(CALLS):
             dist.barrier()
@@ -158,10 +158,10 @@ if __name__ == "__main__":
             row(what, pairs)
     print(f"fake backend: a capture adds {added_on_fake() / 1e3:.0f} us to a call")
     print("durations")
-    for nbytes in (8, 1 << 20, 16 << 20):
-        ours = fork_ranks(2, durations, free_port(), nbytes, "")[0]
-        row(f"{nbytes} B, synchronous / clock around", ours)
+    for size_bytes in (8, 1 << 20, 16 << 20):
+        ours = fork_ranks(2, durations, free_port(), size_bytes, "")[0]
+        row(f"{size_bytes} B, synchronous / clock around", ours)
         for busy in ("busy with torch", "busy in Python"):
-            waits, works = fork_ranks(2, durations, free_port(), nbytes, busy)
+            waits, works = fork_ranks(2, durations, free_port(), size_bytes, busy)
             pairs = [(a[0], b[0]) for a, b in zip(works, waits, strict=True)]
-            row(f"{nbytes} B, {busy} / waiting", pairs)
+            row(f"{size_bytes} B, {busy} / waiting", pairs)

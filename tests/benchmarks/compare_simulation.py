@@ -3,8 +3,8 @@
     python tests/benchmarks/compare_simulation.py [REPETITIONS [PART...]]
 
 Logarithms of figures go through the model and the residuals of ``compare``, all repetitions at
-once; the outlier rule, Holm and the verdicts are written here again for arrays. That this is what
-``torchcoll compare`` does with result files is checked in every run (``agreement``): each verdict,
+once; the outlier rule, Holm and the results are written here again for arrays. That this is what
+``torchcoll compare`` does with result files is checked in every run (``agreement``): each result,
 ratio and p. A case of a launch has its own normal noise, ``shared`` noise is the same in all cases
 of a launch. Drift is a share a launch; an outlier is a launch at random, 30 % slow in all cases.
 """
@@ -302,11 +302,11 @@ def launch(logs: numpy.ndarray, number: int) -> Run:
     """A launch that started ``number`` minutes after the first, one figure a case."""
     results = []
     for place, log in enumerate(logs):
-        asked_for = Case("all_reduce", 8 << place, "float32", "sum", None, True, "isolated",
+        asked_for = Case("all_reduce", 8 << place, "float32", "sum", None, True, "synchronized",
                          "gloo", "cpu")  # fmt: skip
         call = round(1e12 * math.exp(log))  # so that rounding is no noise
         times = {"host": [[call] * 3] * RANKS}
-        results.append(CaseResult(asked_for, "ok", RANKS, nbytes=8 << place, time_ns=times))
+        results.append(CaseResult(asked_for, "ok", RANKS, size_bytes=8 << place, time_ns=times))
     start = datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(minutes=number)
     return Run(header={"ranks": RANKS, "start_utc": start.isoformat()}, results=results, end=_END)
 
@@ -333,11 +333,11 @@ def agreement(scenario: Scenario, repetitions: int, seed: int = 1) -> tuple[int,
         ours = judge(sides, tuple(map(float, range(len(sides)))), logs)
         for place, row in enumerate(through_files(sides, logs[:, 0])):
             differs, same = ours.differs[0, place], ours.same[0, place]
-            verdict = ("same" if same else "unclear", "slower", "faster")[differs]
+            result = ("same" if same else "unclear", "slower", "faster")[differs]
             numbers = (row["ratio"], row["p_value"])
             expected = (math.exp(ours.effect[0, place]), ours.p[0, place])
             total += 1
-            agree += row["verdict"] == verdict and numpy.allclose(numbers, expected, rtol=1e-6)
+            agree += row["result"] == result and numpy.allclose(numbers, expected, rtol=1e-6)
     return agree, total
 
 
@@ -355,7 +355,7 @@ NOISES = (0.01, 0.02, 0.05)
 
 
 def settled(truth: float, noise: float, launches: int, repetitions: int, seed: int = 2) -> float:
-    """How often so many launches a side, A B A B ..., give the true verdict at Holm's first level
+    """How often so many launches a side, A B A B ..., give the true result at Holm's first level
     of CASES, by simulated launches.
     """
     rng = numpy.random.default_rng([seed, launches, round(1e4 * truth), round(1e4 * noise)])

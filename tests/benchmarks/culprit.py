@@ -144,14 +144,14 @@ def main() -> None:
     parser.add_argument("asked", nargs="*", metavar="KIND=LAUNCHES")
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    given = parser.parse_args()
-    asked = {kind: int(count) for kind, count in (word.split("=") for word in given.asked)}
+    reported = parser.parse_args()
+    asked = {kind: int(count) for kind, count in (word.split("=") for word in reported.asked)}
     if unknown := asked.keys() - {*KINDS, *PATHS}:
         parser.error(f"no such kind: {', '.join(sorted(unknown))}")
-    search, until = SHORT if given.short else DEFAULTS, time.monotonic() + given.seconds
-    kept = given.file.with_name(f"{given.file.name}.runs")
+    search, until = SHORT if reported.short else DEFAULTS, time.monotonic() + reported.seconds
+    kept = reported.file.with_name(f"{reported.file.name}.runs")
     kept.mkdir(parents=True, exist_ok=True)
-    done = Counter(row["kind"] for row in read(given.file) if row["short"] == given.short)
+    done = Counter(row["kind"] for row in read(reported.file) if row["short"] == reported.short)
     if asked:
         with hosts(COUNT, search) as made:
             while time.monotonic() < until:
@@ -162,12 +162,12 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(dir=kept) as folder:
                     row = launched(made, kind, done[kind], Path(folder))
                     for file in Path(folder).glob("*.gz"):
-                        file.rename(kept / f"{'short-' if given.short else ''}{file.name}")
-                with given.file.open("a") as file:
+                        file.rename(kept / f"{'short-' if reported.short else ''}{file.name}")
+                with reported.file.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 done[kind] += 1
     title("culprit")
-    table(read(given.file))
+    table(read(reported.file))
 
 
 if __name__ == "__main__":

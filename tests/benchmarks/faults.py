@@ -307,7 +307,7 @@ def as_rank(fault: str, victim: int, path: str, rank: int) -> None:
     main("all_reduce")
 
 
-def told(path: Path, texts: list[str]) -> tuple[list[str], str]:
+def stated(path: Path, texts: list[str]) -> tuple[list[str], str]:
     """The error lines, without repetition, and how the file ends."""
     lines = [
         line[line.index("torchcoll: error") :]
@@ -345,7 +345,7 @@ def forked(fault: str, victim: int, folder: Path) -> tuple[list[str], str, list[
         time.sleep(0.05)
     job.kill()
     ended = job.wait()
-    lines, end = told(path, [job.text(rank) for rank in ended])
+    lines, end = stated(path, [job.text(rank) for rank in ended])
     return lines, end, [one.code for one in ended.values()]
 
 
@@ -360,7 +360,7 @@ def launched(launcher: str, fault: str, victim: int, folder: Path) -> tuple[Any,
         command += [sys.executable, *rank]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env, cwd=folder)
-    lines, end = told(path, [done.stdout + done.stderr])
+    lines, end = stated(path, [done.stdout + done.stderr])
     return lines, end, [done.returncode]
 
 

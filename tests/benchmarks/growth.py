@@ -47,9 +47,9 @@ def times(parts, ranks):
 
 def outcome(parts, growth):
     true = (list(parts) or ["constant"])[0] if len(parts) < 2 else ""
-    if growth.verdict == true:
+    if growth.result == true:
         return "named"
-    if growth.verdict in LAWS or growth.verdict.startswith("falls with"):
+    if growth.result in LAWS or growth.result.startswith("falls with"):
         return "wrong"
     return "none of these" if "none of these" in growth.reason else "open"
 

@@ -71,12 +71,12 @@ def trace(path: Path) -> None:
     _packed(path, parts(), end, 100 * MB)
 
 
-def _packed(path: Path, parts: Iterator[bytes], end: bytes, nbytes: int) -> None:
+def _packed(path: Path, parts: Iterator[bytes], end: bytes, size_bytes: int) -> None:
     packer = zlib.compressobj(6, wbits=31)
     with open(path, "wb") as file:
         for part in parts:
             file.write(packer.compress(part))
-            if file.tell() > nbytes:
+            if file.tell() > size_bytes:
                 break
         file.write(packer.compress(end) + packer.flush())
 

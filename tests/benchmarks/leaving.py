@@ -48,8 +48,8 @@ def main() -> None:
             records = [r for r in job.records() if r["record"] in ("event", "end")]
             ends = [f"{r['status']} {r['exit_code']}" for r in records if r["record"] == "end"]
             lost = sum(r.get("kind") == "lost_rank" for r in records)
-            told = ", ".join(f"{count} ranks leave with {code}" for code, count in codes.items())
-            stories[f"{told}; the file ends {' and '.join(ends)}; {lost} lost ranks in it"] += 1
+            stated = ", ".join(f"{count} ranks leave with {code}" for code, count in codes.items())
+            stories[f"{stated}; the file ends {' and '.join(ends)}; {lost} lost ranks in it"] += 1
     for story, count in stories.most_common():
         print(f"{count} x {story}")
 

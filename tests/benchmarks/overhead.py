@@ -49,15 +49,15 @@ def product_call(tensor: Any, rank: int, ranks: int) -> Any:
     return entry.prepare(dist, layout, tensor, tensor, dist.ReduceOp.SUM, None)
 
 
-def compare(rank: int, port: int, nbytes: int, same: bool) -> list[tuple[float, float]]:
+def compare(rank: int, port: int, size_bytes: int, same: bool) -> list[tuple[float, float]]:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     options = SessionOptions(Spec(), Launch("benchmark", rank, 2, rank, 2))
     with opened(torch, options) as session:
-        return compared(session, rank, nbytes, same)
+        return compared(session, rank, size_bytes, same)
 
 
-def compared(session: Session, rank: int, nbytes: int, same: bool) -> list[tuple[float, float]]:
-    tensor = torch.zeros(nbytes // 4)
+def compared(session: Session, rank: int, size_bytes: int, same: bool) -> list[tuple[float, float]]:
+    tensor = torch.zeros(size_bytes // 4)
     call, align = product_call(tensor, rank, 2), session.communicators.align("gloo")
     pairs = []
     rng = random.Random(1)
@@ -96,8 +96,8 @@ def added_on_fake() -> float:
 if __name__ == "__main__":
     title(f"overhead, gloo, 2 ranks, {PAIRS} shuffled pairs of blocks of {CALLS} calls, rank 0")
     print(f"{'size':>5}  {'torchcoll / bare':32}  bare / bare (A/A)")
-    for name, nbytes in SIZES.items():
-        ours = fork_ranks(2, compare, free_port(), nbytes, False)[0]
-        noise = fork_ranks(2, compare, free_port(), nbytes, True)[0]
+    for name, size_bytes in SIZES.items():
+        ours = fork_ranks(2, compare, free_port(), size_bytes, False)[0]
+        noise = fork_ranks(2, compare, free_port(), size_bytes, True)[0]
         print(f"{name:>5}  {paired_ratio(ours):32}  {paired_ratio(noise)}", flush=True)
     print(f"fake backend: the timed loop adds {added_on_fake():.0f} ns a call (limit 500 ns)")

@@ -41,7 +41,7 @@ def synthetic(ranks: int) -> Run:
                 "ok",
                 ranks,
                 count=sizing.count,
-                nbytes=sizing.nbytes,
+                size_bytes=sizing.size_bytes,
                 cold_ns=[row[:COLD] for row in samples],
                 time_ns={"host": [row[COLD:] for row in samples]},
                 settled=3,

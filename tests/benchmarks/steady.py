@@ -39,9 +39,9 @@ torch.set_num_threads(1)
 class Arms:
     """One group of ranks; each arm gives the duration of a call on rank 0, None elsewhere."""
 
-    def __init__(self, session: Session, nbytes: int) -> None:
+    def __init__(self, session: Session, size_bytes: int) -> None:
         self.session = session
-        self.tensor = torch.ones(nbytes // 4)
+        self.tensor = torch.ones(size_bytes // 4)
         self.align = session.communicators.align("gloo")
 
     def case(self, calls: int) -> Any:
@@ -84,12 +84,12 @@ class Arms:
         return ratios
 
 
-def measure(rank: int, port: int, nbytes: int, what: str) -> list[Sequence[float]]:
+def measure(rank: int, port: int, size_bytes: int, what: str) -> list[Sequence[float]]:
     """[rows of ratios, A/A ratios] of one size."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    spec = Spec(sizes=(nbytes,), check=False)
+    spec = Spec(sizes=(size_bytes,), check=False)
     with opened(torch, SessionOptions(spec, Launch("benchmark", rank, 2, rank, 2))) as session:
-        return compared(Arms(session, nbytes), what)
+        return compared(Arms(session, size_bytes), what)
 
 
 def compared(arms: Arms, what: str) -> list[Sequence[float]]:
@@ -126,9 +126,9 @@ if __name__ == "__main__":
     title(f"steady calls, gloo, 2 ranks, {how}, {PAIRS} pairs a row, all_reduce")
     sizes = [int(word) for word in sys.argv[1:] if word.isdecimal()]
     rows = [word for word in sys.argv[1:] if word in ROWS]
-    for nbytes in sizes or (8, 4096, 65536, 1 << 20):
+    for size_bytes in sizes or (8, 4096, 65536, 1 << 20):
         for what in rows or ROWS:
-            ratios, noise = fork_ranks(2, measure, free_port(), nbytes, what)[0]
+            ratios, noise = fork_ranks(2, measure, free_port(), size_bytes, what)[0]
             middle, low, high = interval(ratios, 90)
             same, least, most = interval(noise, 90)
             judged = "held" if low >= 0.97 and high <= 1.03 else "NOT HELD"
@@ -137,7 +137,7 @@ if __name__ == "__main__":
             if not (fifo and least >= 0.98 and most <= 1.02):
                 judged = "too noisy: nothing is claimed"
             print(
-                f"{nbytes:>8} B  {ROWS[what]:50}  {middle:.3f} (90 % {low:.3f} to {high:.3f})  "
+                f"{size_bytes:>8} B  {ROWS[what]:50}  {middle:.3f} (90 % {low:.3f} to {high:.3f})  "
                 f"A/A {same:.3f} ({least:.3f} to {most:.3f})  {judged}",
                 flush=True,
             )

@@ -1,9 +1,10 @@
 """Is the figure of calls back to back their period?
 
-Every collective on gloo ranks, --cadence stream. The true period is a wall clock around each whole
-batch, between two barriers, by a wrapper around the device that torchcoll knows nothing of; it has
-the lead calls in it. Beside the row's figure over it stand what was shown before (the median, and
-the mean, of the maxima over ranks), and as A/A the true period of rank 0 over that of the last.
+Every collective on gloo ranks, --mode back-to-back. The true period is a wall clock around each
+whole batch, between two barriers, by a wrapper around the device that torchcoll knows nothing of;
+it has the lead calls in it. Beside the row's figure over it stand what was shown before (the
+median, and the mean, of the maxima over ranks), and as A/A the true period of rank 0 over that of
+the last.
 
     chrt -f 50 python tests/benchmarks/stream.py RANKS
 """
@@ -27,7 +28,7 @@ from torchcoll.core.summary import over_ranks, summarise
 from torchcoll.machine.devices import Cpu
 from torchcoll.machine.launcher import Launch
 
-NBYTES, CALLS, REPEATS = 4096, 800, 7
+SIZE_BYTES, CALLS, REPEATS = 4096, 800, 7
 torch.set_num_threads(1)
 
 
@@ -37,7 +38,12 @@ def measure(rank: int, port: int, ranks: int, collective: str) -> list[tuple[flo
     """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     spec = Spec(
-        (collective,), sizes=(NBYTES,), cadence="stream", iters=CALLS, check=False, splits="seed:1"
+        (collective,),
+        sizes=(SIZE_BYTES,),
+        mode="back-to-back",
+        iters=CALLS,
+        check=False,
+        splits="seed:1",
     )
     walls: list[float] = []
     stream = Cpu.stream
@@ -70,7 +76,9 @@ if __name__ == "__main__":
     ranks = int(sys.argv[1])
     fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
     how = "SCHED_FIFO" if fifo else "plain scheduling"
-    title(f"stream, gloo, {ranks} ranks, {how}, {NBYTES} B, {CALLS} calls, {REPEATS} cases a row")
+    title(
+        f"stream, gloo, {ranks} ranks, {how}, {SIZE_BYTES} B, {CALLS} calls, {REPEATS} cases a row"
+    )
     print(
         "over the true period: the figure (median over the cases, 90 % interval), median and mean "
         "of the maxima over ranks; A/A"

@@ -14,8 +14,9 @@ are counted apart. Then, alike: one law whose slope is 1.5 to 4 times as steep f
 without a jump (`steep`), and the median of three launches of one law, one of which took 3 or 8
 times as long at one size (`once x3`, `once x8`).
 
-shown: a zone is printed. named: with a law on both sides, and a jump or none. holds: every zone
-printed holds a boundary. false: more zones than boundaries; false jump: of those named.
+shown: a transition is printed. named: with a law on both sides, and a jump or none. holds: every
+transition printed holds a boundary. false: more transitions than boundaries; false jump: of those
+named.
 
 The last table: one law with one slow size, anywhere from the first to the last, on few sizes and
 on many: how often that size is named, and how often another one is.
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from torchcoll.core.spec import Spec
-from torchcoll.curves.ranges import FEWEST, find_regimes
+from torchcoll.curves.ranges import FEWEST, find_ranges
 from torchcoll.curves.transitions import CLIFF, known_scatter
 
 NOISES = (0.01, 0.03, 0.05)
@@ -37,7 +38,7 @@ KINDS = ("one", "jump", "kink", "step", "bend", "two")
 MORE_KINDS = ("steep", "once x3", "once x8")
 SWEEPS = (("8", "128M", 4), ("1K", "256M", 4), ("1K", "256M", 2), ("1K", "256M", 1.15))
 MEETING = ("kink", "bend", "steep")  # no jump
-DIPS = (1.0, 1.5, 2.0, 3.0)  # times the law; 1: none
+SLOW_SIZES = (1.0, 1.5, 2.0, 3.0)  # times the law; 1: none
 GRIDS = {
     "8 sizes x 4": [1 << k for k in range(20, 36, 2)],
     "9 sizes x 2": [1 << k for k in range(20, 29)],
@@ -171,7 +172,7 @@ def boundaries(random, curves, kinds):
                     few = too_few(sizes, boundaries)
                     tally = tallies.setdefault((few, noise, kind), Tally())
                     tally.add(
-                        kind, sizes, find_regimes(sizes, points, errors).boundaries, boundaries
+                        kind, sizes, find_ranges(sizes, points, errors).boundaries, boundaries
                     )
         for few in (False, True):
             place = f"fewer than {FEWEST} of some law" if few else f"{FEWEST} or more of each law"
@@ -190,24 +191,24 @@ def slow_sizes(random, curves):
     for grid, sizes in GRIDS.items():
         sizes = numpy.array(sizes, dtype=float)
         for noise in NOISES:
-            named, other = dict.fromkeys(DIPS, 0), dict.fromkeys(DIPS, 0)
+            named, other = dict.fromkeys(SLOW_SIZES, 0), dict.fromkeys(SLOW_SIZES, 0)
             for _ in range(curves):
                 found = laws(random.choice(machines), int(random.choice([2, 4, 8])))
                 latency, bandwidth = found[random.integers(len(found))]
                 times = latency + sizes / bandwidth
                 times *= numpy.exp(noise * random.standard_normal(len(sizes)))
                 place = int(random.integers(len(sizes)))
-                for dip in DIPS:
+                for slow_size in SLOW_SIZES:
                     slow = times.copy()
-                    slow[place] *= dip
-                    dips = set(find_regimes(sizes, slow).dips)
-                    named[dip] += place in dips
-                    other[dip] += bool(dips - {place} if dip > 1 else dips)
-            for dip in DIPS:
-                known = f"{100 * named[dip] / curves:5.1f} %" if dip > 1 else "      -"
+                    slow[place] *= slow_size
+                    slow_sizes = set(find_ranges(sizes, slow).slow_sizes)
+                    named[slow_size] += place in slow_sizes
+                    other[slow_size] += bool(slow_sizes - {place} if slow_size > 1 else slow_sizes)
+            for slow_size in SLOW_SIZES:
+                known = f"{100 * named[slow_size] / curves:5.1f} %" if slow_size > 1 else "      -"
                 print(
-                    f"{grid:15}  {100 * noise:3.0f} %  {dip:6.1f}x  {known}"
-                    f"  {100 * other[dip] / curves:18.1f} %",
+                    f"{grid:15}  {100 * noise:3.0f} %  {slow_size:6.1f}x  {known}"
+                    f"  {100 * other[slow_size] / curves:18.1f} %",
                     flush=True,
                 )
 

@@ -1,4 +1,4 @@
-"""Every verdict with its reason, and what enters a comparison."""
+"""Every result with its reason, and what enters a comparison."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from made_launches import given, in_turn, launches, measured, run
 import torchcoll
 from torchcoll.comparison.compare import compare
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Given, Verification
+from torchcoll.core.result import Reported, Verification
 
 BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
 
-def verdicts(base, new, **choices):
+def results(base, new, **choices):
     if isinstance(base, list) and isinstance(new, list):
         base, new = in_turn(base, new)
-    return [(row.verdict, row.reason) for row in compare(base, new, **choices).rows]
+    return [(row.result, row.reason) for row in compare(base, new, **choices).rows]
 
 
 def times(factor):
@@ -28,29 +28,29 @@ def times(factor):
 
 
 def test_faster_and_slower():
-    assert verdicts(BASE, times(1.05)) == [("slower", "p < 0.0001")]
-    assert verdicts(BASE, times(0.95)) == [("faster", "p < 0.0001")]
+    assert results(BASE, times(1.05)) == [("slower", "p < 0.0001")]
+    assert results(BASE, times(0.95)) == [("faster", "p < 0.0001")]
 
 
 def test_of_bandwidth_more_is_faster():
     (row,) = compare(*in_turn(BASE, times(1.05)), metric="busbw").rows
-    assert row.verdict == "slower"
+    assert row.result == "slower"
     assert row.ratio == pytest.approx(1 / 1.05, rel=2e-3)
     # 1024 bytes in 100 us are 0.01024 GB/s, and two ranks have a bus factor of 1.
     assert row.base == pytest.approx(0.01024, rel=1e-3)
-    assert compare(BASE, times(0.95), metric="algbw").rows[0].verdict == "faster"
+    assert compare(BASE, times(0.95), metric="algbw").rows[0].result == "faster"
 
 
 def test_same_and_the_threshold():
-    assert verdicts(BASE, times(1)) == [("same", "90 % within 2 %")]
-    assert verdicts(BASE, times(1.05), threshold=0.1) == [("same", "90 % within 10 %")]
+    assert results(BASE, times(1)) == [("same", "90 % within 2 %")]
+    assert results(BASE, times(1.05), threshold=0.1) == [("same", "90 % within 10 %")]
 
 
 def test_unclear_says_how_many_launches_would_settle_it():
     noisy = launches([100_000, 110_000, 95_000])
-    ((verdict, reason),) = verdicts(noisy, launches([104_000, 113_000, 98_000]))
+    ((result, reason),) = results(noisy, launches([104_000, 113_000, 98_000]))
     # By hand: six launches, three parameters; the side in statsmodels' OLS has p 0.537.
-    assert verdict == "unclear"
+    assert result == "unclear"
     assert reason.startswith("p 0.54, needs ")
     low, high = re.search(r"needs (\d+) to over (\d+) launches", reason).groups()
     assert (4 <= int(low) < 20, high) == (True, "1000")
@@ -59,35 +59,35 @@ def test_unclear_says_how_many_launches_would_settle_it():
 def test_a_change_within_the_threshold_is_no_change_however_sure():
     new = launches([round(1.019 * n) for n in (100_000, 100_010, 99_990) * 4])
     base = launches([100_000, 100_010, 99_990] * 4)
-    assert verdicts(base, new) == [("same", "90 % within 2 %")]
+    assert results(base, new) == [("same", "90 % within 2 %")]
 
 
 def test_near_the_threshold_it_may_take_any_number_of_launches():
     new = launches([round(1.0199 * n) for n in (100_000, 101_000, 99_000)])
-    ((verdict, reason),) = verdicts(launches([100_000, 101_000, 99_000]), new)
-    assert verdict == "unclear"
+    ((result, reason),) = results(launches([100_000, 101_000, 99_000]), new)
+    assert result == "unclear"
     assert reason.startswith("p 0.08, needs ")
 
 
 def test_one_launch_a_side():
     (row,) = compare(launches([100]), launches([150])).rows
-    assert (row.verdict, row.reason) == ("unclear", "1 launch a side")
+    assert (row.result, row.reason) == ("unclear", "1 launch a side")
     assert row.ratio == pytest.approx(1.5)
     assert row.judged.p_value is None
-    assert verdicts(launches([100]), times(1)) == [("unclear", "1 launch in base")]
-    assert verdicts(times(1), launches([100])) == [("unclear", "1 launch in new")]
+    assert results(launches([100]), times(1)) == [("unclear", "1 launch in base")]
+    assert results(times(1), launches([100])) == [("unclear", "1 launch in new")]
 
 
 def test_launches_that_are_copies():
     reason = "the launches of each side are equal: no spread to judge by"
-    assert verdicts(launches([100, 100]), launches([150, 150])) == [("unclear", reason)]
+    assert results(launches([100, 100]), launches([150, 150])) == [("unclear", reason)]
 
 
 def test_the_calls_of_a_launch_are_no_replicates():
     many = {"host": [[100_000 + i % 7 for i in range(1000)]] * 2}
     more = {"host": [[105_000 + i % 7 for i in range(1000)]] * 2}
     one, other = run(measured(1, time_ns=many)), run(measured(1, time_ns=more))
-    assert verdicts(one, other) == [("unclear", "1 launch a side")]
+    assert results(one, other) == [("unclear", "1 launch a side")]
 
 
 def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
@@ -99,42 +99,45 @@ def test_a_case_that_ran_twice_in_a_launch_is_one_launch():
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (run(measured(100, nbytes=2048), measured(5)), "only in base"),
+        (run(measured(100, size_bytes=2048), measured(5)), "only in base"),
         (
             run(
                 measured(100, status="wrong", verification=Verification(8, 3)),
-                measured(1, nbytes=8),
+                measured(1, size_bytes=8),
             ),
             "wrong in new: 3 of 8",
         ),
         (
-            run(measured(100, status="oom", reason="too large", time_ns={}), measured(1, nbytes=8)),
+            run(
+                measured(100, status="oom", reason="too large", time_ns={}),
+                measured(1, size_bytes=8),
+            ),
             "oom in new: too large",
         ),
-        (run(measured(100, time_ns={}), measured(1, nbytes=8)), "no time in new"),
+        (run(measured(100, time_ns={}), measured(1, size_bytes=8)), "no time in new"),
     ],
 )
 def test_incomparable(new, reason):
-    base = run(measured(100), measured(100, nbytes=8))
+    base = run(measured(100), measured(100, size_bytes=8))
     if reason == "only in base":
-        base = run(measured(100), measured(100, nbytes=4096))
-        assert ("incomparable", reason) in verdicts(base, new)
+        base = run(measured(100), measured(100, size_bytes=4096))
+        assert ("incomparable", reason) in results(base, new)
         return
     found = compare(base, new)
-    row = next(row for row in found.rows if row.pair.nbytes == 1024)
-    assert (row.verdict, row.reason, row.ratio) == ("incomparable", reason, None)
+    row = next(row for row in found.rows if row.pair.size_bytes == 1024)
+    assert (row.result, row.reason, row.ratio) == ("incomparable", reason, None)
 
 
 def test_one_rank_has_no_bandwidth():
     base, new = run(measured(100, ranks=1), ranks=1), run(measured(120, ranks=1), ranks=1)
-    assert verdicts(base, new, metric="busbw") == [("incomparable", "no busbw in base")]
-    assert verdicts(base, new) == [("unclear", "1 launch a side")]
+    assert results(base, new, metric="busbw") == [("incomparable", "no busbw in base")]
+    assert results(base, new) == [("unclear", "1 launch a side")]
 
 
 def test_wrong_launches_are_left_out_and_counted():
     wrong = [run(measured(10, status="wrong", verification=Verification(8, 3)))]
     (row,) = compare(*in_turn(BASE, times(1) + wrong)).rows
-    assert row.verdict == "same"
+    assert row.result == "same"
     assert len(row.judged.new) == 6
     assert row.notes == ("1 of 7 launches of new left out: wrong",)
 
@@ -151,7 +154,7 @@ def test_holm_is_over_the_cases():
     # statsmodels 0.15.0: OLS(log of 1000, 1040, 1010, 1050, 990, 1030; [1, side, 0 to 5]).
     raw = 0.015525271451005017
     assert alone.judged.p_value == pytest.approx(raw, rel=0.01)  # there of one noise
-    assert alone.verdict == "slower"
+    assert alone.result == "slower"
     beside = compare(*sides)
     assert beside.rows[0].judged.p_value == pytest.approx(10 * raw, rel=0.01)
     assert beside.tally == {"unclear": 10}
@@ -173,7 +176,7 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
     new = launches([{8: 150, 64: 200, 512: 200}])
     for metric in ("time", "busbw"):
         ranked = compare(base, new, metric=metric).ranked
-        assert [row.pair.nbytes for row in ranked] == [8, 64, 512]
+        assert [row.pair.size_bytes for row in ranked] == [8, 64, 512]
 
 
 def test_ratios_beyond_the_threshold_are_counted_without_a_test():
@@ -195,7 +198,7 @@ def test_means_are_compared_like_with_like():
     found = compare(ours, theirs)
     (row,) = found.rows
     assert (row.base, row.new) == (pytest.approx(150), pytest.approx(300))
-    assert (row.verdict, row.reason) == ("unclear", "single means, 1 launch a side")
+    assert (row.result, row.reason) == ("unclear", "single means, 1 launch a side")
     note = "some figures are means, and no single calls are known; samples are read as means too"
     assert note in found.notes
     assert found.reading == "mean over calls, mean over ranks"
@@ -205,7 +208,9 @@ def test_means_are_compared_like_with_like():
 
 
 def test_samples_beside_a_mean_of_their_own_source_are_read_as_means():
-    both = measured(1, time_ns={"host": [[100, 100, 400]] * 2}, given=Given(7, "mean", "mean"))
+    both = measured(
+        1, time_ns={"host": [[100, 100, 400]] * 2}, reported=Reported(7, "mean", "mean")
+    )
     (row,) = compare(run(both), run(given(300, over_ranks="max"))).rows
     assert row.base == pytest.approx(200)
 
@@ -214,7 +219,7 @@ def test_published_figures_are_a_reference_and_never_evidence():
     table = [run(given(f * 100), source={"tool": "a published table"}) for f in (1, 1.01, 0.99)]
     ours = launches([200, 201, 199])
     (row,) = compare(table, ours).rows
-    assert (row.verdict, row.reason) == ("unclear", "reference, a published figure")
+    assert (row.result, row.reason) == ("unclear", "reference, a published figure")
     assert (row.judged.ratio.low, row.judged.p_value) == (None, None)
     assert row.ratio == pytest.approx(1.5, rel=2e-3)  # means over two ranks, as given
 
@@ -223,7 +228,7 @@ def test_launches_of_means_are_launches():
     sides = [
         [run(given(f * n), source={"tool": "osu"}) for n in (100, 101, 99, 100.5)] for f in (1, 1.1)
     ]
-    assert [row.verdict for row in compare(*sides).rows] == ["slower"]
+    assert [row.result for row in compare(*sides).rows] == ["slower"]
 
 
 def test_over_ranks():

@@ -42,13 +42,13 @@ def rows(capsys):
 TABLE = """\
 base (before, 6 launches) -> new (after, 6 launches)
 all_reduce, float32, sum, in place
-gloo, cpu, 2 ranks, isolated cadence, host clock
+gloo, cpu, 2 ranks, synchronized mode, host clock
 what differs: nothing that is known of the environments
 time: median over calls, max over ranks; geometric mean over the launches
 ratio = new / base without what drifts from launch to launch, and its 95 % interval; \
 launches are the replicates
 
-size      base       new  ratio            95 %  verdict
+size      base       new  ratio            95 %  result
   1K  100.0 us  104.0 us  1.041  1.030 to 1.051  slower (p < 0.0001)
 
 1 case: 1 slower
@@ -76,7 +76,7 @@ def test_the_table(folder, capsys):
 def test_sides(folder, sides, capsys):
     assert main(["compare", *sides.split(), "--format", "json"]) == 0
     (row,) = rows(capsys)
-    assert (row["base_launches"], row["new_launches"], row["verdict"]) == (6, 6, "slower")
+    assert (row["base_launches"], row["new_launches"], row["result"]) == (6, 6, "slower")
 
 
 ALGO = "NCCL_ALGO"
@@ -136,11 +136,14 @@ def test_unnamed_files_behind_the_first_are_launches_of_one_side(in_tmp_path, ba
 def test_two_backends_of_the_same_launches(folder, capsys):
     for number, noise in enumerate((0, 100, -100, 50)):
         both = [measured(100_000 + noise), measured(120_000 - noise, backend="ccl")]
-        more = [measured(90_000 + noise, dtype="bfloat16"), measured(9, nbytes=8, dtype="bfloat16")]
+        more = [
+            measured(90_000 + noise, dtype="bfloat16"),
+            measured(9, size_bytes=8, dtype="bfloat16"),
+        ]
         save(run(*both, *more), folder / "one" / f"{number}.jsonl")
     assert main(["compare", "backend:gloo=one", "backend:ccl=one", "--format", "json"]) == 0
     found = rows(capsys)
-    assert [(r["verdict"], r["dtype"], r["ratio"] and round(r["ratio"], 2)) for r in found] == [
+    assert [(r["result"], r["dtype"], r["ratio"] and round(r["ratio"], 2)) for r in found] == [
         ("slower", "float32", 1.2),
         ("incomparable", "bfloat16", None),
         ("incomparable", "bfloat16", None),
@@ -148,7 +151,7 @@ def test_two_backends_of_the_same_launches(folder, capsys):
     # What keeps cases apart otherwise is compared where it is asked for.
     line = "compare dtype:float32=one dtype:bfloat16=one --filter backend=gloo,size=1K"
     assert main([*line.split(), "--format", "json"]) == 0
-    assert [r["verdict"] for r in rows(capsys)] == ["faster"]
+    assert [r["result"] for r in rows(capsys)] == ["faster"]
     assert main(["compare", "speed:1=one", "speed:2=one"]) == 2
     assert "filter name: got speed, expected one of size, " in capsys.readouterr().err
 
@@ -160,7 +163,7 @@ def test_three_sides_are_two_comparisons(folder, capsys):
         ("a", "b"),
         ("a", "c"),
     ]
-    assert [each["rows"][0]["verdict"] for each in found] == ["slower", "same"]
+    assert [each["rows"][0]["result"] for each in found] == ["slower", "same"]
     assert main(["compare", "a=before", "b=after", "c=third"]) == 0
     text = capsys.readouterr().out
     assert "a (before, 6 launches) -> c (third, 6 launches)" in text
@@ -176,14 +179,14 @@ def test_json_has_the_fields_of_a_row_and_what_was_found(folder, capsys):
     (row,) = rows(capsys)
     assert {field.name for field in dataclasses.fields(Row)} <= set(row)
     wanted = {
-        "verdict": "slower",
+        "result": "slower",
         "reason": "p < 0.0001",
         # statsmodels 0.15.0: OLS of the logarithms on [1, side, 0 to 11].
         "ratio": pytest.approx(1.04053086),
         "ratio_low": pytest.approx(1.03047345),
         "ratio_high": pytest.approx(1.05068643),
         "needs_low": None,
-        "nbytes": 1024,
+        "size_bytes": 1024,
         "calls": 18,
         "median_ns": pytest.approx(104_000, rel=1e-3),
         "notes": [],
@@ -195,14 +198,14 @@ def test_json_has_the_fields_of_a_row_and_what_was_found(folder, capsys):
 def test_csv_and_markdown(folder, capsys):
     assert main(["compare", "before", "after", "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (row["collective"], row["verdict"], row["p_value"] != "") == (
+    assert (row["collective"], row["result"], row["p_value"] != "") == (
         "all_reduce",
         "slower",
         True,
     )
     assert main(["compare", "before", "after", "--format", "markdown"]) == 0
     text = capsys.readouterr().out
-    assert "\n| size | base | new | ratio | 95 % | verdict |\n" in text
+    assert "\n| size | base | new | ratio | 95 % | result |\n" in text
     assert "| slower (p \\< 0.0001) |" in text
 
 
@@ -225,8 +228,8 @@ def test_fail_on(folder, gate, code, line, capsys):
 
 
 def test_fail_on_what_could_not_be_compared(folder, capsys):
-    save(run(measured(100, status="wrong"), measured(9, nbytes=8)), folder / "bad.jsonl")
-    save(run(measured(100), measured(9, nbytes=8)), folder / "good.jsonl")
+    save(run(measured(100, status="wrong"), measured(9, size_bytes=8)), folder / "bad.jsonl")
+    save(run(measured(100), measured(9, size_bytes=8)), folder / "good.jsonl")
     line = ["compare", "good.jsonl", "bad.jsonl", "--fail-on"]
     assert main([*line, "slower"]) == 0
     assert main([*line, "incomparable"]) == 1
@@ -256,8 +259,8 @@ def test_fit(folder, capsys):
 
 def test_only_what_both_sides_tell_stands_above_the_table(folder, capsys):
     asked = {"dtype": "float32", "op": "sum", "in_place": False}
-    untold = dict.fromkeys(asked)
-    save(run(given(100, **untold), measured(9, collective="broadcast")), folder / "a.jsonl")
+    unstated = dict.fromkeys(asked)
+    save(run(given(100, **unstated), measured(9, collective="broadcast")), folder / "a.jsonl")
     save(run(given(120, **asked)), folder / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     out = capsys.readouterr().out
@@ -303,9 +306,9 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
 
 
 def test_what_only_one_side_has_is_told_in_short(folder, capsys):
-    save(run(*(measured(9, nbytes=n) for n in (8, 16, 32))), folder / "a.jsonl")
+    save(run(*(measured(9, size_bytes=n) for n in (8, 16, 32))), folder / "a.jsonl")
     more = (64, 128, 256, 512, 1024, 2048)
-    save(run(*(measured(9, nbytes=n) for n in (16, *more))), folder / "b.jsonl")
+    save(run(*(measured(9, size_bytes=n) for n in (16, *more))), folder / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "9 cases: 1 unclear, 8 incomparable (8 on one side only)" in lines
@@ -383,7 +386,7 @@ def test_errors_are_one_line(folder, arguments, code, line, capsys):
 def test_a_side_named_model_has_its_errors_told(in_tmp_path, sides, capsys):
     sizes = (1 << 20, 4 << 20, 16 << 20)
     for name, times in (("real", (40_000, 100_000, 200_000)), ("sim", (30_000, 110_000, 202_000))):
-        cases = [measured(ns, nbytes=n) for ns, n in zip(times, sizes, strict=True)]
+        cases = [measured(ns, size_bytes=n) for ns, n in zip(times, sizes, strict=True)]
         save(run(*cases), in_tmp_path / name)
     assert main(["compare", *sides.split()]) == 0
     # |30 / 40 - 1|, |110 / 100 - 1|, |202 / 200 - 1|: 0.25 x 0.1 x 0.01 = 0.063 to the third.

@@ -13,7 +13,7 @@ from torchcoll.comparison.differences import Start
 from torchcoll.comparison.show import comparison_grids, comparison_object
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.result import Given
+from torchcoll.core.result import Reported
 
 
 def one(ns=100, **changed):
@@ -29,11 +29,11 @@ def one(ns=100, **changed):
             {"collective": "broadcast", "op": None},
             "collective (all_gather; broadcast)",
         ),
-        ({"nbytes": 1024}, {"nbytes": 2048}, "size (1K; 2K)"),
+        ({"size_bytes": 1024}, {"size_bytes": 2048}, "size (1K; 2K)"),
         ({"op": "sum"}, {"op": "max"}, "op (sum; max)"),
         (
-            {"op": "sum", "nbytes": 8},
-            {"op": "max", "nbytes": 16},
+            {"op": "sum", "size_bytes": 8},
+            {"op": "max", "size_bytes": 16},
             "op (sum; max) and size (8; 16)",
         ),
     ],
@@ -47,8 +47,8 @@ def test_nothing_in_common_names_what_keeps_them_apart(base, new, what):
 
 
 def test_nothing_in_common_with_many_sizes():
-    base = run(*(measured(9, nbytes=n) for n in range(1, 90, 2)))
-    new = run(*(measured(9, nbytes=n) for n in range(2, 90, 2)))
+    base = run(*(measured(9, size_bytes=n) for n in range(1, 90, 2)))
+    new = run(*(measured(9, size_bytes=n) for n in range(2, 90, 2)))
     with pytest.raises(UsageError, match=r"in size \(1, 3, ..., 89; 2, 4, ..., 88\)"):
         compare(base, new)
 
@@ -105,7 +105,7 @@ def test_a_side_that_does_not_tell_is_compared_with_each_kind():
 @pytest.mark.parametrize(
     ("ours", "theirs", "how"),
     [
-        ({"cadence": "isolated"}, {"cadence": "stream"}, "cadence isolated / stream"),
+        ({"mode": "synchronized"}, {"mode": "back-to-back"}, "mode synchronized / back-to-back"),
         ({"time_ns": {"device": [[9] * 3] * 2}}, {}, "clock device / host"),
     ],
 )
@@ -113,13 +113,13 @@ def test_another_way_to_measure_is_no_evidence(ours, theirs, how):
     base = [run(measured(ns, **ours)) for ns in (100, 101, 102)]
     new = [run(measured(ns, **theirs)) for ns in (200, 202, 204)]
     (row,) = compare(base, new).rows
-    assert (row.verdict, row.reason) == ("unclear", f"measured in different ways: {how}")
+    assert (row.result, row.reason) == ("unclear", f"measured in different ways: {how}")
     assert row.ratio and row.judged.p_value is None
     # Asked for by the names of the sides, it is judged like all else.
     name, (one, other) = how.split()[0], how.split()[1::2]
     sides = side(f"{name}:{one}", base), side(f"{name}:{other}", new)
     (row,) = compare(*sides).rows
-    assert row.verdict in ("faster", "slower")
+    assert row.result in ("faster", "slower")
 
 
 def test_two_kinds_of_one_side_are_compared_apart():
@@ -130,31 +130,31 @@ def test_two_kinds_of_one_side_are_compared_apart():
     assert [row.pair.own[1]["backend"] for row in found.rows] == ["ccl", "mpi"]
     float32, both = one(100), run(measured(110), measured(130, dtype="bfloat16"))
     rows = compare(float32, both).rows
-    assert [(row.verdict, row.reason) for row in rows] == [
+    assert [(row.result, row.reason) for row in rows] == [
         ("unclear", "1 launch a side"),
         ("incomparable", "only in new"),
     ]
 
 
 def test_requested_bytes_match_where_both_have_them():
-    base, new = one(nbytes=1000, ranks=2), run(measured(100, nbytes=1000))
-    base.results[0].nbytes = 996
+    base, new = one(size_bytes=1000, ranks=2), run(measured(100, size_bytes=1000))
+    base.results[0].size_bytes = 996
     (row,) = compare(base, new).rows
     assert row.notes == ("actual sizes differ: 996, 1000 bytes",)
 
 
 def test_actual_bytes_match_what_was_imported():
-    ours = one(nbytes=1000)
-    ours.results[0].nbytes = 992
-    theirs = run(given(100, nbytes=992, clock="host"), source={"tool": "nccl-tests"})
+    ours = one(size_bytes=1000)
+    ours.results[0].size_bytes = 992
+    theirs = run(given(100, size_bytes=992, clock="host"), source={"tool": "nccl-tests"})
     (row,) = compare(ours, theirs).rows
-    assert (row.pair.nbytes, row.reason) == (992, "single means, 1 launch a side")
+    assert (row.pair.size_bytes, row.reason) == (992, "single means, 1 launch a side")
 
 
 def test_a_clock_that_is_not_told_is_not_the_other_sides():
     theirs = run(given(100), source={"tool": "a published table"})
-    theirs.results[0].given = Given(100, "mean")
-    ours = run(measured(100), measured(0, nbytes=8, status="unsupported", time_ns={}))
+    theirs.results[0].reported = Reported(100, "mean")
+    ours = run(measured(100), measured(0, size_bytes=8, status="unsupported", time_ns={}))
     found = compare(ours, theirs)
     # Its clock is nobody's; a case that did not run is still one of its own side's.
     assert [(row.matched, row.pair.own[1]["clock"]) for row in found.rows if row.matched] == [
@@ -174,8 +174,8 @@ def test_what_differs_without_a_ratio_is_not_called_compared():
 def test_an_unknown_number_of_ranks_matches_any():
     theirs = run(given(100, ranks=0), source={"tool": "osu"}, ranks=0)
     found = compare(one(), theirs)
-    assert found.rows[0].verdict == "unclear"
-    assert "matched without ranks, cadence: one side does not tell" not in found.notes
+    assert found.rows[0].result == "unclear"
+    assert "matched without ranks, mode: one side does not tell" not in found.notes
     assert any(note.startswith("matched without ranks") for note in found.notes)
 
 
@@ -212,16 +212,16 @@ def test_hidden_dimensions_are_reported_and_by_keeps_them_apart():
         "(--by NAME keeps them apart)"
         for side in ("base", "new")
     ]
-    apart = compare(base, new, by="NCCL_ALGO")
-    assert [round(row.ratio, 2) for row in apart.rows] == [1.01, 0.75]
-    assert not any(line.startswith("hidden") for line in apart.notes)
+    separate = compare(base, new, by="NCCL_ALGO")
+    assert [round(row.ratio, 2) for row in separate.rows] == [1.01, 0.75]
+    assert not any(line.startswith("hidden") for line in separate.notes)
 
 
 # -- filter -------------------------------------------------------------------------------------
 
 MANY = run(
-    *(measured(100, nbytes=n) for n in (1024, 1 << 20, 2 << 20)),
-    *(measured(100, nbytes=n, collective="all_gather", op=None) for n in (1024, 1 << 20)),
+    *(measured(100, size_bytes=n) for n in (1024, 1 << 20, 2 << 20)),
+    *(measured(100, size_bytes=n, collective="all_gather", op=None) for n in (1024, 1 << 20)),
 )
 
 
@@ -280,14 +280,14 @@ def test_different_hardware_has_no_faster_and_slower(changed, reason):
         launches([{n: 2 * t for n, t in SIZES.items()}] * 3, **changed),
     )
     found = compare(base, new)
-    assert {(row.verdict, row.reason, row.ratio) for row in found.rows} == {
+    assert {(row.result, row.reason, row.ratio) for row in found.rows} == {
         ("incomparable", reason, None)
     }
     ((_, ours, theirs),) = found.profiles
     # 4 MiB in 50 us are 83.9 GB/s, 1 MiB in 20 us are 52.4: above half of it; 1 KiB is not.
     assert ours.best_gbps == pytest.approx((4 << 20) / 50_000)
-    assert (ours.below_nbytes, ours.half_nbytes) == (1024, 1 << 20)
-    assert (ours.floor_nbytes, ours.floor_ns) == (1024, 10_000)
+    assert (ours.below_bytes, ours.half_bytes) == (1024, 1 << 20)
+    assert (ours.floor_bytes, ours.floor_ns) == (1024, 10_000)
     assert theirs.floor_ns == pytest.approx(20_000)
     assert ours.first_result_ns == 30_000  # the first call of the launch, thrice the others
 
@@ -296,8 +296,8 @@ def test_each_side_is_judged_by_all_of_its_own_sizes():
     base, new = launches([{1024: 10_000}]), launches([{8: 5_000, **SIZES}], device_name="PVC")
     ((_, ours, theirs),) = compare(base, new).profiles
     # Its one size is its best: nobody knows how much of the time is latency.
-    assert (ours.best_gbps, ours.floor_nbytes, ours.floor_ns) == (pytest.approx(0.1024), 1024, None)
-    assert (ours.below_nbytes, ours.half_nbytes) == (None, 1024)
+    assert (ours.best_gbps, ours.floor_bytes, ours.floor_ns) == (pytest.approx(0.1024), 1024, None)
+    assert (ours.below_bytes, ours.half_bytes) == (None, 1024)
     assert (theirs.best_gbps, theirs.floor_ns) == (pytest.approx((4 << 20) / 50_000), 5_000)
 
 
@@ -370,7 +370,7 @@ def test_fit_finds_latency_and_bandwidth():
         pytest.approx(20_000, rel=0.01),
         pytest.approx(30_000, rel=0.01),
     )
-    assert (latency.judged.verdict, bandwidth.judged.verdict) == ("slower", "same")
+    assert (latency.judged.result, bandwidth.judged.result) == ("slower", "same")
     assert bandwidth.base == pytest.approx(10, rel=0.01)
     assert latency.judged.ratio.low < 1.5 < latency.judged.ratio.high
     assert latency.misfit < 0.01
@@ -380,7 +380,7 @@ def test_fit_without_enough_sizes_or_on_other_hardware():
     few = compare(launches([{8: 1, 64: 2}]), launches([{8: 1, 64: 2}]), fit=True).fitted
     assert few[0].judged.reason == "no latency in base: 3 sizes that differ in it are needed"
     other = compare(launches([SIZES]), launches([SIZES], device_name="PVC"), fit=True).fitted
-    assert {one.judged.verdict for one in other} == {"incomparable"}
+    assert {one.judged.result for one in other} == {"incomparable"}
 
 
 def test_fit_says_where_sizes_follow_no_line():
@@ -397,7 +397,7 @@ def test_fit_says_where_sizes_follow_no_line():
     assert note.endswith("% (all_reduce, 2K)")
     # Its figures are shown, and nothing is made of them.
     for one in fitted:
-        assert (one.judged.verdict, one.judged.ratio) == ("unclear", None)
+        assert (one.judged.result, one.judged.ratio) == ("unclear", None)
         assert one.judged.reason.startswith("no line: off by ")
         assert one.judged.reason.endswith(" % at 2K")
 
@@ -420,7 +420,7 @@ def test_the_bandwidth_of_a_fit_is_that_of_the_metric(collective, metric, gbps):
     sides = [
         run(
             *(
-                measured(20_000 + n // 100, 8, nbytes=n, collective=collective, op=None)
+                measured(20_000 + n // 100, 8, size_bytes=n, collective=collective, op=None)
                 for n in sizes
             ),
             ranks=8,
@@ -438,7 +438,7 @@ def test_the_busbw_of_a_fit_of_all_to_all_v_is_the_busiest_ranks():
     sides = [
         run(
             *(
-                measured(20_000 + n // 100, nbytes=n, busiest_nbytes=known and n // 5, **fields)
+                measured(20_000 + n // 100, size_bytes=n, busiest_bytes=known and n // 5, **fields)
                 for n in (1 << 16, 1 << 20, 1 << 26)
             ),
             ranks=8,
@@ -453,7 +453,8 @@ def test_the_busbw_of_a_fit_of_all_to_all_v_is_the_busiest_ranks():
 
 def test_one_rank_has_no_busbw():
     alone = [
-        run(*(measured(n, 1, nbytes=n) for n in (1 << 16, 1 << 20, 1 << 26)), ranks=1) for _ in "ab"
+        run(*(measured(n, 1, size_bytes=n) for n in (1 << 16, 1 << 20, 1 << 26)), ranks=1)
+        for _ in "ab"
     ]
     _, bandwidth = compare(*alone, fit=True, metric="busbw").fitted
     assert bandwidth.judged.reason == "no busbw in base: 1 rank"
@@ -465,7 +466,7 @@ def test_a_latency_that_some_launches_cannot_resolve_is_no_figure():
     steep = {k: round(k * (0.9 + 0.1 * k / (1 << 17))) for k in line}
     found = compare(launches([line] * 3), launches([line, line, steep]), fit=True).fitted
     (latency,) = (one for one in found if one.figure == "latency")
-    assert latency.judged.verdict == "incomparable"
+    assert latency.judged.result == "incomparable"
     assert latency.judged.reason == "latency not resolved in 1 of 3 launches of new"
 
 
@@ -478,10 +479,10 @@ def test_a_fit_shows_no_smaller_difference_than_it_is_off_by():
 
     base = launches(times(1))
     for one in compare(base, launches(times(0.95)), fit=True, threshold=0.02).fitted:
-        assert one.judged.verdict == "unclear"
+        assert one.judged.result == "unclear"
         assert one.judged.reason.endswith("more than this ratio") and one.judged.ratio
     for one in compare(base, launches(times(0.5)), fit=True, threshold=0.02).fitted:
-        assert one.judged.verdict in ("faster", "slower")
+        assert one.judged.result in ("faster", "slower")
 
 
 def test_a_fit_is_not_off_by_what_noise_is():
@@ -501,4 +502,4 @@ def test_a_fit_is_not_off_by_what_noise_is():
     base[3][16384] *= 3
     for one in compare(launches(base), launches(new), fit=True).fitted:
         assert one.misfit < 0.02
-        assert one.judged.verdict == "slower"
+        assert one.judged.result == "slower"

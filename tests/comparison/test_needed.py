@@ -1,4 +1,4 @@
-"""How many launches a verdict takes, against noncentral t and against simulated launches."""
+"""How many launches a result takes, against noncentral t and against simulated launches."""
 
 from __future__ import annotations
 

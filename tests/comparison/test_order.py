@@ -56,7 +56,7 @@ def test_a_drift_over_both_sides_is_no_difference():
     new = side([NOISE[-i] + 1000 * (i + 6) for i in range(6)])
     (row,) = compare(minutes(base, 0), minutes(new, 6)).rows
     assert row.new / row.base == pytest.approx(1.059, abs=0.002)
-    assert row.verdict in ("same", "unclear")
+    assert row.result in ("same", "unclear")
     assert row.judged.ratio.low < 1 < row.judged.ratio.high
 
 
@@ -96,7 +96,7 @@ def test_when_a_launch_began(text, seconds):
 def test_an_outlying_launch_is_named_and_left_out_of_all_cases(in_tmp_path, capsys):
     for name, slow in (("before", None), ("after", 3)):
         runs = [
-            run(*(measured(round((2 if n == slow else 1) * (100_000 + noise)), nbytes=b)
+            run(*(measured(round((2 if n == slow else 1) * (100_000 + noise)), size_bytes=b)
                   for b in (8, 64)))
             for n, noise in enumerate(NOISE)
         ]  # fmt: skip
@@ -107,7 +107,7 @@ def test_an_outlying_launch_is_named_and_left_out_of_all_cases(in_tmp_path, caps
     assert main(["compare", "before", "after", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["left_out"] == ["after/3.jsonl"]
-    assert [(r["new_launches"], r["verdict"]) for r in found["rows"]] == [(5, "same")] * 2
+    assert [(r["new_launches"], r["result"]) for r in found["rows"]] == [(5, "same")] * 2
     # What is left out is not in the figures either: 100 us and not 112.
     assert found["rows"][0]["new"] == pytest.approx(100_000, rel=0.005)
     (note,) = [text for text in found["notes"] if text.startswith("left out")]
@@ -119,19 +119,21 @@ def test_an_outlying_launch_is_named_and_left_out_of_all_cases(in_tmp_path, caps
 def test_a_case_that_only_the_launch_left_out_has():
     """64 B of the base is right in its slow launch alone: without that there is no ratio."""
     base = [
-        run(*(measured(round((2 if n == 0 else 1) * (100_000 + noise)), nbytes=b)
+        run(*(measured(round((2 if n == 0 else 1) * (100_000 + noise)), size_bytes=b)
               for b in (8, 16, 32)),
-            measured(100_000, nbytes=64, status="ok" if n == 0 else "oom",
+            measured(100_000, size_bytes=64, status="ok" if n == 0 else "oom",
                      **({} if n == 0 else {"time_ns": {}})))
         for n, noise in enumerate(NOISE)
     ]  # fmt: skip
-    new = [run(*(measured(100_000 - noise, nbytes=b) for b in (8, 16, 32, 64))) for noise in NOISE]
+    new = [
+        run(*(measured(100_000 - noise, size_bytes=b) for b in (8, 16, 32, 64))) for noise in NOISE
+    ]
     found = compare(*in_turn(base, new))
     assert len(found.left_out) == 1
     last = found.rows[-1]
-    assert (last.verdict, last.reason) == ("incomparable", "base only in launches left out")
+    assert (last.result, last.reason) == ("incomparable", "base only in launches left out")
     assert (last.ratio, last.judged.p_value) == (None, None)
-    assert [row.verdict for row in found.rows[:-1]] == ["same"] * 3
+    assert [row.result for row in found.rows[:-1]] == ["same"] * 3
 
 
 def test_differing_iterations_stop_reasons_and_lead_calls_are_named():
@@ -154,16 +156,18 @@ def test_differing_iterations_stop_reasons_and_lead_calls_are_named():
     more.results[0].lead_ns = [[5, 5], [5, 5]]
     assert compare(more, led).differences == []
     # What another tool does not tell is no difference; what it tells is one.
-    told = given(100)
-    assert "iterations" not in str(compare(one(20, "count"), run(told, source={"tool": "x"})))
-    told.given = type(told.given)(100, "mean", "mean", "device", calls=50)
-    names = [str(d) for d in compare(one(20, "count"), run(told, source={"tool": "x"})).differences]
+    stated = given(100)
+    assert "iterations" not in str(compare(one(20, "count"), run(stated, source={"tool": "x"})))
+    stated.reported = type(stated.reported)(100, "mean", "mean", "device", calls=50)
+    names = [
+        str(d) for d in compare(one(20, "count"), run(stated, source={"tool": "x"})).differences
+    ]
     assert "iterations (-n): 20 -> 50" in names
 
 
 def test_a_difference_in_some_cases_says_in_how_many():
     def one(*stops):
-        return run(*(measured(9, nbytes=8 << n, stop=stop) for n, stop in enumerate(stops)))
+        return run(*(measured(9, size_bytes=8 << n, stop=stop) for n, stop in enumerate(stops)))
 
     (found,) = compare(
         one("precision", "precision", "cap"), one("precision", "cap", "cap")

@@ -21,7 +21,9 @@ def two_cut_files(tmp_path, monkeypatch):
     """A launch with nothing forced and one with ring, each without its last line."""
     monkeypatch.chdir(tmp_path)
     for cell, variables in (("auto", {}), ("ring", {"NCCL_ALGO": "allreduce:ring"})):
-        results = [measured(100_000, nbytes=n, backend="nccl", device="cuda") for n in (1024, 2048)]
+        results = [
+            measured(100_000, size_bytes=n, backend="nccl", device="cuda") for n in (1024, 2048)
+        ]
         path = tmp_path / f"{cell}.jsonl"
         labels = {"cell": cell, "launch": "1"}
         save(

@@ -15,7 +15,7 @@ from torchcoll.comparison.compare import compare
 from torchcoll.comparison.show import show_comparisons
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load, save
-from torchcoll.core.result import Given, Verification
+from torchcoll.core.result import Reported, Verification
 
 SIZES = {1024: 10_000, 1 << 20: 20_000, 4 << 20: 50_000}
 NOISE = (1.0, 1.01, 0.99, 1.005)
@@ -39,7 +39,9 @@ def test_a_copy_is_no_further_launch(tmp_path):
     for number in range(2):
         shutil.copy(new / f"{number}.jsonl", new / f"copy{number}.jsonl")
     found = compare(base, new)
-    assert {row.judged.new for row in found.rows if row.pair.nbytes == 1024} == {(20_000, 20_200)}
+    assert {row.judged.new for row in found.rows if row.pair.size_bytes == 1024} == {
+        (20_000, 20_200)
+    }
     problems = [text for each in found.new.runs for text in each.problems]
     assert problems == [f"{new}/copy{n}.jsonl holds the same launch: left out" for n in range(2)]
 
@@ -53,7 +55,7 @@ def test_a_copy_on_the_other_side(tmp_path):
 
 def test_figures_of_others_that_are_one_launch():
     def imported(*times):
-        cases = [given(ns, nbytes=n) for ns, n in zip(times, (8, 16, 32), strict=True)]
+        cases = [given(ns, size_bytes=n) for ns, n in zip(times, (8, 16, 32), strict=True)]
         return run(*cases, source={"tool": "nccl-tests"})
 
     twice = [imported(10.5, 11.5, 12.5), imported(10.5, 11.5, 12.5)]
@@ -67,23 +69,24 @@ def test_figures_of_others_that_are_one_launch():
 def test_wrong_results_have_no_fit():
     wrong = Verification(checked=100, wrong=1)
     fast = [
-        run(*(measured(ns, nbytes=n, verification=wrong) for n, ns in SIZES.items())) for _ in NOISE
+        run(*(measured(ns, size_bytes=n, verification=wrong) for n, ns in SIZES.items()))
+        for _ in NOISE
     ]
     found = compare(side(), fast, fit=True)
-    assert {one.judged.verdict for one in found.fitted} == {"incomparable"}
+    assert {one.judged.result for one in found.fitted} == {"incomparable"}
 
 
 def test_published_figures_are_no_evidence_for_a_fit():
     published = [
-        run(*(given(2 * ns * noise, nbytes=n) for n, ns in SIZES.items()), source=TABLE)
+        run(*(given(2 * ns * noise, size_bytes=n) for n, ns in SIZES.items()), source=TABLE)
         for noise in NOISE
     ]
     found = compare(side(), published, fit=True)
-    assert {(one.judged.verdict, one.judged.p_value) for one in found.fitted} == {("unclear", None)}
+    assert {(one.judged.result, one.judged.p_value) for one in found.fitted} == {("unclear", None)}
 
 
 def test_a_fit_of_single_means_says_so():
-    sides = [run(*(given(k * ns, nbytes=n) for n, ns in SIZES.items())) for k in (1, 2)]
+    sides = [run(*(given(k * ns, size_bytes=n) for n, ns in SIZES.items())) for k in (1, 2)]
     reasons = {one.judged.reason for one in compare(*sides, fit=True).fitted}
     assert reasons == {"single means, 1 launch a side"}
 
@@ -91,11 +94,11 @@ def test_a_fit_of_single_means_says_so():
 def test_an_issued_call_is_no_faster_operation():
     def issued(noise):
         one = given(1000 * noise)
-        one.given = dataclasses.replace(one.given, clock="issue")
+        one.reported = dataclasses.replace(one.reported, clock="issue")
         return run(one, source={"tool": "nccl-tests"})
 
     (row,) = compare(side(), [issued(noise) for noise in NOISE], filter="size=1K").rows
-    assert row.verdict == "incomparable"
+    assert row.result == "incomparable"
     assert row.reason == "the issue clock in new alone: no operation's time"
 
 
@@ -125,11 +128,11 @@ def test_one_rank_and_fake_send_nothing():
 
 
 def test_a_duration_below_0_is_no_case(tmp_path):
-    bad = run(measured(100), measured(50, nbytes=8))
+    bad = run(measured(100), measured(50, size_bytes=8))
     bad.results[0].time_ns["host"][0][0] = -5
     save(bad, tmp_path / "bad.jsonl")
     loaded = load(tmp_path / "bad.jsonl")
-    assert [result.case.nbytes for result in loaded.results] == [8]
+    assert [result.case.size_bytes for result in loaded.results] == [8]
     assert "unusable record: ValueError: a duration below 0" in loaded.problems[0]
 
 
@@ -166,17 +169,17 @@ def test_csv_and_json_say_the_rest_on_stderr(in_tmp_path, capsys):
 
 
 def test_why_something_is_on_one_side_alone(in_tmp_path, capsys):
-    both = [measured(100, cadence=cadence) for cadence in ("isolated", "stream")]
+    both = [measured(100, mode=mode) for mode in ("synchronized", "back-to-back")]
     save(run(measured(100)), in_tmp_path / "a.jsonl")
     save(run(*both), in_tmp_path / "b.jsonl")
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
-    assert "only in new: stream cadence: 1K" in capsys.readouterr().out
+    assert "only in new: back-to-back mode: 1K" in capsys.readouterr().out
 
 
 def test_first_calls_stay_out_of_a_mean_of_launches():
     def imported(ns, **more):
-        figure = Given(ns, "mean", "mean", "host", **more)
-        case = measured(0, cold_ns=[], time_ns={}, given=figure, verification=None)
+        figure = Reported(ns, "mean", "mean", "host", **more)
+        case = measured(0, cold_ns=[], time_ns={}, reported=figure, verification=None)
         return run(case, source={"tool": "oneCCL benchmark"})
 
     base = [imported(100, calls=20), imported(90_000, calls=1, first_call_ns=90_000)]
@@ -190,7 +193,7 @@ def test_small_ratios_keep_their_digits_and_names_tell_the_placement(capsys):
 
     def launch(*ns):
         own = zip(ns, kinds, strict=True)
-        return run(*(measured(t, nbytes=size, in_place=place) for t, (size, place) in own))
+        return run(*(measured(t, size_bytes=size, in_place=place) for t, (size, place) in own))
 
     found = compare(launch(175_000, 1000, 175_000, 1000), launch(1000, 990, 2000, 990))
     show_comparisons([found])

@@ -26,7 +26,7 @@ WORKED = {
 @pytest.mark.parametrize("name", WORKED)
 def test_worked_checks(name):
     case = (name, 67108864, 8, 1e6)
-    busbw = busbw_gbps(*case, busiest_nbytes=50_000_000 if name == "all_to_all_v" else None)
+    busbw = busbw_gbps(*case, busiest_bytes=50_000_000 if name == "all_to_all_v" else None)
     assert (algbw_gbps(*case), busbw) == pytest.approx(WORKED[name], rel=1e-12)
 
 

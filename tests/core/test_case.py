@@ -15,25 +15,25 @@ from torchcoll.core.splits import Weights
 M = 1024 * 1024
 
 
-def case(collective="all_reduce", nbytes=1024, dtype="float32", **fields):
+def case(collective="all_reduce", size_bytes=1024, dtype="float32", **fields):
     entry = COLLECTIVES[collective]
     values = {
         "op": "sum" if entry.has_op else None,
         "root": 0 if entry.has_root else None,
         "in_place": entry.placements[0],
-        "cadence": "isolated",
+        "mode": "synchronized",
         "backend": "gloo",
         "device": "cpu",
         "splits": "seed:0" if collective == "all_to_all_v" else None,
     }
-    return Case(collective, nbytes, dtype if entry.has_data else None, **{**values, **fields})
+    return Case(collective, size_bytes, dtype if entry.has_data else None, **{**values, **fields})
 
 
 # --- what becomes of a size ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("collective", "nbytes", "dtype", "ranks", "count", "actual", "sent", "received"),
+    ("collective", "size_bytes", "dtype", "ranks", "count", "actual", "sent", "received"),
     [
         ("all_reduce", 1024, "float32", 2, 256, 1024, 1024, 1024),
         ("all_reduce", 1027, "float32", 2, 256, 1024, 1024, 1024),  # odd: rounded down
@@ -53,10 +53,10 @@ def case(collective="all_reduce", nbytes=1024, dtype="float32", **fields):
         ("barrier", 0, None, 8, 0, 0, 0, 0),
     ],
 )
-def test_counts_and_bytes(collective, nbytes, dtype, ranks, count, actual, sent, received):
-    sizing = size_case(case(collective, nbytes, dtype), ranks)
-    assert (sizing.count, sizing.nbytes) == (count, actual)
-    assert (sizing.nbytes_in, sizing.nbytes_out) == (sent, received)
+def test_counts_and_bytes(collective, size_bytes, dtype, ranks, count, actual, sent, received):
+    sizing = size_case(case(collective, size_bytes, dtype), ranks)
+    assert (sizing.count, sizing.size_bytes) == (count, actual)
+    assert (sizing.bytes_in, sizing.bytes_out) == (sent, received)
 
 
 @pytest.mark.parametrize("root", [0, 1, 2])
@@ -66,12 +66,12 @@ def test_the_root_holds_all(collective, root):
     for rank in range(3):
         whole = 300 if rank == root else 0
         assert sizing.elements(rank) == ((100, whole) if collective == "gather" else (whole, 100))
-    assert {sizing.nbytes_in, sizing.nbytes_out} == {400, 1200}
+    assert {sizing.bytes_in, sizing.bytes_out} == {400, 1200}
     # gather in place: the root's block lies in its output.
-    held = [sizing.buffer_nbytes(rank) for rank in range(3)]
+    held = [sizing.buffer_bytes(rank) for rank in range(3)]
     assert held == [1600 if rank == root else 400 for rank in range(3)]
     placed = dataclasses.replace(sizing, case=case(collective, 1200, root=root, in_place=True))
-    held = [placed.buffer_nbytes(rank) for rank in range(3)]
+    held = [placed.buffer_bytes(rank) for rank in range(3)]
     assert held == [1200 if rank == root else 400 for rank in range(3)]
 
 
@@ -81,9 +81,9 @@ def test_all_to_all_v_by_hand():
     sizing = size_case(case("all_to_all_v", 480, splits="1,2,4"), 3)
     assert sizing.division.matrix == ((10, 20, 40),) * 3
     assert [sizing.elements(rank) for rank in range(3)] == [(70, 30), (70, 60), (70, 120)]
-    assert (sizing.count, sizing.nbytes) == (40, 480)
-    assert (sizing.nbytes_in, sizing.nbytes_out) == (280, 480)
-    assert [sizing.buffer_nbytes(rank) for rank in range(3)] == [400, 520, 760]
+    assert (sizing.count, sizing.size_bytes) == (40, 480)
+    assert (sizing.bytes_in, sizing.bytes_out) == (280, 480)
+    assert [sizing.buffer_bytes(rank) for rank in range(3)] == [400, 520, 760]
     assert sizing.layout(1).division is sizing.division
 
 
@@ -93,49 +93,49 @@ def test_the_busiest_rank_of_all_to_all_v_by_hand():
     # would be 4.5.
     with_matrix = Weights([(1, 3), (2, 6)])
     sizing = size_case(case("all_to_all_v", 36), 2, with_matrix)
-    assert (sizing.division.matrix, sizing.nbytes) == (((1, 3), (2, 6)), 36)
-    assert sizing.busiest_nbytes == 12
+    assert (sizing.division.matrix, sizing.size_bytes) == (((1, 3), (2, 6)), 36)
+    assert sizing.busiest_bytes == 12
     # All that a rank has goes to the other: nearly all of S crosses.
-    assert size_case(case("all_to_all_v", 40), 2, Weights([(0, 10), (1, 0)])).busiest_nbytes == 40
+    assert size_case(case("all_to_all_v", 40), 2, Weights([(0, 10), (1, 0)])).busiest_bytes == 40
     # Nothing crosses.
-    assert size_case(case("all_to_all_v", 40), 2, Weights([(1, 0), (0, 1)])).busiest_nbytes == 0
+    assert size_case(case("all_to_all_v", 40), 2, Weights([(1, 0), (0, 1)])).busiest_bytes == 0
     # 4 bytes for 100 parts: the heaviest pair alone has an element, here a rank and itself.
     alone = size_case(case("all_to_all_v", 4), 2, Weights([(1, 3), (2, 94)]))
-    assert (alone.division.matrix, alone.busiest_nbytes) == (((0, 0), (0, 1)), 0)
+    assert (alone.division.matrix, alone.busiest_bytes) == (((0, 0), (0, 1)), 0)
     pair = size_case(case("all_to_all_v", 4), 2, Weights([(1, 94), (2, 3)]))
-    assert (pair.division.matrix, pair.busiest_nbytes) == (((0, 1), (0, 0)), 4)
+    assert (pair.division.matrix, pair.busiest_bytes) == (((0, 1), (0, 0)), 4)
     # Weights 1,2,4 on three ranks, 10 elements a part: rank 0 sends 70 and keeps 10, rank 2
     # receives 120 and keeps 40: 80 elements.
-    assert size_case(case("all_to_all_v", 480, splits="1,2,4"), 3).busiest_nbytes == 320
-    assert size_case(case("all_to_all", 480), 3).busiest_nbytes is None
+    assert size_case(case("all_to_all_v", 480, splits="1,2,4"), 3).busiest_bytes == 320
+    assert size_case(case("all_to_all", 480), 3).busiest_bytes is None
 
 
 def test_places_that_calls_walk_through_by_hand():
     # 1024 bytes in buffers of 10,000: nine places; the larger side is the stride on all ranks.
     for collective, sides in (("all_reduce", (2304, 2304)), ("all_gather", (2304, 2304))):
-        sizing = size_case(case(collective, 1024), 4, span_nbytes=10_000)
+        sizing = size_case(case(collective, 1024), 4, span_bytes=10_000)
         assert (sizing.stride, sizing.places) == (256, 9)
         assert [sizing.room(rank) for rank in range(4)] == [sides] * 4
     # all_reduce is in place, one buffer of 9 KiB; all_gather has one to send from beside it.
-    assert size_case(case("all_reduce", 1024, in_place=True), 4, span_nbytes=10_000).buffer_nbytes(
+    assert size_case(case("all_reduce", 1024, in_place=True), 4, span_bytes=10_000).buffer_bytes(
         0
     ) == (9216)
-    assert size_case(case("all_gather", 1024), 4, span_nbytes=10_000).buffer_nbytes(0) == 18432
-    gather = size_case(case("gather", 1024, root=1), 4, span_nbytes=10_000)
+    assert size_case(case("all_gather", 1024), 4, span_bytes=10_000).buffer_bytes(0) == 18432
+    gather = size_case(case("gather", 1024, root=1), 4, span_bytes=10_000)
     assert [gather.room(rank) for rank in (0, 1)] == [(2304, 0), (2304, 2304)]
     # What no other place fits in keeps its own size, and so does what does not walk.
     for span in (0, 1024, 2047):
-        sizing = size_case(case("all_gather", 1024), 4, span_nbytes=span)
+        sizing = size_case(case("all_gather", 1024), 4, span_bytes=span)
         assert (sizing.places, sizing.room(0)) == (1, (64, 256))
 
 
 def test_places_are_aligned():
     """64K on 3 ranks are 65,532 bytes, 12 mod 16: the next place is at 65,536. 1 MiB holds 16."""
-    sizing = size_case(case("all_gather", 65_536), 3, span_nbytes=M)
-    assert (sizing.nbytes, sizing.stride * 4, sizing.places) == (65_532, 65_536, 16)
+    sizing = size_case(case("all_gather", 65_536), 3, span_bytes=M)
+    assert (sizing.size_bytes, sizing.stride * 4, sizing.places) == (65_532, 65_536, 16)
     assert sizing.room(0)[1] * 4 == M
-    for dtype, nbytes in (("int8", 1), ("float64", 8), ("bfloat16", 100)):
-        small = size_case(case("all_reduce", nbytes, dtype), 3, span_nbytes=1024)
+    for dtype, size_bytes in (("int8", 1), ("float64", 8), ("bfloat16", 100)):
+        small = size_case(case("all_reduce", size_bytes, dtype), 3, span_bytes=1024)
         assert (small.stride * small.case.itemsize, small.places) == (128, 8), dtype
 
 
@@ -143,14 +143,14 @@ def test_all_to_all_v_rounds_down():
     # 100 bytes are 25 elements: 25/12 = 2.083 a part.
     sizing = size_case(case("all_to_all_v", 100, splits="1,2,4"), 3)
     assert sizing.division.matrix == ((2, 4, 8),) * 3
-    assert (sizing.count, sizing.nbytes) == (8, 96)
+    assert (sizing.count, sizing.size_bytes) == (8, 96)
 
 
 @given(st.integers(1, 5000), st.integers(1, 9), st.sampled_from(["int8", "bfloat16", "float64"]))
-def test_all_to_all_v_is_never_empty_and_never_larger(nbytes, ranks, dtype):
-    asked = case("all_to_all_v", nbytes, dtype)
+def test_all_to_all_v_is_never_empty_and_never_larger(size_bytes, ranks, dtype):
+    asked = case("all_to_all_v", size_bytes, dtype)
     sizing = size_case(asked, ranks)
-    assert asked.itemsize <= sizing.nbytes <= max(nbytes, asked.itemsize)
+    assert asked.itemsize <= sizing.size_bytes <= max(size_bytes, asked.itemsize)
     layouts = [sizing.layout(rank) for rank in range(ranks)]
     entry = COLLECTIVES["all_to_all_v"]
     assert [entry.elements(x) for x in layouts] == [sizing.elements(r) for r in range(ranks)]
@@ -174,10 +174,10 @@ def test_case_round_trip(one):
 @pytest.mark.parametrize(
     "broken",
     [
-        {"nbytes": "8"},
-        {"nbytes": None},
-        {"nbytes": True},
-        {"nbytes": []},
+        {"size_bytes": "8"},
+        {"size_bytes": None},
+        {"size_bytes": True},
+        {"size_bytes": []},
         {"collective": "all_new"},
         {"collective": None},
         {"collective": []},
@@ -198,12 +198,12 @@ def test_fingerprints_differ_with_every_field():
     one = case("all_to_all_v")
     others = {
         "collective": "all_reduce",
-        "nbytes": 1025,
+        "size_bytes": 1025,
         "dtype": "int8",
         "op": "max",
         "root": 1,
         "in_place": True,
-        "cadence": "stream",
+        "mode": "back-to-back",
         "backend": "ccl",
         "device": "cuda",
         "splits": "seed:1",

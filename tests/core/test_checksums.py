@@ -24,7 +24,7 @@ def a_run(run_id="a", first=1000):
     results = [
         CaseResult(
             *(case, "ok", 2),
-            nbytes=case.nbytes,
+            size_bytes=case.size_bytes,
             cold_ns=[[first + place, 20, 30], [first, 21, 31]],
             time_ns={"host": [[10, 11], [12, 13]]},
             verification=Verification(512, 0),
@@ -56,7 +56,7 @@ def problems(path, content):
     return [text.replace(str(path), "F") for text in load(path).problems]
 
 
-def told(run):
+def stated(run):
     """All that a file says."""
     return dataclasses.replace(run, path=None, problems=[])
 
@@ -141,7 +141,7 @@ def test_no_damaged_file_reads_as_other_numbers(tmp_path, text, damage):
     rng = random.Random(damage.__name__)
     lines = text.splitlines(keepends=True)
     other = saved(tmp_path / "b.jsonl", a_run("b", 5000)).splitlines(keepends=True)
-    path, whole = tmp_path / "damaged.jsonl", told(load(tmp_path / "a.jsonl"))
+    path, whole = tmp_path / "damaged.jsonl", stated(load(tmp_path / "a.jsonl"))
     noticed = 0
     for _ in range(800 if damage is flipped else 150):
         path.write_bytes(damage(rng, lines, other))
@@ -151,7 +151,7 @@ def test_no_damaged_file_reads_as_other_numbers(tmp_path, text, damage):
             noticed += 1
             continue
         noticed += bool(run.problems)
-        assert run.problems or told(run) == whole, path.read_bytes()
+        assert run.problems or stated(run) == whole, path.read_bytes()
     assert noticed > 100
 
 
@@ -293,7 +293,7 @@ def test_a_text_about_a_header_is_no_header(tmp_path, text):
 
 def test_two_files_in_one_without_check_sums(tmp_path):
     path = tmp_path / "x.jsonl"
-    path.write_text('{"record":"header","schema":"torchcoll/1"}\n' * 2)
+    path.write_text('{"record":"header","schema":"torchcoll/2"}\n' * 2)
     with pytest.raises(UnreadableError, match="split at line 2"):
         load(path)
 
@@ -346,7 +346,7 @@ def test_a_saved_run_still_says_what_its_file_lost(tmp_path, text):
 def test_a_file_goes_on_behind_what_was_cut_off(tmp_path):
     path = tmp_path / "x.jsonl"
     writer = Writer(path)
-    writer.write("header", {"schema": "torchcoll/1"})
+    writer.write("header", {"schema": "torchcoll/2"})
     writer.write("event", {"kind": "warning", "message": "one"})
     writer.write("event", {"kind": "warning", "message": "two"})
     writer.close()

@@ -8,11 +8,11 @@ from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import cold_by_rank, connect_ns, first_result_ns, first_results
 
-FIELDS = {"dtype": "float32", "op": "sum", "root": None, "in_place": True, "cadence": "isolated"}
+FIELDS = {"dtype": "float32", "op": "sum", "root": None, "in_place": True, "mode": "synchronized"}
 
 
-def result(cold, nbytes=8, group=None, backend="nccl", **changed):
-    case = Case("all_reduce", nbytes, backend=backend, device="cpu", group=group, **FIELDS)
+def result(cold, size_bytes=8, group=None, backend="nccl", **changed):
+    case = Case("all_reduce", size_bytes, backend=backend, device="cpu", group=group, **FIELDS)
     return CaseResult(case, "ok", len(cold), cold_ns=cold, **changed)
 
 
@@ -21,7 +21,7 @@ def launch(*results, ranks=2, connects="first call", **phases):
 
 
 def test_the_first_case_is_that_of_a_new_communicator_in_all_its_sub_groups():
-    later = result([[1], [1]], nbytes=32, ordinal=9)
+    later = result([[1], [1]], size_bytes=32, ordinal=9)
     one = result([[5, 1], [7, 1]], group="1,3;0,2/0", members=[1, 3])
     two = result([[6, 1], [4, 1]], group="1,3;0,2/1", members=[0, 2])
     assert first_results([later, one, two]) == [one, two]

@@ -65,6 +65,6 @@ def test_the_device_of_a_launch_is_of_one_kind_or_unknown():
     assert device_of(Run(members=members(h200, a100))) is None
     assert device_of(Run(members=members(h200, "AMD EPYC"))) is None
     assert device_of(Run()) is None
-    told = {"spec": {"labels": {"gpu": "A100-SXM4-80GB"}}}
-    assert device_of(Run(header=told)).name == "A100"
-    assert device_of(Run(header=told, members=members(h200))).name == "H200"  # seen beats told
+    stated = {"spec": {"labels": {"gpu": "A100-SXM4-80GB"}}}
+    assert device_of(Run(header=stated)).name == "A100"
+    assert device_of(Run(header=stated, members=members(h200))).name == "H200"  # seen beats told

@@ -15,7 +15,7 @@ from torchcoll.core.plausibility import (
     stated_link_gbps,
     summarise_run,
 )
-from torchcoll.core.result import CaseResult, Given, Run
+from torchcoll.core.result import CaseResult, Reported, Run
 
 MIB = 1 << 20
 A100, H200 = "NVIDIA A100-SXM4-80GB", "NVIDIA H200"
@@ -26,14 +26,16 @@ FOREIGN = (
 )
 
 
-def measured(nbytes, ns, ranks=8, clock="device", **changed):
+def measured(size_bytes, ns, ranks=8, clock="device", **changed):
     """Three calls of ``ns`` on every rank."""
     fields = {
         **{"collective": "all_reduce", "dtype": "float32", "op": "sum", "root": None},
-        **{"in_place": True, "cadence": "stream", "backend": "nccl", "device": "cuda"},
+        **{"in_place": True, "mode": "back-to-back", "backend": "nccl", "device": "cuda"},
     }
-    asked = Case(nbytes=nbytes, **(fields | changed))
-    return CaseResult(asked, "ok", ranks, nbytes=nbytes, time_ns={clock: [[ns] * 3] * ranks})
+    asked = Case(size_bytes=size_bytes, **(fields | changed))
+    return CaseResult(
+        asked, "ok", ranks, size_bytes=size_bytes, time_ns={clock: [[ns] * 3] * ranks}
+    )
 
 
 def launch(*results, device=A100, source=None, **labels):
@@ -45,8 +47,8 @@ def doubt(result, **how):
     return doubts_of(launch(result, **how))[0]
 
 
-def algbw(gbps, nbytes=64 * MIB, **changed):
-    return measured(nbytes, round(nbytes / gbps), **changed)
+def algbw(gbps, size_bytes=64 * MIB, **changed):
+    return measured(size_bytes, round(size_bytes / gbps), **changed)
 
 
 def test_beyond_the_links_of_a_generation():
@@ -195,7 +197,7 @@ def test_a_stated_bandwidth_that_is_none(text):
     ("changed", "short"),
     [
         ({}, True),
-        ({"cadence": "graph"}, False),
+        ({"mode": "graph"}, False),
         ({"coalesce": 8}, False),
         ({"device": "cpu", "backend": "gloo"}, False),
         ({"device": "unknown"}, False),
@@ -233,8 +235,8 @@ def test_too_few_sizes_and_small_ones_are_no_law():
     twice = copies(800, sizes=(4, 4, 16))
     assert all("follow" not in text for text in doubts_of(launch(*twice)))
     # Two placements are two sweeps.
-    apart = [*copies(800, sizes=(1, 4)), *copies(800, sizes=(16, 64), in_place=False)]
-    assert all("follow" not in text for text in doubts_of(launch(*apart)))
+    separate = [*copies(800, sizes=(1, 4)), *copies(800, sizes=(16, 64), in_place=False)]
+    assert all("follow" not in text for text in doubts_of(launch(*separate)))
 
 
 def test_an_import_has_more_causes():
@@ -243,9 +245,9 @@ def test_an_import_has_more_causes():
 
 
 def test_one_rank_of_nccl_tests_is_named():
-    figure = Given(4630.0, "mean", clock="host", algbw_gbps=226.5, busbw_gbps=0.0)
+    figure = Reported(4630.0, "mean", clock="host", algbw_gbps=226.5, busbw_gbps=0.0)
     result = measured(MIB, 0, ranks=1)
-    result.time_ns, result.given = {}, figure
+    result.time_ns, result.reported = {}, figure
     assert doubt(result, source={"tool": "nccl-tests"}) == (
         "one rank: busbw is 0, for nothing was communicated. If there were to be more: nccl-tests "
         "built without MPI (build it with MPI=1) starts tests that never meet, or -g is missing"

@@ -27,7 +27,7 @@ POINTS = (
 def test_the_cases_are_the_points():
     """Not their product."""
     cases = Spec(points=POINTS).cases(4)
-    rest = ("isolated", "gloo", "cpu")
+    rest = ("synchronized", "gloo", "cpu")
     assert cases == (
         Case("all_reduce", 4096, "float32", "sum", None, True, *rest, asynchronous=True),
         Case("all_reduce", 100, "bfloat16", "max", None, True, *rest),
@@ -44,7 +44,7 @@ def test_the_rest_of_the_spec_applies():
         roots=(0, 1),
         backend="gloo,mpi",
         groups="mod:2",
-        cadence="stream",
+        mode="back-to-back",
     )
     found = [(c.collective, c.in_place, c.root, c.backend) for c in spec.cases(2)]
     assert found == [
@@ -53,7 +53,7 @@ def test_the_rest_of_the_spec_applies():
         *(("broadcast", True, 0, "gloo"), ("broadcast", True, 0, "mpi")),
         *(("broadcast", True, 1, "mpi"), ("broadcast", True, 1, "gloo")),
     ]
-    assert {(c.group, c.cadence) for c in spec.cases(2)} == {("mod:2", "stream")}
+    assert {(c.group, c.mode) for c in spec.cases(2)} == {("mod:2", "back-to-back")}
 
 
 def test_the_fields_of_the_product_say_what_the_points_have():
@@ -70,7 +70,7 @@ def test_points_round_trip():
     spec = Spec(points=POINTS, backend="gloo", iters=3)
     text = json.dumps(spec.to_json())
     assert json.loads(text)["points"][1] == {
-        **{"collective": "all_reduce", "nbytes": 100, "dtype": "bfloat16", "op": "max"},
+        **{"collective": "all_reduce", "size_bytes": 100, "dtype": "bfloat16", "op": "max"},
         "asynchronous": False,
     }
     again = Spec.from_json(json.loads(text))
@@ -95,7 +95,7 @@ def test_a_point_twice_is_one():
     assert len(Spec(points=[("all_reduce", 64), ("allreduce", "64", "float", "sum")]).points) == 1
     # As for all sizes that become equal: float32 on 3 ranks makes 12 and 16 one.
     points = [("all_gather", 16), ("all_gather", 12), ("all_gather", 16, "int8")]
-    assert [case.nbytes for case in Spec(points=points).cases(3)] == [16, 16]
+    assert [case.size_bytes for case in Spec(points=points).cases(3)] == [16, 16]
 
 
 def test_asynchronous_of_all():
@@ -103,7 +103,7 @@ def test_asynchronous_of_all():
     assert {case.asynchronous for case in spec.cases(2)} == {True}
 
 
-EACH = "(collective, nbytes, dtype, op, asynchronous)"
+EACH = "(collective, size_bytes, dtype, op, asynchronous)"
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_coalesced_calls_are_not_asynchronous():
 
 def test_a_plan_of_points():
     rows = plan(Spec(points=POINTS), 4).rows
-    assert [(row.nbytes, row.nbytes_in) for row in rows] == [
+    assert [(row.size_bytes, row.bytes_in) for row in rows] == [
         (4096, 4096),
         (100, 100),
         (64, 64),
@@ -163,12 +163,12 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("collective", "nbytes_in", "nbytes_out", "nbytes"), SIZES)
-def test_size_of_a_call(collective, nbytes_in, nbytes_out, nbytes):
-    call = TrafficCall(collective, nbytes_in, nbytes_out, "int8", op="sum")
+@pytest.mark.parametrize(("collective", "bytes_in", "bytes_out", "size_bytes"), SIZES)
+def test_size_of_a_call(collective, bytes_in, bytes_out, size_bytes):
+    call = TrafficCall(collective, bytes_in, bytes_out, "int8", op="sum")
     point, remark = point_of(call, 4)
     op = "sum" if "reduce" in collective else None
-    assert (point, remark) == (ExactCall(collective, nbytes, "int8", op), "")
+    assert (point, remark) == (ExactCall(collective, size_bytes, "int8", op), "")
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,10 @@ def sent(*calls: TrafficCall, ranks: int = 2, rank: int = 0, **groups: tuple[int
     return Traffic(ranks=ranks, calls={rank: list(calls)}, groups=named)
 
 
-def reduced(nbytes: int, group: str = "", **fields) -> TrafficCall:
-    return TrafficCall("all_reduce", nbytes, nbytes, "float32", op="sum", group=group, **fields)
+def reduced(size_bytes: int, group: str = "", **fields) -> TrafficCall:
+    return TrafficCall(
+        "all_reduce", size_bytes, size_bytes, "float32", op="sum", group=group, **fields
+    )
 
 
 def test_each_size_once_and_in_order():
@@ -294,7 +296,7 @@ def test_what_is_left_out_is_noted_once():
     )
     traffic.notes.append("seen before")
     for _ in range(2):
-        assert [point.nbytes for point in traffic.spec().points] == [8, 16]
+        assert [point.size_bytes for point in traffic.spec().points] == [8, 16]
     assert traffic.notes == [
         "seen before",
         "2 calls of send: not measured: a message between two ranks is no collective",
@@ -303,7 +305,7 @@ def test_what_is_left_out_is_noted_once():
 
 
 @pytest.mark.parametrize(
-    ("traffic", "told"),
+    ("traffic", "stated"),
     [
         (Traffic(ranks=2), "none"),
         (
@@ -312,11 +314,11 @@ def test_what_is_left_out_is_noted_once():
         ),
     ],
 )
-def test_nothing_to_measure(traffic, told):
+def test_nothing_to_measure(traffic, stated):
     with pytest.raises(UsageError) as caught:
         traffic.spec()
     assert str(caught.value) == (
-        f"traffic: got no call that can be measured ({told}), expected at least one"
+        f"traffic: got no call that can be measured ({stated}), expected at least one"
     )
 
 

@@ -24,9 +24,9 @@ def result(case=CASES[0], first=1000, **fields):
         "status": "ok",
         "ranks": 2,
         "count": 256,
-        "nbytes": case.nbytes,
-        "nbytes_in": case.nbytes,
-        "nbytes_out": case.nbytes,
+        "size_bytes": case.size_bytes,
+        "bytes_in": case.size_bytes,
+        "bytes_out": case.size_bytes,
         "cold_ns": [[first, 20, 30], [first + 1, 21, 31]],
         "time_ns": {"host": [[10, 11], [12, 13]]},
         "batches": [2],
@@ -135,8 +135,8 @@ def test_stamps_that_run_backwards_are_a_problem(tmp_path, first, second, proble
         "wall": "the clock was set meanwhile",
     }
     at = CASES[0 if first and not second else 1].describe()
-    told = [f"{path}: {problem} stamps run backwards at {at}: {why[problem]}"] if problem else []
-    assert again.problems == told
+    stated = [f"{path}: {problem} stamps run backwards at {at}: {why[problem]}"] if problem else []
+    assert again.problems == stated
 
 
 def test_files_of_before_have_no_stamps_and_no_lead_calls(tmp_path):
@@ -238,7 +238,7 @@ def test_the_file_is_json_lines_with_record_first(tmp_path):
         ("record", kind)
         for kind in ("header", "ranks", "phase", "phase", "case", "case", "case", "event", "end")
     ]
-    assert json.loads(lines[0])["schema"] == "torchcoll/1"
+    assert json.loads(lines[0])["schema"] == "torchcoll/2"
     assert json.loads(lines[4])["time_ns"] == {"host": [[10, 11], [12, 13]]}
     assert "gbps" not in "".join(lines)  # bandwidths are derived, never stored
 
@@ -334,7 +334,7 @@ def test_cut_at_every_byte(tmp_path):
 
 def load_lines(tmp_path, *lines):
     path = tmp_path / "run.jsonl"
-    header = json.dumps({"record": "header", "schema": "torchcoll/1"})
+    header = json.dumps({"record": "header", "schema": "torchcoll/2"})
     path.write_text("\n".join([header, *lines]) + "\n")
     return load(path)
 
@@ -375,10 +375,10 @@ def changed(**fields):
         record("started", case=None),
         record("started", case={"collective": "all_reduce"}),
         record("started", case={**CASES[0].to_json(), "collective": "of a later version"}),
-        record("started", case={**CASES[0].to_json(), "nbytes": "8"}),
+        record("started", case={**CASES[0].to_json(), "size_bytes": "8"}),
         record("case"),
         record("case", case=CASES[0].to_json()),
-        changed(case={**CASES[0].to_json(), "nbytes": []}),
+        changed(case={**CASES[0].to_json(), "size_bytes": []}),
         changed(time_ns=[[1]]),
         changed(time_ns={"host": [1, 2]}),
         changed(time_ns={"host": [["1"]]}),
@@ -393,7 +393,7 @@ def changed(**fields):
         changed(verification={"checked": 3, "wrong": 0, "wrong_ranks": 4}),
         changed(ranks="2"),
         changed(ranks=1 << 63),
-        changed(nbytes=-1),
+        changed(size_bytes=-1),
         changed(calls_per_sample=0),
         changed(settled="3"),
         changed(stop=3),
@@ -404,7 +404,7 @@ def changed(**fields):
         changed(connect_ns=[None]),
         changed(time_ns={"host": [[10**400]]}),
         changed(verification={"checked": 3, "wrong": "0"}),
-        changed(case={**CASES[0].to_json(), "nbytes": 10**30}),
+        changed(case={**CASES[0].to_json(), "size_bytes": 10**30}),
         changed(case={**CASES[0].to_json(), "coalesce": 0}),
         '{"record": "event", "kind": []}',
         record("event", message={"a": 1}),
@@ -413,7 +413,7 @@ def changed(**fields):
         record("ranks", ranks=[{"pid": "3"}]),
         record("phase", name="device", ns=[1e308]),
         '{"record": "event", "value": 1e999}',
-        changed(nbytes=None),
+        changed(size_bytes=None),
         changed(status=None),
         changed(choices="RING"),
         changed(choices=[{"protocol": "LL"}]),
@@ -451,7 +451,7 @@ def test_unknown_records_and_fields_are_ignored(tmp_path):
 @given(st.binary(max_size=200))
 def test_any_bytes_after_the_header_load(tmp_path_factory, garbage):
     path = tmp_path_factory.getbasetemp() / "garbage.jsonl"
-    path.write_bytes(b'{"record":"header","schema":"torchcoll/1"}\n' + garbage)
+    path.write_bytes(b'{"record":"header","schema":"torchcoll/2"}\n' + garbage)
     assert load(path).results == []
 
 
@@ -486,7 +486,7 @@ def test_the_end_is_judged(tmp_path):
 
 # --- what is no result file ------------------------------------------------------------------
 
-FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/1"'
+FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/2"'
 
 
 @pytest.mark.parametrize(
@@ -504,11 +504,11 @@ FOREIGN = 'a torchcoll result file, whose first line holds "schema":"torchcoll/1
         b'{"record": "header", "schema": 1}\n',
         b'{"record": "header", "schema": null}\n',
         b'{"record": "header", "schema": "other/1"}\n',
-        b'{"record": "case", "schema": "torchcoll/1"}\n',
-        b'{"record": "header", "schema": "torchcoll/1", "spec": 3}\n',
-        b'{"record": "header", "schema": "torchcoll/1", "environment": "x"}\n',
-        b'{"record": "header", "schema": "torchcoll/1", "ranks": "x"}\n',
-        b'{"record": "header", "schema": "torchcoll/1", "ranks": [1]}\n',
+        b'{"record": "case", "schema": "torchcoll/2"}\n',
+        b'{"record": "header", "schema": "torchcoll/2", "spec": 3}\n',
+        b'{"record": "header", "schema": "torchcoll/2", "environment": "x"}\n',
+        b'{"record": "header", "schema": "torchcoll/2", "ranks": "x"}\n',
+        b'{"record": "header", "schema": "torchcoll/2", "ranks": [1]}\n',
         b"[" * 100_000,
     ],
 )
@@ -526,7 +526,7 @@ def test_empty(tmp_path):
     path.touch()
     assert refusal(path, load_own) == (
         f"result file: got {path}, expected a torchcoll result file, whose "
-        'first line holds "schema":"torchcoll/1"; this one is empty'
+        'first line holds "schema":"torchcoll/2"; this one is empty'
     )
     assert refusal(path) == f"file: got {path}, expected output of a benchmark; this one is empty"
 
@@ -582,17 +582,17 @@ def test_a_packed_file_has_continuations_too(tmp_path, further, packed):
     assert [c.path for c in run.continuations] == [tmp_path / further]
 
 
-@pytest.mark.parametrize("schema", ["torchcoll/2", "torchcoll/2.1", "torchcoll/10", "torchcoll/"])
+@pytest.mark.parametrize("schema", ["torchcoll/3", "torchcoll/3.1", "torchcoll/10", "torchcoll/"])
 def test_another_major_schema(tmp_path, schema):
     path = tmp_path / "file"
     path.write_text(json.dumps({"record": "header", "schema": schema}))
     assert refusal(path) == (
-        f"schema of {path}: got {schema}, expected torchcoll/1. "
+        f"schema of {path}: got {schema}, expected torchcoll/2. "
         "Install the torchcoll version that wrote it."
     )
 
 
-@pytest.mark.parametrize("schema", ["torchcoll/1", "torchcoll/1.4"])
+@pytest.mark.parametrize("schema", ["torchcoll/2", "torchcoll/2.4"])
 def test_the_same_major_schema(tmp_path, schema):
     path = tmp_path / "file"
     path.write_text(json.dumps({"record": "header", "schema": schema, "spec": None}))
@@ -677,7 +677,7 @@ def test_a_continuation_cut_before_its_header_is_a_problem(tmp_path):
     assert run.complete
     assert run.problems == [
         f"result file: got {path}.2, expected a torchcoll result file, whose "
-        'first line holds "schema":"torchcoll/1"; this one is empty'
+        'first line holds "schema":"torchcoll/2"; this one is empty'
     ]
 
 

@@ -126,7 +126,7 @@ def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
         check=False,
     )
     assert done.returncode == 2
-    told = done.stdout + done.stderr
+    stated = done.stdout + done.stderr
     done = subprocess.run(
         [sys.executable, "-m", "torchcoll.allreduce", *words],
         cwd=tmp_path,
@@ -135,8 +135,8 @@ def test_25_canaries_are_in_no_file_and_no_output(tmp_path):
         text=True,
         check=True,
     )
-    told += done.stdout + done.stderr + _all_text(tmp_path)
-    assert [one for one in (*secrets, "canaryLABELx", "canaryPASSx") if one in told] == []
+    stated += done.stdout + done.stderr + _all_text(tmp_path)
+    assert [one for one in (*secrets, "canaryLABELx", "canaryPASSx") if one in stated] == []
     result = next((tmp_path / "torchcoll-runs").iterdir())
     header = json.loads(result.read_text().splitlines()[0])
     assert set(CANARIES) <= set(header["environment"]["variables"])  # they were there to be kept
@@ -150,12 +150,12 @@ def test_secrets_of_a_matrix_are_not_in_its_folder(tmp_path, capfd):
     words = ["--", "sh", str(script), "--api-token", "canary4x", "{proxy}"]
     assert main([*command, "--dry-run", *words]) == 0
     assert main([*command, *words]) == 1
-    told = "".join(capfd.readouterr())
+    stated = "".join(capfd.readouterr())
     folder = tmp_path / "m"
     for log in (folder / "logs").iterdir():  # what the launch itself says is its own
         assert "canary" in log.read_text()
         log.unlink()
-    assert "canary" not in told + _all_text(folder)
+    assert "canary" not in stated + _all_text(folder)
     assert "torchcoll: ***" in (folder / "manifest.jsonl").read_text()
     # It goes on: the cells are known by masked names.
     assert main([*command, *words]) == 1

@@ -121,7 +121,7 @@ def test_too_many_sizes(fields):
 def test_default_cases():
     cases = Spec().cases(2)
     assert cases[0] == Case(
-        "all_reduce", 8, "float32", "sum", None, True, "isolated", "gloo", "cpu"
+        "all_reduce", 8, "float32", "sum", None, True, "synchronized", "gloo", "cpu"
     )
     assert len(cases) == 13
 
@@ -135,7 +135,7 @@ def test_cases_are_the_product_and_nothing_twice():
         sizes="1K,2K",
         in_place="both",
     )
-    found = [(c.collective, c.dtype, c.op, c.root, c.in_place, c.nbytes) for c in spec.cases(2)]
+    found = [(c.collective, c.dtype, c.op, c.root, c.in_place, c.size_bytes) for c in spec.cases(2)]
     expected = [
         *(
             ("all_reduce", d, o, None, True, s)
@@ -188,9 +188,9 @@ def test_all_means_all():
 def test_sizes_that_become_equal_run_once_under_the_first_name():
     # On 1024 ranks of float32 an all_gather has at least 4 KiB: 8, 32, ..., 2K and 4K are one.
     cases = Spec(collectives="all_gather", sizes="8,32,4K,5000,8K").cases(1024)
-    assert [c.nbytes for c in cases] == [8, 8192]
+    assert [c.size_bytes for c in cases] == [8, 8192]
     cases = Spec(sizes="1K,1025,1027,1028").cases(2)
-    assert [c.nbytes for c in cases] == [1024, 1028]
+    assert [c.size_bytes for c in cases] == [1024, 1028]
     # ... but not over dtypes, nor over splits of another shape
     assert len(Spec(sizes="1K,1025", dtypes="int8,float32").cases(2)) == 3
 
@@ -204,17 +204,17 @@ def test_only_all_to_all_v_reads_splits():
 
 
 @pytest.mark.parametrize(
-    ("device", "cadence", "expected"),
+    ("device", "mode", "expected"),
     [
-        (None, None, "isolated"),
-        ("cpu", None, "isolated"),
-        ("cuda", None, "stream"),
-        ("cuda", "isolated", "isolated"),
-        ("cpu", "stream", "stream"),
+        (None, None, "synchronized"),
+        ("cpu", None, "synchronized"),
+        ("cuda", None, "back-to-back"),
+        ("cuda", "synchronized", "synchronized"),
+        ("cpu", "back-to-back", "back-to-back"),
     ],
 )
-def test_cadence_by_device(device, cadence, expected):
-    assert Spec(device=device, cadence=cadence).cases(2)[0].cadence == expected
+def test_mode_by_device(device, mode, expected):
+    assert Spec(device=device, mode=mode).cases(2)[0].mode == expected
 
 
 def test_shuffled_is_an_order_of_the_same_cases():
@@ -234,7 +234,7 @@ def test_sizings_are_the_cases_sized():
     spec = Spec(collectives="all", sizes="1K,100K")
     for sizing in spec.sizings(5):
         alone = size_case(sizing.case, 5)
-        assert (sizing.count, sizing.nbytes) == (alone.count, alone.nbytes)
+        assert (sizing.count, sizing.size_bytes) == (alone.count, alone.size_bytes)
         assert matrix(sizing) == matrix(alone)
     assert tuple(s.case for s in spec.sizings(5)) == spec.cases(5)
 
@@ -286,7 +286,7 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
             {"in_place": "maybe"},
             "in-place: got maybe, expected one of True, False, both",
         ),
-        ({"cadence": "fast"}, "cadence: got fast, expected one of isolated, stream, graph"),
+        ({"mode": "fast"}, "mode: got fast, expected one of synchronized, back-to-back, graph"),
         (
             {"order": "random"},
             "order: got random, expected one of size, shuffled, interleaved",
@@ -301,8 +301,8 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
             "buffer-reuse: got none, expected one of same, rotate",
         ),
         (
-            {"buffer_reuse": "rotate", "cadence": "graph"},
-            "buffer-reuse: got rotate with --cadence graph, expected one of them. "
+            {"buffer_reuse": "rotate", "mode": "graph"},
+            "buffer-reuse: got rotate with --mode graph, expected one of them. "
             "A captured graph keeps the buffers of the call that it captured.",
         ),
         ({"coalesce": 0}, "coalesce: got 0, expected a whole number from 1 on"),
@@ -370,7 +370,7 @@ SPECS = [
         ops="sum,max",
         roots=(0, 1),
         in_place="both",
-        cadence="stream",
+        mode="back-to-back",
         backend="gloo",
         device="cpu",
         iters=0,

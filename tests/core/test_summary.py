@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.plausibility import summarise_run
-from torchcoll.core.result import CaseResult, Choice, Given, Run, Verification
+from torchcoll.core.result import CaseResult, Choice, Reported, Run, Verification
 from torchcoll.core.summary import (
     Row,
     default_clock,
@@ -27,7 +27,7 @@ from torchcoll.core.summary import (
 )
 
 TIMES = st.lists(st.integers(1, 10**12), min_size=1, max_size=60)
-CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
 
 @given(TIMES, st.floats(0, 1))
@@ -113,11 +113,11 @@ def test_over_ranks_refuses_other_words():
 
 
 def result(**fields):
-    values = {"case": CASE, "status": "ok", "ranks": 2, "count": 250, "nbytes": 1000}
-    return CaseResult(**{**values, "nbytes_in": 1000, "nbytes_out": 1000, **fields})
+    values = {"case": CASE, "status": "ok", "ranks": 2, "count": 250, "size_bytes": 1000}
+    return CaseResult(**{**values, "bytes_in": 1000, "bytes_out": 1000, **fields})
 
 
-STREAM = dataclasses.replace(CASE, cadence="stream")
+STREAM = dataclasses.replace(CASE, mode="back-to-back")
 # Two batches of 3 and 2 calls. Rank 0 stalls in the first (90), rank 1 hears of it one call later;
 # rank 1 is slower in the second. Times of the batches: 110 and 120, 50 and 70.
 INTERVALS = [[10, 90, 10, 25, 25], [10, 10, 100, 30, 40]]
@@ -216,13 +216,13 @@ def test_row_by_hand():
         rehearsal=False,
         splits=None,
         communicator="shared",
-        cadence="isolated",
+        mode="synchronized",
         clock="host",
-        nbytes_requested=1000,
-        nbytes=1000,
+        size_bytes_requested=1000,
+        size_bytes=1000,
         count=250,
-        nbytes_in=1000,
-        nbytes_out=1000,
+        bytes_in=1000,
+        bytes_out=1000,
         first_call_ns=6000,
         second_call_ns=900,
         statistic="median",
@@ -249,9 +249,9 @@ def test_row_by_hand():
 def test_names_of_a_row_are_the_designs():
     assert " ".join(f.name for f in dataclasses.fields(Row)) == (
         "collective backend library device ranks dtype op root in_place "
-        "group buffers buffer_reuse asynchronous coalesce rehearsal splits communicator cadence "
+        "group buffers buffer_reuse asynchronous coalesce rehearsal splits communicator mode "
         "clock "
-        "nbytes_requested nbytes count nbytes_in nbytes_out first_call_ns second_call_ns "
+        "size_bytes_requested size_bytes count bytes_in bytes_out first_call_ns second_call_ns "
         "statistic median_ns low_ns high_ns p99_ns calls stop steady_ns algorithm channels "
         "algbw_gbps busbw_gbps verified status reason"
     )
@@ -311,23 +311,23 @@ def test_busbw_of_all_to_all_v_is_the_busiest_ranks():
     """1000 B in 200 ns, of which 790 B cross: nccl-tests' (n - 1) / n would be 2.5 GB/s."""
     case = dataclasses.replace(CASE, collective="all_to_all_v", op=None, splits="1,3")
     timed = {"case": case, "time_ns": {"host": [[200], [100]]}}
-    row = summarise(result(busiest_nbytes=790, **timed))
+    row = summarise(result(busiest_bytes=790, **timed))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 3.95)
     twice = dataclasses.replace(case, coalesce=2)
-    row = summarise(result(busiest_nbytes=790, **timed | {"case": twice}))
+    row = summarise(result(busiest_bytes=790, **timed | {"case": twice}))
     assert (row.algbw_gbps, row.busbw_gbps) == (10.0, 7.9)
     # A file that does not tell, and a source that does.
     row = summarise(result(**timed))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, None)
-    given = Given(200.0, clock="host", algbw_gbps=5.0, busbw_gbps=2.5)
-    row = summarise(result(case=case, given=given))
+    reported = Reported(200.0, clock="host", algbw_gbps=5.0, busbw_gbps=2.5)
+    row = summarise(result(case=case, reported=reported))
     assert (row.algbw_gbps, row.busbw_gbps) == (5.0, 2.5)
 
 
 def test_barrier_has_no_bandwidth():
-    barrier = Case("barrier", 0, None, None, None, False, "isolated", "gloo", "cpu")
-    row = summarise(result(case=barrier, nbytes=0, count=0, time_ns={"host": [[5], [6]]}))
-    assert (row.median_ns, row.algbw_gbps, row.dtype, row.nbytes) == (6, None, None, 0)
+    barrier = Case("barrier", 0, None, None, None, False, "synchronized", "gloo", "cpu")
+    row = summarise(result(case=barrier, size_bytes=0, count=0, time_ns={"host": [[5], [6]]}))
+    assert (row.median_ns, row.algbw_gbps, row.dtype, row.size_bytes) == (6, None, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -385,8 +385,10 @@ def test_rows_of_a_run_name_the_library():
 
 
 def test_rows_of_a_continuation_have_the_library_of_their_launch():
-    def launch(library, nbytes):
-        done = result(case=dataclasses.replace(CASE, nbytes=nbytes), time_ns={"host": [[1], [2]]})
+    def launch(library, size_bytes):
+        done = result(
+            case=dataclasses.replace(CASE, size_bytes=size_bytes), time_ns={"host": [[1], [2]]}
+        )
         return Run(header={"environment": {"libraries": {"gloo": library}}}, results=[done])
 
     run, further = launch("gloo 1", 8), launch("gloo 2", 16)
@@ -395,10 +397,12 @@ def test_rows_of_a_continuation_have_the_library_of_their_launch():
     assert [row.library for row in summarise_run(run)] == ["gloo 1", "gloo 2"]
 
 
-def imported(collective="all_reduce", ranks=8, nbytes=1000, **given):
+def imported(collective="all_reduce", ranks=8, size_bytes=1000, **reported):
     case = dataclasses.replace(CASE, collective=collective, in_place=None)
     fields = {"time_ns": 500.0, "statistic": "mean", "over_ranks": "max", "clock": "host"}
-    return CaseResult(case, "ok", ranks, nbytes=nbytes, given=Given(**{**fields, **given}))
+    return CaseResult(
+        case, "ok", ranks, size_bytes=size_bytes, reported=Reported(**{**fields, **reported})
+    )
 
 
 def test_one_cold_call_is_no_mean_and_has_no_bandwidth():

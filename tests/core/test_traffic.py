@@ -31,8 +31,8 @@ FULL = TrafficCall(
     tensors=2,
     splits=(4, 8),
 )
-HEADER = '{"record":"header","schema":"torchcoll-traffic/1","source":"capture","ranks":2}'
-CALL = '{"record":"call","rank":0,"collective":"all_reduce","nbytes_in":8,"nbytes_out":8}'
+HEADER = '{"record":"header","schema":"torchcoll-traffic/2","source":"capture","ranks":2}'
+CALL = '{"record":"call","rank":0,"collective":"all_reduce","bytes_in":8,"bytes_out":8}'
 END = '{"record":"end","status":"complete"}'
 
 
@@ -68,7 +68,7 @@ def test_the_file_by_hand(tmp_path):
     header, group, step, full, barrier, note, end = records
     assert header["record"] == "header"
     assert (header["schema"], header["source"], header["ranks"]) == (
-        *("torchcoll-traffic/1", "capture"),
+        *("torchcoll-traffic/2", "capture"),
         2,
     )
     assert group == {
@@ -80,7 +80,7 @@ def test_the_file_by_hand(tmp_path):
     # What has its default is left out.
     assert barrier == {
         **{"record": "call", "rank": 0, "collective": "barrier"},
-        **{"nbytes_in": 0, "nbytes_out": 0, "group": "tp"},
+        **{"bytes_in": 0, "bytes_out": 0, "group": "tp"},
     }
     assert note == {"record": "note", "text": "a"}
     assert end == {"record": "end", "status": "complete"}
@@ -124,11 +124,11 @@ BROKEN = [
     CALL.replace('"rank":0', '"rank":2'),  # of 2 ranks
     CALL.replace('"rank":0', '"rank":-1'),
     CALL.replace('"rank":0', '"rank":"0"'),
-    CALL.replace('"nbytes_in":8', '"nbytes_in":-8'),
-    CALL.replace('"nbytes_in":8', '"nbytes_in":8.5'),
-    CALL.replace('"nbytes_in":8', '"nbytes_in":NaN'),
-    CALL.replace('"nbytes_in":8', '"nbytes_in":9223372036854775808'),
-    CALL.replace('"nbytes_in":8,', ""),
+    CALL.replace('"bytes_in":8', '"bytes_in":-8'),
+    CALL.replace('"bytes_in":8', '"bytes_in":8.5'),
+    CALL.replace('"bytes_in":8', '"bytes_in":NaN'),
+    CALL.replace('"bytes_in":8', '"bytes_in":9223372036854775808'),
+    CALL.replace('"bytes_in":8,', ""),
     CALL.replace('"all_reduce"', "7"),
     CALL.replace("}", ',"dtype":1}'),
     CALL.replace("}", ',"root":5}'),
@@ -177,11 +177,11 @@ def test_what_a_later_version_adds_is_ignored(tmp_path):
 
 def test_a_newer_schema(tmp_path):
     """Of which nothing else is known."""
-    path = file(tmp_path, '{"record":"header","schema":"torchcoll-traffic/2"}', END)
+    path = file(tmp_path, '{"record":"header","schema":"torchcoll-traffic/3"}', END)
     with pytest.raises(UnreadableError) as caught:
         Traffic.load(path)
     assert str(caught.value) == (
-        f"schema of {path}: got torchcoll-traffic/2, expected torchcoll-traffic/1. "
+        f"schema of {path}: got torchcoll-traffic/3, expected torchcoll-traffic/2. "
         "Install the torchcoll version that wrote it."
     )
     assert is_traffic(path)
@@ -192,9 +192,9 @@ OTHERS = [
     "\n",
     "hello\n",
     "[]\n",
-    '{"schema":"torchcoll/1","ranks":2}\n',
+    '{"schema":"torchcoll/2","ranks":2}\n',
     '{"schema":7}\n',
-    '{"schema":"torchcoll-traffic/1"}\n',
+    '{"schema":"torchcoll-traffic/2"}\n',
     HEADER.replace('"ranks":2', '"ranks":0') + "\n",
     HEADER.replace('"ranks":2', '"ranks":true') + "\n",
     HEADER.replace('"ranks":2', '"ranks":99999999') + "\n",
@@ -213,7 +213,7 @@ def test_what_is_no_traffic_file(tmp_path, text):
     empty = "; this one is empty" if not text else ""
     assert str(caught.value) == (
         f"traffic file: got {path}, expected a torchcoll traffic file, whose first line holds "
-        f'"schema":"torchcoll-traffic/1"{empty}'
+        f'"schema":"torchcoll-traffic/2"{empty}'
     )
 
 
@@ -246,10 +246,10 @@ def test_a_step_outside_of_a_capture():
 
 def test_members():
     found = traffic()
-    found.groups["untold"] = Group("untold")
+    found.groups["unstated"] = Group("unstated")
     assert found.members(FULL) == (0, 1)
     found.ranks = 3
-    for name in ("untold", "never named", ""):
+    for name in ("unstated", "never named", ""):
         assert found.members(TrafficCall("barrier", 0, 0, group=name)) == (0, 1, 2)
 
 
@@ -360,11 +360,11 @@ def test_join_tells_groups_of_one_name_apart():
 def test_a_folder_of_two_captures_that_do_not_tell_when(tmp_path):
     """Of the store's names there may be none: then by the number of the file."""
     for rank in range(2):
-        for number, nbytes in (("", 8), ("-2", 16)):
-            part = Traffic(ranks=2, calls={rank: [TrafficCall("barrier", nbytes, 0)]})
+        for number, size_bytes in (("", 8), ("-2", 16)):
+            part = Traffic(ranks=2, calls={rank: [TrafficCall("barrier", size_bytes, 0)]})
             part.save(tmp_path / f"traffic-rank{rank}{number}.jsonl")
     found = Traffic.load(tmp_path)
-    assert [own[0].nbytes_in for own in found.calls.values()] == [16, 16]
+    assert [own[0].bytes_in for own in found.calls.values()] == [16, 16]
     assert found.notes == [
         f"{tmp_path} holds 2 captures: this is the last; left out: traffic-rank0.jsonl, "
         "traffic-rank1.jsonl"

@@ -21,7 +21,7 @@ SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"),
+    ("text", "size_bytes"),
     [
         ("0", 0),
         ("8", 8),
@@ -39,8 +39,8 @@ SET = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K, 
         (8.0, 8),
     ],
 )
-def test_parse(text, nbytes):
-    assert parse_size(text) == nbytes
+def test_parse(text, size_bytes):
+    assert parse_size(text) == size_bytes
     assert type(parse_size(text)) is int
 
 
@@ -106,8 +106,8 @@ def test_refusal_names_what_was_read():
 
 
 @given(st.integers(0, MAX_BYTES))
-def test_any_size_is_read_back(nbytes):
-    assert parse_size(format_size(nbytes)) == nbytes
+def test_any_size_is_read_back(size_bytes):
+    assert parse_size(format_size(size_bytes)) == size_bytes
 
 
 @given(st.integers(0, 4 * 1024), st.sampled_from([2**8, 2**10, 2**18, 2**30, 2**40]))
@@ -118,7 +118,7 @@ def test_round_sizes_are_short_and_read_back(n, unit):
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"),
+    ("size_bytes", "text"),
     [
         (0, "0"),
         (1, "1"),
@@ -138,12 +138,12 @@ def test_round_sizes_are_short_and_read_back(n, unit):
         ((1 << 63) - 1, "9223372036854775807"),
     ],
 )
-def test_format_size(nbytes, text):
-    assert format_size(nbytes) == text
+def test_format_size(size_bytes, text):
+    assert format_size(size_bytes) == text
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"),
+    ("size_bytes", "text"),
     [
         (0, "0 B"),
         (512, "512 B"),
@@ -158,8 +158,8 @@ def test_format_size(nbytes, text):
         (20_000 << 40, "20000 TiB"),
     ],
 )
-def test_format_bytes(nbytes, text):
-    assert format_bytes(nbytes) == text
+def test_format_bytes(size_bytes, text):
+    assert format_bytes(size_bytes) == text
 
 
 @pytest.mark.parametrize(

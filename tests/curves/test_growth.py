@@ -26,7 +26,7 @@ NOISE = (0.99, 1.0, 1.01)
 
 def test_a_logarithm_is_told_from_a_line():
     found = one(lambda n: 2000 + 3000 * math.log2(n), noise=NOISE)
-    assert (found.verdict, found.launches, found.numbers) == ("log2 n", 12, RANKS)
+    assert (found.result, found.launches, found.numbers) == ("log2 n", 12, RANKS)
     assert found.reason.startswith("n and (n-1)/n do not fit; p <")
     law = found.law
     # 2000 + 3000 on 2 ranks, 2000 + 12000 on 16: 2.8 times as much.
@@ -39,20 +39,20 @@ def test_a_logarithm_is_told_from_a_line():
 
 def test_a_line_is_told_from_a_logarithm():
     found = one(lambda n: 1000 + 500 * n, noise=NOISE)
-    assert found.verdict == "n"
+    assert found.result == "n"
     assert (found.law.name, found.others[0].name) == ("n", "log2 n")
     assert found.law.slope_ns == pytest.approx(500, rel=0.01)
     assert found.law.ratio == pytest.approx(9000 / 2000, rel=0.01)
-    assert one(lambda n: 20_000 - 4000 * math.log2(n), noise=NOISE).verdict == "falls with log2 n"
+    assert one(lambda n: 20_000 - 4000 * math.log2(n), noise=NOISE).result == "falls with log2 n"
 
 
 def test_no_growth_is_shown_and_not_assumed():
-    assert one(lambda n: 1000, noise=NOISE).verdict == "constant"
+    assert one(lambda n: 1000, noise=NOISE).result == "constant"
     assert one(lambda n: 1000, noise=NOISE).reason == "90 % within 10 %"
     unclear = one(lambda n: 1000, noise=(0.5, 1.0, 2.0))
-    assert unclear.verdict == "unclear"
+    assert unclear.result == "unclear"
     # 5 % over the whole range is below what counts, however sure it is.
-    assert one(lambda n: 1000 + 12.5 * math.log2(n), noise=(0.9999, 1.0001)).verdict == "constant"
+    assert one(lambda n: 1000 + 12.5 * math.log2(n), noise=(0.9999, 1.0001)).result == "constant"
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ def test_no_growth_is_shown_and_not_assumed():
 )
 def test_too_few_numbers_of_ranks(ranks, reason):
     found = one(lambda n: 10 * n, ranks, NOISE)
-    assert (found.verdict, found.reason, found.law) == ("too few points", reason, None)
+    assert (found.result, found.reason, found.law) == ("too few points", reason, None)
 
 
 def test_three_launches_fit_both_laws():
     found = one(lambda n: 1000 * n, (2, 4, 8))
-    assert (found.verdict, found.law.p_lacking) == ("grows", None)
+    assert (found.result, found.law.p_lacking) == ("grows", None)
     assert found.reason == "these fit: n, log2 n, (n-1)/n"
 
 
 def test_a_step_follows_none_of_the_laws():
     found = one(lambda n: 1000 if n < 8 else 9000, noise=NOISE)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     assert found.reason.startswith("by none of these laws; ")
 
 
 def test_the_bandwidth_of_a_ring_is_a_law():
     # 2 (n-1)/n x 256 MiB at 370 GB/s: 725.5 us on 2 ranks, 1269.6 us on 8, and 10 us.
     found = one(lambda n: 10_000 + 2 * (n - 1) / n * (1 << 28) / 370, (2, 4, 8), NOISE)
-    assert found.verdict == "(n-1)/n"
+    assert found.result == "(n-1)/n"
     assert found.reason.startswith("log2 n and n do not fit; p <")
     assert found.law.ratio == pytest.approx(1279.6 / 735.5, rel=0.01)
     assert found.law.slope_ns == pytest.approx(2 * (1 << 28) / 370, rel=0.05)
@@ -98,8 +98,8 @@ def test_a_ring_is_never_called_a_logarithm(ranks):
             [(n, ring(n) * noise.lognormvariate(0, spread)) for n in ranks for _ in range(3)]
             for _ in range(4)
         ]
-        verdicts = {growths([curve])[0].verdict for curve in curves}
-        assert verdicts <= {"(n-1)/n", "grows", "constant", "unclear"}
+        results = {growths([curve])[0].result for curve in curves}
+        assert results <= {"(n-1)/n", "grows", "constant", "unclear"}
 
 
 def test_half_n_and_half_its_share_look_like_a_logarithm():
@@ -109,11 +109,11 @@ def test_half_n_and_half_its_share_look_like_a_logarithm():
 
     assert [both(n) for n in (2, 4, 8)] == pytest.approx([1000, 1500, 2000])  # a line in log2 n
     found = one(both, (2, 4, 8), NOISE)
-    assert (found.verdict, found.mixtures[0].p_lacking) == ("grows", None)
+    assert (found.result, found.mixtures[0].p_lacking) == ("grows", None)
     assert found.reason == "these fit: log2 n, n + (n-1)/n"
     # On five numbers of ranks they are told from it.
     found = one(both, (2, 4, 8, 16, 32), NOISE)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     assert found.reason == "by none of these alone; n + (n-1)/n fits"
 
 
@@ -121,7 +121,7 @@ def test_half_n_and_half_its_share_look_like_a_logarithm():
 def test_a_mixture_that_is_far_off_does_not_fit(noise):
     # n squared takes n and less than nothing of (n-1)/n.
     found = one(lambda n: 10_000 + 100 * n * n, (2, 4, 8, 16, 32, 64), noise)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     assert found.reason.startswith("by none of these laws; n is off by ")
     assert not any(mixture.fits for mixture in found.mixtures)
 
@@ -132,7 +132,7 @@ def test_a_trees_latency_and_bandwidth(noise):
         return 8000 * math.log2(n) + 100_000 * (n - 1) / n
 
     found = one(tree, (2, 4, 8, 16, 32, 64), noise)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     assert "log2 n + (n-1)/n" in found.reason
 
 
@@ -140,23 +140,23 @@ def test_growth_of_no_known_law_is_growth():
     # Five durations in their order: 2 of 5! orders, p 1/60; a law that is off by 84 % has no noise.
     found = one(lambda n: 10_000 + 100 * n**3, (2, 4, 8, 16, 32))
     assert found.p_value == pytest.approx(1 / 60)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     # Four: 1/12.
     found = one(lambda n: 10_000 + 100 * n**3, (2, 4, 8, 16))
-    assert found.verdict == "unclear"
+    assert found.result == "unclear"
     assert found.reason == "no law fits; p 0.083 by order: more launches tell"
 
 
 def test_a_law_that_the_launches_reject_is_not_named():
     # A step of 30 % between 4 and 8 ranks: n is nearest, off by some percent and not by 25.
     found = one(lambda n: 1000 if n < 8 else 1300, (2, 4, 8, 16), NOISE)
-    assert found.verdict == "grows"
+    assert found.result == "grows"
     assert found.reason.startswith("by none of these laws; ")
     assert found.law.rejected and found.law.misfit < 0.15
     # Half a percent is no contradiction, however sure: clocks reach it.
     bent = one(lambda n: (1000 + 500 * n) * (1.002 if n == 4 else 1), noise=(0.99999, 1.00001))
     assert bent.law.p_lacking < 0.001
-    assert (bent.verdict, bent.law.rejected) == ("n", False)
+    assert (bent.result, bent.law.rejected) == ("n", False)
 
 
 def test_a_true_law_is_seldom_named_as_another():
@@ -171,7 +171,7 @@ def test_a_true_law_is_seldom_named_as_another():
                 for n in (2, 4, 8)
                 for _ in range(3)
             ]
-            wrong += growths([points])[0].verdict not in (name, "grows", "unclear", "constant")
+            wrong += growths([points])[0].result not in (name, "grows", "unclear", "constant")
     assert wrong < 9
 
 
@@ -203,10 +203,10 @@ def test_constant_times_seldom_seem_to_grow():
     curves = [
         [(n, noise.lognormvariate(0, 0.2)) for n in RANKS for _ in range(2)] for _ in range(100)
     ]
-    verdicts = [growths([curve])[0].verdict for curve in curves]
-    assert sum(verdict not in ("unclear", "constant") for verdict in verdicts) < 11
+    results = [growths([curve])[0].result for curve in curves]
+    assert sum(result not in ("unclear", "constant") for result in results) < 11
 
 
 def test_any_unit_and_single_noise_free_launches():
     found = one(lambda n: 7e9 * n, (12, 24, 48, 96))
-    assert (found.verdict, found.law.misfit) == ("n", pytest.approx(0, abs=1e-6))
+    assert (found.result, found.law.misfit) == ("n", pytest.approx(0, abs=1e-6))

@@ -17,7 +17,7 @@ NOISE = (0.99, 1.01)
 def launch(ranks, times, hosts=1, **changed):
     """A launch with a case of each size -> ns; the first call takes thrice as long."""
     names = [f"node{n}" for n in range(hosts)]
-    results = [measured(round(ns), ranks, nbytes=n, ordinal=0) for n, ns in times.items()]
+    results = [measured(round(ns), ranks, size_bytes=n, ordinal=0) for n, ns in times.items()]
     return run(*results, ranks=ranks, hosts=names, **changed)
 
 
@@ -41,8 +41,8 @@ def test_a_curve_over_ranks():
     assert two.share == pytest.approx(0.4096, rel=1e-3)
     assert two.first_ns == pytest.approx(15_000, rel=1e-3)
     time, first = curve.fits
-    assert (time.figure, time.part, time.growth.verdict) == ("time", "", "log2 n")
-    assert (first.figure, first.growth.verdict) == ("1st call of the case", "log2 n")
+    assert (time.figure, time.part, time.growth.result) == ("time", "", "log2 n")
+    assert (first.figure, first.growth.result) == ("1st call of the case", "log2 n")
     assert time.growth.law.slope_ns == pytest.approx(3000, rel=0.02)
     assert first.growth.law.slope_ns == pytest.approx(9000, rel=0.02)
 
@@ -54,7 +54,7 @@ def test_the_start_of_the_launch_is_a_curve_of_its_own():
     (curve,) = found(runs).starts
     assert [point.first_ns for point in curve.points] == [4 * MS, 8 * MS, 16 * MS]
     assert curve.points[0].time_ns is None
-    assert [(fit.figure, fit.growth.verdict) for fit in curve.fits] == [
+    assert [(fit.figure, fit.growth.result) for fit in curve.fits] == [
         ("time to first result", "n")
     ]
 
@@ -68,7 +68,7 @@ def test_one_rank_is_shown_and_in_no_fit():
     (curve,) = result.curves
     assert [point.ranks for point in curve.points] == [1, 2, 4]
     assert curve.points[0].busbw_gbps is None
-    assert curve.fits[0].growth.verdict == "too few points"
+    assert curve.fits[0].growth.result == "too few points"
     assert "1 rank communicates nothing: it is in no fit" in result.notes
 
 
@@ -79,7 +79,7 @@ def test_one_host_and_several_are_fitted_apart():
     ]
     result = found([*near, *far])
     (curve,) = result.curves
-    fits = [(fit.part, fit.growth.verdict) for fit in curve.fits if fit.figure == "time"]
+    fits = [(fit.part, fit.growth.result) for fit in curve.fits if fit.figure == "time"]
     assert fits == [("one host", "n"), ("several hosts", "constant")]
     assert [point.hosts for point in curve.points][2:5] == [(1,), (2,), (4,)]
     assert "each part is fitted by itself" in result.notes[0]
@@ -90,9 +90,9 @@ def test_three_sizes_stand_for_all_and_others_can_be_asked_for():
     runs = [launch(n, sizes) for n in (2, 4)] + [launch(2, {4: 1000})]
     result = found(runs)
     # 4 bytes are measured on 2 ranks alone.
-    assert [curve.nbytes for curve in result.curves] == [8, 512, 32768]
+    assert [curve.size_bytes for curve in result.curves] == [8, 512, 32768]
     assert result.left_out == [4, 64, 4096]
-    assert [curve.nbytes for curve in found(runs, 4096, 64).curves] == [64, 4096]
+    assert [curve.size_bytes for curve in found(runs, 4096, 64).curves] == [64, 4096]
     with pytest.raises(UsageError, match="sizes: got 1K, expected sizes that were measured: 4, 8,"):
         found(runs, 1024)
 
@@ -149,7 +149,7 @@ def test_nothing_to_show():
 
 def impossible(ranks, ns=2000):
     """256 MiB in 2 us between two hosts, by links of 450 GB/s a rank."""
-    case = measured(ns, ranks, nbytes=1 << 28, device="cuda", backend="nccl", cold_ns=[])
+    case = measured(ns, ranks, size_bytes=1 << 28, device="cuda", backend="nccl", cold_ns=[])
     return run(case, ranks=ranks, labels={"link_gbps": "450"}, hosts=["a", "b"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from torchcoll.curves.ranges import find_regimes
+from torchcoll.curves.ranges import find_ranges
 
 COARSE = [1 << k for k in range(20, 29)]  # nine sizes, each twice the last
 DENSE = [round((1 << 20) * 1.15**k) for k in range(40)]
@@ -20,22 +20,22 @@ def times(sizes, slow):
     ]
 
 
-def dips(sizes, slow):
-    curve = find_regimes(sizes, times(sizes, slow))
+def slow_sizes(sizes, slow):
+    curve = find_ranges(sizes, times(sizes, slow))
     assert curve.boundaries == ()
-    return curve.dips
+    return curve.slow_sizes
 
 
 @pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
 @pytest.mark.parametrize("place", range(9))
 def test_one_slow_size_of_nine_is_named_wherever_it_is(place, factor):
-    (found,) = dips(COARSE, {place: factor}).items()
+    (found,) = slow_sizes(COARSE, {place: factor}).items()
     assert found == (place, pytest.approx(factor, rel=0.02))
 
 
 def test_the_others_keep_their_law():
-    curve = find_regimes(COARSE, times(COARSE, {4: 3.0}))
-    (law,) = curve.regimes
+    curve = find_ranges(COARSE, times(COARSE, {4: 3.0}))
+    (law,) = curve.ranges
     assert (law.latency_ns, law.bandwidth_gbps) == pytest.approx((40_000, 140), rel=0.01)
     assert curve.noise < 0.003
     assert law.misfit_at != 4
@@ -43,33 +43,33 @@ def test_the_others_keep_their_law():
 
 @pytest.mark.parametrize("slow", [{20: 1.4}, {20: 1.4, 21: 1.4}, {38: 1.4}, {5: 1.3, 30: 2.0}])
 def test_of_many_sizes_each_slow_one_is_named(slow):
-    assert dips(DENSE, slow) == {k: pytest.approx(v, rel=0.02) for k, v in slow.items()}
+    assert slow_sizes(DENSE, slow) == {k: pytest.approx(v, rel=0.02) for k, v in slow.items()}
 
 
 def test_a_fast_size_is_named_at_the_ends_alone():
     # Between others it is what a law leaves that bends more sharply than the one that is fitted.
-    assert list(dips(COARSE, {8: 0.6})) == [8]
-    assert dips(COARSE, {4: 0.6}) == {}
+    assert list(slow_sizes(COARSE, {8: 0.6})) == [8]
+    assert slow_sizes(COARSE, {4: 0.6}) == {}
 
 
 def test_what_is_near_its_law_or_within_known_noise_is_none():
-    assert dips(COARSE, {4: 1.12}) == {}
+    assert slow_sizes(COARSE, {4: 1.12}) == {}
     slow = times(COARSE, {4: 1.5})
-    assert list(find_regimes(COARSE, slow).dips) == [4]
-    assert find_regimes(COARSE, slow, noise=0.2).dips == {}
+    assert list(find_ranges(COARSE, slow).slow_sizes) == [4]
+    assert find_ranges(COARSE, slow, noise=0.2).slow_sizes == {}
 
 
 def test_five_sizes_are_too_few_to_accuse_one():
-    assert find_regimes(COARSE[:5], times(COARSE[:5], {2: 3.0})).dips == {}
+    assert find_ranges(COARSE[:5], times(COARSE[:5], {2: 3.0})).slow_sizes == {}
 
 
 @pytest.mark.parametrize("sizes", [COARSE, DENSE])
-def test_noise_alone_is_seldom_a_dip(sizes):
+def test_noise_alone_is_seldom_a_slow_size(sizes):
     """1 % of the curves is allowed for; of 60 curves 4 would be beyond chance (0.4 %)."""
     random = numpy.random.default_rng(2)
     law = numpy.array([40_000 + size / 140 for size in sizes])
     noisy = [law * numpy.exp(0.05 * random.standard_normal(len(law))) for _ in range(60)]
-    assert sum(bool(find_regimes(sizes, one).dips) for one in noisy) < 4
+    assert sum(bool(find_ranges(sizes, one).slow_sizes) for one in noisy) < 4
 
 
 def test_several_slow_sizes_do_not_hide_each_other():
@@ -80,5 +80,5 @@ def test_several_slow_sizes_do_not_hide_each_other():
         for _ in range(5):
             law = (20_000 + sizes / 5) * numpy.exp(0.02 * random.standard_normal(number))
             law[slow] *= 2
-            curve = find_regimes(sizes, law)
-            assert list(curve.dips) == slow and not curve.boundaries
+            curve = find_ranges(sizes, law)
+            assert list(curve.slow_sizes) == slow and not curve.boundaries

@@ -31,7 +31,7 @@ def runs(count=1, **labels):
 
 def named(run, change_at):
     for result in run.results:
-        label = ("RING", "LL") if result.nbytes <= change_at else ("RING", "SIMPLE")
+        label = ("RING", "LL") if result.size_bytes <= change_at else ("RING", "SIMPLE")
         result.choices = [Choice(*label, channels=4)]
     return run
 
@@ -48,7 +48,7 @@ def test_launches_are_pooled():
     (one,) = found(*runs(3))
     assert {point.launches for point in one.points} == {3}
     (change,) = one.transitions
-    assert (change.low_nbytes, change.high_nbytes) == (1 << 18, 1 << 19)
+    assert (change.low_bytes, change.high_bytes) == (1 << 18, 1 << 19)
     assert change.kind == "cliff"
     assert change.agreement == ""
 
@@ -104,13 +104,13 @@ def test_show_prints_them(capsys):
 def test_of_very_many_sizes_some_are_taken(capsys):
     # 2001 sizes: each third of them.
     (one,) = found(*launches([{64 * k: 20_000 + 64 * k // 100 for k in range(1, 2002)}]))
-    assert (len(one.points), one.sizes, len(one.curve.regimes)) == (667, 2001, 1)
-    assert one.points[1].nbytes == 4 * 64
+    assert (len(one.points), one.sizes, len(one.curve.ranges)) == (667, 2001, 1)
+    assert one.points[1].size_bytes == 4 * 64
     show_transitions([all_of(one)])
     assert ": 667 of 2001 sizes (more are too many), 1 launch" in capsys.readouterr().out
 
 
-def test_sizes_that_narrow_a_zone():
+def test_sizes_that_narrow_a_transition():
     (one,) = found(*runs())
     assert all(1 << 18 < size < 1 << 19 for size in one.refining)
     assert len(one.refining) == 6
@@ -125,18 +125,18 @@ def test_a_change_near_the_end_is_told_without_law_and_jump(capsys):
     (one,) = found(*launches([FROM_8M]))
     show_transitions([all_of(one)])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:4] for line in lines if line.startswith("     1")] == [
+    assert [line.split()[:4] for line in lines if line.startswith("    1")] == [
         ["1", "8", "to", "2M"]
     ]
-    assert not any(line.startswith("     2") for line in lines)
+    assert not any(line.startswith("    2") for line in lines)
     assert (
         "after 1, between 2M and 8M: a change, with too few sizes after it for a law or a jump; "
         "--refine proposes some"
     ) in lines
-    assert not any("one regime" in line for line in lines)
+    assert not any("one range" in line for line in lines)
     (record,) = records(one)
-    told = ("kind", "low_nbytes", "high_nbytes", "jump", "after_latency_ns", "after_algbw_gbps")
-    assert [record[name] for name in told] == ["unclear", 1 << 21, 1 << 23, None, None, None]
+    stated = ("kind", "low_bytes", "high_bytes", "jump", "after_latency_ns", "after_algbw_gbps")
+    assert [record[name] for name in stated] == ["unclear", 1 << 21, 1 << 23, None, None, None]
     assert record["before_latency_ns"] == pytest.approx(25_000, rel=1e-4)
 
 
@@ -160,14 +160,14 @@ def test_sizes_that_settle_a_change_near_the_end():
     more = {s: round((25_000 + s / 60) * (1 if s < 1 << 23 else 1.3)) for s in one.refining}
     (again,) = found(*launches([FROM_8M | more]))
     (change,) = again.transitions
-    assert change.high_nbytes == 1 << 23
-    assert change.low_nbytes == max(s for s in more if s < 1 << 23)
+    assert change.high_bytes == 1 << 23
+    assert change.low_bytes == max(s for s in more if s < 1 << 23)
     assert (change.kind, change.jump) == ("cliff", pytest.approx(1.3, rel=1e-3))
 
 
 def test_sizes_beyond_the_last_one():
-    # The last size alone is slow; its zone ends the sweep: up to four times 128M, at ratios of
-    # the root of 2, in steps of 256 bytes.
+    # The last size alone is slow; its transition ends the sweep: up to four times 128M, at ratios
+    # of the root of 2, in steps of 256 bytes.
     times = {s: t * (2 if s == 1 << 27 else 1) for s, t in TIMES_OF_ONE_LAW.items()}
     (one,) = found(*launches([times]))
     root = round(2**0.5 * (1 << 19)) * 256
@@ -210,13 +210,13 @@ def test_command(tmp_path, capsys, format):
     text = capsys.readouterr().out
     if format == "json":
         data = json.loads(text)
-        assert [(r["low_nbytes"], r["high_nbytes"]) for r in data["rows"]] == [(262144, 524288)]
-        assert data["curves"][0]["regimes"][0]["latency_ns"] == pytest.approx(20_000, rel=1e-3)
+        assert [(r["low_bytes"], r["high_bytes"]) for r in data["rows"]] == [(262144, 524288)]
+        assert data["curves"][0]["ranges"][0]["latency_ns"] == pytest.approx(20_000, rel=1e-3)
     elif format == "csv":
         head, *lines = text.splitlines()
         rows = [dict(zip(head.split(","), line.split(","), strict=True)) for line in lines]
-        assert [row["row"] for row in rows] == ["regime", "regime", "transition"]
-        assert [row["low_nbytes"] for row in rows] == ["1024", "524288", "262144"]
+        assert [row["row"] for row in rows] == ["range", "range", "transition"]
+        assert [row["low_bytes"] for row in rows] == ["1024", "524288", "262144"]
         assert float(rows[0]["latency_ns"]) == pytest.approx(20_000, rel=1e-3)
     else:
         assert "between 256K and 512K" in text
@@ -247,8 +247,8 @@ def test_too_few_sizes_and_noise_are_said(capsys):
 
 def test_calls_of_one_launch_may_show_that_it_is_noise(capsys):
     # Calls from a quarter to four times the median, and every other size four times as slow.
-    def wild(ns, nbytes):
-        return measured(ns, nbytes=nbytes, time_ns={"host": [[ns // 4, ns, 4 * ns]] * 2})
+    def wild(ns, size_bytes):
+        return measured(ns, size_bytes=size_bytes, time_ns={"host": [[ns // 4, ns, 4 * ns]] * 2})
 
     wide = run(*(wild(TIMES[s] * (1 + 3 * (k % 2)), s) for k, s in enumerate(SIZES)))
     text = shown(capsys, wide)
@@ -271,9 +271,10 @@ def test_a_slow_size_of_nine_is_named_and_no_noise(capsys, factor):
     # 40 us + 16M / 140 = 159.8 us; 32M take 279.7 us.
     slow = {2: "319.7 us", 3: "479.5 us"}[factor]
     assert (
-        f"dip at 16M: {factor}.00x the time of its law ({slow}; 32M takes less, 279.7 us)" in text
+        f"slow size at 16M: {factor}.00x the time of its law ({slow}; 32M takes less, 279.7 us)"
+        in text
     )
-    assert "the other sizes are one regime: no change of behaviour is shown" in text
+    assert "the other sizes are one range: no change of behaviour is shown" in text
     assert "1 launch: only others show whether these times stay" in text
     assert "nois" not in text and "end of the sizes" not in text
     assert "only others show" not in shown(
@@ -283,7 +284,9 @@ def test_a_slow_size_of_nine_is_named_and_no_noise(capsys, factor):
 
 def test_at_an_end_another_law_may_begin(capsys):
     text = shown(capsys, *launches([LAW | {1 << 28: 2 * LAW[1 << 28]}]))
-    assert "dip at 256M: 2.00x the time of its law; in no fit; at the end of the sizes" in text
+    assert (
+        "slow size at 256M: 2.00x the time of its law; in no fit; at the end of the sizes" in text
+    )
 
 
 # The published hypercube and sendrecv of eight H200, us: neither follows one law.
@@ -295,7 +298,7 @@ SENDRECV = (97.9, 65.7, 130.0, 477.9, 749.8, 2950.2, 11736.8, 46861.4)
 def published(times_us, name):
     return run(
         *(
-            given(1000 * us, 8, nbytes=n, collective=name, op=None)
+            given(1000 * us, 8, size_bytes=n, collective=name, op=None)
             for n, us in zip(QUARTERS, times_us, strict=True)
         ),
         source={"tool": "nccl-tests"},
@@ -303,7 +306,7 @@ def published(times_us, name):
     )
 
 
-def test_one_law_that_does_not_fit_is_neither_noise_nor_one_regime(capsys):
+def test_one_law_that_does_not_fit_is_neither_noise_nor_one_range(capsys):
     text = shown(capsys, published(SENDRECV, "sendrecv"))
     assert "time falls from 97.90 us at 1M to 65.70 us at 4M" in text
     assert "one law does not fit: 64M takes 1.85x its time; too few sizes to say more" in text
@@ -319,26 +322,26 @@ TWO_HOSTS += (45.42, 44.59, 47.44, 66.68, 240.71, 115.58, 114.44, 118.25, 141.39
 TWO_HOSTS += (350.41, 596.75, 934.67, 1625.63, 2972.25, 5784.75)
 
 
-def test_a_slow_size_inside_a_zone_is_in_no_law(capsys):
+def test_a_slow_size_inside_a_transition_is_in_no_law(capsys):
     times = {8 << k: round(1000 * us) for k, us in enumerate(TWO_HOSTS)}
     (one,) = found(*launches([times]))
-    assert list(one.curve.dips) == [16]  # 512K
-    assert [(r.first, r.last) for r in one.curve.regimes] == [(0, 15), (17, 28)]
+    assert list(one.curve.slow_sizes) == [16]  # 512K
+    assert [(r.first, r.last) for r in one.curve.ranges] == [(0, 15), (17, 28)]
     show_transitions([all_of(one)])
     # The law from 1M on: about 117 us + S / 341.
-    assert "dip at 512K: 2.04x the time of its law (240.7 us; 1M takes less" in (
+    assert "slow size at 512K: 2.04x the time of its law (240.7 us; 1M takes less" in (
         capsys.readouterr().out
     )
 
 
 def test_a_law_that_does_not_fit_is_said_beside_a_change_too(capsys):
-    # Two pairs of slow sizes are no stretch and no dips; from 32M on there is another law.
+    # Two pairs of slow sizes are no stretch and no slow sizes; from 32M on there is another law.
     times = {s: round(20_000 + s / 100) for s in (1024 * 2**k for k in range(20))}
     times |= {s: 6 * ns for s, ns in times.items() if s >= 1 << 25}
     times |= {s: round(1.5 * times[s]) for s in (1 << 13, 1 << 14, 1 << 16, 1 << 17)}
     text = shown(capsys, *launches([times] * 2))
     assert "1 to 2 between 8M and 32M: time jumps up" in text
-    assert "the law of regime 1 does not fit: 128K takes 1.3" in text
+    assert "the law of range 1 does not fit: 128K takes 1.3" in text
 
 
 def test_a_line_that_meets_zero_at_a_size_has_no_latency(capsys):
@@ -384,28 +387,28 @@ def noisy_launches(count, slow):
 def test_one_launch_that_was_slow_once_of_three_is_no_change(capsys, slow):
     text = shown(capsys, *noisy_launches(3, slow))
     assert "17 sizes, 3 launches (their median), " in text
-    assert "one regime: no change of behaviour is shown" in text
-    assert "between" not in text and "dip" not in text and "disagree" not in text
+    assert "one range: no change of behaviour is shown" in text
+    assert "between" not in text and "slow size" not in text and "disagree" not in text
 
 
 @pytest.mark.parametrize("slow", [3, 8, 20])
 def test_of_two_launches_none_is_right_where_they_disagree(capsys, slow):
     (one,) = found(*noisy_launches(2, slow))
-    assert (one.transitions, one.falls, len(one.curve.regimes)) == ([], [], 1)
-    assert one.curve.regimes[0].bandwidth_gbps == pytest.approx(5, rel=0.02)
+    assert (one.transitions, one.falls, len(one.curve.ranges)) == ([], [], 1)
+    assert one.curve.ranges[0].bandwidth_gbps == pytest.approx(5, rel=0.02)
     show_transitions([all_of(one)])
     text = capsys.readouterr().out
     assert "launches disagree at 1M: repeat them; in the fit it weighs little" in text
-    assert "one regime: no change of behaviour is shown" in text
+    assert "one range: no change of behaviour is shown" in text
 
 
 def test_hypercubes_algbw_is_that_of_nccl_tests(capsys):
     """It counts (n - 1) / n of the size: 100 GB/s of size / time are 87.5 on 8 ranks."""
     exact = [(20_000 + n / 100) / 1000 for n in QUARTERS]
     (one,) = found(published(exact, "hypercube"))
-    assert one.algbw_gbps(one.curve.regimes[0]) == pytest.approx(87.5)
+    assert one.algbw_gbps(one.curve.ranges[0]) == pytest.approx(87.5)
     (one,) = found(published(exact, "broadcast"))
-    assert one.algbw_gbps(one.curve.regimes[0]) == pytest.approx(100)
+    assert one.algbw_gbps(one.curve.ranges[0]) == pytest.approx(100)
 
 
 def test_an_unknown_format(capsys, tmp_path):
@@ -426,7 +429,7 @@ def test_where_the_best_forced_cell_changes(capsys):
         variables = {"NCCL_PROTO": protocol} if protocol else {}
         for factor in (0.999, 1.0, 1.001):
             results = (
-                measured(round(t * factor), nbytes=s, backend="nccl", device="cuda")
+                measured(round(t * factor), size_bytes=s, backend="nccl", device="cuda")
                 for s, t in times.items()
             )
             every.append(run(*results, variables=variables))
@@ -434,7 +437,7 @@ def test_where_the_best_forced_cell_changes(capsys):
     (own,) = (curve for curve in curves if curve.forced)
     assert own.common["NCCL_PROTO"] == "unset"
     (change,) = own.forced
-    assert (change.low_nbytes, change.high_nbytes) == (1 << 22, 1 << 23)
+    assert (change.low_bytes, change.high_bytes) == (1 << 22, 1 << 23)
     assert ("ll" in change.before.lower(), "simple" in change.after.lower()) == (True, True)
     show_transitions([all_of(own)])
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Forced cells against AUTO: verdicts, ranges, wrong and failed cells, the command and exports."""
+"""Forced cells against AUTO: results, ranges, wrong and failed cells, the command and exports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cell(name, times, variables=None, count=6, choice=None, noise=NOISE):
     return [
         run(
             *(
-                measured(round(ns * noise[k]), nbytes=size, choices=[choice] if choice else [])
+                measured(round(ns * noise[k]), size_bytes=size, choices=[choice] if choice else [])
                 for size, ns in times.items()
             ),
             labels={"cell": name, "launch": str(k + 1)},
@@ -80,13 +80,13 @@ def test_auto_is_beaten_at_one_size_and_near_optimal_at_the_other():
     (table,) = found.tables
     small, large = table.sizes
     assert found.comparisons == 4
-    assert (small.best.cell.name, small.verdict) == ("tree", "beaten")
+    assert (small.best.cell.name, small.result) == ("tree", "beaten")
     assert small.regret == pytest.approx(1.5, rel=1e-3)
     assert small.low < 1.5 < small.high
     assert small.reason.startswith("by tree, p ")
-    assert (large.best.cell.name, large.verdict) == ("ring", "near-optimal")
+    assert (large.best.cell.name, large.result) == ("ring", "near-optimal")
     assert large.high < 1.02
-    assert [(r.low_nbytes, r.high_nbytes, r.winner.name) for r in table.ranges] == [
+    assert [(r.low_bytes, r.high_bytes, r.winner.name) for r in table.ranges] == [
         (K, K, "tree"),
         (M, M, "ring"),
     ]
@@ -103,7 +103,7 @@ def test_near_optimal_is_said_only_if_it_holds_at_every_size():
     )
     # 1.2 % slower: the estimate is within 2 %, the end of its interval is not.
     table = table_of(*cell("auto", {K: 101_200, M: 200_000}), *cell("ring", times, RING))
-    assert [size.verdict for size in table.sizes] == ["unclear", "near-optimal"]
+    assert [size.result for size in table.sizes] == ["unclear", "near-optimal"]
     # Spread 0.71 %: 2 (3.2415 * 0.0071 / (log 1.02 - log 1.012))^2 + 1 = 17.9 + 1.
     assert table.sizes[0].needed == pytest.approx(18, abs=2)
     assert f"unclear at 1K ({table.sizes[0].needed} launches" in table.statement(0.02)
@@ -118,7 +118,7 @@ def test_a_drift_is_no_difference():
         *cell("auto", {K: 105_000, M: 100_000}, noise=drifting),
         *cell("ring", {K: 100_000, M: 100_000}, RING, noise=drifting),
     )
-    assert [size.verdict for size in table.sizes] == ["beaten", "near-optimal"]
+    assert [size.result for size in table.sizes] == ["beaten", "near-optimal"]
     assert table.sizes[0].regret == pytest.approx(1.05, rel=1e-3)
 
 
@@ -139,7 +139,7 @@ def test_an_outlying_launch_is_left_out_of_all_sizes():
     (note,) = [text for text in found.notes if text.startswith("left out of all cases: ")]
     factor = float(note.split(", ")[1].split()[0])
     assert factor == pytest.approx(1.4, abs=0.02)
-    assert {size.verdict for size in table.sizes} == {"near-optimal"}
+    assert {size.result for size in table.sizes} == {"near-optimal"}
 
 
 def test_cells_that_were_measured_one_after_the_other():
@@ -172,14 +172,14 @@ def test_one_launch_is_no_evidence():
     times = {K: 200_000}
     table = table_of(*cell("auto", times, count=1), *cell("ring", {K: 100_000}, RING, count=1))
     (size,) = table.sizes
-    assert (size.verdict, size.reason) == ("unclear", "1 launch a cell")
+    assert (size.result, size.reason) == ("unclear", "1 launch a cell")
     assert size.regret == pytest.approx(2.0)
 
 
 def test_equal_launches_have_no_spread_to_judge_by():
     auto, ring = ([run(measured(100_000), variables=v) for _ in range(2)] for v in ({}, RING))
     (size,) = table_of(*auto, *ring).sizes
-    assert (size.verdict, size.reason) == (
+    assert (size.result, size.reason) == (
         "unclear",
         "launches are equal: no spread to judge by",
     )
@@ -187,7 +187,7 @@ def test_equal_launches_have_no_spread_to_judge_by():
 
 def test_auto_may_be_faster_than_every_cell():
     table = table_of(*cell("auto", {K: 80_000}), *cell("ring", {K: 100_000}, RING))
-    assert table.sizes[0].verdict == "near-optimal"
+    assert table.sizes[0].result == "near-optimal"
     assert table.statement(0.02).endswith("faster than every forced cell at 1K")
 
 
@@ -198,7 +198,7 @@ def test_a_cell_that_was_wrong_once_wins_nowhere():
     table = table_of(*wrong[:12], *tree)
     assert table.wrong == {"tree": [M]}
     assert [size.best.cell.name for size in table.sizes] == ["ring", "ring"]
-    assert [size.verdict for size in table.sizes] == ["near-optimal"] * 2
+    assert [size.result for size in table.sizes] == ["near-optimal"] * 2
     assert table.sizes[1].cells[1].values == ()
 
 
@@ -213,19 +213,19 @@ def test_ties_keep_the_setting_of_the_neighbour():
 
 def test_a_launch_that_tells_no_variables_is_not_pooled_with_auto():
     # AUTO takes 150 us at 1K and 1M as ring does; what the untold one did, nobody knows.
-    def untold(name):
-        own = [measured(ns, nbytes=size) for size, ns in ((K, 900_000), (M, 900_000))]
+    def unstated(name):
+        own = [measured(ns, size_bytes=size) for size, ns in ((K, 900_000), (M, 900_000))]
         return run(*own, source={"tool": "nccl-tests", "file": name})
 
     said = "(NCCL_DEBUG=INFO, or import --label NCCL_ALGO=auto, tells)"
-    found = algorithms([*RUNS, untold("old.out")])
+    found = algorithms([*RUNS, unstated("old.out")])
     assert [s.regret for s in found.tables[0].sizes] == [s.regret for s in table_of(*RUNS).sizes]
     assert (
         "left out: no variable of the library is told, and other launches tell of AUTO: old.out "
         + said
     ) in found.notes
     forced = [one for one in RUNS if one.labels["cell"] != "auto"]
-    found = algorithms([*forced, untold("old.out")])
+    found = algorithms([*forced, unstated("old.out")])
     assert found.tables[0].sizes[0].auto.values == (900_000,)
     assert (
         f"taken for AUTO, though no variable of the library is told: old.out {said}" in found.notes
@@ -294,7 +294,7 @@ def test_an_axis_that_every_launch_sets_is_no_forcing():
     ]
     found = algorithms(runs)
     assert [table.common["NCCL_MIN_CTAS"] for table in found.tables] == ["1", "2"]
-    assert all(table.sizes[0].verdict == "near-optimal" for table in found.tables)
+    assert all(table.sizes[0].result == "near-optimal" for table in found.tables)
 
 
 def test_what_was_not_verified_is_said():
@@ -429,7 +429,7 @@ def test_machines_read_it(folder, capsys):
     assert [c["of_auto"] for c in table["rows"][0]["cells"]] == pytest.approx([1, 0.667], abs=1e-3)
     assert main(["algorithms", "dir", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [(row["best"], row["verdict"]) for row in rows] == [
+    assert [(row["best"], row["result"]) for row in rows] == [
         ("tree", "beaten"),
         ("ring", "near-optimal"),
     ]
@@ -521,7 +521,9 @@ def test_a_size_that_oneccl_does_not_document_is_not_exported(in_tmp_path, capsy
     ]
     for each in runs:
         each.results = [
-            measured(r.time_ns["host"][0][0], nbytes=r.nbytes, collective="all_gather", op=None)
+            measured(
+                r.time_ns["host"][0][0], size_bytes=r.size_bytes, collective="all_gather", op=None
+            )
             for r in each.results
         ]
     saved(in_tmp_path, *runs)
@@ -573,7 +575,7 @@ def test_an_export_says_what_was_not_verified_and_not_obeyed(in_tmp_path, capsys
 def test_two_dtypes_are_too_many_for_one_setting(in_tmp_path, capsys):
     other = cell("ring", {K: 100_000}, RING)
     for each in other:
-        each.results = [measured(100_000, nbytes=K, dtype="bfloat16")]
+        each.results = [measured(100_000, size_bytes=K, dtype="bfloat16")]
     saved(in_tmp_path, *cell("ring", {K: 100_000}, RING), *other)
     assert main(["algorithms", ".", "--export-env"]) == 2
     assert (

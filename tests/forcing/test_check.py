@@ -17,8 +17,8 @@ RULES = [
 ]
 
 
-def found(choice, values, rules=(), nbytes=1024, **case):
-    result = measured(100_000, nbytes=nbytes, choices=[choice] if choice else [], **case)
+def found(choice, values, rules=(), size_bytes=1024, **case):
+    result = measured(100_000, size_bytes=size_bytes, choices=[choice] if choice else [], **case)
     return what_ran([run(result)], values, rules)
 
 
@@ -40,15 +40,15 @@ def test_what_the_log_does_not_tell_is_not_judged():
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "ranks", "asked"),
+    ("size_bytes", "ranks", "asked"),
     [
         (32768, 2, "TREE/LL"),
         (32769, 2, "RING/SIMPLE"),
         (1024, 4, "RING/SIMPLE"),  # the line for whatever else there is
     ],
 )
-def test_by_the_lines_of_a_tuner_file(nbytes, ranks, asked):
-    result = measured(100_000, nbytes=nbytes, choices=[Choice("TREE", "LL")], ranks=ranks)
+def test_by_the_lines_of_a_tuner_file(size_bytes, ranks, asked):
+    result = measured(100_000, size_bytes=size_bytes, choices=[Choice("TREE", "LL")], ranks=ranks)
     (one,) = what_ran([run(result)], {"NCCL_TUNER_CONFIG_FILE": "t.csv"}, RULES)
     assert one.asked == asked
     assert one.others == (() if asked == "TREE/LL" else ("TREE/LL",))
@@ -56,14 +56,14 @@ def test_by_the_lines_of_a_tuner_file(nbytes, ranks, asked):
 
 def test_by_a_selection_of_oneccl():
     values = {"CCL_ALLREDUCE": "recursive_doubling:0-8192;ring:8193-max"}
-    (small,) = found(Choice("recursive_doubling"), values, nbytes=8192)
-    (large,) = found(Choice("recursive_doubling"), values, nbytes=16384)
+    (small,) = found(Choice("recursive_doubling"), values, size_bytes=8192)
+    (large,) = found(Choice("recursive_doubling"), values, size_bytes=16384)
     assert (small.asked, small.others) == ("recursive_doubling", ())
     assert (large.asked, large.others) == ("ring", ("recursive_doubling",))
 
 
 @pytest.mark.parametrize(
-    ("value", "nbytes", "algorithm"),
+    ("value", "size_bytes", "algorithm"),
     [
         ("ring", 5, "ring"),
         ("ring:0-8;2d:9-max", 8, "ring"),
@@ -73,5 +73,5 @@ def test_by_a_selection_of_oneccl():
         ("", 5, None),
     ],
 )
-def test_what_a_selection_says_of_a_size(value, nbytes, algorithm):
-    assert algorithm_at(value, nbytes) == algorithm
+def test_what_a_selection_says_of_a_size(value, size_bytes, algorithm):
+    assert algorithm_at(value, size_bytes) == algorithm

@@ -24,14 +24,20 @@ FAKE = Path(__file__).parents[1] / "fake_launch.py"
 RING, TREE = "allreduce:ring", "allreduce:tree"
 VARIABLES = {"auto": {}, "ring": {"NCCL_ALGO": RING}, "tree": {"NCCL_ALGO": TREE}}
 CASE = {
-    **{"collective": "all_reduce", "nbytes": 1024, "dtype": "float32", "op": "sum", "root": None},
-    **{"in_place": True, "cadence": "stream", "backend": "nccl", "device": "cuda"},
+    **{
+        "collective": "all_reduce",
+        "size_bytes": 1024,
+        "dtype": "float32",
+        "op": "sum",
+        "root": None,
+    },
+    **{"in_place": True, "mode": "back-to-back", "backend": "nccl", "device": "cuda"},
 }
 
 
 def write_launch(path, cell, launch, time_ns, choice):
     header = {
-        **{"record": "header", "schema": "torchcoll/1", "ranks": 2},
+        **{"record": "header", "schema": "torchcoll/2", "ranks": 2},
         "spec": {"labels": {"cell": cell, "launch": str(launch)}},
         "environment": {
             "variables": VARIABLES[cell.split("-")[0]],
@@ -39,7 +45,7 @@ def write_launch(path, cell, launch, time_ns, choice):
         },
     }
     case = {
-        **{"record": "case", "case": CASE, "status": "ok", "ranks": 2, "nbytes": 1024},
+        **{"record": "case", "case": CASE, "status": "ok", "ranks": 2, "size_bytes": 1024},
         "time_ns": {"device": [[time_ns] * 3] * 2},
         "verification": {"checked": 512, "wrong": 0},
         "choices": [choice] if choice else [],
@@ -171,7 +177,7 @@ def test_what_forces_in_the_shell_is_unset_for_auto(monkeypatch):
     assert "NCCL_ALGO" not in load(folder() / "auto-1.jsonl").environment["variables"]
 
 
-# -- verdicts --------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------
 
 
 def test_a_setting_that_turns_out_slower_fails(capsys):

@@ -12,7 +12,7 @@ HEAD = """\
 # {what} in the text format of nccl-tests
 # Collective test starting: {collective}_perf
 # nThread 1 nGpus 1 minBytes 1024 maxBytes 1024 step: 0(factor) warmup iters: 0 iters: 0 agg iters: 1
-# torchcoll: torch.distributed {collective} on gloo, cadence isolated
+# torchcoll: torch.distributed {collective} on gloo, mode synchronized
 # torchcoll: {reading}
 # torchcoll: {placement}
 #
@@ -41,14 +41,14 @@ def test_its_comments_are_believed(imported):
     assert (found.importer, found.rows) == ("torchcoll-text", 1)
     (result,) = found.runs[0].results
     row = summarise(result)
-    assert (row.backend, row.device, row.cadence, row.clock) == (
+    assert (row.backend, row.device, row.mode, row.clock) == (
         "gloo",
         "unknown",
-        "isolated",
+        "synchronized",
         "unknown",
     )
     assert (row.in_place, row.statistic, row.calls, row.median_ns) == (True, "median", 30, 20_000)
-    assert result.given.over_ranks == "max"
+    assert result.reported.over_ranks == "max"
     assert found.runs[0].source["tool"] == "torchcoll"
     assert [member["host"] for member in found.runs[0].members] == ["vm", "vm"]
 
@@ -57,8 +57,8 @@ def test_it_did_not_walk_through_its_buffers_as_nccl_tests_does(imported):
     """Unless it says so; what earlier versions wrote says nothing."""
     assert imported(block()).runs[0].results[0].case.buffer_reuse == "unknown"
     for how in ("same", "rotate"):
-        told = block(reading=f"{OURS}\n# torchcoll: buffer reuse: {how}")
-        assert imported(told).runs[0].results[0].case.buffer_reuse == how
+        stated = block(reading=f"{OURS}\n# torchcoll: buffer reuse: {how}")
+        assert imported(stated).runs[0].results[0].case.buffer_reuse == how
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_the_figure_is(imported, reading, expected):
     placement = "placement unknown, both columns hold the one figure"
     what = "imported from a published table (CSV)"
     (result,) = imported(block(what, reading, placement)).runs[0].results
-    assert (result.given.statistic, result.given.over_ranks) == expected
+    assert (result.reported.statistic, result.reported.over_ranks) == expected
     assert result.case.in_place is None
 
 
@@ -94,5 +94,5 @@ def test_export_and_back(tmp_path, monkeypatch):
     assert main(["export", "all_reduce.csv", "--format", "nccl-tests", "-o", "x.txt"]) == 0
     (result,) = import_file("x.txt").runs[0].results
     row = summarise(result)
-    assert (row.backend, row.cadence, row.in_place, row.dtype) == ("unknown", "unknown", None, None)
+    assert (row.backend, row.mode, row.in_place, row.dtype) == ("unknown", "unknown", None, None)
     assert (row.median_ns, row.ranks, row.statistic) == (50_000, 4, "unknown")

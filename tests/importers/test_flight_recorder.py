@@ -71,7 +71,7 @@ def test_a_dump(read):
 )
 def test_what_an_entry_tells(read, made, expected):
     ((call,),) = read([made]).calls.values()
-    assert (call.collective, call.nbytes_in, call.nbytes_out, call.dtype) == expected
+    assert (call.collective, call.bytes_in, call.bytes_out, call.dtype) == expected
     assert call.peer == (1 if call.point_to_point else None)
     assert call.tensors == (2 if "coalesced" in made["profiling_name"] else 1)
 
@@ -168,7 +168,7 @@ def test_broken_entries_are_problems(read):
         {"record_id": 3},
     ]
     found = read([*odd, entry("all_reduce", 9), "text"], config=3)
-    assert [call.nbytes_in for call in found.calls[0]] == [48]
+    assert [call.bytes_in for call in found.calls[0]] == [48]
     assert len(found.problems) == 4
     assert "nccl_trace_rank_0: entry 2: unusable: dtype qint4 of unknown size" in found.problems[2]
 

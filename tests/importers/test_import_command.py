@@ -61,20 +61,20 @@ def test_after_much_noise(imported, name):
         assert imported(noise + FORMATS[name] + noise).importer == name
 
 
-NOISE_NBYTES = 4_000_000
+NOISE_BYTES = 4_000_000
 
 
 def test_noise_takes_no_memory(tmp_path):
     line = "node1:1:2 [3] NCCL INFO Channel 05/24 : 3[e3000] -> 4[8a000] via P2P/IPC/read\n"
     path = tmp_path / "noise.log"
-    path.write_text(line * (NOISE_NBYTES // len(line)) + text())
+    path.write_text(line * (NOISE_BYTES // len(line)) + text())
     registry.importers()
     tracemalloc.start()
     found = registry.import_file(str(path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert found.rows == 2
-    assert peak < NOISE_NBYTES / 4
+    assert peak < NOISE_BYTES / 4
 
 
 @pytest.mark.parametrize(
@@ -179,9 +179,9 @@ def test_nothing_read_is_exit_3(tmp_path, capsys):
     path = tmp_path / "a.log"
     path.write_text(ONECCL.format(names="allreduce bcast"))
     assert main(["import", str(path)]) == 3
-    told = capsys.readouterr()  # stdout is for what was read
-    assert told.out == ""
-    assert "0 of 3 rows read" in told.err and ": refused: the time is the sum over" in told.err
+    stated = capsys.readouterr()  # stdout is for what was read
+    assert stated.out == ""
+    assert "0 of 3 rows read" in stated.err and ": refused: the time is the sum over" in stated.err
     assert main(["show", str(path)]) == 3
     assert "the sum over several collectives" in capsys.readouterr().err
 
@@ -207,7 +207,7 @@ def test_show_and_export_of_foreign_files(tmp_path, capsys):
     again = tmp_path / "b.txt"
     assert main(["export", str(path), "--format", "nccl-tests", "-o", str(again)]) == 0
     found = registry.import_file(str(again))
-    assert [r.given.time_ns for r in found.runs[0].results] == [11520, 11400, 24310, 24070]
+    assert [r.reported.time_ns for r in found.runs[0].results] == [11520, 11400, 24310, 24070]
     assert main(["export", str(path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.count("\n") == 5
     assert main(["export", str(path), "--format", "xml"]) == 2
@@ -240,7 +240,7 @@ def test_what_is_not_told_over_ranks_is_not_the_maximum(tmp_path, capsys):
     assert (row["over_ranks"], row["busbw_gbps"]) == ("", "100.0")
 
 
-COUNTS = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
+COUNTS = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [([], None), (["--ranks", "8"], 8)])
@@ -300,7 +300,7 @@ def test_map():
 
 
 IMPORTER = """
-from torchcoll.core.result import Given
+from torchcoll.core.result import Reported
 from torchcoll.importers.base import Imported, make_result, make_run
 
 NAME = "diary"
@@ -314,7 +314,7 @@ def read(lines, options):
     for number, line in lines:
         if line[:1].isdigit():
             size, us = line.split()
-            results.append(make_result("all_reduce", int(size), Given(float(us) * 1e3)))
+            results.append(make_result("all_reduce", int(size), Reported(float(us) * 1e3)))
             found.rows += 1
     found.runs.append(make_run(results, options, {"tool": "diary"}))
     return found

@@ -127,7 +127,7 @@ def test_a_step_of_ddp_on_nccl(read):
 )
 def test_what_nccl_tells(read, name, n_in, n_out, args, expected):
     call = only(read(param(name, 0, 7, n_in, n_out, **args)))
-    assert fields(call, "collective", "nbytes_in", "nbytes_out") == expected
+    assert fields(call, "collective", "bytes_in", "bytes_out") == expected
     rooted = call.collective in ("broadcast", "reduce", "gather", "scatter")
     assert call.root == (args["Rank"] if rooted else None)
     assert call.peer == (1 if call.point_to_point else None)
@@ -137,7 +137,7 @@ def test_splits_become_bytes(read):
     """3 and 1 rows of 2 floats; who gives sizes makes the uneven call."""
     sizes = {"In_split_size": "[3, 1]", "Out_split_size": "[2, 2]"}
     call = only(read(param("all_to_allv", 0, 7, 8, 8, **sizes)))
-    assert fields(call, "collective", "nbytes_in", "splits") == ("all_to_all_v", 32, (24, 8))
+    assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (24, 8))
     even = only(read(param("all_to_allv", 0, 7, 8, 8, Out_split_size="[2, 2]")))
     assert fields(even, "collective", "splits") == ("all_to_all_v", (16, 16))
     long = only(read(param("all_to_allv", 0, 7, 8, 8, In_split_size="[1, 2, ...]")))
@@ -156,8 +156,8 @@ def test_a_group_whose_list_was_shortened(read):
     assert read(param("allreduce", 0, 7), info=INFO | {"world_size": 8}).ranks == 8
     cut = {"Process_Group_Name": "5", "Process_Group_Ranks": "[0, 2, ..., 62]", "Group_size": 32}
     assert read(param("allreduce", 0, 7, **cut)).groups["5"].ranks == ()
-    told = cut | {"Global_rank_start": 0, "Global_rank_stride": 2}
-    assert read(param("allreduce", 0, 7, **told)).groups["5"].ranks == tuple(range(0, 64, 2))
+    stated = cut | {"Global_rank_start": 0, "Global_rank_stride": 2}
+    assert read(param("allreduce", 0, 7, **stated)).groups["5"].ranks == tuple(range(0, 64, 2))
 
 
 def test_nothing_is_counted_twice(read):
@@ -183,8 +183,8 @@ def test_calls_in_one_operator_are_all_counted(read):
 
 
 def test_numbers_are_counted_where_torch_does_not_tell_them(read):
-    def numbers(*told: int | None) -> list[int]:
-        args = [{} if one is None else {"Seq": one} for one in told]
+    def numbers(*stated: int | None) -> list[int]:
+        args = [{} if one is None else {"Seq": one} for one in stated]
         found = read(*(param("allreduce", 50 * i, i, **each) for i, each in enumerate(args)))
         return [call.sequence for call in found.calls[0]]
 
@@ -221,20 +221,22 @@ def test_kernels_of_coalesced_calls_are_of_no_call(read):
 
 def test_kernels_alone_tell_the_same(read):
     """Profiled without the activity of the host."""
-    told = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
-    call = only(read(kernel("ncclDevKernel_AllReduce", 100, 10, told.pop("External_id"), **told)))
-    assert fields(call, "collective", "nbytes_in", "time_ns") == ("all_reduce", 1000, 10 * US)
+    stated = {key.replace(" ", "_"): v for key, v in param("allreduce", 0, 7)["args"].items()}
+    call = only(
+        read(kernel("ncclDevKernel_AllReduce", 100, 10, stated.pop("External_id"), **stated))
+    )
+    assert fields(call, "collective", "bytes_in", "time_ns") == ("all_reduce", 1000, 10 * US)
 
 
 def test_is_it_asynchronous(read):
-    def told(outer: list[str], **args: Any) -> bool | None:
+    def stated(outer: list[str], **args: Any) -> bool | None:
         around = event("c10d::allreduce_", 0, 50, Concrete_Inputs=outer)
         return only(read(around, param("allreduce", 10, 7, **args))).asynchronous
 
-    assert told(["", "", "False", "-1"], Is_asynchronized_op=True) is False
-    assert told([], Is_asynchronized_op=True) is True
-    assert told([], Is_asynchronized_op="False") is False
-    assert told([]) is None
+    assert stated(["", "", "False", "-1"], Is_asynchronized_op=True) is False
+    assert stated([], Is_asynchronized_op=True) is True
+    assert stated([], Is_asynchronized_op="False") is False
+    assert stated([]) is None
 
 
 TENSORS = ["TensorList", "", "", "", "Scalar", "Scalar"]
@@ -308,9 +310,9 @@ def test_works_are_put_to_calls_by_size_and_order(read):
     assert [call.time_ns for call in found.calls[1]] == [290 * US, 60 * US, 130 * US]
 
 
-def base(name: str, ts: float, out: list[int], given: list[int], *values: str) -> Any:
+def base(name: str, ts: float, out: list[int], reported: list[int], *values: str) -> Any:
     types = ["float", "float", "", "ScalarList", "ScalarList", "Scalar"]
-    return operator(f"c10d::{name}", ts, types, [out, given, [], [], [], []], ["", "", *values])
+    return operator(f"c10d::{name}", ts, types, [out, reported, [], [], [], []], ["", "", *values])
 
 
 def lists(name: str, ts: float, types: list[str], dims: Any, root: str = "") -> Any:
@@ -395,7 +397,7 @@ def test_what_c10d_tells(read, issued, done, expected):
     """On rank 1 of 2: a root of 0 is the other one."""
     name, *shapes = done
     call = only(read(issued, work(f"gloo:{name}", 5, 10, *shapes), info=GLOO))
-    assert fields(call, "collective", "nbytes_in", "nbytes_out") == expected
+    assert fields(call, "collective", "bytes_in", "bytes_out") == expected
     assert (call.time_ns, call.group) == (15 * US, "0")
     assert call.peer == (0 if call.point_to_point else None)
     assert call.tensors == (2 if "coalesced" in issued["name"] else 1)
@@ -418,10 +420,10 @@ def test_splits_of_gloo(read):
     """Torch gives the output's first."""
     sizes = base("alltoall_base_", 0, [10], [4, 2], "", "[4, 1]", "[1, 3]")
     call = only(read(sizes, work("gloo:all_to_all", 5, 10, [4, 2]), info=GLOO))
-    assert fields(call, "collective", "nbytes_in", "splits") == ("all_to_all_v", 32, (8, 24))
+    assert fields(call, "collective", "bytes_in", "splits") == ("all_to_all_v", 32, (8, 24))
     uneven = lists("alltoall_", 0, ["TensorList"] * 2, [[[5], [6]], [[5], [7]]])
     call = only(read(uneven, work("gloo:all_to_all", 5, 10, [5], [7]), info=GLOO))
-    assert fields(call, "collective", "nbytes_out", "splits") == ("all_to_all_v", 44, (20, 28))
+    assert fields(call, "collective", "bytes_out", "splits") == ("all_to_all_v", 44, (20, 28))
 
 
 def test_gloo_does_not_tell_the_group(read):
@@ -492,14 +494,14 @@ def test_broken_events_are_passed_over(read):
     found = read(
         *odd, info=INFO | {"pg_config": [3, {"pg_name": 4}, {"pg_name": "0", "ranks": "?"}]}
     )
-    assert [call.nbytes_in for call in found.calls[0]] == [1000, 1000]
+    assert [call.bytes_in for call in found.calls[0]] == [1000, 1000]
 
 
 def test_packed(tmp_path):
     data = {"traceEvents": [param("allreduce", 0, 7)], "distributedInfo": INFO}
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    assert only(read_traffic([path])).nbytes_in == 1000
+    assert only(read_traffic([path])).bytes_in == 1000
 
 
 def profiled() -> None:
@@ -558,12 +560,12 @@ BY_HAND = [
     ("send", (48, 0), (0, 48)),
     ("barrier", (0, 0), (0, 0)),
 ]
-SAME = ("collective", "nbytes_in", "nbytes_out", "dtype", "root", "peer", "group", "sequence")
+SAME = ("collective", "bytes_in", "bytes_out", "dtype", "root", "peer", "group", "sequence")
 SAME += ("step", "asynchronous", "tensors", "splits")
 
 
 def sizes(calls: list[TrafficCall]) -> list[tuple[str, tuple[int, int]]]:
-    return [(call.collective, (call.nbytes_in, call.nbytes_out)) for call in calls]
+    return [(call.collective, (call.bytes_in, call.bytes_out)) for call in calls]
 
 
 @pytest.fixture(scope="module")

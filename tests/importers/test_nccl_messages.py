@@ -71,8 +71,8 @@ def test_what_differs_between_processes_is_all_kept(imported):
 
 
 def test_other_variables_and_secrets_stay_private(imported):
-    told = output(sets("NCCL_API_TOKEN", "hush"), sets("MY_OWN", "thing"), sets("HOME", "/h"))
-    (run,) = imported(told).runs
+    stated = output(sets("NCCL_API_TOKEN", "hush"), sets("MY_OWN", "thing"), sets("HOME", "/h"))
+    (run,) = imported(stated).runs
     assert variables(run) == {"NCCL_API_TOKEN": "***"}
     assert "hush" not in json.dumps(run.header)
 
@@ -106,7 +106,7 @@ def test_a_message_inside_a_row(imported):
     cut = row[:52] + sets("NCCL_PROTO", "LL") + row[52:] + "\n"
     (run,) = imported(output(rows=cut + rest)).runs
     assert variables(run) == {"NCCL_PROTO": "LL"}
-    assert [r.given.time_ns for r in run.results] == [50_000, 50_000, 100_000, 100_000]
+    assert [r.reported.time_ns for r in run.results] == [50_000, 50_000, 100_000, 100_000]
 
 
 def test_rccl_tells_its_version_in_its_log(imported):
@@ -129,7 +129,7 @@ def test_algorithms_are_judged_from_nccl_tests(in_tmp_path, capsys):
     assert main(["algorithms", ".", "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     first = found["tables"][0]["rows"][0]
-    assert (first["nbytes"], first["best"]) == (1 << 20, "tree")
+    assert (first["size_bytes"], first["best"]) == (1 << 20, "tree")
     assert first["regret"] == pytest.approx(80 / 50)
     assert [n for n in found["notes"] if n.startswith("taken for AUTO")] == [
         "taken for AUTO, though no variable of the library is told: auto.out (NCCL_DEBUG=INFO, or "

@@ -25,7 +25,7 @@ def rows_of(found):
 
 
 @pytest.mark.parametrize(
-    ("name", "nbytes", "count"),
+    ("name", "size_bytes", "count"),
     [
         ("allreduce", 4096, 1024),
         ("bcast", 4096, 1024),
@@ -35,16 +35,18 @@ def rows_of(found):
         ("reduce_scatter", 4096, 256),  # 4096 B is the whole input
     ],
 )
-def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, nbytes, count):
+def test_oneccl_sizes_become_those_of_nccl_tests(imported, name, size_bytes, count):
     found = imported(ONECCL.format(names=name))
     row = rows_of(found)[-1]
-    assert (row.nbytes, row.count, row.ranks) == (nbytes, count, 4)
+    assert (row.size_bytes, row.count, row.ranks) == (size_bytes, count, 4)
     assert (row.median_ns, row.statistic, row.calls) == (11250, "mean", 16)
     assert (row.backend, row.device, row.in_place) == ("ccl", "cpu", False)
-    assert row.algbw_gbps == pytest.approx(nbytes / 11250)
-    given = found.runs[0].results[-1].given
+    assert row.algbw_gbps == pytest.approx(size_bytes / 11250)
+    reported = found.runs[0].results[-1].reported
     printed = {"allgather": "per rank", "allgatherv": "per rank", "alltoall": "per peer"}.get(name)
-    assert (given.nbytes, given.size_basis) == ((4096, printed) if printed else (None, ""))
+    assert (reported.size_bytes, reported.size_basis) == (
+        (4096, printed) if printed else (None, "")
+    )
 
 
 def test_load_reads_what_an_importer_reads(in_tmp_path):
@@ -58,8 +60,10 @@ def test_load_reads_what_an_importer_reads(in_tmp_path):
 
     Path("t.csv").write_text("size,time (us)\n1024,10\n4096,20\n")
     run = torchcoll.load("t.csv", collective="allgather", ranks=8)
-    told = [(r.case.collective, r.case.nbytes, r.ranks, r.given.time_ns) for r in run.results]
-    assert told == [("all_gather", 1024, 8, 10e3), ("all_gather", 4096, 8, 20e3)]
+    stated = [
+        (r.case.collective, r.case.size_bytes, r.ranks, r.reported.time_ns) for r in run.results
+    ]
+    assert stated == [("all_gather", 1024, 8, 10e3), ("all_gather", 4096, 8, 20e3)]
     assert torchcoll.load("t.csv", collective="allgather").ranks == 0  # unknown
 
 
@@ -128,7 +132,7 @@ def test_oneccl_csv(imported):
     )
     first, second = rows_of(found)
     assert (first.collective, first.op, first.median_ns) == ("all_reduce", "sum", 11252.4)
-    assert (second.nbytes, second.coalesce, second.op) == (4096, 2, None)
+    assert (second.size_bytes, second.coalesce, second.op) == (4096, 2, None)
     # Two buffers of 2048 B from each of 2 ranks in 21.1 us.
     assert second.algbw_gbps == pytest.approx(8192 / 21100)
     assert [r.line for r in found.refused] == [4]
@@ -169,7 +173,9 @@ def test_oneccl_rows_of_one_iteration_are_the_calls_of_the_process(imported):
     found = imported(first_calls())
     (run,) = found.runs
     # The row of 0 elements sent nothing, and is a call all the same.
-    calls = [(r.ordinal, r.nbytes, r.given.first_call_ns, r.given.time_ns) for r in run.results]
+    calls = [
+        (r.ordinal, r.size_bytes, r.reported.first_call_ns, r.reported.time_ns) for r in run.results
+    ]
     assert calls == [(0, 0, 900e3, 700e3), (1, 4, 1e9, 990e6), (2, 8, 12300, 11250)]
     assert found.warnings == [
         "-i 1 -w 0: each row is one call, in the order of the process; torchcoll cold reads them so"
@@ -196,7 +202,7 @@ def test_first_calls_are_no_times(in_tmp_path, capsys):
         assert "ratio" not in out
     assert main(["compare", "a.log", "b.log", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {(r["verdict"], r["reason"], r["ratio"], r["base"], r["new"]) for r in rows} == {
+    assert {(r["result"], r["reason"], r["ratio"], r["base"], r["new"]) for r in rows} == {
         ("incomparable", "first calls of a process: torchcoll cold", None, None, None)
     }
 
@@ -204,7 +210,7 @@ def test_first_calls_are_no_times(in_tmp_path, capsys):
 @pytest.mark.parametrize("asked", [{"iters": 16}, {"warmup": 1}])
 def test_oneccl_means_are_no_first_calls(imported, asked):
     results = imported(first_calls(**asked)).runs[0].results
-    assert [(r.ordinal, r.given.first_call_ns) for r in results] == [(None, None)] * 2
+    assert [(r.ordinal, r.reported.first_call_ns) for r in results] == [(None, None)] * 2
 
 
 def test_oneccl_output_of_a_job_with_several_launches(imported):
@@ -224,7 +230,12 @@ def test_osu(imported):
     found = imported(OSU.format(kind="-CUDA", name="Allreduce"), ranks=4)
     assert found.warnings == []
     first, second = rows_of(found)
-    assert (first.nbytes, first.median_ns, first.calls, first.p99_ns) == (1024, 3310, 1000, 4290)
+    assert (first.size_bytes, first.median_ns, first.calls, first.p99_ns) == (
+        1024,
+        3310,
+        1000,
+        4290,
+    )
     assert (first.device, first.dtype, first.ranks, first.verified) == (
         "cuda",
         "float32",
@@ -243,7 +254,7 @@ def test_osu_without_ranks_has_no_bus_bandwidth(imported):
     assert (found.rows, len(found.refused)) == (0, 2)
     assert "give --ranks" in found.refused[0].reason
     found = imported(OSU.format(kind="", name="Allgather"), ranks=4)
-    assert [r.nbytes for r in rows_of(found)] == [4096, 4194304]
+    assert [r.size_bytes for r in rows_of(found)] == [4096, 4194304]
 
 
 def test_osu_barrier_and_python(imported):
@@ -252,7 +263,7 @@ def test_osu_barrier_and_python(imported):
     assert (row.collective, row.median_ns) == ("barrier", 2310)
     python = "# OMB Python MPI Allreduce Test\n# Size (B)          Latency (us)\n8   1.50\n"
     (row,) = rows_of(imported(python))
-    assert (row.collective, row.nbytes, row.median_ns) == ("all_reduce", 8, 1500)
+    assert (row.collective, row.size_bytes, row.median_ns) == ("all_reduce", 8, 1500)
 
 
 def test_param(imported):
@@ -260,8 +271,8 @@ def test_param(imported):
     (row,) = rows_of(found)
     assert (row.collective, row.backend, row.device, row.ranks) == ("all_reduce", "gloo", "cpu", 2)
     assert (row.median_ns, row.count) == (211200, 1024)
-    given = found.runs[0].results[0].given
-    assert (given.statistic, given.over_ranks, given.max_ns) == ("mean", "median", 212900)
+    reported = found.runs[0].results[0].reported
+    assert (reported.statistic, reported.over_ranks, reported.max_ns) == ("mean", "median", 212900)
     assert [(r.line, r.reason.split(":")[0]) for r in found.refused] == [
         (6, "quantised"),
         (7, "half a row"),
@@ -284,7 +295,7 @@ def test_deepspeed_throughput_is_not_believed(imported, row):
         f"------------------------------------------\n{row}\n"
     )
     (one,) = rows_of(found)
-    assert (one.nbytes, one.median_ns, one.ranks) == (268435456, 1432000, 8)
+    assert (one.size_bytes, one.median_ns, one.ranks) == (268435456, 1432000, 8)
     assert one.algbw_gbps == pytest.approx(268435456 / 1432000)  # 187, not 2999 Gbps = 375 GB/s
 
 
@@ -298,7 +309,12 @@ def test_deepspeed_logger(imported):
         ranks=2,
     )
     (row,) = rows_of(found)
-    assert (row.collective, row.nbytes, row.calls, row.median_ns) == ("broadcast", 2048, 146, 80000)
+    assert (row.collective, row.size_bytes, row.calls, row.median_ns) == (
+        "broadcast",
+        2048,
+        146,
+        80000,
+    )
     assert row.statistic == "mean without the slowest and fastest tenth"
 
 
@@ -344,7 +360,7 @@ def test_deepspeed_logger_straggler_effect_is_no_duration(imported):
 
 
 @pytest.mark.parametrize(
-    ("operation", "nbytes"),
+    ("operation", "size_bytes"),
     [
         # What the argument ``tensor`` of each is (deepspeed/comm/comm.py): a rank's share ...
         ("all_gather_into_tensor", 8192),
@@ -357,7 +373,7 @@ def test_deepspeed_logger_straggler_effect_is_no_duration(imported):
     ],
 )
 @pytest.mark.parametrize("form", ["text", "summary", "raw"])
-def test_deepspeed_logger_sizes(imported, form, operation, nbytes):
+def test_deepspeed_logger_sizes(imported, form, operation, size_bytes):
     ms = [2.0, 1.0, 1.5]
     summary = {"count": 3, "total_latency_ms": 4.5, "avg_latency_ms": 1.5, "tput_avg_gbps": 99.0}
     metadata = {"world_size": 8, "rank": 0, "timestamp": "2026-01-01T00:00:00"}
@@ -371,15 +387,17 @@ def test_deepspeed_logger_sizes(imported, form, operation, nbytes):
     found = imported(text, **({} if form == "summary" else {"ranks": 8}))
     assert found.importer == ("deepspeed" if form == "text" else "deepspeed-json")
     (row,) = rows_of(found)
-    assert (row.nbytes, row.ranks, row.calls) == (nbytes, 8, 3)
+    assert (row.size_bytes, row.ranks, row.calls) == (size_bytes, 8, 3)
     assert (row.median_ns, row.clock) == (1_500_000, "unknown")
     trimmed = "mean without the slowest and fastest tenth"
     assert row.statistic == ("median" if form == "raw" else trimmed)
     # Not its 99 Gbit/s: all_reduce is 2 S / t there.
-    assert row.algbw_gbps == pytest.approx(nbytes / 1_500_000)
-    given = found.runs[0].results[0].given
-    assert (given.nbytes, given.size_basis) == ((1024, "per rank") if nbytes > 1024 else (None, ""))
-    assert given.over_ranks == ("unknown" if form == "raw" else "rank0")
+    assert row.algbw_gbps == pytest.approx(size_bytes / 1_500_000)
+    reported = found.runs[0].results[0].reported
+    assert (reported.size_bytes, reported.size_basis) == (
+        (1024, "per rank") if size_bytes > 1024 else (None, "")
+    )
+    assert reported.over_ranks == ("unknown" if form == "raw" else "rank0")
 
 
 def test_deepspeed_json_says_what_it_does_not_read(imported):
@@ -391,7 +409,7 @@ def test_deepspeed_json_says_what_it_does_not_read(imported):
     }
     found = imported(json.dumps(document))
     assert (found.rows, found.runs[0].ranks) == (1, 4)
-    assert found.runs[0].results[0].given.over_ranks == "unknown"  # of rank 3
+    assert found.runs[0].results[0].reported.over_ranks == "unknown"  # of rank 3
     assert [r.reason for r in found.refused] == [
         "all_reduce 0: no size or no latency",
         "log_summary_barrier is no collective that torchcoll has",
@@ -415,7 +433,7 @@ def test_inspector_joins_ranks(imported, flat):
     assert (found.rows, [r.line for r in found.refused]) == (5, [6])
     (result,) = found.runs[0].results
     assert result.time_ns == {"device": [[10000, 20000], [11000, 21000]]}
-    assert result.nbytes == 2048  # 1024 B of each of 2 ranks
+    assert result.size_bytes == 2048  # 1024 B of each of 2 ranks
     assert result.warnings == ["1 of 3 calls lack the record of some rank: left out"]
     row = summarise(result)
     assert (row.statistic, row.median_ns, row.collective) == ("median", 16000, "all_gather")
@@ -459,8 +477,8 @@ def test_inspector_file_of_one_process(imported):
         "records of rank 0 of 2 only: Inspector writes one file a process, and a call takes as "
         "long as its slowest rank. Read them together: cat DIR/*.log | torchcoll import -"
     ]
-    given = found.runs[0].results[0].given
-    assert (given.over_ranks, given.clock, given.calls) == ("rank0", "device", 2)
+    reported = found.runs[0].results[0].reported
+    assert (reported.over_ranks, reported.clock, reported.calls) == ("rank0", "device", 2)
 
 
 @pytest.mark.parametrize(
@@ -541,8 +559,8 @@ def test_nccl_json_samples_of_processes_with_several_ranks(imported, ranks):
     (result,) = found.runs[0].results
     assert (result.ranks, len(result.time_ns["device"])) == ((4, 1) if ranks else (2, 2))
     assert summarise(result).median_ns == 28_000
-    told = "2 processes, not of 4 ranks: kept as those of the process that took longest"
-    assert any(told in text for text in found.warnings) == bool(ranks)
+    stated = "2 processes, not of 4 ranks: kept as those of the process that took longest"
+    assert any(stated in text for text in found.warnings) == bool(ranks)
 
 
 def test_nccl_json_cpu_time(imported):
@@ -578,10 +596,14 @@ def test_markdown_with_a_map(imported):
         [(8, "no figure"), (15, "half a row: 2 fields, the heading has 3")],
     )
     gather, cube = rows_of(found)
-    assert (gather.collective, gather.nbytes, gather.algbw_gbps) == ("all_gather", 1 << 20, 20.35)
+    assert (gather.collective, gather.size_bytes, gather.algbw_gbps) == (
+        "all_gather",
+        1 << 20,
+        20.35,
+    )
     assert gather.busbw_gbps == pytest.approx(20.35 * 7 / 8)
     assert (cube.collective, cube.algbw_gbps) == ("hypercube", pytest.approx(5.17))
-    assert found.runs[0].results[0].given.derived
+    assert found.runs[0].results[0].reported.derived
     assert (gather.in_place, gather.dtype, gather.backend) == (None, None, "unknown")
 
 
@@ -603,14 +625,14 @@ def test_csv_with_units(imported):
         "collective,size,time (ms),busbw (Gbps),gpus\nbroadcast,16M,2.0,67.1,8\n", "t.csv"
     )
     (row,) = rows_of(found)
-    assert (row.collective, row.nbytes, row.median_ns, row.ranks) == (
+    assert (row.collective, row.size_bytes, row.median_ns, row.ranks) == (
         "broadcast",
         16 << 20,
         2_000_000,
         8,
     )
     assert row.statistic == "unknown"
-    assert found.runs[0].results[0].given.busbw_gbps == pytest.approx(67.1 / 8)
+    assert found.runs[0].results[0].reported.busbw_gbps == pytest.approx(67.1 / 8)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def table(imported, heading, row, **known):
 
 
 @pytest.mark.parametrize(
-    ("heading", "cell", "nbytes"),
+    ("heading", "cell", "size_bytes"),
     [
         ("size", "1024", 1024),
         ("Size (B)", "1024", 1024),
@@ -23,9 +23,9 @@ def table(imported, heading, row, **known):
         ("Size (MB)", "2G", 2 << 30),  # the cell's own unit wins
     ],
 )
-def test_the_unit_of_a_size(imported, heading, cell, nbytes):
+def test_the_unit_of_a_size(imported, heading, cell, size_bytes):
     (row,) = table(imported, f"{heading},time (us)", f"{cell},5")[1]
-    assert (row.nbytes, row.median_ns) == (nbytes, 5000)
+    assert (row.size_bytes, row.median_ns) == (size_bytes, 5000)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_bandwidths_that_do_not_follow_are_told(imported, busbw, odd):
     # 2^20 bytes in 100 us are 10.486 GB/s, of 4 ranks 15.729 GB/s of busbw.
     found, (row,) = table(imported, "size,time (us),ranks,busbw (GB/s)", f"1M,100,4,{busbw}")
     assert row.busbw_gbps == pytest.approx(15.72864)
-    told = "1 of 1 row: bandwidths do not follow from size, time and ranks: the first in line 2"
-    assert (told in found.warnings) is odd
+    stated = "1 of 1 row: bandwidths do not follow from size, time and ranks: the first in line 2"
+    assert (stated in found.warnings) is odd
 
 
 def test_rows_that_come_twice_are_told(imported):

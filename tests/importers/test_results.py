@@ -44,7 +44,7 @@ def published():
 def test_every_figure_and_its_bus_bandwidth(place, name):
     run = load(TABLES / f"{name}.jsonl")
     assert (run.problems, run.ranks) == ([], 8)
-    rows = {(row.collective, row.nbytes): row for row in summarise_run(run)}
+    rows = {(row.collective, row.size_bytes): row for row in summarise_run(run)}
     figures = published()
     assert len(figures) == 80 and set(rows) == set(figures)
     for key, both in figures.items():
@@ -105,20 +105,20 @@ def test_the_curve_of_the_a100_is_no_all_reduce(name, ranks, figures, law, times
     assert main(["show", path, "--gate"]) == 1
 
 
-def test_the_curve_of_the_a100_has_one_regime_and_no_hand_over(capsys):
+def test_the_curve_of_the_a100_has_one_range_and_no_hand_over(capsys):
     for name, last in (("curve", "64M"), ("curve-3gpu", "128M")):
         assert main(["transitions", str(CURVES / f"{name}.jsonl"), "--format", "json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["rows"] == []
         (curve,) = document["curves"]
-        (regime,) = curve["regimes"]
-        assert (regime["low_nbytes"], regime["misfit"] < 0.06) == (1 << 20, True)
+        (size_range,) = curve["ranges"]
+        assert (size_range["low_bytes"], size_range["misfit"] < 0.06) == (1 << 20, True)
         assert curve["doubt"].startswith(f"{curve['sizes']} sizes follow 3.")
         assert main(["transitions", str(CURVES / f"{name}.jsonl")]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert f"1M to {last}" in " ".join(lines)
         assert lines[-1].startswith("implausible: ")
-    assert lines[-2] == "one regime: no change of behaviour is shown"  # 8 sizes could tell
+    assert lines[-2] == "one range: no change of behaviour is shown"  # 8 sizes could tell
 
 
 def test_copies_enter_no_comparison(capsys):
@@ -172,10 +172,10 @@ def test_points_have_a_status_and_those_that_cannot_be_a_reason():
     assert all(point.why and point.source for point in points)
     halved = next(point for point in points if "741.34" in point.name)
     assert halved.busbw_gbps == 741.34 / 2
-    by_size = {p.nbytes: p.busbw_gbps / FACTORS["all_reduce"] for p in points if p.nbytes}
+    by_size = {p.size_bytes: p.busbw_gbps / FACTORS["all_reduce"] for p in points if p.size_bytes}
     # One copy: 3.2 us and 857 GB/s, within 4 % of all four.
-    for nbytes, algbw in by_size.items():
-        assert algbw == pytest.approx(nbytes / (3200 + nbytes / 857), rel=0.04)
+    for size_bytes, algbw in by_size.items():
+        assert algbw == pytest.approx(size_bytes / (3200 + size_bytes / 857), rel=0.04)
 
 
 def test_show_reference_puts_points_beside_a_run(capsys):
@@ -196,12 +196,12 @@ def test_show_reference_puts_points_beside_a_run(capsys):
     [
         ("busbw_gbps", "many", "busbw_gbps is no number above 0"),
         ("busbw_gbps", -1, "busbw_gbps is no number above 0"),
-        ("ranks", "8", "ranks or nbytes is no whole number"),
-        ("nbytes", 1.5, "ranks or nbytes is no whole number"),
+        ("ranks", "8", "ranks or size_bytes is no whole number"),
+        ("size_bytes", 1.5, "ranks or size_bytes is no whole number"),
     ],
 )
 def test_a_point_of_another_type_is_one_line(tmp_path, capsys, field, value, why):
-    point = {"name": "p", "collective": "all_reduce", "nbytes": 1048576, "ranks": 8}
+    point = {"name": "p", "collective": "all_reduce", "size_bytes": 1048576, "ranks": 8}
     point |= {"busbw_gbps": 1.0, "status": "measured", field: value}
     path = tmp_path / "p.json"
     path.write_text(json.dumps({"points": [point]}))

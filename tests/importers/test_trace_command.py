@@ -124,8 +124,8 @@ def test_a_pickle_is_never_read(tmp_path, capsys):
         "Of a Flight Recorder write what torch._C._distributed_c10d._dump_nccl_trace_json() or, in "
         "newer torch, _dump_fr_trace_json() returns."
     )
-    for given in (path, path.parent):
-        assert error(capsys, given) == (3, expected)
+    for reported in (path, path.parent):
+        assert error(capsys, reported) == (3, expected)
     assert not (tmp_path / "evil").exists()
 
 

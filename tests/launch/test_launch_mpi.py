@@ -60,10 +60,10 @@ def test_what_each_mpi_is_given(tmp_path, version, words):
     env = {**stand_in(tmp_path, version), "NPROC": "4", "PPN": "2", "HOSTFILE": str(hosts)}
     done = run(["bash", SCRIPT, "-b", "1K"], env=env)
     assert done.returncode == 0, done.stderr
-    given = done.stdout.replace("--allow-run-as-root\n", "").split("\n")
-    assert " ".join(given).startswith(words.format(hosts=hosts))
-    assert " ".join(given).rstrip().endswith(f"{sys.executable} -m torchcoll.allreduce -b 1K")
-    assert any("MASTER_ADDR" in word for word in given)
+    reported = done.stdout.replace("--allow-run-as-root\n", "").split("\n")
+    assert " ".join(reported).startswith(words.format(hosts=hosts))
+    assert " ".join(reported).rstrip().endswith(f"{sys.executable} -m torchcoll.allreduce -b 1K")
+    assert any("MASTER_ADDR" in word for word in reported)
 
 
 def test_one_host_needs_no_address(tmp_path):

@@ -71,7 +71,7 @@ with open(words[words.index("-J") + 1], "w") as file:  # so that the script goes
 """
 
 
-def start(folder, arguments, given, ranks):
+def start(folder, arguments, reported, ranks):
     """The ranks that were written down, forked: two imports of torch less a launch."""
     unset = dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
@@ -79,7 +79,7 @@ def start(folder, arguments, given, ranks):
         os.chdir(folder)
         main("all_reduce", arguments)
 
-    environment = [{**unset, **given, **own} for own in ranks]
+    environment = [{**unset, **reported, **own} for own in ranks]
     return Job(folder / "ranks", target, len(ranks), environment=environment.__getitem__)
 
 
@@ -100,17 +100,17 @@ def test_pbs_and_pals(tmp_path):
     assert [f.name for f in files] == [f"pbs-8987483-2ranks-{n}.jsonl" for n in (1, 2)]
     lines = (tmp_path / "started").read_text().splitlines()
     for number, (file, line) in enumerate(zip(files, lines, strict=True), 1):
-        options, words, given, ranks = ast.literal_eval(line)
+        options, words, reported, ranks = ast.literal_eval(line)
         assert options == {"np": "2", "ppn": "2", "cpu-bind": bind}
         assert words[:3] == [sys.executable, "-m", "torchcoll.allreduce"]
         file.unlink()
-        assert start(tmp_path, words[3:], given, ranks).codes() == [0, 0]
+        assert start(tmp_path, words[3:], reported, ranks).codes() == [0, 0]
         assert file.read_text().splitlines()[-1].startswith(END)
         found = torchcoll.load(file)
         assert found.complete
         assert found.header["launcher"] == "PALS"
         assert found.spec.labels == {"launch": str(number), "iter": "4"}
-        assert [r.case.nbytes for r in found.results] == [4, 8]
+        assert [r.case.size_bytes for r in found.results] == [4, 8]
         assert all(len(r.cold_ns[0]) >= 3 for r in found.results)
         known = found.environment["variables"]
         assert known["FI_CXI_RX_MATCH_MODE"] == "software"

@@ -45,7 +45,7 @@ def test_two_libraries(in_tmp_path, monkeypatch, capfd):
         ("old-libucc.so.1", 1, "ok", str(paths[0])),
     ]
     run = load("D/old-libucc.so.1-1.jsonl")
-    assert run.complete and [result.case.nbytes for result in run.results] == [8, 1024]
+    assert run.complete and [result.case.size_bytes for result in run.results] == [8, 1024]
     assert run.labels["library"] == str(paths[0])
     assert run.environment["variables"]["OMP_NUM_THREADS"] == "1"
     assert run.environment["variables"]["LD_PRELOAD"] == str(paths[0])

@@ -160,11 +160,11 @@ def test_subsets():
 def test_network_is_one_factor_at_a_time():
     found, _ = cells("-m torchcoll.allreduce", "network")
     assert len({tuple(cell.variables) for cell in found.values()}) == 1
-    given = {n: {k: v for k, v in c.variables.items() if v} for n, c in found.items()}
-    assert given["auto"] == {}
-    assert given["channels8"] == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
-    assert given["buffers8M"] == {"NCCL_BUFFSIZE": "8388608"}
-    factors = {tuple(sorted(settings)) for settings in given.values()} - {()}
+    reported = {n: {k: v for k, v in c.variables.items() if v} for n, c in found.items()}
+    assert reported["auto"] == {}
+    assert reported["channels8"] == {"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}
+    assert reported["buffers8M"] == {"NCCL_BUFFSIZE": "8388608"}
+    factors = {tuple(sorted(settings)) for settings in reported.values()} - {()}
     assert factors == {
         ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS"),
         ("NCCL_BUFFSIZE",),

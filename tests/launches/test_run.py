@@ -357,9 +357,9 @@ def test_stopped_and_begun_again(number):
     else:
         assert code == 128 + number
         assert only()["status"] == "interrupted"
-        told = Path("out").read_text()
-        assert f"interrupted by {signal.Signals(number).name}\n" in told
-        assert "without a result: 4 of 4; the same command again runs them\n" in told
+        stated = Path("out").read_text()
+        assert f"interrupted by {signal.Signals(number).name}\n" in stated
+        assert "without a result: 4 of 4; the same command again runs them\n" in stated
         assert run.marked(mark) == []
     assert matrix(*options, words=["once=hang"], launches=2) == 0
     assert run.marked(mark) == []

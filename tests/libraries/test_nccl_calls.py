@@ -7,7 +7,7 @@ import pytest
 from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Choice
 from torchcoll.libraries.logged import LoggedCall, ranges
-from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_nbytes
+from torchcoll.libraries.nccl.algorithms import call_of, choice_of_kernel, choices_of, logged_bytes
 
 TOTAL, PER_RANK = "total", "per rank"
 
@@ -85,12 +85,12 @@ def test_a_line_that_is_not_whole_or_not_known_is_no_call(line):
     ],
 )
 def test_what_bytes_are_in_the_log(collective, basis, logged):
-    assert logged_nbytes(collective, 1 << 20, 8, basis) == logged
+    assert logged_bytes(collective, 1 << 20, 8, basis) == logged
 
 
-def result(collective: str, nbytes: int, ranks: int = 8) -> CaseResult:
-    case = Case(collective, nbytes, "float32", None, None, True, "isolated", "nccl", "cuda")
-    return CaseResult(case, "ok", ranks, nbytes=nbytes)
+def result(collective: str, size_bytes: int, ranks: int = 8) -> CaseResult:
+    case = Case(collective, size_bytes, "float32", None, None, True, "synchronized", "nccl", "cuda")
+    return CaseResult(case, "ok", ranks, size_bytes=size_bytes)
 
 
 def lines(*texts: str) -> list[LoggedCall]:

@@ -86,8 +86,8 @@ def test_the_version_up_to_2_23_has_no_process():
 
 
 def test_rccl_is_told_from_nccl():
-    told = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
-    reader = read(*told, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
+    stated = info("RCCL version : 2.27.7-HEAD:0d2c4fd")
+    reader = read(*stated, "HIP version  : 7.2.26015-fc0010cf6a", "Hostname     : TARS")
     assert [(p.library, p.version) for p in reader.processes] == [("RCCL", "2.27.7-HEAD:0d2c4fd")]
     assert reader.tally.counts == {"understood": 1, "other": 2}
 

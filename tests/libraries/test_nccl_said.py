@@ -93,19 +93,19 @@ def test_ranks_meet_by_the_comm_id_in_several_files():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "stated",
     [
         "splitCount 1 color {} key 0- Init START",  # 2.22 to 2.29, without a blank
         "childCount 1 color {} key 0- Init START",  # 2.30
         "color {} key 0 commId 0xc{} - Init START",  # 2.21
     ],
 )
-def test_splits_by_parent_and_color(told):
+def test_splits_by_parent_and_color(stated):
     lines = []
     for rank in range(4):
         color, who = rank % 2, f"node1:{rank + 1}1:12 [{rank}]"
         split = f"ncclCommSplit comm 0x6{rank} rank {rank // 2} nranks 2 cudaDev 0 busId 1a000 "
-        split += f"parent 0x5{rank:03x} " + told.format(color, color)
+        split += f"parent 0x5{rank:03x} " + stated.format(color, color)
         lines += info(started(rank, 4), split, who=who)
     job = only(read(*lines))
     assert [(g.nranks, len(g.members)) for g in job.communicators] == [(4, 4), (2, 2), (2, 2)]

@@ -59,7 +59,7 @@ def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:
 
 
 def test_gpus_links_interfaces_and_cpus(tmp_path):
-    told = read(
+    stated = read(
         tmp_path,
         system(
             cpu(
@@ -74,19 +74,19 @@ def test_gpus_links_interfaces_and_cpus(tmp_path):
             )
         ),
     )
-    (only,), (net,), (node,) = told.gpus, told.nics, told.cpus
+    (only,), (net,), (node,) = stated.gpus, stated.nics, stated.cpus
     assert (only.dev, only.rank, only.sm, only.gdr, only.busid) == (0, 0, 80, True, "0000:00:00.0")
     assert [(link.kind, link.to, link.count) for link in only.links] == [
         ("nvlink", "switch", 2)
     ] * 6
     assert (net.name, net.dev, net.speed_mbps, net.busid) == ("mlx5_0", 0, 200000, "0000:0a:00.0")
     assert node.cores == (0, 1, 2, 3, 28, 29, 30, 31, 32, 33)
-    assert (told.library, told.hosts, told.cut) == ("NCCL", 1, False)
+    assert (stated.library, stated.hosts, stated.cut) == ("NCCL", 1, False)
     assert only.cpu is node and net.cpu is node
 
 
 def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
-    told = read(
+    stated = read(
         tmp_path,
         system(
             cpu(
@@ -99,14 +99,14 @@ def test_a_file_that_somebody_wrote_for_nccl_has_no_gpu_elements(tmp_path):
             )
         ),
     )
-    assert [(one.told, one.name) for one in told.gpus] == [(False, "0001:00:00.0")]
-    assert [one.busid for one in told.nics] == ["0101:00:00.0"]
-    assert distance(told.gpus[0], told.nics[0]) == "PIX"
-    assert speeds.ring_ceiling(told).gbps is None
+    assert [(one.stated, one.name) for one in stated.gpus] == [(False, "0001:00:00.0")]
+    assert [one.busid for one in stated.nics] == ["0101:00:00.0"]
+    assert distance(stated.gpus[0], stated.nics[0]) == "PIX"
+    assert speeds.ring_ceiling(stated).gbps is None
 
 
 def test_where_links_end(tmp_path):
-    told = read(
+    stated = read(
         tmp_path,
         system(
             cpu(
@@ -124,7 +124,7 @@ def test_where_links_end(tmp_path):
             )
         ),
     )
-    zero, one = told.gpus
+    zero, one = stated.gpus
     assert [(link.to, link.count, link.peer) for link in zero.links] == [
         ("gpu", 4, one),
         ("itself", 1, None),
@@ -142,22 +142,22 @@ def test_two_hosts_in_one_file(tmp_path):
     hosts = [
         cpu(0, gpu(0, nvlink(1, 1)), gpu(1), more=f'host_hash="0x{host}"') for host in ("a", "b")
     ]
-    told = read(tmp_path, system(*hosts))
-    assert told.hosts == 2
-    assert [one.name for one in told.gpus] == ["0", "1", "1-0", "1-1"]
-    assert told.gpus[2].links[0].peer is told.gpus[3]
-    assert distance(told.gpus[0], told.gpus[2]) is None
+    stated = read(tmp_path, system(*hosts))
+    assert stated.hosts == 2
+    assert [one.name for one in stated.gpus] == ["0", "1", "1-0", "1-1"]
+    assert stated.gpus[2].links[0].peer is stated.gpus[3]
+    assert distance(stated.gpus[0], stated.gpus[2]) is None
 
 
 def test_interfaces_that_nccl_does_not_use(tmp_path):
     fused = nic("mlx5_0", 0, more='net="0"') + '<nic><net name="x" speed="1"/></nic>'
-    told = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))
-    assert [(one.name, one.speed_mbps) for one in told.nics] == [("eth0", None)]
+    stated = read(tmp_path, system(cpu(0, fused, nic("eth0", 1, speed=-1))))
+    assert [(one.name, one.speed_mbps) for one in stated.nics] == [("eth0", None)]
 
 
 def test_paths_between_devices(tmp_path):
     """NCCL counts a step from switch to switch as PXB, one over a CPU as PHB."""
-    told = read(
+    stated = read(
         tmp_path,
         system(
             cpu(
@@ -173,10 +173,10 @@ def test_paths_between_devices(tmp_path):
             cpu(1, gpu(3)),
         ),
     )
-    a, eth0 = told.nics
-    assert [distance(one, a) for one in told.gpus] == ["PXB", "PIX", "PHB", "SYS"]
-    assert [distance(one, eth0) for one in told.gpus] == ["PHB", "PHB", "PHB", "SYS"]
-    assert distance(a, told.gpus[1]) == "PIX"
+    a, eth0 = stated.nics
+    assert [distance(one, a) for one in stated.gpus] == ["PXB", "PIX", "PHB", "SYS"]
+    assert [distance(one, eth0) for one in stated.gpus] == ["PHB", "PHB", "PHB", "SYS"]
+    assert distance(a, stated.gpus[1]) == "PIX"
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_paths_between_devices(tmp_path):
     ],
 )
 def test_pci_links(tmp_path, link, width, gbps):
-    told = read(tmp_path, system(cpu(0, gpu(0, link=link, width=width))))
-    assert speeds.pci_gbps(told.gpus[0].node) == gbps
+    stated = read(tmp_path, system(cpu(0, gpu(0, link=link, width=width))))
+    assert speeds.pci_gbps(stated.gpus[0].node) == gbps
 
 
 def test_the_narrowest_link_up_to_the_cpu(tmp_path):
-    told = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
-    assert speeds.narrowest_pci_gbps(told.gpus[0]) == 12.0
+    stated = read(tmp_path, system(cpu(0, pci("0000:01:00.0", gpu(0), link="8 GT/s"))))
+    assert speeds.narrowest_pci_gbps(stated.gpus[0]) == 12.0
 
 
 # -- ceilings of a ring ----------------------------------------------------------------------
@@ -269,16 +269,16 @@ def test_a_narrow_link_between_a_gpu_and_the_cpu_is_the_ceiling(tmp_path):
 )
 def test_an_interface_carries_no_more_than_its_pci_link(tmp_path, link, width, speeds_mbps, gbps):
     nets = "".join(nic(f"mlx5_{n}", n, speed) for n, speed in enumerate(speeds_mbps))
-    told = read(tmp_path, system(cpu(0, pci("0000:60:00.0", nets, link=link, width=width))))
-    assert speeds.network_gbps(told.nics, told) == gbps
+    stated = read(tmp_path, system(cpu(0, pci("0000:60:00.0", nets, link=link, width=width))))
+    assert speeds.network_gbps(stated.nics, stated) == gbps
 
 
 def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
     beside = pci("0000:60:00.0", nic("mlx5_0", 0))
     for inside, gbps in (((beside, gpu(0)), 25.0), ((beside,), 12.0)):
         switch = pci("0000:50:00.0", *inside, link="8.0 GT/s")
-        told = read(tmp_path, system(cpu(0, switch)))
-        assert speeds.network_gbps(told.nics, told) == gbps
+        stated = read(tmp_path, system(cpu(0, switch)))
+        assert speeds.network_gbps(stated.nics, stated) == gbps
 
 
 @pytest.mark.parametrize(
@@ -330,18 +330,18 @@ def test_xgmi_of_amd(tmp_path, gcn, each):
         )
         for n in (0, 1)
     ]
-    told = read(tmp_path, system(cpu(0, *gpus), version=2))
-    assert told.library == "RCCL" and told.gpus[0].sm is None
-    assert speeds.ring_ceiling(told).gbps == 3 * each
-    assert "RCCL topo.h" in speeds.ring_ceiling(told).source
+    stated = read(tmp_path, system(cpu(0, *gpus), version=2))
+    assert stated.library == "RCCL" and stated.gpus[0].sm is None
+    assert speeds.ring_ceiling(stated).gbps == 3 * each
+    assert "RCCL topo.h" in speeds.ring_ceiling(stated).source
 
 
 def test_an_unknown_xgmi(tmp_path):
-    told = read(
+    stated = read(
         tmp_path,
         system(cpu(0, pci("0", '<gpu gcn="gfx1250"><xgmi target="1" count="1"/></gpu>'))),
     )
-    assert speeds.link_gbps(told.gpus[0], told.gpus[0].links[0]) is None
+    assert speeds.link_gbps(stated.gpus[0], stated.gpus[0].links[0]) is None
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -353,9 +353,9 @@ def test_a_file_that_ends_early(tmp_path):
     path = tmp_path / "cut.xml"
     path.write_text(WHOLE[: WHOLE.index('count="12"', WHOLE.index('dev="1"'))])
     root, problems = read_tree(str(path))
-    told = topology(root)
-    assert [(len(one.links), one.whole) for one in told.gpus] == [(1, True), (0, False)]
-    assert speeds.ring_ceiling(told).source.startswith("the file is cut off")
+    stated = topology(root)
+    assert [(len(one.links), one.whole) for one in stated.gpus] == [(1, True), (0, False)]
+    assert speeds.ring_ceiling(stated).source.startswith("the file is cut off")
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}: cut off (unclosed token: line 2, ")
 
@@ -425,16 +425,16 @@ def test_what_begins_as_a_dump(tmp_path, text, is_xml):
 
 
 def test_numbers_that_are_none(tmp_path):
-    told = read(
+    stated = read(
         tmp_path,
         system(
             '<cpu affinity="xyz"><pci busid="1" class="0x030200" link_width="many">'
             '<gpu dev="one" sm="" rank="-"><nvlink target="2" count="two"/></gpu></pci></cpu>'
         ),
     )
-    (only,) = told.gpus
+    (only,) = stated.gpus
     assert (only.name, only.rank, only.sm, only.gdr, only.links) == ("1", None, None, None, [])
-    assert told.cpus[0].cores == () and told.cpus[0].numa is None
+    assert stated.cpus[0].cores == () and stated.cpus[0].numa is None
 
 
 def test_deep_files_are_refused(tmp_path):

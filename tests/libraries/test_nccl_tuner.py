@@ -17,7 +17,7 @@ ALGORITHMS = {"tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_t
 PROTOCOLS = {"ll", "ll128", "simple"}
 
 
-def chosen(text, function, nbytes, nodes, ranks):
+def chosen(text, function, size_bytes, nodes, ranks):
     """What the plugin would take: the first line that matches, else one channel."""
     for line in text.splitlines():
         if not line or line[0] == "#" or len(line) >= 256:
@@ -29,7 +29,7 @@ def chosen(text, function, nbytes, nodes, ranks):
         assert fields[4] in PROTOCOLS
         if (
             fields[0] == function
-            and low <= nbytes <= high
+            and low <= size_bytes <= high
             and own_nodes in (-1, nodes)
             and own_ranks in (-1, ranks)
         ):

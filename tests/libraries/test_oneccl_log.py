@@ -41,8 +41,8 @@ def test_both_forms_of_the_prefix(prefix):
     )
     (process,) = reader.processes
     assert process.version == "Gold-2021.14.0 2024-10-16T 10:56:37Z (HEAD/47c53310)"
-    told = process.libfabric, process.launcher, process.provider, process.transport
-    assert told == ("1.21.0-impi", "none", "tcp", "atl-ofi")
+    stated = process.libfabric, process.launcher, process.provider, process.transport
+    assert stated == ("1.21.0-impi", "none", "tcp", "atl-ofi")
     assert reader.tally.counts == {"understood": 5, "known": 3, "other": 1}
 
 
@@ -168,8 +168,8 @@ def test_processes_of_one_launch_and_of_several():
     ],
 )
 def test_choices_of_a_case(collective, function, size, choices):
-    case = Case(collective, 16000, "float32", None, None, True, "isolated", "ccl", "cpu")
-    result = CaseResult(case, "ok", 4, count=1000, nbytes=16000)
+    case = Case(collective, 16000, "float32", None, None, True, "synchronized", "ccl", "cpu")
+    result = CaseResult(case, "ok", 4, count=1000, size_bytes=16000)
     line = info(f"selected algo: coll {function}, count {size}, algo ring", level="DEBUG")
     calls = read(line).processes[0].calls
     assert choices_of(result, calls) == [Choice(name) for name in choices]

@@ -134,7 +134,7 @@ def test_nccl_by_all_its_names():
 
 
 @pytest.mark.parametrize(
-    ("there", "backend", "device", "told"),
+    ("there", "backend", "device", "stated"),
     [
         ((), "ncl", None, "backend: got ncl, expected one that this torch has: gloo, fake"),
         ((), "cpu:gloo", None, "backend: got cpu:gloo, expected one that this torch has: "),
@@ -155,16 +155,16 @@ def test_nccl_by_all_its_names():
         ((), "gloo", "gpu", "device: got gpu, expected cpu or cuda for gloo"),
     ],
 )
-def test_what_is_not_there(there, backend, device, told):
+def test_what_is_not_there(there, backend, device, stated):
     with pytest.raises(UnavailableError) as caught:
         chosen(there, ("gloo", "undefined", "cpu:gloo"), backend, device)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(stated)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "error", "told"),
+    ("backend", "device", "error", "stated"),
     [
         (
             *("nccl,xccl", None, UnavailableError),
@@ -185,10 +185,10 @@ def test_what_is_not_there(there, backend, device, told):
         ),
     ],
 )
-def test_what_does_not_go_together(backend, device, error, told):
+def test_what_does_not_go_together(backend, device, error, stated):
     with pytest.raises(error) as caught:
         chosen(("cuda", "xpu"), ("gloo", "nccl", "xccl"), backend, device)
-    assert str(caught.value) == told
+    assert str(caught.value) == stated
 
 
 def test_torch_without_distributed():
@@ -347,7 +347,7 @@ def test_two_backends_in_one_launch(launch):
     options = "--backend gloo,echo --sizes 64,1K,4K -n 5 --cold 2"
     measured = launch("all_reduce", options, 2, setup=echo).ended(0)
     run = measured.run
-    order = [(r.case.backend, r.case.nbytes) for r in run.results]
+    order = [(r.case.backend, r.case.size_bytes) for r in run.results]
     assert order == [  # A B B A
         *(("gloo", 64), ("echo", 64)),
         *(("echo", 1024), ("gloo", 1024)),
@@ -376,7 +376,7 @@ def test_two_backends_in_one_launch(launch):
         if "correct" in line and "cases" not in line
     ]
     sizes = {64: "64", 1024: "1K", 4096: "4K"}
-    assert rows == [[backend, sizes[nbytes]] for backend, nbytes in order]
+    assert rows == [[backend, sizes[size_bytes]] for backend, size_bytes in order]
 
 
 def test_two_backends_with_a_fresh_group_each(launch):
@@ -401,7 +401,7 @@ def test_two_backends_in_sub_groups(launch):
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "told"),
+    ("options", "code", "stated"),
     [
         ("--backend gloo,fake", 2, "backend: got gloo,fake, expected fake alone. "),
         ("--backend gloo,ncl", 4, "backend: got ncl, expected one that this torch has: "),
@@ -411,11 +411,11 @@ def test_two_backends_in_sub_groups(launch):
         ("--backend echo --init eager", 4, "init: got eager with echo, expected lazy. "),
     ],
 )
-def test_refusals_are_one_line(launch, options, code, told):
+def test_refusals_are_one_line(launch, options, code, stated):
     measured = launch("all_reduce", f"{options} --sizes 64 -n 1", 2, output=False, setup=echo)
     measured.ended(code)
     (line,) = measured.errors()
-    assert line.startswith(f"torchcoll: error: {told}")
+    assert line.startswith(f"torchcoll: error: {stated}")
     assert "Traceback" not in measured.stderr() + measured.stderr(1)
 
 
@@ -526,7 +526,7 @@ def test_the_xpu_branch_runs(launch, tmp_path):
     assert run.members[0]["device_name"] == "Stand-in Max 1550"
     assert "cost_event" in run.phases
     for result in run.results:
-        assert (result.status, result.case.cadence) == ("ok", "stream")
+        assert (result.status, result.case.mode) == ("ok", "back-to-back")
         assert result.verification.wrong == 0
         assert result.batches == [25]
         assert result.calls_per_sample == 10
@@ -537,13 +537,13 @@ def test_the_xpu_branch_runs(launch, tmp_path):
         )
 
 
-def test_cadences_on_xpu(launch, tmp_path):
+def test_modes_on_xpu(launch, tmp_path):
     setup = xpu_machine(tmp_path)
-    isolated = "--backend ccl --sizes 64 -n 5 --cadence isolated"
+    isolated = "--backend ccl --sizes 64 -n 5 --mode synchronized"
     result = launch("all_reduce", isolated, 2, setup=setup).ended(0).only()
     assert set(result.time_ns) == {"host", "issue"}
     assert result.calls_per_sample == 1
-    graph = launch("all_reduce", "--backend ccl --sizes 64 --cadence graph", 2, setup=setup)
+    graph = launch("all_reduce", "--backend ccl --sizes 64 --mode graph", 2, setup=setup)
     result = graph.ended(1).only()
     assert (result.status, result.reason) == (
         "unsupported",

@@ -51,7 +51,7 @@ def test_a_rank_takes_the_device_of_its_number():
     device = open_device(machine.torch, "cuda", launched(2, 4), shared=False)
     assert (device.kind, device.index, device.name) == ("cuda", 2, "cuda:2")
     assert machine.log == ["set_device 2", "zeros on cuda:2", "synchronize"]
-    assert device.free_nbytes() == 72
+    assert device.free_bytes() == 72
 
 
 def test_the_cpu_needs_nothing():
@@ -67,18 +67,18 @@ HOST = os.uname().nodename
 
 
 @pytest.mark.parametrize(
-    ("count", "local", "ranks", "told"),
+    ("count", "local", "ranks", "stated"),
     [
         (1, 1, 2, "2 with 1 cuda device, expected at most 1"),
         (2, 3, 4, "4 with 2 cuda devices, expected at most 2"),
         (2, 3, 1, "4 with 2 cuda devices, expected at most 2"),  # a launcher that gives no size
     ],
 )
-def test_more_ranks_than_devices(count, local, ranks, told):
+def test_more_ranks_than_devices(count, local, ranks, stated):
     with pytest.raises(UnavailableError) as caught:
         open_device(Machine(count=count).torch, "cuda", launched(local, ranks), shared=False)
     assert str(caught.value) == (
-        f"ranks on {HOST}: got {told}. "
+        f"ranks on {HOST}: got {stated}. "
         "Start fewer ranks, or rehearse with several on one device: --rehearse."
     )
     assert caught.value.exit_code == 4
@@ -123,10 +123,10 @@ def test_free_memory_that_is_not_told():
     def refuse(index):
         raise RuntimeError("doesn't support querying the available free memory")
 
-    assert Machine("xpu", mem_get_info=refuse).open().free_nbytes() is None
+    assert Machine("xpu", mem_get_info=refuse).open().free_bytes() is None
     machine = Machine("xpu")
     del machine.module.mem_get_info
-    assert machine.open().free_nbytes() is None
+    assert machine.open().free_bytes() is None
 
 
 def test_two_ranks_on_one_device_unasked():
@@ -156,8 +156,8 @@ def test_cost_of_measuring():
 def test_isolated_is_idle_at_both_stamps():
     machine = Machine()
     device = machine.open()
-    clocks = device.clocks("isolated")
-    device.isolated(machine.call, lambda: machine.note("align"), 2, clocks)
+    clocks = device.clocks("synchronized")
+    device.synchronized(machine.call, lambda: machine.note("align"), 2, clocks)
     each = ["align", "synchronize", "stamp", "call", "stamp", "synchronize", "stamp"]
     assert machine.log == each * 2
     # stamps are 10 ns apart: issued after one, complete after two
@@ -168,7 +168,7 @@ def test_isolated_is_idle_at_both_stamps():
 def test_stream_puts_an_event_between_calls():
     machine, lead = Machine(ms=[9.0, 4.0, 0.5, 0.001234, 2.0]), []
     device = machine.open()
-    clocks = device.clocks("stream")
+    clocks = device.clocks("back-to-back")
     device.stream(machine.call, 3, clocks, 2, lead)
     assert machine.log == [
         *["event on cuda:0"] * 6,
@@ -185,7 +185,7 @@ def test_stream_puts_an_event_between_calls():
 def test_batches_are_appended():
     machine = Machine(ms=[9.0, 1.0, 9.0, 2.0])
     device = machine.open()
-    clocks = device.clocks("stream")
+    clocks = device.clocks("back-to-back")
     lead = []
     device.stream(machine.call, 1, clocks, 1, lead)
     device.stream(machine.call, 1, clocks, 1, lead)
@@ -207,7 +207,7 @@ def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
     machine = Machine("xpu", ms=[9.0, *[0.1] * calls])
     device = machine.open()
     assert device.calls_per_sample == 10
-    clocks = device.clocks("stream")
+    clocks = device.clocks("back-to-back")
     device.stream(machine.call, calls, clocks, 1, [])
     expected = [*["event on xpu:0"] * (len(each) + 2), "record", "call", "record"]
     for count in each:
@@ -220,7 +220,7 @@ def test_on_xpu_an_event_stands_at_every_tenth_call(calls, each, device_ns):
 def test_on_xpu_isolated_and_cold_calls_are_synchronised_before_both_stamps():
     machine = Machine("xpu")
     device = machine.open()
-    device.isolated(machine.call, lambda: None, 1, device.clocks("isolated"))
+    device.synchronized(machine.call, lambda: None, 1, device.clocks("synchronized"))
     order = [word for word in machine.log if word != "call"]
     assert order == ["synchronize", "stamp", "stamp", "synchronize", "stamp"]
 
@@ -281,8 +281,8 @@ class Dist:
 
     def group(self, name, bound=None):
         def connect(device):
-            told = getattr(backend.options, "lazy_init", None)
-            self.log.append(f"connect {name} {device} lazy={told}")
+            stated = getattr(backend.options, "lazy_init", None)
+            self.log.append(f"connect {name} {device} lazy={stated}")
 
         backend = SimpleNamespace(eager_connect_single_device=connect, options=None)
         return SimpleNamespace(
@@ -290,13 +290,13 @@ class Dist:
         )
 
     def init_process_group(self, name, store, rank, world_size, timeout, pg_options):
-        told = getattr(pg_options, "lazy_init", None)
-        self.log.append(f"init {name} lazy={told} LOCAL_RANK={os.environ.get('LOCAL_RANK')}")
+        stated = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"init {name} lazy={stated} LOCAL_RANK={os.environ.get('LOCAL_RANK')}")
         self.default.backend.options = pg_options
 
     def new_group(self, ranks, timeout, backend, pg_options):
-        told = getattr(pg_options, "lazy_init", None)
-        self.log.append(f"new_group {backend} {ranks} lazy={told}")
+        stated = getattr(pg_options, "lazy_init", None)
+        self.log.append(f"new_group {backend} {ranks} lazy={stated}")
         assert timeout.total_seconds() == 630
         group = self.group(f"{backend}-{ranks}")
         group.backend.options = pg_options
@@ -353,10 +353,10 @@ def communicators(dist, backends="nccl", parts=((0, 1),), kind="cuda", found=Fal
 def test_lazy_is_the_default(lazy):
     dist = Dist(lazy)
     communicators(dist)
-    told = True if lazy else None
+    stated = True if lazy else None
     assert dist.log == [
         "[init_process_group",
-        f"init nccl lazy={told} LOCAL_RANK=2",
+        f"init nccl lazy={stated} LOCAL_RANK=2",
         "init_process_group]",
     ]
     assert "LOCAL_RANK" not in os.environ
@@ -370,14 +370,14 @@ def test_the_variable_of_the_launcher_is_put_back(monkeypatch):
     assert os.environ["LOCAL_RANK"] == "7"
 
 
-@pytest.mark.parametrize(("lazy", "told"), [(False, None), (True, False)])
-def test_eager_connects_in_a_phase_of_its_own(lazy, told):
+@pytest.mark.parametrize(("lazy", "stated"), [(False, None), (True, False)])
+def test_eager_connects_in_a_phase_of_its_own(lazy, stated):
     dist = Dist(lazy)
     communicators(dist, init="eager")
     assert dist.log[2:] == [
         "init_process_group]",
         "[communicator",
-        f"connect default cuda:2 lazy={told}",  # while it is lazy, torch 2.15 does nothing
+        f"connect default cuda:2 lazy={stated}",  # while it is lazy, torch 2.15 does nothing
         "communicator]",
     ]
 
@@ -485,7 +485,8 @@ def test_a_group_that_was_found_has_had_calls():
 
 def sizing(buffers):
     case = Case(
-        *("all_reduce", 64, "float32", "sum", None, True, "stream", "nccl", "cuda"), buffers=buffers
+        *("all_reduce", 64, "float32", "sum", None, True, "back-to-back", "nccl", "cuda"),
+        buffers=buffers,
     )
     return size_case(case, 2)
 
@@ -584,24 +585,24 @@ def one_gpu(*arguments):
 
 
 def test_one_gpu_without_any():
-    code, told = one_gpu("-n", "4", "allreduce", "-b", "1K")
+    code, stated = one_gpu("-n", "4", "allreduce", "-b", "1K")
     assert code == 4
-    assert told.startswith(f"torchcoll: error: GPU: got none that torch {torch.__version__} of ")
-    assert told.count("\n") == 1
-    assert told.endswith("expected one. python -m torchcoll doctor says why\n")
+    assert stated.startswith(f"torchcoll: error: GPU: got none that torch {torch.__version__} of ")
+    assert stated.count("\n") == 1
+    assert stated.endswith("expected one. python -m torchcoll doctor says why\n")
 
 
 def test_one_gpu_without_torch(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    code, told = one_gpu()
-    assert (code, told.count("\n")) == (4, 1)
-    assert told.startswith("torchcoll: error: torch of ")
-    assert " got none, expected 2.6 or newer. Name a python that has it: PYTHON=" in told
+    code, stated = one_gpu()
+    assert (code, stated.count("\n")) == (4, 1)
+    assert stated.startswith("torchcoll: error: torch of ")
+    assert " got none, expected 2.6 or newer. Name a python that has it: PYTHON=" in stated
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "stated"),
     [
         (("-n", "0"), "-n: got '0', expected a whole number from 1"),
         (("-n",), "-n: got '', expected a whole number from 1"),
@@ -609,10 +610,10 @@ def test_one_gpu_without_torch(tmp_path, monkeypatch):
         (("bogus",), "collective: got 'bogus', expected one of: allreduce allgather "),
     ],
 )
-def test_one_gpu_asked_wrongly(arguments, told):
+def test_one_gpu_asked_wrongly(arguments, stated):
     code, line = one_gpu(*arguments)
     assert (code, line.count("\n")) == (2, 1)
-    assert line.startswith(f"torchcoll: error: {told}")
+    assert line.startswith(f"torchcoll: error: {stated}")
 
 
 # -- what this torch really has ------------------------------------------------------------------

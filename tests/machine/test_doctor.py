@@ -84,7 +84,7 @@ def host(ranks, environ, **changes):
             **{"steal": 0.0, "governor": "performance", "driver": "intel_pstate"},
         },
         "gpus": gpus_of(),
-        "limits": {"shm_nbytes": 32 * GIB, "memlock_nbytes": None},
+        "limits": {"shm_bytes": 32 * GIB, "memlock_bytes": None},
         "interfaces": [interface("eth0"), interface("eth1"), interface("lo", "loopback")],
         "commands": {"torchrun": {"path": "/v/torchrun", "version": "", "error": "", "own": True}},
     }
@@ -180,15 +180,15 @@ ON = [
         *("omp_num_threads", "warning", "OMP_NUM_THREADS=8"),
     ),
     (
-        nvidia(limits={"shm_nbytes": 64 << 20, "memlock_nbytes": None}),
+        nvidia(limits={"shm_bytes": 64 << 20, "memlock_bytes": None}),
         *("small_shm", "warning", "64 MiB"),
     ),
     (
-        nvidia(limits={"shm_nbytes": 0, "memlock_nbytes": None}),
+        nvidia(limits={"shm_bytes": 0, "memlock_bytes": None}),
         *("small_shm", "warning", "there is no /dev/shm"),
     ),
     (
-        nvidia(limits={"shm_nbytes": GIB, "memlock_nbytes": 8 << 20}, rdma=RDMA),
+        nvidia(limits={"shm_bytes": GIB, "memlock_bytes": 8 << 20}, rdma=RDMA),
         *("memlock", "error", "8 MiB next to mlx5_0"),
     ),
     (
@@ -281,8 +281,8 @@ OFF = [
     plain({"OMP_NUM_THREADS": "64"}, ranks=8, torch=torch_of("2.8.0", threads=64)),
     plain(launch=Launch("none"), torch=torch_of("2.8.0", threads=64)),
     host(4, {}, torch=torch_of("2.15.0", ("gloo", "nccl"), cuda="13.2")),  # no GPU, no NCCL
-    nvidia(limits={"shm_nbytes": GIB, "memlock_nbytes": 8 << 20}),  # no RDMA, nothing is pinned
-    nvidia(limits={"shm_nbytes": GIB, "memlock_nbytes": 64 * GIB}, rdma=RDMA),
+    nvidia(limits={"shm_bytes": GIB, "memlock_bytes": 8 << 20}),  # no RDMA, nothing is pinned
+    nvidia(limits={"shm_bytes": GIB, "memlock_bytes": 64 * GIB}, rdma=RDMA),
     nvidia({"NCCL_SOCKET_IFNAME": "eth", "GLOO_SOCKET_IFNAME": "eth0,eth1"}),
     nvidia({"NCCL_SOCKET_IFNAME": "^docker,lo"}),
     nvidia({"NCCL_SOCKET_IFNAME": ""}),
@@ -605,8 +605,8 @@ def test_limits(tmp_path, capabilities, soft, expected):
     (tmp_path / "self/status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
     line = f"Max locked memory         {soft}              unlimited            bytes\n"
     (tmp_path / "self/limits").write_text(line)
-    assert limits(str(tmp_path))["memlock_nbytes"] == expected
-    assert limits("/none", "/none") == {"shm_nbytes": 0, "memlock_nbytes": None}
+    assert limits(str(tmp_path))["memlock_bytes"] == expected
+    assert limits("/none", "/none") == {"shm_bytes": 0, "memlock_bytes": None}
 
 
 def test_commands(tmp_path):

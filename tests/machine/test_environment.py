@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from torchcoll.machine import environment
-from torchcoll.machine.environment import differences, free_nbytes, variables
+from torchcoll.machine.environment import differences, free_bytes, variables
 
 KEPT = {
     **{"NCCL_ALGO": "Ring", "RCCL_MSCCL_ENABLE": "1", "CCL_WORKER_COUNT": "4"},
@@ -94,31 +94,31 @@ def limits(folder: str, most: str, used: int, cache: int, v1: bool = False) -> d
 
 def test_available_memory(host):
     host(8_000_000)
-    assert free_nbytes() == 8_000_000 * 1024
+    assert free_bytes() == 8_000_000 * 1024
 
 
 def test_a_cgroup_limit(host):
     """Cached files count as used in a cgroup, and are given back: 1000 - 800 + 500."""
     host(8_000_000, "0::/job/step\n", **limits("job/step/", "1000", 800, 500))
-    assert free_nbytes() == 700
+    assert free_bytes() == 700
 
 
 def test_more_limit_than_memory(host):
     host(1, "0::/job\n", **limits("job/", "1000000", 800, 0))
-    assert free_nbytes() == 1024
+    assert free_bytes() == 1024
 
 
 def test_a_limit_of_the_cgroup_above(host):
     """Slurm and systemd limit the job or the user, and the step below has `max`."""
     files = limits("job/step/", "max", 800, 0) | limits("job/", "5000", 1000, 0)
     host(8_000_000, "0::/job/step\n", **files)
-    assert free_nbytes() == 4000
+    assert free_bytes() == 4000
 
 
 def test_inside_a_container(host):
     """The path is the host's, which is not mounted; the limit stands at the root."""
     host(8_000_000, "0::/kubepods/pod1/abc\n", **limits("", "3000", 1000, 0))
-    assert free_nbytes() == 2000
+    assert free_bytes() == 2000
 
 
 def test_cgroups_of_version_1(host):
@@ -126,24 +126,24 @@ def test_cgroups_of_version_1(host):
     files = limits("memory/slurm/job_1/", "2000", 500, 100, v1=True)
     files |= limits("memory/", str((1 << 63) - 4096), 12, 0, v1=True)
     host(8_000_000, cgroup, **files)
-    assert free_nbytes() == 1600
+    assert free_bytes() == 1600
 
 
 @pytest.mark.parametrize("cgroup", ["", "nonsense\n", "0::/\n", "0::/gone\n"])
 def test_no_limit(host, cgroup):
     host(2, cgroup)
-    assert free_nbytes() == 2048
+    assert free_bytes() == 2048
 
 
 def test_beyond_the_limit_is_no_memory(host):
     host(8_000_000, "0::/job\n", **limits("job/", "1000", 1200, 0))
-    assert free_nbytes() == 0
+    assert free_bytes() == 0
 
 
 def test_unknown_is_no_limit(host):
     host(None)
-    assert free_nbytes() == sys.maxsize
+    assert free_bytes() == sys.maxsize
 
 
 def test_this_host_has_memory():
-    assert 1 << 20 < free_nbytes() < 1 << 50
+    assert 1 << 20 < free_bytes() < 1 << 50

@@ -75,7 +75,7 @@ def ccl(tmp_path):
     return setup
 
 
-def told(run):
+def stated(run):
     return {(r.case.collective, r.case.op): (r.status, r.reason) for r in run.results}
 
 
@@ -101,13 +101,13 @@ def test_groups_of_calls_without_a_device(launch, ccl):
 def test_a_group_that_is_refused_leaves_the_next_case_alone(launch, ccl):
     arguments = "--backend ccl --coalesce 3 -n 2 --sizes 64 -o avg,sum"
     run = launch("all_reduce", arguments, 2, setup=ccl).ended(0).run
-    assert told(run)["all_reduce", "sum"] == ("ok", "")
+    assert stated(run)["all_reduce", "sum"] == ("ok", "")
 
 
 def test_what_a_backend_lacks_is_said_in_the_words_of_the_user(launch, ccl):
     arguments = "--backend ccl --collectives all_reduce,sendrecv -o avg,sum -n 2 --sizes 64"
     run = launch(None, arguments, 2, setup=ccl).ended(0).run
-    assert told(run) == {
+    assert stated(run) == {
         ("all_reduce", "avg"): ("unsupported", "ccl has no avg"),
         ("all_reduce", "sum"): ("ok", ""),
         ("sendrecv", None): ("unsupported", "ccl has no send and receive on cpu"),
@@ -115,7 +115,7 @@ def test_what_a_backend_lacks_is_said_in_the_words_of_the_user(launch, ccl):
 
 
 def asked(collective="all_reduce", op="sum", dtype="float32", device="xpu", **changed):
-    return Case(collective, 64, dtype, op, None, True, "isolated", "xccl", device, **changed)
+    return Case(collective, 64, dtype, op, None, True, "synchronized", "xccl", device, **changed)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 
 from torchcoll.machine.state import before, during, processes_text, why_busy
 
-PYTHON = {"pid": 4711, "name": "python", "user": "anna", "nbytes": 36_721_970_381}  # 34.2 GiB
-SMALL = {"pid": 9, "name": "dcgm", "user": None, "nbytes": None}
-HIDDEN = {"pid": None, "name": None, "nbytes": None}
+PYTHON = {"pid": 4711, "name": "python", "user": "anna", "size_bytes": 36_721_970_381}  # 34.2 GiB
+SMALL = {"pid": 9, "name": "dcgm", "user": None, "size_bytes": None}
+HIDDEN = {"pid": None, "name": None, "size_bytes": None}
 
 
 def state(cpu=None, network=None, **device):

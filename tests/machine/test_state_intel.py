@@ -88,7 +88,7 @@ def test_processes(tmp_path):
         return json.dumps({"device_util_by_proc_list": listed})
 
     (gpu,) = gpu_state.intel_gpus([PLACE], str(tmp_path), answer)
-    assert gpu["processes"] == [{"pid": 768707, "name": "python", "nbytes": 5_726_404_000}]
+    assert gpu["processes"] == [{"pid": 768707, "name": "python", "size_bytes": 5_726_404_000}]
     assert asked == [["xpu-smi", "ps", "-d", PLACE, "-j"]]
 
 

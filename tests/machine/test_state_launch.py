@@ -109,14 +109,16 @@ def test_a_gpu_that_another_uses_and_that_is_throttled(launch):
     second = gpu(1, **{"ComputeRunningProcesses_v3": []})
     measured = launch("all_reduce", SIZE, 2, setup=with_gpus(first, second, later)).ended(0)
     run, host = measured.run, environment.hostname()
-    told = [event["message"] for event in run.events if event["kind"] == "machine"]
-    told = [text for text in told if text.startswith("GPU")]  # of this machine anything may be told
+    stated = [event["message"] for event in run.events if event["kind"] == "machine"]
+    stated = [
+        text for text in stated if text.startswith("GPU")
+    ]  # of this machine anything may be told
     process = f"a process (pid {2**22 + 1}, 34.2 GiB)"
-    assert told == [
+    assert stated == [
         f"GPU 0 of {host}: in use by {process} before the run; 0 % busy",
         f"GPU 0 of {host}: throttled during the run (thermal 100% of the time)",
     ]
-    for text in told:
+    for text in stated:
         assert f"WARN {text}" in measured.stdout()  # the verdict line
     assert [m["nvlinks"] for m in run.members] == [1, 1]
     assert [m["nvlink_to_switch"] for m in run.members] == [True, True]
@@ -143,8 +145,8 @@ def test_require_idle_names_the_process(launch):
 def test_require_idle_on_gpus_that_are(launch):
     setup = with_gpus(gpu(0), gpu(1))
     measured = launch("all_reduce", f"{SIZE} --require-idle", 2, setup=setup).ended(0)
-    told = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
-    assert [text for text in told if text.startswith("GPU")] == []
+    stated = [event["message"] for event in measured.run.events if event["kind"] == "machine"]
+    assert [text for text in stated if text.startswith("GPU")] == []
 
 
 # -- cores -----------------------------------------------------------------------------------------
@@ -193,8 +195,8 @@ def test_busy_cores_during_the_run(launch, burner):
 
     measured = launch("all_reduce", "--sizes 1K --max-time 0.2 --precision 0.0001", 2, setup=setup)
     measured.ended(0)
-    told = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
-    assert any(" cores, most " in text and text.endswith("during the run") for text in told)
+    stated = [e["message"] for e in measured.run.events if e["kind"] == "machine"]
+    assert any(" cores, most " in text and text.endswith("during the run") for text in stated)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def test_busy_cores_during_the_run(launch, burner):
     ],
 )
 def test_strangers(listed, expected):
-    processes = listed and [{"pid": pid, "nbytes": 1} for pid in listed]
+    processes = listed and [{"pid": pid, "size_bytes": 1} for pid in listed]
     if listed == []:
         processes = []
     found = strangers(processes, own={1, 2}, ranks=2)

@@ -61,7 +61,10 @@ def test_all_that_a_gpu_tells():
         "power_w": 612.5,
         "power_limit_w": 700.0,
         "persistence": True,
-        "processes": [{"pid": 4711, "nbytes": 36_721_970_381}, {"pid": 4712, "nbytes": None}],
+        "processes": [
+            {"pid": 4711, "size_bytes": 36_721_970_381},
+            {"pid": 4712, "size_bytes": None},
+        ],
         "nvlinks": 2,
         "nvlink_to": {"switch": 2},
         "nvlink_errors": {"crc_flit": {"0": 0, "1": 12}},
@@ -84,7 +87,7 @@ def test_an_older_driver():
     absent = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3")
     gpu = only(answers, absent=absent)
     assert gpu["reasons"] == ["GPU idle"]
-    assert gpu["processes"] == [{"pid": 8, "nbytes": 16}]
+    assert gpu["processes"] == [{"pid": 8, "size_bytes": 16}]
 
 
 def test_links_to_a_gpu_and_to_what_is_not_told():

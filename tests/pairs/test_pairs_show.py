@@ -30,7 +30,7 @@ def test_calls_that_scatter_too_much_for_the_threshold():
     """100, 150 and 200 us: the lower quartile is 125, ln(150 / 125) / 0.6745 = 27 %."""
     run = pairs_run(5, slow=None)
     for result in run.results:
-        if result.case.nbytes > 8:
+        if result.case.size_bytes > 8:
             result.time_ns = {"host": [[100_000, 150_000, 200_000]] * 2}
     out = io.StringIO()
     assert show_pairs(run, file=out) is False

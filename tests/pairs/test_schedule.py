@@ -59,9 +59,14 @@ def test_nodes_meet_rank_by_rank():
 
 
 def test_what_a_pair_measures():
-    first = Case("all_reduce", 64, "float32", "sum", None, True, "stream", "nccl", "cuda")
+    first = Case("all_reduce", 64, "float32", "sum", None, True, "back-to-back", "nccl", "cuda")
     cases = pair_cases(Spec(sizes=(1024,)), "pair/0-1", first)
-    assert [(c.nbytes, c.root) for c in cases] == [(8, None), (1024, None), (1024, 0), (1024, 1)]
+    assert [(c.size_bytes, c.root) for c in cases] == [
+        (8, None),
+        (1024, None),
+        (1024, 0),
+        (1024, 1),
+    ]
     for case in cases:
         assert (case.collective, case.group) == ("sendrecv", "pair/0-1")
         assert (case.backend, case.device, case.op) == ("nccl", "cuda", None)

@@ -315,11 +315,15 @@ def test_the_text_of_a_suspect():
     assert suspect_text(pairs, one) == text
 
 
-def case(group, nbytes, root, times, status="ok"):
-    asked = Case("sendrecv", nbytes, "float32", None, root, False, "isolated", "gloo", "cpu")
+def case(group, size_bytes, root, times, status="ok"):
+    asked = Case(
+        "sendrecv", size_bytes, "float32", None, root, False, "synchronized", "gloo", "cpu"
+    )
     asked = Case.from_json(asked.to_json() | {"group": group})
     own = {"host": [list(times), [t + 10 for t in times]]} if times else {}
-    return CaseResult(asked, status, 2, reason="" if times else "lost", nbytes=nbytes, time_ns=own)
+    return CaseResult(
+        asked, status, 2, reason="" if times else "lost", size_bytes=size_bytes, time_ns=own
+    )
 
 
 def test_pairs_are_read_from_a_run():

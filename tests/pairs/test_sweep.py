@@ -48,7 +48,7 @@ def test_every_pair_has_its_samples(measured):
     }
     assert all(result.start_ns and result.start_wall_us for result in run.results)
     assert run.problems == []
-    one = next(r for r in run.results if r.case.group == "pair/1-4" and r.case.nbytes == 4096)
+    one = next(r for r in run.results if r.case.group == "pair/1-4" and r.case.size_bytes == 4096)
     assert (one.members, one.ranks, one.count) == ([1, 4], 2, 1024)
     assert [len(calls) for calls in one.cold_ns] == [1, 1]
     assert [len(calls) for calls in one.time_ns["host"]] == [2, 2]
@@ -59,7 +59,11 @@ def test_every_pair_has_its_samples(measured):
 
 def test_all_ranks_together_come_last(measured):
     *_, last = measured.run.results
-    assert (last.case.collective, last.case.nbytes, last.case.group) == ("all_reduce", 4096, None)
+    assert (last.case.collective, last.case.size_bytes, last.case.group) == (
+        "all_reduce",
+        4096,
+        None,
+    )
     assert (last.ranks, last.status) == (5, "ok")
     assert measured.run.complete
 
@@ -102,8 +106,8 @@ def test_reading_refuses(measured, capsys, arguments, code, text):
 def test_a_file_without_pairs(launch, capsys):
     other = launch("all_reduce", "--sizes 8 -n 1", 1).ended(0)
     assert torchcoll(["pairs", str(other.path)]) == 2
-    told = capsys.readouterr().err
-    assert f"pairs: got {other.path}, expected a result file of torchcoll.pairs" in told
+    stated = capsys.readouterr().err
+    assert f"pairs: got {other.path}, expected a result file of torchcoll.pairs" in stated
 
 
 def on_hosts(size):
@@ -140,8 +144,8 @@ def test_a_slow_rank_ends_with_1_and_its_node(launch):
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(1)
     (error,) = job.errors()
     assert error.startswith("torchcoll: error: suspect: rank 2 (node2): of the others' speed")
-    told = [e for e in job.run.events if e["kind"] == "suspect" and e.get("host")]
-    assert [(e["host"], e["ranks"]) for e in told] == [("node2", [2])]
+    stated = [e for e in job.run.events if e["kind"] == "suspect" and e.get("host")]
+    assert [(e["host"], e["ranks"]) for e in stated] == [("node2", [2])]
     assert "SUSPECT rank 2 (node2)" in job.stdout()
     assert job.run.end["exit_code"] == 1
     alone = read_pairs(job.run).alone
@@ -158,7 +162,7 @@ def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
         sweep.LATENCY_ITERS = 2
         clock, made, went, rules = ticking(), sweep.PairsRun._call, sweep.PairsRun._round, [""]
 
-        def told(self, met, text, rule, cases):
+        def stated(self, met, text, rule, cases):
             rules[0] = rule
             went(self, met, text, rule, cases)
 
@@ -166,7 +170,7 @@ def test_who_is_slow_only_beside_the_others_is_cleared_by_one_pass(launch):
             call, wait = made(*args), clock.call(itertools.repeat(20_000_000))
             return lambda: (call(), rank == 2 and rules[0] == "pair" and wait())
 
-        sweep.PairsRun._round, sweep.PairsRun._call = told, slow
+        sweep.PairsRun._round, sweep.PairsRun._call = stated, slow
 
     job = launch("pairs", "--sizes 1K -n 1 -c 0 --threshold 0.5", 4, setup=sluggish).ended(0)
     assert "not alone: rank 2 (node2): of the others' speed" in job.stdout()
@@ -259,7 +263,7 @@ def test_wrong_data_is_a_failure(launch):
 
     job = launch("pairs", "--sizes 1K -n 1 --threshold 0.9999", 2, setup=setup).ended(1)
     wrong = [r for r in job.run.results if r.status == "wrong"]
-    assert [(r.case.group, r.case.nbytes) for r in wrong][:2] == [
+    assert [(r.case.group, r.case.size_bytes) for r in wrong][:2] == [
         ("pair/0-1", 8),
         ("pair/0-1", 1024),
     ]
@@ -291,7 +295,7 @@ def test_a_backend_that_sends_nothing():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("--cadence stream", "cadence: got stream, expected none: torchcoll.pairs has no such"),
+        ("--mode back-to-back", "mode: got stream, expected none: torchcoll.pairs has no such"),
         ("--seed 1", "seed: got 1, expected none: torchcoll.pairs has no such choice"),
         ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
         ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
@@ -373,19 +377,21 @@ def test_what_bisect_tells_is_of_the_step_that_found_it():
     units = tuple((rank,) for rank in range(8))
     first = Step(((0, 1, 2, 3), (4, 5, 6, 7)), (2.0, 1.0))
     found = Halving((4, 5, 6, 7), 0.5, (first, Step(((4, 5), (6, 7)), (1.0, 1.0))))
-    told = Events()
-    record_bisection(told, members, True, units, found)
+    stated = Events()
+    record_bisection(stated, members, True, units, found)
     speeds = "2.000 GB/s on ranks 0-3 and 1.000 GB/s on ranks 4-7"
     half = f"bisect: ranks 4-7 (n1) do all_reduce at 50 % of the busbw of the other half ({speeds})"
-    assert told == [("suspect", half, {"ranks": [4, 5, 6, 7], "host": "n1"})]
+    assert stated == [("suspect", half, {"ranks": [4, 5, 6, 7], "host": "n1"})]
     for member in members[4:]:
         member["affinity"] = "0-1"
-    told.clear()
-    record_bisection(told, members, True, units, found)
+    stated.clear()
+    record_bisection(stated, members, True, units, found)
     waiting = f"bisect: {speeds}, but ranks wait for a core on n1: no fault is sought there"
-    assert told == [("bisect", waiting, {})]
-    record_bisection(told, members, False, units, found)  # a GPU does not wait for the host's cores
-    assert told[1][0] == "suspect"
+    assert stated == [("bisect", waiting, {})]
+    record_bisection(
+        stated, members, False, units, found
+    )  # a GPU does not wait for the host's cores
+    assert stated[1][0] == "suspect"
 
 
 def test_bisect_needs_four(launch):

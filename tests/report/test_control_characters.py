@@ -38,16 +38,16 @@ def test_error_lines():
 )
 def test_arguments(capsys, arguments):
     assert main(arguments) in (2, 3)
-    told = capsys.readouterr().err
-    assert told.startswith("torchcoll: error: ") and told.count("\n") == 1 and clean(told)
+    stated = capsys.readouterr().err
+    assert stated.startswith("torchcoll: error: ") and stated.count("\n") == 1 and clean(stated)
 
 
 def _file(folder, name="run.jsonl"):
-    asked = {"collective": "all_reduce", "nbytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
+    asked = {"collective": "all_reduce", "size_bytes": 8, "backend": "gl\x1boo", "dtype": "float32"}
     records = [
         {
             "record": "header",
-            "schema": "torchcoll/1",
+            "schema": "torchcoll/2",
             "ranks": 2,
             "run_id": EVIL,
             "start_utc": EVIL,
@@ -63,7 +63,7 @@ def _file(folder, name="run.jsonl"):
             "case": asked,
             "status": "ok",
             "ranks": 2,
-            "nbytes": 8,
+            "size_bytes": 8,
             "reason": EVIL,
             "time_ns": {"host": [[5], [6]]},
             "warnings": [EVIL],
@@ -71,7 +71,7 @@ def _file(folder, name="run.jsonl"):
         },
         {
             "record": "case",
-            "case": asked | {"nbytes": 16},
+            "case": asked | {"size_bytes": 16},
             "status": "failed",
             "ranks": 2,
             "reason": EVIL,
@@ -92,8 +92,8 @@ def _file(folder, name="run.jsonl"):
 )
 def test_what_a_file_holds(tmp_path, capsys, words):
     assert main(["show", str(_file(tmp_path, "r\x1b[1m.jsonl")), *words]) == 0
-    told = capsys.readouterr()
-    assert clean(told.out) and clean(told.err)
+    stated = capsys.readouterr()
+    assert clean(stated.out) and clean(stated.err)
 
 
 def test_a_table_on_a_terminal(tmp_path):
@@ -143,5 +143,5 @@ def test_a_cell_comes_back_as_it_was(tmp_path):
 def test_a_surrogate_in_the_name_of_a_side_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "run.jsonl"
-    save(run(*(result(case=case(nbytes=1 << n)) for n in (10, 12))), path)
+    save(run(*(result(case=case(size_bytes=1 << n)) for n in (10, 12))), path)
     assert main(["plot", f"a\ud800={path}", "-o", str(tmp_path / "a.svg")]) == 0

@@ -48,7 +48,10 @@ def test_what_cannot_be_written(tmp_path):
 
 @pytest.fixture
 def result(tmp_path):
-    save(run(*(a_result(case=case(nbytes=1 << n)) for n in range(10, 16))), tmp_path / "run.jsonl")
+    save(
+        run(*(a_result(case=case(size_bytes=1 << n)) for n in range(10, 16))),
+        tmp_path / "run.jsonl",
+    )
     return str(tmp_path / "run.jsonl")
 
 
@@ -67,9 +70,11 @@ def test_commands(tmp_path, capsys, result, words):
     path.symlink_to(target)
     command = [words[0], result, *words[1:], str(path)]
     assert main(command) == 2
-    told = capsys.readouterr()
-    assert "expected a file that does not exist. Name another file, or replace it with" in told.err
-    assert told.out == ""  # before any work
+    stated = capsys.readouterr()
+    assert (
+        "expected a file that does not exist. Name another file, or replace it with" in stated.err
+    )
+    assert stated.out == ""  # before any work
     assert main([*command, "--force"]) == 0
     assert target.read_text() == "precious" and path.read_text() != "precious"
     assert main(command) == 2 and main([*command, "--force"]) == 0

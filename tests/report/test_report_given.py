@@ -7,16 +7,20 @@ import json
 from handmade import case, result, run
 
 from torchcoll.core.file import load, save
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 
 MIB = 1 << 20
 
 
 def imported(**changed):
-    asked = case(in_place=None, op=None, dtype=None, cadence="unknown", backend="nccl", nbytes=MIB)
-    given = {"time_ns": 100_000, "statistic": "mean", "over_ranks": "max", "clock": "host"}
+    asked = case(in_place=None, op=None, dtype=None, mode="unknown", backend="nccl", size_bytes=MIB)
+    reported = {"time_ns": 100_000, "statistic": "mean", "over_ranks": "max", "clock": "host"}
     made = CaseResult(
-        asked, "ok", changed.pop("ranks", 8), nbytes=MIB, given=Given(**{**given, **changed})
+        asked,
+        "ok",
+        changed.pop("ranks", 8),
+        size_bytes=MIB,
+        reported=Reported(**{**reported, **changed}),
     )
     launch = run(made, ranks=made.ranks)
     source = {"tool": "nccl-tests", "version": "2.19.6", "format": "text"}
@@ -46,16 +50,18 @@ def test_pivot_says_what_the_figures_of_the_source_are(shown):
     first.header["source"]["file"] = "a.out"
     second = imported(over_ranks="unknown")
     lines = shown(first, second, pivot="file", metric="time").splitlines()
-    told = "mean over calls, mean over ranks or mean over calls, over ranks: unknown"
-    assert lines[2].startswith(f"{told} (imported figures: as their source has them); clock: host")
+    stated = "mean over calls, mean over ranks or mean over calls, over ranks: unknown"
+    assert lines[2].startswith(
+        f"{stated} (imported figures: as their source has them); clock: host"
+    )
     assert "aligned" not in lines[2]
     assert any(line.startswith("mean time by file") for line in lines)
     assert lines[-1] == "a.out: import: rows are missing"
     # Beside our own samples both readings are told.
-    own = run(result(case=case(cadence="stream")), ranks=8)
+    own = run(result(case=case(mode="back-to-back")), ranks=8)
     line = shown(first, own, pivot="file").splitlines()[2]
     assert line.startswith("period over calls, max over ranks or mean over calls, mean over ranks")
-    own = run(result(case=case(cadence="unknown")), ranks=8)
+    own = run(result(case=case(mode="unknown")), ranks=8)
     line = shown(first, own, pivot="file").splitlines()[2]
     assert line.startswith("median over calls, max over ranks or mean over calls, mean over ranks")
     assert "ranks are not aligned: the maximum over ranks" in line
@@ -85,7 +91,7 @@ def test_a_broken_given_is_a_problem_of_its_line(tmp_path):
         path.unlink(missing_ok=True)
         save(imported(), path)
         records = [json.loads(line) for line in path.read_text().splitlines()]
-        records[1]["given"] = broken
+        records[1]["reported"] = broken
         for record in records:  # as by hand: no check sum that would refuse it
             del record["crc"]
         path.write_text("".join(json.dumps(record) + "\n" for record in records))

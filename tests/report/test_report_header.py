@@ -68,7 +68,7 @@ def test_ranks_dealt_out_in_turn_and_unequal_hosts():
     )
 
 
-def test_rules_order_labels_and_stream_cadence():
+def test_rules_order_labels_and_stream_mode():
     spec = {
         "iters": 20,
         "warmup": 5,
@@ -78,9 +78,9 @@ def test_rules_order_labels_and_stream_cadence():
         "fresh_group": True,
         "labels": {"driver": "550", "net": "ib"},
     }
-    asked = case(cadence="stream", device="cuda")
+    asked = case(mode="back-to-back", device="cuda")
     lines = header_lines(run(header={"spec": spec}), [asked], clocks=["device"])
-    assert lines[2] == "clock: device; cadence: stream (calls back to back, no barrier)"
+    assert lines[2] == "clock: device; mode: back-to-back (calls queued, no barrier)"
     assert lines[4:6] == [
         "20 calls a case; 5 warm-up calls; verification off; the same buffers in every call; "
         "order shuffled (seed 7); a new communicator for every case",
@@ -168,7 +168,7 @@ def test_a_file_without_a_case_names_what_was_asked():
     assert table_grid(launch).above[:3] == [
         "torchcoll 0.1.0: all_gather, all_to_all_v, bfloat16, out of place, splits 1,3",
         "backend: gloo of torch 2.13.0; 2 ranks on vm, cpu",
-        "cadence: isolated (a barrier before every call, outside the stamps)",
+        "mode: synchronized (a barrier before every call, outside the stamps)",
     ]
     launch.header["spec"] = {"collectives": ["of a later version"]}
     assert table_grid(launch).above[0] == "torchcoll 0.1.0:"
@@ -183,14 +183,14 @@ def test_the_first_call_is_read_as_the_table_is():
 
 
 def test_the_first_call_of_sub_groups_is_that_of_all_of_them():
-    def part(number, members, ns, nbytes=8, ordinal=0):
-        asked = case(nbytes=nbytes, group=f"1,3;0,2/{number}")
+    def part(number, members, ns, size_bytes=8, ordinal=0):
+        asked = case(size_bytes=size_bytes, group=f"1,3;0,2/{number}")
         return result(2, cold_ns=[[n] for n in ns], case=asked, members=members, ordinal=ordinal)
 
     launch = run(
         part(0, [1, 3], (1_000_000, 2_000_000)),
         part(1, [0, 2], (7_000_000, 3_000_000)),
-        part(0, [1, 3], (90_000_000, 90_000_000), nbytes=32, ordinal=9),
+        part(0, [1, 3], (90_000_000, 90_000_000), size_bytes=32, ordinal=9),
         ranks=4,
     )
     assert first_lines(launch)[0].startswith("first call 7.00 ms, ")
@@ -199,15 +199,15 @@ def test_the_first_call_of_sub_groups_is_that_of_all_of_them():
 
 
 def test_a_stream_is_no_completion():
-    asked, unknown = case(cadence="stream"), case(cadence="unknown")
+    asked, unknown = case(mode="back-to-back"), case(mode="unknown")
     period = "period = time of the batches on the slowest rank / calls"
     assert period in header_lines(run(), [asked])
-    assert f"completion = max over ranks; {period}" in header_lines(run(), [case(), asked])
+    assert f"slowest rank = max over ranks; {period}" in header_lines(run(), [case(), asked])
     assert (
-        "time = max over ranks; ranks are not aligned: the maximum over ranks is not the completion"
+        "time = max over ranks; ranks are not aligned: the maximum over ranks is no call's time"
     ) in header_lines(run(), [unknown])
-    assert "completion = max over ranks" in header_lines(run(), [case()])
-    assert "time = mean over ranks, not the completion" in header_lines(run(), [case()], "mean")
+    assert "slowest rank = max over ranks" in header_lines(run(), [case()])
+    assert "time = mean over ranks, not the slowest rank" in header_lines(run(), [case()], "mean")
     of_mean = "period = time of the batches, mean over ranks, / calls"
     assert of_mean in header_lines(run(), [asked], "mean")
 

@@ -27,7 +27,7 @@ ALONE = (
 def runs(in_tmp_path):
     """Two launches, a replay's traffic and a manifest."""
     for number in (1, 2):
-        cases = [measured(number * 100_000, nbytes=1 << n) for n in range(10, 16)]
+        cases = [measured(number * 100_000, size_bytes=1 << n) for n in range(10, 16)]
         save(run(*cases), f"runs/{number}-all_reduce.jsonl")
     traffic(lambda rank: [call(time_ns=1_000_000)]).save("runs/3-replay.jsonl")
     Path("runs/manifest.jsonl").write_text(MANIFEST)
@@ -36,11 +36,11 @@ def runs(in_tmp_path):
 
 @pytest.mark.parametrize("how", ["list", "folder", "pattern"])
 def test_show_has_the_results_and_then_the_traffic(runs, how, capsys):
-    given = {"list": runs[::-1], "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
-    assert main(["show", *given]) == 0
+    reported = {"list": runs[::-1], "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
+    assert main(["show", *reported]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.count("completion = max over ranks") == 2
+    assert out.count("slowest rank = max over ranks") == 2
     above, below = out.split("\n\nruns/3-replay.jsonl: capture, 2 ranks")
     assert "100.0 us" in above and "200.0 us" in above and "verified" in above
     assert "1.000 ms" in below and "completion" not in below
@@ -49,8 +49,8 @@ def test_show_has_the_results_and_then_the_traffic(runs, how, capsys):
 @pytest.mark.parametrize("asked", ["--per-rank", "--format csv", "--over-ranks mean", "--gate"])
 def test_show_leaves_traffic_out_of_what_does_not_fit_it(runs, asked, capsys):
     assert main(["show", *runs, *asked.split()]) == 0
-    told = capsys.readouterr()
-    assert LEFT_OUT in told.err and "traffic" not in told.out
+    stated = capsys.readouterr()
+    assert LEFT_OUT in stated.err and "traffic" not in stated.out
 
 
 def test_traffic_alone_is_shown_and_refuses_options_of_results(runs, capsys):
@@ -74,34 +74,34 @@ def test_a_folder_of_one_capture_is_joined(in_tmp_path, capsys):
 @pytest.mark.parametrize("command", ["cold", "scaling", "transitions", "compare before.jsonl"])
 @pytest.mark.parametrize("how", ["list", "folder", "pattern"])
 def test_other_commands_leave_traffic_out(runs, command, how, capsys):
-    given = {"list": runs, "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
+    reported = {"list": runs, "folder": ["runs"], "pattern": ["runs/*.jsonl"]}[how]
     save(run(measured(100_000)), "before.jsonl")
-    assert main([*command.split(), *given]) == 0
+    assert main([*command.split(), *reported]) == 0
     assert capsys.readouterr().err == LEFT_OUT
 
 
 def test_compare_takes_the_first_with_results_as_its_base(runs, capsys):
     assert main(["compare", *runs[::-1], "--format", "json"]) == 0
-    told = capsys.readouterr()
-    assert told.err.startswith(LEFT_OUT)
-    ratios = [row["ratio"] for row in json.loads(told.out)["rows"]]
+    stated = capsys.readouterr()
+    assert stated.err.startswith(LEFT_OUT)
+    ratios = [row["ratio"] for row in json.loads(stated.out)["rows"]]
     assert ratios == [pytest.approx(0.5)] * 6  # runs/1 takes half as long as runs/2
 
 
 def test_export_leaves_traffic_out(runs, capsys):
     assert main(["export", "--format", "json", *runs]) == 0
-    told = capsys.readouterr()
-    assert (told.out.count('"median_ns"'), told.err) == (12, LEFT_OUT)
+    stated = capsys.readouterr()
+    assert (stated.out.count('"median_ns"'), stated.err) == (12, LEFT_OUT)
 
 
 @pytest.mark.parametrize(
-    "given", ["runs/3-replay.jsonl", "runs/3-replay.jsonl runs/manifest.jsonl"]
+    "reported", ["runs/3-replay.jsonl", "runs/3-replay.jsonl runs/manifest.jsonl"]
 )
 @pytest.mark.parametrize(
     "command", ["cold", "transitions", "plot", "compare runs/1-all_reduce.jsonl"]
 )
-def test_traffic_alone_is_one_line(runs, command, given, capsys):
-    assert main([*command.split(), *given.split()]) == 3
+def test_traffic_alone_is_one_line(runs, command, reported, capsys):
+    assert main([*command.split(), *reported.split()]) == 3
     assert capsys.readouterr() == ("", ALONE)
 
 

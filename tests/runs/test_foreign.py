@@ -30,13 +30,18 @@ EVIL = "\x1b[2J\x07a\nb\r\u202e\x9b|\u2028"
 def small_run():
     """Every field of a file has a value."""
     asked = case(
-        collective="all_to_all_v", op=None, in_place=False, splits="1,3", group="mod:2/0", nbytes=8
+        collective="all_to_all_v",
+        op=None,
+        in_place=False,
+        splits="1,3",
+        group="mod:2/0",
+        size_bytes=8,
     )
     launch = run(
         result(
             2,
             case=asked,
-            nbytes=8,
+            size_bytes=8,
             warmup_ns=[[5], [6]],
             time_ns={"host": [[5, 6], [7, 8]], "issue": [[1, 2], [3, 4]]},
             batches=[2],

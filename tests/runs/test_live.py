@@ -48,8 +48,8 @@ def report(
 HEAD = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
-clock: host; cadence: isolated (a barrier before every call, outside the stamps)
-completion = max over ranks
+clock: host; mode: synchronized (a barrier before every call, outside the stamps)
+slowest rank = max over ranks
 each case until 5 % precision or 1 s; verification on; the same buffers in every call
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 low, high = p5, p95 within this launch
@@ -76,7 +76,7 @@ FACTS = " 1 case correct; first result after 5.00 ms\n"
 
 
 def two() -> list[CaseResult]:
-    return [result(), not_run("unsupported", "no avg", nbytes=8)]
+    return [result(), not_run("unsupported", "no avg", size_bytes=8)]
 
 
 def test_piped_rows_appear_one_by_one_and_line_up(monkeypatch):
@@ -112,10 +112,10 @@ def test_an_interrupted_run_says_so(monkeypatch):
 
 def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
     out = Pipe()
-    gather = case(collective="reduce_scatter", in_place=False, nbytes=1_000_001)
+    gather = case(collective="reduce_scatter", in_place=False, size_bytes=1_000_001)
     results = [
-        result(case=case(nbytes=8)),
-        result(case=gather, nbytes=1_000_000, time_ns={"host": [[812] * 100] * 8}),
+        result(case=case(size_bytes=8)),
+        result(case=gather, size_bytes=1_000_000, time_ns={"host": [[812] * 100] * 8}),
     ]
     report(monkeypatch, out, results, run())
     lines = out.getvalue().splitlines()
@@ -127,7 +127,7 @@ def test_columns_are_wide_enough_for_what_is_still_to_come(monkeypatch):
 
 def test_a_run_with_the_library_log_has_a_column_for_what_it_will_name(monkeypatch):
     out = Pipe()
-    results = [result(choices=[Choice("RING", "SIMPLE", 24)]), result(case=case(nbytes=8))]
+    results = [result(choices=[Choice("RING", "SIMPLE", 24)]), result(case=case(size_bytes=8))]
     report(monkeypatch, out, results, run(header={"library_log": "x.logs"}))
     first, second = (line for line in out.getvalue().splitlines() if line.endswith("  correct"))
     assert "  RING/SIMPLE 24ch  " in first
@@ -193,8 +193,8 @@ def test_a_terminal_gets_rows_that_stay_and_a_line_of_progress(monkeypatch, rich
 
 def test_a_narrow_terminal_gets_its_columns_in_turn(monkeypatch):
     out, _ = terminals(monkeypatch, 40)
-    gather = case(collective="all_gather", op=None, in_place=False, nbytes=8)
-    results = [result(case=case(nbytes=32)), result(case=gather, nbytes=32)]
+    gather = case(collective="all_gather", op=None, in_place=False, size_bytes=8)
+    results = [result(case=case(size_bytes=32)), result(case=gather, size_bytes=32)]
     report(monkeypatch, out, results, run())
     rows = [line for line in out.text().splitlines() if line.startswith(("size", "  32"))]
     assert rows == [

@@ -32,7 +32,7 @@ def test_the_whole_text(shown):
         "# nThread 1 nGpus 1 minBytes 67108864 maxBytes 67108864 step: 4(factor) warmup iters: 3 "
         "iters: 5 agg iters: 1 validation: 1 graph: 0\n"
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran\n"
-        "# torchcoll: torch.distributed all_reduce on gloo, cadence isolated\n"
+        "# torchcoll: torch.distributed all_reduce on gloo, mode synchronized\n"
         "# torchcoll: time is the median over calls of the slowest rank\n"
         "# torchcoll: buffer reuse: same\n"
         "# torchcoll: measured in-place only, the out-of-place columns repeat it\n"
@@ -60,7 +60,7 @@ def test_the_whole_text(shown):
 
 
 def test_two_placements_share_a_row_and_wrong_is_counted(shown):
-    gather = {"collective": "all_gather", "op": None, "nbytes": 1000, "dtype": "float16"}
+    gather = {"collective": "all_gather", "op": None, "size_bytes": 1000, "dtype": "float16"}
     wrong = Verification(checked=9, wrong=3)
     launch = run(
         result(2, case=case(**gather, in_place=False), time_ns={"host": [[1_000]] * 2}, count=250),
@@ -81,7 +81,7 @@ def test_two_placements_share_a_row_and_wrong_is_counted(shown):
 
 
 def test_unchecked_rooted_and_out_of_place_only(shown):
-    send = case(collective="sendrecv", op=None, in_place=False, nbytes=1000)
+    send = case(collective="sendrecv", op=None, in_place=False, size_bytes=1000)
     launch = run(result(2, case=send, verification=None, time_ns={"host": [[1_000]] * 2}), ranks=2)
     text = shown(launch, format="nccl-tests")
     assert rows(text) == [
@@ -94,7 +94,7 @@ def test_unchecked_rooted_and_out_of_place_only(shown):
 
 def test_what_did_not_run_is_a_comment_and_each_collective_a_block(shown):
     launch = run(
-        result(2, case=case(nbytes=8)),
+        result(2, case=case(size_bytes=8)),
         not_run("unsupported", "no\navg", ranks=2),
         result(2, case=case(collective="all_to_all", op=None, in_place=False)),
         ranks=2,
@@ -119,7 +119,7 @@ def test_one_rank_has_zero_bandwidth_and_says_why(shown):
 
 
 def test_mixed_collectives_wait_for_the_end():
-    cases = [case(), case(collective="reduce", root=0), case(nbytes=8)]
+    cases = [case(), case(collective="reduce", root=0), case(size_bytes=8)]
     text = NcclTests(run(ranks=2), cases)
     assert [list(text.done(result(2, case=c))) for c in cases] == [[], [], []]
     started = [line for line in text.end() if "starting" in line]
@@ -138,7 +138,7 @@ def test_the_heading_states_the_least_and_the_end_what_ran(shown):
     assert set(heading(shown(run(result(2), ranks=2), format="nccl-tests"))) >= {"3", "5"}
     asked = run(
         result(2, (9, 8, 7), stop="time"),
-        result(2, (9, 8, 7, 6), case=case(nbytes=8), warmup_ns=[[1]] * 2, stop="time"),
+        result(2, (9, 8, 7, 6), case=case(size_bytes=8), warmup_ns=[[1]] * 2, stop="time"),
         ranks=2,
     )
     asked.header["spec"] |= {"iters": 50, "warmup": 1, "cold": 2}
@@ -152,7 +152,7 @@ def test_the_heading_states_the_least_and_the_end_what_ran(shown):
 
 @pytest.mark.parametrize("status", ["timeout", "oom", "failed"])
 def test_a_failed_case_fails_its_block(shown, status):
-    failed = not_run(status, "so it was", ranks=2, nbytes=8)
+    failed = not_run(status, "so it was", ranks=2, size_bytes=8)
     other = result(2, case=case(collective="broadcast", op=None, root=0))
     text = shown(run(result(2), failed, other, ranks=2), format="nccl-tests")
     assert re.findall("# Out of bounds values : (.*)", text) == ["1 FAILED", "0 OK"]
@@ -163,7 +163,7 @@ def test_a_failed_case_fails_its_block(shown, status):
 
 
 def test_a_barrier_has_a_time_and_nothing_that_was_verified(shown):
-    barrier = case(collective="barrier", nbytes=0, dtype=None, op=None, in_place=False)
+    barrier = case(collective="barrier", size_bytes=0, dtype=None, op=None, in_place=False)
     unchecked = Verification(checked=0, wrong=0)
     text = shown(run(result(2, case=barrier, verification=unchecked), ranks=2), format="nccl-tests")
     assert rows(text) == [("0", "0", "none", "none", "-1") + ("1000.00", "0.00", "0.00", "N/A") * 2]
@@ -180,7 +180,7 @@ def test_nothing_but_unsupported_cases(shown):
 
 
 def test_coalesced_calls_are_aggregated_iterations(shown):
-    asked = case(coalesce=4, nbytes=1000)
+    asked = case(coalesce=4, size_bytes=1000)
     launch = run(result(2, case=asked, time_ns={"host": [[8_000]] * 2}), ranks=2)
     text = shown(launch, format="nccl-tests")
     assert heading(text)[2] == "4"
@@ -189,7 +189,7 @@ def test_coalesced_calls_are_aggregated_iterations(shown):
 
 def test_each_sub_group_is_a_block_with_its_own_ranks(shown):
     def part(number, members):
-        asked = case(group=f"mod:2/{number}", nbytes=1000)
+        asked = case(group=f"mod:2/{number}", size_bytes=1000)
         return result(2, case=asked, members=members)
 
     text = shown(run(part(0, [0, 2]), part(1, [1, 3]), ranks=4), format="nccl-tests")
@@ -198,11 +198,13 @@ def test_each_sub_group_is_a_block_with_its_own_ranks(shown):
     assert re.findall(r"#  Rank +(\d+) .* Pid +(\d+)", text) == [
         *(("0", "100"), ("1", "102"), ("0", "101"), ("1", "103")),
     ]
-    assert "cadence isolated, sub-group mod:2/1\n" in text
+    assert "mode synchronized, sub-group mod:2/1\n" in text
 
 
 def test_splits_and_a_stream_are_explained(shown):
-    asked = case(collective="all_to_all_v", op=None, in_place=False, splits="1,3", cadence="stream")
+    asked = case(
+        collective="all_to_all_v", op=None, in_place=False, splits="1,3", mode="back-to-back"
+    )
     text = shown(run(result(2, case=asked), ranks=2), format="nccl-tests")
     assert "\n# torchcoll: splits 1,3; all_to_all_v: size is the largest sum that a rank " in text
     assert "\n# torchcoll: time is the period over calls of the slowest rank\n" in text

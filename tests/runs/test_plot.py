@@ -13,7 +13,7 @@ from torchcoll import cli
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.file import save
-from torchcoll.curves.show import regimes_figure
+from torchcoll.curves.show import ranges_figure
 from torchcoll.curves.transitions import transitions
 from torchcoll.runs.plot import lines_figure, picture_of
 from torchcoll.startup.cold import cold
@@ -38,7 +38,7 @@ def caption(figure):
 
 def sweep(ranks=8, **changed):
     sizes = (MIB, 4 * MIB, 64 * MIB)
-    return run(*(result(ranks, case=case(nbytes=n, **changed)) for n in sizes), ranks=ranks)
+    return run(*(result(ranks, case=case(size_bytes=n, **changed)) for n in sizes), ranks=ranks)
 
 
 def test_time_and_busbw_of_every_size():
@@ -57,8 +57,8 @@ def test_time_and_busbw_of_every_size():
     # One line needs no name.
     assert legend(left) == []
     assert caption(figure) == (
-        "all_reduce, float32, sum, in place; gloo on cpu, 8 ranks; clock host; cadence isolated; "
-        "completion = max over ranks; line: median over calls; band: p5 to p95 of the calls of a "
+        "all_reduce, float32, sum, in place; gloo on cpu, 8 ranks; clock host; mode synchronized; "
+        "slowest rank = max over ranks; line: median over calls; band: p5 to p95 of the calls of a "
         "launch"
     )
 
@@ -76,7 +76,7 @@ def test_the_spread_of_times_is_that_of_the_bandwidth_upside_down():
 
 
 def test_one_size_has_bars_for_a_band():
-    left, right = figure_of(run(result(case=case(nbytes=MIB)))).axes
+    left, right = figure_of(run(result(case=case(size_bytes=MIB)))).axes
     for axis, ends in ((left, (910_000, 1_090_000)), (right, (1.835008 / 1.09, 1.835008 / 0.91))):
         (bar,) = axis.collections[1].get_segments()
         assert sorted(bar[:, 1]) == pytest.approx(ends)
@@ -84,7 +84,7 @@ def test_one_size_has_bars_for_a_band():
 
 def test_lines_are_named_by_what_they_differ_in():
     (left, _) = figure_of(
-        run(result(case=case(nbytes=MIB)), result(case=case(nbytes=MIB, dtype="bfloat16")))
+        run(result(case=case(size_bytes=MIB)), result(case=case(size_bytes=MIB, dtype="bfloat16")))
     ).axes
     assert legend(left) == ["float32", "bfloat16"]
     (left, _) = figure_of(before=sweep(), after=sweep(dtype="bfloat16")).axes
@@ -104,7 +104,9 @@ def test_names_are_no_formulas_and_none_is_hidden(tmp_path):
 def test_many_names_stand_beside_the_picture():
     ops = ("sum", "max", "min", "prod", "avg")
     results = [
-        result(case=case(nbytes=MIB, op=op, dtype=dtype)) for op in ops for dtype in ("int8", "bf")
+        result(case=case(size_bytes=MIB, op=op, dtype=dtype))
+        for op in ops
+        for dtype in ("int8", "bf")
     ]
     left, right = figure_of(run(*results)).axes
     assert (legend(left), len(legend(right))) == ([], 10)
@@ -118,8 +120,8 @@ def test_a_row_for_each_collective():
 
 
 def test_what_is_wrong_is_a_cross_beside_the_line():
-    bad = result(case=case(nbytes=MIB), status="wrong")
-    left, _ = figure_of(run(bad, result(case=case(nbytes=4 * MIB)))).axes
+    bad = result(case=case(size_bytes=MIB), status="wrong")
+    left, _ = figure_of(run(bad, result(case=case(size_bytes=4 * MIB)))).axes
     line, cross = left.get_lines()
     assert list(line.get_xdata()) == [4 * MIB]
     assert (list(cross.get_xdata()), cross.get_linestyle(), cross.get_marker()) == (
@@ -161,27 +163,27 @@ def test_the_first_calls_over_ranks():
         "steady": [1_000_000] * 2,
     }
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["2", "8"]
-    assert "completion = max over ranks; geometric means over launches, 1 at most" in caption(
+    assert "slowest rank = max over ranks; geometric means over launches, 1 at most" in caption(
         figure
     )
 
 
-def test_laws_and_zones():
+def test_laws_and_transitions():
     # 10 us + n / 1 GB/s up to 64K; from 128K on twice as much time.
     sizes = [1024 << k for k in range(14)]
     times = [(10_000 + n) * (1 if n <= 65536 else 2) for n in sizes]
     results = [
-        result(2, case=case(nbytes=n), time_ns={"host": [[t] * 3] * 2})
+        result(2, case=case(size_bytes=n), time_ns={"host": [[t] * 3] * 2})
         for n, t in zip(sizes, times, strict=True)
     ]
-    figure = regimes_figure(transitions(run(*results, ranks=2)))
+    figure = ranges_figure(transitions(run(*results, ranks=2)))
     left, right = figure.axes
     measured, below, above = left.get_lines()
     assert list(measured.get_ydata()) == pytest.approx(times)
     assert [line.get_xdata()[0] for line in (below, above)] == pytest.approx([1024, 131072])
     assert above.get_ydata()[-1] == pytest.approx(2 * (10_000 + sizes[-1]), rel=0.01)
-    (zone,) = left.patches
-    assert (zone.get_x(), zone.get_x() + zone.get_width()) == (65536, 131072)
+    (span,) = left.patches
+    assert (span.get_x(), span.get_x() + span.get_width()) == (65536, 131072)
     assert "1 to 2 between 64K and 128K" in caption(figure)
     assert right.get_ylabel() == "GB/s algbw"
 
@@ -217,8 +219,8 @@ def test_commands_that_draw_beside_their_tables(tmp_path, capsys, command, word)
     save(run(result(2, (3_000_000, 2_000_000, 1_000_000)), ranks=2), tmp_path / "run.jsonl")
     picture = tmp_path / "a.png"
     assert cli.main([command, str(tmp_path / "run.jsonl"), "--plot", str(picture)]) == 0
-    told = capsys.readouterr()
-    assert word in told.out and told.err == f"torchcoll: picture: {picture}\n"
+    stated = capsys.readouterr()
+    assert word in stated.out and stated.err == f"torchcoll: picture: {picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -17,10 +17,10 @@ def lines_of(*runs, **choices):
 
 def test_one_launch_is_a_line_of_medians_with_the_spread_of_its_calls():
     result = measured(1, time_ns={"host": [[100, 200, 300, 400, 500], [1, 1, 1, 1, 1]]})
-    (line,) = lines_of(run(result, measured(9000, nbytes=1 << 20)))
+    (line,) = lines_of(run(result, measured(9000, size_bytes=1 << 20)))
     first, last = line.points
     # Of 100 .. 500 the 5th percentile lies a fifth of the way from the first to the second.
-    assert (first.nbytes, first.time_ns, first.launches) == (1024, 300, 1)
+    assert (first.size_bytes, first.time_ns, first.launches) == (1024, 300, 1)
     assert (first.low_ns, first.high_ns) == (pytest.approx(120), pytest.approx(480))
     # 2 ranks: the bus factor of all_reduce, 2 (n - 1) / n, is 1. 1 MiB in 9 us.
     assert last.busbw_gbps == pytest.approx((1 << 20) / 9000)
@@ -61,9 +61,9 @@ def test_sides_are_never_pooled():
 
 
 def test_a_wrong_result_is_no_point_of_the_line():
-    (line,) = lines_of(run(measured(100, status="wrong"), measured(200, nbytes=4096)))
-    assert [p.nbytes for p in line.points] == [4096]
-    assert [(p.nbytes, p.time_ns) for p in line.doubted] == [(1024, 100)]
+    (line,) = lines_of(run(measured(100, status="wrong"), measured(200, size_bytes=4096)))
+    assert [p.size_bytes for p in line.points] == [4096]
+    assert [(p.size_bytes, p.time_ns) for p in line.doubted] == [(1024, 100)]
 
 
 def test_a_source_without_samples_has_no_spread():
@@ -82,9 +82,9 @@ def test_a_rehearsal_says_so():
 
 
 def test_the_filter():
-    both = run(measured(100), measured(300, nbytes=1 << 20))
+    both = run(measured(100), measured(300, size_bytes=1 << 20))
     (line,) = lines_of(both, filter="size>=1M")
-    assert [p.nbytes for p in line.points] == [1 << 20]
+    assert [p.size_bytes for p in line.points] == [1 << 20]
     with pytest.raises(UsageError, match="none with a time and a size with dtype=int8"):
         lines_of(both, filter="dtype=int8")
 
@@ -96,7 +96,7 @@ def test_nothing_to_draw():
 
 
 def test_what_has_no_time_is_counted():
-    failed = [measured(1, status="oom", cold_ns=[], time_ns={}, nbytes=n) for n in (4096, 8192)]
+    failed = [measured(1, status="oom", cold_ns=[], time_ns={}, size_bytes=n) for n in (4096, 8192)]
     assert picture_of([side("", [run(measured(100), *failed)])]).notes == [
         "2 cases not drawn: oom, no time"
     ]

@@ -15,8 +15,8 @@ from torchcoll.runs.show import show
 HEADER = """\
 torchcoll 0.1.0: all_reduce, float32, sum, in place
 backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
-clock: host; cadence: isolated (a barrier before every call, outside the stamps)
-completion = max over ranks
+clock: host; mode: synchronized (a barrier before every call, outside the stamps)
+slowest rank = max over ranks
 each case until 5 % precision or 1 s; verification on; the same buffers in every call
 start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 first call 5.00 ms, settled after 2 calls
@@ -47,7 +47,7 @@ def test_one_case_on_8_ranks(shown):
 def test_a_stream_shows_its_period_and_names_its_spread(shown):
     """Two batches, of 30 and 10 ms on the slowest rank, over 20 + 5 calls: 1.6 ms."""
     fast, slow = [1_000_000] * 20 + [2_000_000] * 5, [1_500_000] * 20 + [1_000_000] * 5
-    asked = case(cadence="stream")
+    asked = case(mode="back-to-back")
     text = shown(run(result(2, case=asked, time_ns={"host": [fast, slow]}, batches=[20, 5])))
     assert "\nperiod = time of the batches on the slowest rank / calls\n" in text
     assert (
@@ -63,7 +63,7 @@ def test_a_stream_shows_its_period_and_names_its_spread(shown):
     # Beside calls after a barrier both are named.
     both = shown(run(result(2), result(2, case=asked), ranks=2))
     assert "\n* first call over 3 times the median or period\n" in both
-    assert "completion = max over ranks; period = time of the batches on the slowest" in both
+    assert "slowest rank = max over ranks; period = time of the batches on the slowest" in both
     assert " statistic " in body(both).splitlines()[0] and "  time " in body(both).splitlines()[0]
 
 
@@ -78,7 +78,7 @@ def test_two_modes_are_told_beside_the_median(shown):
     )
     assert " correct [1]\n" in text
     # A period is a mean, which both modes enter.
-    stream = result(2, case=case(cadence="stream"), time_ns={"host": [times] * 2}, batches=[20])
+    stream = result(2, case=case(mode="back-to-back"), time_ns={"host": [times] * 2}, batches=[20])
     assert "two modes" not in shown(run(stream, ranks=2))
 
 
@@ -87,7 +87,7 @@ def test_rows_with_two_modes_share_one_line(shown):
     first = [500_000] * 13 + [2_500_000] * 4 + [3_000_000] * 3
     second = [600_000] * 15 + [4_000_000] * 5
     results = [
-        result(2, case=case(nbytes=size), time_ns={"host": [times] * 2})
+        result(2, case=case(size_bytes=size), time_ns={"host": [times] * 2})
         for size, times in ((64, first), (128, [500_000] * 20), (256, second))
     ]
     text = shown(run(*results, ranks=2))
@@ -99,11 +99,11 @@ def test_rows_with_two_modes_share_one_line(shown):
 
 def test_host_bound_is_told(shown):
     clocks = {"device": [[10_000] * 20], "issue": [[8_000] * 20]}
-    asked = case(cadence="stream", device="cuda", backend="nccl")
+    asked = case(mode="back-to-back", device="cuda", backend="nccl")
     bound = "host-bound: the host takes 8.00 us to issue a call of 10.0 us"
     text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
-    assert f"\n[1] {bound}; --cadence graph shows the device's own time\n" in text
-    asked = case(cadence="stream", device="xpu", backend="xccl")  # captures no graphs
+    assert f"\n[1] {bound}; --mode graph shows the device's own time\n" in text
+    asked = case(mode="back-to-back", device="xpu", backend="xccl")  # captures no graphs
     text = shown(run(result(1, case=asked, time_ns=clocks, batches=[20]), ranks=1))
     assert f"\n[1] {bound}\n" in text
 
@@ -124,8 +124,8 @@ def test_what_measuring_took_of_the_time(shown):
 
 
 def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes(shown):
-    def timed(nbytes, cold, time, ranks=2):
-        asked = case(nbytes=nbytes)
+    def timed(size_bytes, cold, time, ranks=2):
+        asked = case(size_bytes=size_bytes)
         return result(ranks, (cold,), case=asked, time_ns={"host": [[time] * 100] * 2})
 
     text = shown(
@@ -156,12 +156,12 @@ def test_columns_line_up_from_nanoseconds_to_minutes_and_from_bytes_to_terabytes
 
 
 def test_what_varies_becomes_a_column_at_the_left(shown):
-    gather = case(collective="all_gather", op=None, in_place=False, nbytes=8)
+    gather = case(collective="all_gather", op=None, in_place=False, size_bytes=8)
     rows = body(
         shown(
             run(
-                result(cold=(1_000_000,), case=case(nbytes=32)),
-                result(cold=(1_000_000,), case=gather, nbytes=32),
+                result(cold=(1_000_000,), case=case(size_bytes=32)),
+                result(cold=(1_000_000,), case=gather, size_bytes=32),
             )
         )
     )
@@ -185,7 +185,7 @@ def test_status_reason_warnings_and_problems_are_footnotes(shown):
     text = shown(
         run(
             not_run("unsupported", "gloo has no avg\nfor bfloat16"),
-            not_run("oom", nbytes=8),
+            not_run("oom", size_bytes=8),
             result(cold=(1_000_000,), status="wrong", verification=wrong),
             result(cold=(1_000_000,), verification=shaky, warnings=["the clock stepped"]),
             result(cold=(1_000_000,), verification=None),
@@ -236,7 +236,7 @@ def test_fake_backend_says_that_nothing_was_communicated(shown):
 
 
 def test_a_barrier_has_no_size_and_no_bandwidth(shown):
-    barrier = case(collective="barrier", nbytes=0, dtype=None, op=None, in_place=False)
+    barrier = case(collective="barrier", size_bytes=0, dtype=None, op=None, in_place=False)
     text = shown(run(result(cold=(1_000_000,), case=barrier, verification=None)))
     assert body(text) == (
         "    first    median       low      high  calls  verified\n"
@@ -311,7 +311,7 @@ def test_precision_names_the_stretch_that_it_holds_for(shown):
     text = "\nstopped by: precision 2 (within 60 to 180 calls, 2.1 ms to 14 ms)\n"
     assert text in shown(run(first, other))
     assert "\nstopped by: precision 1 (within 60 calls, 2.1 ms)\n" in shown(run(first))
-    columns = shown(run(first, other, result(stop="cap")), columns="nbytes,stop")
+    columns = shown(run(first, other, result(stop="cap")), columns="size_bytes,stop")
     stops = [line.split("  ", 1)[1].strip() for line in body(columns).splitlines()[2:5]]
     assert stops == [
         "precision within 60 calls, 2.1 ms",
@@ -331,8 +331,8 @@ def test_how_buffers_are_reused_is_in_the_header(shown):
     # What the cases are is said, whatever was asked for; a file of before had one way.
     text = shown(run(result(), header={"spec": {"check": True, "iters": 20}}))
     assert "20 calls a case; verification on; the same buffers in every call\n" in text
-    untold = result(case=case(buffer_reuse="unknown"))
-    assert "buffers in every" not in shown(run(untold, header={"spec": {**spec}}))
+    unstated = result(case=case(buffer_reuse="unknown"))
+    assert "buffers in every" not in shown(run(unstated, header={"spec": {**spec}}))
 
 
 def test_splits_are_in_the_header_or_a_column(shown):
@@ -369,7 +369,7 @@ def test_a_run_without_any_facts_has_a_table(shown):
         "torchcoll: all_reduce, float32, sum, in place\nbackend: gloo; 2 ranks\n"
     )
     assert shown(Run()) == (
-        "torchcoll:\nbackend: unknown; 0 ranks\ncompletion = max over ranks\nno case has ended\n"
+        "torchcoll:\nbackend: unknown; 0 ranks\nslowest rank = max over ranks\nno case has ended\n"
         "FAIL the run did not end\n"
     )
 
@@ -427,7 +427,7 @@ def test_200_columns_show_everything(on_terminal):
 
 
 def test_numbers_stay_whole_even_where_nothing_fits(on_terminal):
-    text = on_terminal(run(result(case=case(nbytes=1 << 62))), columns=20)
+    text = on_terminal(run(result(case=case(size_bytes=1 << 62))), columns=20)
     # 2**62 B / 1 ms x 1.75. Tables below each other; what is too wide for any is not cut.
     assert "4194304T 1.000 ms\n" in text
     assert "4194304T 8070450532247.929\n" in text
@@ -458,7 +458,7 @@ def test_the_algorithm_is_shown_where_a_log_named_it(shown, on_terminal):
 
 
 def test_columns_chosen_by_name_are_never_hidden(on_terminal):
-    names = "median_ns,nbytes,nbytes_in,nbytes_out,count,low_ns,high_ns,p99_ns,status"
+    names = "median_ns,size_bytes,bytes_in,bytes_out,count,low_ns,high_ns,p99_ns,status"
     text = on_terminal(run(result()), columns=30, names=names)
     assert max(map(len, body(text).splitlines())) <= 30
     assert [line for line in body(text).splitlines() if line.startswith(" 64M")] == [
@@ -537,7 +537,7 @@ def test_a_pipe_in_an_ascii_locale_gets_escapes_and_no_error():
 def test_over_ranks_clock_and_percentiles(shown):
     asked = run(result(cold=(1_000_000,)))
     text = shown(asked, over_ranks="min", percentiles="0,100")
-    assert "\ntime = min over ranks, not the completion\n" in text
+    assert "\ntime = min over ranks, not the slowest rank\n" in text
     assert body(text).splitlines()[2].split() == [
         *("64M", "1.000", "ms", "500.0", "us", "500.0", "us", "500.0", "us"),
         *("500.0", "us", "500.0", "us", "21", "134.218", "234.881", "correct"),
@@ -600,8 +600,8 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
             "metric: got time, expected --pivot beside it. A table has --columns.",
         ),
         (
-            {"columns": "nbytes,calls", "format": "nccl-tests"},
-            "columns: got nbytes,calls, expected none with --format nccl-tests",
+            {"columns": "size_bytes,calls", "format": "nccl-tests"},
+            "columns: got size_bytes,calls, expected none with --format nccl-tests",
         ),
         ({"columns": "all", "pivot": "ranks"}, "columns: got all, expected none with --pivot"),
         (
@@ -620,7 +620,7 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
             {"pivot": "size"},
             "pivot: got size, expected one of collective, backend, device, ranks, dtype, op, root, "
             "in_place, group, buffers, buffer_reuse, asynchronous, coalesce, rehearsal, splits, "
-            "communicator, cadence, clock, label, label=KEY, file",
+            "communicator, mode, clock, label, label=KEY, file",
         ),
         ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
     ],
@@ -635,7 +635,7 @@ def test_unknown_column_lists_the_known(shown):
     with pytest.raises(
         UsageError, match=r"^columns: got speed, expected all, or some of collective, "
     ):
-        shown(run(result()), columns="nbytes,speed")
+        shown(run(result()), columns="size_bytes,speed")
 
 
 def test_no_file_at_all(shown):

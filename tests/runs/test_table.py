@@ -11,7 +11,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.runs.export import table
 
-CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run() -> Run:
         "ok",
         2,
         count=250,
-        nbytes=1000,
+        size_bytes=1000,
         cold_ns=[[9_000], [8_000]],
         time_ns={"host": [[1_000, 2_000, 3_000], [2_000, 1_000, 1_000]]},
     )

@@ -30,13 +30,13 @@ VALUES = {
     "rehearsal": False,
     "splits": None,
     "communicator": "shared",
-    "cadence": "isolated",
+    "mode": "synchronized",
     "clock": "host",
-    "nbytes_requested": 67108864,
-    "nbytes": 67108864,
+    "size_bytes_requested": 67108864,
+    "size_bytes": 67108864,
     "count": 16777216,
-    "nbytes_in": 67108864,
-    "nbytes_out": 67108864,
+    "bytes_in": 67108864,
+    "bytes_out": 67108864,
     "first_call_ns": 5000000,
     "second_call_ns": 1100000,
     "statistic": "median",
@@ -80,11 +80,13 @@ def test_json_of_several_runs_and_of_a_truncated_one(shown):
 
 
 def test_json_of_chosen_columns_and_percentiles(shown):
-    text = shown(run(result()), format="json", columns="nbytes,median_ns", percentiles="0,50,99.9")
+    text = shown(
+        run(result()), format="json", columns="size_bytes,median_ns", percentiles="0,50,99.9"
+    )
     # The last of 21 calls is 1.10 ms, the one before 1.09 ms: 99.9 % is 0.98 of the way.
     (row,) = json.loads(text)["rows"]
     assert row.pop("p99.9_ns") == 1099800
-    assert row == {"nbytes": 67108864, "median_ns": 1000000, "p0_ns": 900000, "p50_ns": 1000000}
+    assert row == {"size_bytes": 67108864, "median_ns": 1000000, "p0_ns": 900000, "p50_ns": 1000000}
 
 
 def test_csv_has_every_field_and_nothing_for_unknown(shown):
@@ -222,7 +224,7 @@ def test_calls_for_machines_are_raw_and_of_all_clocks(shown):
 
 
 def test_per_rank_of_a_case_that_failed_and_of_a_missing_clock_says_so(shown):
-    launch = run(result(2, case=case(cadence="stream")), not_run("oom", ranks=2), ranks=2)
+    launch = run(result(2, case=case(mode="back-to-back")), not_run("oom", ranks=2), ranks=2)
     text = shown(launch, per_rank=True)
     assert "\nall_reduce 64M float32 sum on gloo, in place\noom\n" in text
     assert "\nno calls on the device clock\n" in shown(
@@ -291,7 +293,7 @@ def test_samples_of_several_calls_weigh_as_many(shown):
     launch = run(
         result(
             2,
-            case=case(cadence="stream"),
+            case=case(mode="back-to-back"),
             cold_ns=[[90_000], [90_000]],
             lead_ns=[[50_000, 40_000], [51_000, 41_000]],
             time_ns={"device": device, "issue": [[7] * 31] * 2},
@@ -326,7 +328,7 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
     launch = run(
         result(
             2,
-            case=case(cadence="stream"),
+            case=case(mode="back-to-back"),
             time_ns={"host": [[10_000, 10_000, 40_000], [20_000, 20_000, 26_000]]},
             batches=[3],
         ),
@@ -344,7 +346,7 @@ def test_per_rank_of_a_stream_has_each_ranks_period(shown):
 
 
 def test_calls_of_a_stream_are_no_completions(shown):
-    text = shown(run(result(2, case=case(cadence="stream")), ranks=2), calls=True)
+    text = shown(run(result(2, case=case(mode="back-to-back")), ranks=2), calls=True)
     assert "completion " not in text.replace("not the completion", "")
     assert "\ncall  kind         max    fastest  rank   slowest  rank\n" in text
 
@@ -356,16 +358,16 @@ def timed(ns, ranks=2, **changed):
 def test_pivot_by_collective(shown):
     gather = {"collective": "all_gather", "op": None, "in_place": False}
     launch = run(
-        timed(1_000, nbytes=1000),
-        timed(1_000, nbytes=1 << 20),
-        timed(1_000, nbytes=1000, **gather),
-        not_run("skipped", ranks=2, nbytes=1 << 20, **gather),
+        timed(1_000, size_bytes=1000),
+        timed(1_000, size_bytes=1 << 20),
+        timed(1_000, size_bytes=1000, **gather),
+        not_run("skipped", ranks=2, size_bytes=1 << 20, **gather),
         ranks=2,
     )
     assert shown(launch, pivot="collective") == (
         "torchcoll 0.1.0: all_reduce, all_gather, float32, sum\n"
         "backend: gloo of torch 2.13.0; 2 ranks on vm, cpu\n"
-        "median over calls, max over ranks; clock: host; cadence: isolated\n"
+        "median over calls, max over ranks; clock: host; mode: synchronized\n"
         "\n"
         "busbw in GB/s by collective\n"
         "\n"
@@ -379,7 +381,7 @@ def test_pivot_by_collective(shown):
 
 def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(shown):
     def launch(label, ns, torch):
-        made = run(timed(ns, nbytes=1000), ranks=2)
+        made = run(timed(ns, size_bytes=1000), ranks=2)
         made.header["spec"]["labels"] = {"driver": label}
         variables = {"NCCL_ALGO": "Ring"} if label == "550" else {}
         made.header["environment"] = {
@@ -398,7 +400,7 @@ def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(sh
     assert text == (
         "3 launches: all_reduce, float32, sum, in place\n"
         "backend: gloo; device: cpu; ranks: 2\n"
-        "median over calls, max over ranks; clock: host; cadence: isolated\n"
+        "median over calls, max over ranks; clock: host; mode: synchronized\n"
         "\n"
         "median time by label=driver, median of 1 to 2 results\n"
         "\n"
@@ -411,9 +413,9 @@ def test_pivot_by_label_reads_launches_as_their_median_and_names_what_differs(sh
 
 def test_pivot_never_mixes_what_it_does_not_show(shown):
     launch = run(
-        timed(1_000, nbytes=1000, dtype="float32"),
-        timed(2_000, nbytes=1000, dtype="float16"),
-        timed(4_000, nbytes=1000, ranks=4, dtype="float16"),
+        timed(1_000, size_bytes=1000, dtype="float32"),
+        timed(2_000, size_bytes=1000, dtype="float16"),
+        timed(4_000, size_bytes=1000, ranks=4, dtype="float16"),
         ranks=2,
     )
     text = shown(launch, pivot="ranks", metric="algbw")
@@ -434,9 +436,9 @@ def test_pivot_names_the_file_of_a_problem(shown, tmp_path):
 def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
     def launch(name, splits, communicator="shared"):
         asked = {"collective": "all_to_all_v", "op": None, "in_place": False, "splits": splits}
-        made = run(timed(1_000, nbytes=1000, **asked), ranks=2)
+        made = run(timed(1_000, size_bytes=1000, **asked), ranks=2)
         made.results[0].communicator = communicator
-        made.results[0].busiest_nbytes = 500
+        made.results[0].busiest_bytes = 500
         made.path = tmp_path / name
         return made
 
@@ -454,13 +456,19 @@ def test_pivot_tells_splits_and_communicators_apart(shown, tmp_path):
 
 
 def test_pivot_by_ranks_is_in_ascending_order(shown):
-    launch = run(*(timed(1_000, ranks=n, nbytes=1000) for n in (16, 2, 8)), ranks=16)
+    launch = run(*(timed(1_000, ranks=n, size_bytes=1000) for n in (16, 2, 8)), ranks=16)
     assert "\nsize      2      8     16\n" in shown(launch, pivot="ranks")
 
 
 def test_pivot_leaves_out_what_has_no_bandwidth(shown):
-    barrier = {"collective": "barrier", "nbytes": 0, "dtype": None, "op": None, "in_place": False}
-    launch = run(timed(1_000, nbytes=1000), timed(2_000, **barrier), ranks=2)
+    barrier = {
+        "collective": "barrier",
+        "size_bytes": 0,
+        "dtype": None,
+        "op": None,
+        "in_place": False,
+    }
+    launch = run(timed(1_000, size_bytes=1000), timed(2_000, **barrier), ranks=2)
     assert shown(launch, pivot="collective").split("\n\n", 1)[1] == (
         "busbw in GB/s by collective\n"
         "\n"
@@ -475,16 +483,16 @@ def test_pivot_leaves_out_what_has_no_bandwidth(shown):
 
 
 def test_pivot_of_a_stream_is_no_completion(shown):
-    text = shown(run(timed(1_000, cadence="stream"), ranks=2), pivot="ranks")
-    assert "period over calls, max over ranks; clock: host; cadence: stream\n" in text
+    text = shown(run(timed(1_000, mode="back-to-back"), ranks=2), pivot="ranks")
+    assert "period over calls, max over ranks; clock: host; mode: back-to-back\n" in text
     assert "median" not in text and "aligned" not in text
-    text = shown(run(timed(1_000, cadence="unknown"), ranks=2), pivot="ranks")
-    assert "; cadence: unknown; ranks are not aligned: the maximum over ranks is not the " in text
+    text = shown(run(timed(1_000, mode="unknown"), ranks=2), pivot="ranks")
+    assert "; mode: unknown; ranks are not aligned: the maximum over ranks is no call's" in text
 
 
 def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, on_terminal):
     names = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "sendrecv")
-    launch = run(*(timed(1_000, nbytes=1000, collective=name) for name in names), ranks=2)
+    launch = run(*(timed(1_000, size_bytes=1000, collective=name) for name in names), ranks=2)
     text = on_terminal(launch, columns=40, pivot="collective")
     tables = text.split("\n\n", 2)[2]
     assert max(map(len, tables.splitlines())) <= 40
@@ -499,9 +507,11 @@ def test_a_wide_pivot_is_several_tables_on_a_terminal_and_one_in_a_pipe(shown, o
 
 
 def resumed(tmp_path):
-    first = run(timed(1_000, nbytes=8), ranks=2, end={"status": "interrupted", "reason": "SIGINT"})
+    first = run(
+        timed(1_000, size_bytes=8), ranks=2, end={"status": "interrupted", "reason": "SIGINT"}
+    )
     first.events = [{"kind": "signal", "message": "SIGINT"}]
-    further = run(timed(2_000, nbytes=32), ranks=2)
+    further = run(timed(2_000, size_bytes=32), ranks=2)
     further.header |= {"run_id": "r2", "environment": {**first.environment, "torch": "2.14.0"}}
     further.members[1]["host"] = "vm2"
     save(first, tmp_path / "a.jsonl")

@@ -100,7 +100,7 @@ def test_each_backend_of_a_launch_has_its_own_first_call():
 
 def test_the_launches_of_a_continuation_are_launches():
     first = run(measured(100))
-    later = run(measured(100, nbytes=2048, cold_ns=[[77, 7]] * 2))
+    later = run(measured(100, size_bytes=2048, cold_ns=[[77, 7]] * 2))
     first.results += later.results
     first.continuations.append(later)
     assert [row.call_ns(1) for row in cold(first).rows] == [300, 77]
@@ -108,8 +108,8 @@ def test_the_launches_of_a_continuation_are_launches():
 
 def test_a_stream_is_not_read_on_the_clock_of_the_first_calls():
     launch = start([3, 2, 1])
-    launch.results[0] = measured(0, cadence="stream", time_ns={"device": [[50, 60]] * 2})
-    assert "steady: device clock, stream cadence" in " ".join(cold(launch).notes)
+    launch.results[0] = measured(0, mode="back-to-back", time_ns={"device": [[50, 60]] * 2})
+    assert "steady: device clock, back-to-back mode" in " ".join(cold(launch).notes)
 
 
 def test_nothing_that_tells_a_first_call(tmp_path):
@@ -179,7 +179,7 @@ def jobs(ratios, ranks=2, first=10.0, name=""):
 def test_one_job_is_no_evidence():
     first, scale = cold(jobs([0.5])).scales
     assert first.again is None
-    assert (scale.again.judged.verdict, scale.again.judged.reason) == ("unclear", "1 job")
+    assert (scale.again.judged.result, scale.again.judged.reason) == ("unclear", "1 job")
     assert scale.again.judged.ratio.ratio == pytest.approx(0.5)
     assert cold(jobs([0.5])).again == []  # one number of ranks: nothing to pool
     assert cold([start([2, 1, 1]), start([1, 1, 1])]).scales[0].again is None  # no job
@@ -195,14 +195,14 @@ def test_the_second_launch_of_the_same_job():
     half = 4.3027 * 0.1 / math.sqrt(3)
     assert judged.ratio.high == pytest.approx(math.exp(0.2 + half), rel=1e-4)
     assert judged.p_value == pytest.approx(0.0742, abs=1e-4)
-    assert judged.verdict == "unclear"
+    assert judged.result == "unclear"
     assert judged.reason.startswith("p 0.074, needs ")
     assert judged.reason.endswith(" jobs")
     assert (scale.again.figure, scale.again.others) == ("time to first result", 0)
 
 
 @pytest.mark.parametrize(
-    ("ratios", "verdict"),
+    ("ratios", "result"),
     [
         ([0.5, 0.52, 0.49, 0.51], "faster"),
         ([2.0, 2.1, 1.9, 2.0], "slower"),
@@ -210,11 +210,11 @@ def test_the_second_launch_of_the_same_job():
         ([1.0, 1.0, 1.0], "unclear"),
     ],
 )
-def test_verdicts_on_the_second_launch(ratios, verdict):
+def test_verdicts_on_the_second_launch(ratios, result):
     *others, scale = cold(jobs(ratios)).scales
-    assert scale.again.judged.verdict == verdict
+    assert scale.again.judged.result == result
     # What is shown to be the same is one line, anything else one for each place.
-    assert [one.in_job for one in (*others, scale)] == ([""] if verdict == "same" else ["1", "2"])
+    assert [one.in_job for one in (*others, scale)] == ([""] if result == "same" else ["1", "2"])
 
 
 def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
@@ -224,7 +224,7 @@ def test_two_launches_of_a_job_that_are_not_alike_have_no_mean():
     assert found.scales[0].first_ns == pytest.approx(257e9)
     # The geometric mean of 1.46 s and 1.5 s.
     assert found.scales[1].first_ns == pytest.approx(1.4799e9, rel=1e-4)
-    assert found.scales[1].again.judged.verdict == "faster"
+    assert found.scales[1].again.judged.result == "faster"
 
 
 def test_later_launches_of_a_job_are_not_told_apart():
@@ -256,7 +256,7 @@ def test_a_third_launch_that_differs_is_not_averaged_with_the_first_two(third, p
     assert [(one.in_job, one.launches) for one in found.scales] == places
     # Logarithms of the first two: half of them 0, the others' sum that of the noise, 0.
     assert found.scales[0].first_ns == pytest.approx(100 * MS, rel=0.001)
-    assert found.scales[0].again.judged.verdict == "same"
+    assert found.scales[0].again.judged.result == "same"
 
 
 def test_jobs_of_several_numbers_of_ranks_are_judged_together_too():
@@ -278,18 +278,18 @@ def test_only_launches_that_are_alike_are_a_pair():
 # -- late ------------------------------------------------------------------------------------
 
 
-def later(first, nbytes=4096, settled=1000, label="", **changed):
+def later(first, size_bytes=4096, settled=1000, label="", **changed):
     """A case that is not the launch's first."""
     cold_ns = [[first, settled, settled]] * 2
     choices = [Choice(*label.split("/"))] if label else []
     changed = {"ordinal": 30, "choices": choices, **changed}
-    return measured(settled, nbytes=nbytes, cold_ns=cold_ns, **changed)
+    return measured(settled, size_bytes=size_bytes, cold_ns=cold_ns, **changed)
 
 
 def test_a_late_connect_is_told_from_a_settled_case():
     runs = [start([9, 1, 1], 2, 1000, later(50_000), later(2000, 8192)) for _ in range(2)]
     (late,) = cold(runs).late
-    assert (late.nbytes, late.ordinal, late.cold, late.launches) == (4096, 30, 2, 2)
+    assert (late.size_bytes, late.ordinal, late.cold, late.launches) == (4096, 30, 2, 2)
     assert (late.first_ns, late.settled_ns, late.why) == (
         pytest.approx(50_000),
         pytest.approx(1000),
@@ -320,13 +320,13 @@ def test_the_first_use_of_an_algorithm_is_named():
         later(1200, 32768, label="RING/SIMPLE"),
     ]
     tree, ring = cold(launch).late
-    assert (tree.nbytes, tree.why, tree.algorithm, tree.cold) == (
+    assert (tree.size_bytes, tree.why, tree.algorithm, tree.cold) == (
         8192,
         "first of TREE/SIMPLE",
         "TREE/SIMPLE",
         1,
     )
-    assert (ring.nbytes, ring.why, ring.cold) == (32768, "first of RING/SIMPLE", 0)
+    assert (ring.size_bytes, ring.why, ring.cold) == (32768, "first of RING/SIMPLE", 0)
 
 
 def test_communicators_of_their_own():
@@ -336,7 +336,7 @@ def test_communicators_of_their_own():
 
 
 def test_one_rank_connects_to_nobody():
-    alone = measured(1000, 1, nbytes=4096, cold_ns=[[50_000, 1000]], ordinal=30)
+    alone = measured(1000, 1, size_bytes=4096, cold_ns=[[50_000, 1000]], ordinal=30)
     assert cold(start([9, 1, 1], 1, 1000, alone)).late == []
 
 

@@ -66,7 +66,7 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
     found = json.loads(capsys.readouterr().out)
     (fit,) = found["fits"]
     # 0.5 s more each time the ranks double.
-    assert (fit["figure"], fit["verdict"]) == ("1st call of the launch", "log2 n")
+    assert (fit["figure"], fit["result"]) == ("1st call of the launch", "log2 n")
     assert fit["laws"][0]["slope_ns"] == pytest.approx(0.505e9, rel=0.02)
     assert [row["launch_first_call_ns"] for row in found["rows"][:1]] == [
         pytest.approx(1.01e9, rel=1e-3)
@@ -76,7 +76,7 @@ def test_their_growth_is_told_by_scaling(seven_jobs, capsys):
 
 def saved(tmp_path):
     """Two jobs of two launches, and one launch of four ranks, as files."""
-    more = measured(1000, nbytes=4096, cold_ns=[[60_000, 1000, 900]] * 2, ordinal=20)
+    more = measured(1000, size_bytes=4096, cold_ns=[[60_000, 1000, 900]] * 2, ordinal=20)
     more.choices = [Choice("TREE", "LL")]
     phases = {
         "import_torch": [800 * MS, 900 * MS],
@@ -133,7 +133,7 @@ def test_json_and_csv_have_base_units(tmp_path, capsys):
 def test_show_prints_what_cold_returns(tmp_path):
     out = io.StringIO()
     torchcoll.show(torchcoll.cold(saved(tmp_path)), format="markdown", file=out)
-    assert out.getvalue().startswith("- all_reduce, 1K, float32, sum, gloo\n- completion = max")
+    assert out.getvalue().startswith("- all_reduce, 1K, float32, sum, gloo\n- slowest rank = max")
     assert "| launch | job |" in out.getvalue()
 
 
@@ -144,7 +144,7 @@ def test_a_scaling_table(tmp_path, capsys):
             save(launch, tmp_path / f"{ranks}-{k}.jsonl")
     assert main(["scaling", str(tmp_path), "--sizes", "1K", "--link-gbps", "1"]) == 0
     shown = lines(capsys)
-    assert shown[1] == "completion = max over ranks; geometric means over the launches"
+    assert shown[1] == "slowest rank = max over ranks; geometric means over the launches"
     assert shown[2] == "share: busbw of the 1 GB/s of --link-gbps"
     # 1024 B in 20 us on 2 ranks are 0.0512 GB/s; on 8, 1024 x 1.75 / 80 us.
     assert "1K 2 1 2 20.00 us 0.051 5.1 % 2.000 ms 20.0 us to 20.0 us" in shown

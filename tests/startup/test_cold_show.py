@@ -16,7 +16,7 @@ from torchcoll.startup.show import show_cold
 
 def launches():
     """Two launches of a job on each of 2, 4 and 8 ranks; a later case that is cold again."""
-    later = {"case": case(nbytes=8), "cold": (90_000_000, 1_000_000, 1_000_000), "ordinal": 20}
+    later = {"case": case(size_bytes=8), "cold": (90_000_000, 1_000_000, 1_000_000), "ordinal": 20}
     return [
         run(
             result(ranks, (5_000_000 * ranks, 2_000_000, 1_000_000)),
@@ -56,8 +56,8 @@ def test_columns_that_nothing_fills_are_left_out():
 
 
 def test_a_kind_is_named_by_the_usual_and_by_what_differs():
-    common = {"collective": "all_reduce", "ranks": 4, "cadence": "isolated"}
-    kinds = [common | {"nbytes": n, "label=kernel": k} for n, k in ((8, "old"), (4096, "new"))]
+    common = {"collective": "all_reduce", "ranks": 4, "mode": "synchronized"}
+    kinds = [common | {"size_bytes": n, "label=kernel": k} for n, k in ((8, "old"), (4096, "new"))]
     assert kind_texts(kinds) == [
         "all_reduce, 8 bytes, 4 ranks, kernel old",
         "all_reduce, 4K, 4 ranks, kernel new",

@@ -13,7 +13,7 @@ import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.training.advise import MeasuredCurve
-from torchcoll.training.advise import _verdict as verdict
+from torchcoll.training.advise import _result as result
 from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB
@@ -29,8 +29,8 @@ def exposed(advice):
     return {row.name: pytest.approx(row.exposed_ns / MS) for row in rows}
 
 
-def verdicts(advice):
-    return {row.name: row.verdict for row in advice.rows}
+def results(advice):
+    return {row.name: row.result for row in advice.rows}
 
 
 def plan(cap, *buckets, dtype="float32", **changed):
@@ -43,8 +43,8 @@ def plan(cap, *buckets, dtype="float32", **changed):
 
 
 def test_between_sizes_time_is_a_line():
-    two_regimes = MeasuredCurve((10, 20, 40), (100.0, 110.0, 200.0))
-    assert [two_regimes.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
+    two_ranges = MeasuredCurve((10, 20, 40), (100.0, 110.0, 200.0))
+    assert [two_ranges.time_ns(n) for n in (10, 15, 20, 30, 40)] == [100, 105, 110, 155, 200]
 
 
 def test_outside_of_the_sizes():
@@ -79,7 +79,7 @@ def test_where_the_computation_is_the_limit():
     # 80 ms of backward: all hides but the last bucket, 1 + c ms.
     found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8], backward_ms=80)
     assert exposed(found) == {"default": 8, "1": 2, "2": 3, "4": 5, "8": 9}
-    assert verdicts(found) == {
+    assert results(found) == {
         "default": "worse", "1": "best", "2": "within 2 %", "4": "worse", "8": "worse",
     }  # fmt: skip
     assert (found.low_cap_mb, found.high_cap_mb) == (1, 2)
@@ -116,7 +116,7 @@ def test_16_bits_an_element():
     assert any("measured in bfloat16" in note for note in found.notes)
     # Gradients that have 16 bits gain nothing.
     found = torchcoll.advise(2 * EIGHT, curve(), dtype="bf16", backward_ms=80)
-    assert found.nbytes == 8 * MIB
+    assert found.size_bytes == 8 * MIB
     assert found.compression is None and found.rows[0].exposed_16bit_ns is None
 
 
@@ -141,7 +141,7 @@ def test_one_launch_has_the_spread_of_its_calls():
     assert found.best.name == "2"
     own = rows["4"]
     assert (own.ratio, own.ratio_low, own.ratio_high) == pytest.approx((1, 24 / 26, 10.5 / 9.5))
-    assert verdicts(found)["1"] == "within noise"  # 9 for 9.5 in the fast calls
+    assert results(found)["1"] == "within noise"  # 9 for 9.5 in the fast calls
     assert found.low_cap_mb == 1
     assert found.launches == 1 and any(note.startswith("one launch") for note in found.notes)
 
@@ -157,22 +157,22 @@ def test_launches_are_paired():
     assert row.ratio_low == pytest.approx(row.ratio / math.exp(half), rel=1e-4)
     assert row.ratio_high == pytest.approx(row.ratio * math.exp(half), rel=1e-4)
     assert (row.exposed_low_ns, row.exposed_high_ns) == pytest.approx((10 * MS, 12 * MS))
-    assert (found.launches, row.verdict) == (2, "within noise")
+    assert (found.launches, row.result) == (2, "within noise")
 
 
 def test_many_launches_tell():
     six = [curve(line(latency)) for latency in (1, 1.01, 0.99, 1.02, 0.98, 1)]
     found = torchcoll.advise(EIGHT, six, caps_mb=[4, 8], backward_ms=0)
-    assert verdicts(found) == {"default": "worse", "4": "worse", "8": "best"}
+    assert results(found) == {"default": "worse", "4": "worse", "8": "best"}
     assert by_name(found)["4"].ratio == pytest.approx(10 / 9, rel=1e-3)
     assert not any(note.startswith("one launch") for note in found.notes)
 
 
 def test_a_curve_without_a_spread():
-    means = run(*(given(MS * line()(n), nbytes=n) for n in SIZES))
+    means = run(*(given(MS * line()(n), size_bytes=n) for n in SIZES))
     found = torchcoll.advise(EIGHT, means, caps_mb=[4, 8], backward_ms=0)
     row = by_name(found)["4"]
-    assert (row.ratio, row.ratio_low, row.verdict) == (pytest.approx(10 / 9), None, "worse")
+    assert (row.ratio, row.ratio_low, row.result) == (pytest.approx(10 / 9), None, "worse")
     assert any("it tells no spread" in note for note in found.notes)
 
 
@@ -183,7 +183,7 @@ def test_beyond_the_curve_nothing_is_chosen():
     # One bucket of 8 MiB would be best: it was not measured.
     found = torchcoll.advise(EIGHT, curve(sizes=SIZES[:3]), caps_mb=[2, 4, 8], backward_ms=0)
     assert by_name(found)["8"].communication_ns == pytest.approx(9 * MS)  # the last piece goes on
-    assert verdicts(found) == {
+    assert results(found) == {
         "default": "beyond the curve", "2": "worse", "4": "best", "8": "beyond the curve",
     }  # fmt: skip
     (note,) = [note for note in found.notes if note.startswith("beyond the curve")]
@@ -195,13 +195,15 @@ def test_beyond_the_curve_nothing_is_chosen():
 def test_beyond_the_curve_there_is_no_spread():
     """The slow calls of the largest size are the faster ones: their curve would go on flat."""
     falling = run(
-        measured(MS, nbytes=MIB, device="cuda", time_ns={"host": [[MS] * 19 + [20 * MS] * 2] * 2}),
-        measured(2 * MS, nbytes=2 * MIB, device="cuda"),
+        measured(
+            MS, size_bytes=MIB, device="cuda", time_ns={"host": [[MS] * 19 + [20 * MS] * 2] * 2}
+        ),
+        measured(2 * MS, size_bytes=2 * MIB, device="cuda"),
     )
     found = torchcoll.advise(EIGHT, falling, caps_mb=[2, 8], backward_ms=0)
     # 1 ms a MiB goes on; the p95 falls from 20 ms to 2 and would stay there, below the estimate.
     whole = by_name(found)["8"]
-    assert (whole.exposed_ns, whole.verdict) == (pytest.approx(8 * MS), "beyond the curve")
+    assert (whole.exposed_ns, whole.result) == (pytest.approx(8 * MS), "beyond the curve")
     assert (whole.communication_low_ns, whole.communication_high_ns) == (None, None)
     assert (whole.exposed_low_ns, whole.exposed_high_ns) == (None, None)
     assert (whole.ratio, whole.ratio_low, whole.ratio_high) == (pytest.approx(1), None, None)
@@ -229,7 +231,7 @@ def test_sizes_that_not_all_launches_have():
 def test_without_a_backward_time_there_is_no_proposal():
     found = torchcoll.advise(EIGHT, curve(), caps_mb=[1, 2, 4, 8])
     assert found.best is None
-    assert {row.verdict for row in found.rows} == {""}
+    assert {row.result for row in found.rows} == {""}
     assert {row.exposed_ns for row in found.rows} == {None}
     # The default communicates for 10 ms. In 2.5 ms its first bucket is gone when the second is
     # ready: 8 ms, with 4 MiB 1.25 + 10 - 2.5. In 10 ms 2 MiB leave 2.5 + 12 - 10, 4 MiB 5; in 40
@@ -267,14 +269,14 @@ def test_sent_buckets_put_together_become_ready_as_captured():
 
 
 def of_sent(*sizes, caps_mb, dtypes=("float32",)):
-    """name: (buckets, KiB of the largest, verdict) where buckets of so many KiB were sent."""
+    """name: (buckets, KiB of the largest, result) where buckets of so many KiB were sent."""
     found = traffic([[(kib / 1024, at) for at, kib in enumerate(sizes)]] * 2)
     for calls in found.calls.values():
         calls[:] = [dataclasses.replace(call, dtype=dtypes[i % len(sizes) % len(dtypes)])
                     for i, call in enumerate(calls)]  # fmt: skip
     advice = torchcoll.advise(found, curve(), caps_mb=caps_mb, backward_ms=0, accumulate=1)
     return advice, {
-        row.name: (row.buckets, row.largest_nbytes and row.largest_nbytes / 1024, row.verdict)
+        row.name: (row.buckets, row.largest_bytes and row.largest_bytes / 1024, row.result)
         for row in advice.rows
     }
 
@@ -337,7 +339,7 @@ def test_one_bucket_stays_one_with_larger_caps():
 def test_buckets_of_the_default_are_not_judged_again():
     # 25 MiB hold what is left after 1 MiB: with a plan of the same buckets it is no noise.
     found = torchcoll.advise([plan(None, 1, 7), plan(8, 1, 7), plan(1, 8)], curve(), backward_ms=0)
-    assert verdicts(found) == {"default": "worse", "8": "as the default", "1": "best"}
+    assert results(found) == {"default": "worse", "8": "as the default", "1": "best"}
 
 
 def test_traffic_of_a_device_tells_only_the_step():
@@ -358,11 +360,11 @@ def test_gradients_that_are_accumulated():
     # Without no_sync a step of two passes sends twice.
     twice = [(2, 12), (6, 18), (2, 32), (6, 38)]
     found = torchcoll.advise(traffic([twice] * 2), curve(), accumulate=2)
-    assert (found.nbytes, found.accumulate) == (8 * MIB, 2)
+    assert (found.size_bytes, found.accumulate) == (8 * MIB, 2)
     assert found.backward_ns == pytest.approx(8 * MS)  # 6 ms for 6 of 8 MiB
     # With it, once.
     found = torchcoll.advise(traffic([STEADY] * 2), curve(), accumulate=2)
-    assert found.nbytes == 8 * MIB
+    assert found.size_bytes == 8 * MIB
 
 
 def test_what_a_program_sums_itself_is_no_gradient():
@@ -375,7 +377,7 @@ def test_what_a_program_sums_itself_is_no_gradient():
             other = TrafficCall("all_reduce", MIB, MIB, "float32", group="1", step=step)
             calls += [loss, count, other, TrafficCall("broadcast", MIB, MIB, "float32", step=step)]
     found = torchcoll.advise(sent, curve())
-    assert found.nbytes == 8 * MIB
+    assert found.size_bytes == 8 * MIB
 
 
 def test_a_plan_as_traffic():
@@ -389,12 +391,12 @@ def test_traffic_in_a_file(tmp_path):
     torchcoll.save(curve(), tmp_path / "runs" / "a.jsonl")
     torchcoll.save(curve(), tmp_path / "runs" / "b.jsonl")
     found = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs")
-    assert (found.nbytes, found.launches) == (8 * MIB, 2)
+    assert (found.size_bytes, found.launches) == (8 * MIB, 2)
     for path in (tmp_path / "t.jsonl", tmp_path / "runs" / "a.jsonl"):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:-1]))
-        told = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs").notes
-        assert sum(f"{path}: truncated" in note for note in told) == 1
+        stated = torchcoll.advise(tmp_path / "t.jsonl", tmp_path / "runs").notes
+        assert sum(f"{path}: truncated" in note for note in stated) == 1
 
 
 def test_compressed_traffic_is_told():
@@ -423,7 +425,7 @@ def sharded():
         ([curve(backend="fake")], "got all_reduce on the backend fake, which communicates nothing"),
         ([curve(coalesce=4)], "got all_reduce coalesced, several timed together"),
         ([curve(status="failed")], "got all_reduce failed, expected all_reduce over sizes"),
-        ([run(*(given(9, nbytes=n) for n in SIZES), rehearse=True)], "got 1 rehearsals"),
+        ([run(*(given(9, size_bytes=n) for n in SIZES), rehearse=True)], "got 1 rehearsals"),
         ([curve(sizes=SIZES[:1])], "curve: got 1 size that its launch has, expected 2 or more"),
         (
             [curve(sizes=SIZES[:2]), curve(sizes=SIZES[2:])],
@@ -506,7 +508,7 @@ def test_another_type_is_told():
 
 
 def test_a_curve_that_does_not_tell_its_ranks():
-    means = run(*(given(MS * line()(n), nbytes=n, ranks=0) for n in SIZES), ranks=0)
+    means = run(*(given(MS * line()(n), size_bytes=n, ranks=0) for n in SIZES), ranks=0)
     found = torchcoll.advise(traffic([STEADY] * 2), means)
     assert "the curve does not tell its number of ranks" in found.notes
 
@@ -561,9 +563,9 @@ def test_calls_that_the_program_waits_for_are_said_to_be_no_ddp():
     ],
 )  # fmt: skip
 def test_arguments_that_a_mistake_makes(arguments, said):
-    given = {"gradients": EIGHT, "curve": curve()} | arguments
+    reported = {"gradients": EIGHT, "curve": curve()} | arguments
     with pytest.raises(UsageError) as raised:
-        torchcoll.advise(given.pop("gradients"), given.pop("curve"), **given)
+        torchcoll.advise(reported.pop("gradients"), reported.pop("curve"), **reported)
     assert str(raised.value) == said
 
 
@@ -578,7 +580,7 @@ def test_on_cpus_nothing_is_hidden():
 
 def test_slower_by_an_unknown_amount_is_not_within_2_percent():
     # The lower end of the interval alone says nothing of how much slower it is.
-    assert [verdict(1.30, 1.01), verdict(1.015, 1.01), verdict(1.30, 0.99)] == [
+    assert [result(1.30, 1.01), result(1.015, 1.01), result(1.30, 0.99)] == [
         "worse",
         "within 2 %",
         "within noise",

@@ -35,14 +35,14 @@ def folder(in_tmp_path):
 
 TABLE = """\
 gradients: 8 MiB of float32: 2,097,152 parameters of float32, without a model: even buckets
-curve: all_reduce float32, on gloo, 2 ranks, isolated, host clock; 256K to 64M, 3 launches
+curve: all_reduce float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches
 backward pass: 80.00 ms (given)
 model: an all_reduce starts when its bucket is ready and the one before it has ended, and takes what the curve says
 exposed = end of the last all_reduce - end of the backward pass; not in it: communication that slows the computation down, and ranks that wait for each other
 low, high = the least and the most of the launches; 95 % over the launches
 ratio = (backward + exposed) / that of the best
 
-bucket_cap_mb  buckets  largest  all_reduce   exposed       low      high  ratio            95 %   exposed  verdict
+bucket_cap_mb  buckets  largest  all_reduce   exposed       low      high  ratio            95 %   exposed  result
                                    together                                                        16 bits
       default        2    7 MiB    10.00 ms  8.000 ms  7.990 ms  8.010 ms  1.073  1.073 to 1.073  4.500 ms  worse
             1        8    1 MiB    16.00 ms  2.000 ms  1.990 ms  2.010 ms  1.000               -  1.500 ms  best
@@ -78,9 +78,9 @@ def test_no_word_is_lost_on_a_narrow_terminal(folder, monkeypatch):
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert max(map(len, lines)) <= 80
     assert "ratio = (backward + exposed) / that of the best" in lines
-    # What the verdict stands on stays as long as the verdict.
-    (heads,) = [line for line in lines if "verdict" in line]
-    assert heads.split()[-3:] == ["ratio", "range", "verdict"]
+    # What the result stands on stays as long as the result.
+    (heads,) = [line for line in lines if "result" in line]
+    assert heads.split()[-3:] == ["ratio", "range", "result"]
     assert "range = least and most ratio with the median, the 5th and the 95th" in " ".join(lines)
     assert any(line.startswith("not shown in 80 columns: ") for line in lines)
 
@@ -90,7 +90,7 @@ def test_a_model_is_planned_for_each_cap(folder, capsys):
     words = "gradients advised:make --backward-ms 8 --format json --bucket-cap-mb 3,25"
     assert main([*words.split(), "--curve", "one.jsonl"]) == 0
     thing = json.loads(capsys.readouterr().out)
-    assert (thing["schema"], thing["nbytes"]) == ("torchcoll-advice/1", 8 * MIB)
+    assert (thing["schema"], thing["size_bytes"]) == ("torchcoll-advice/1", 8 * MIB)
     assert thing["curve"]["launches"] == 1 and thing["curve"]["sizes"] == [MIB // 4, 64 * MIB]
     # Default: 2 and 6 MiB, 8 - 8 + 7. 3: two of 4 MiB, 4 + 10 - 8. 25: 9.
     rows = {row["name"]: row["exposed_ns"] for row in thing["rows"]}
@@ -106,24 +106,24 @@ def test_captured_traffic_in_place_of_a_model(folder, capsys):
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [row["name"] for row in rows] == ["default", "1", "2", "5", "as sent"]
     # Sent were 2, 2 and 4 MiB: 5 MiB hold them all, 10 too.
-    verdicts = ["unknown", "could be as sent", "could be as sent", "worse", "best"]
-    assert [row["verdict"] for row in rows] == verdicts
+    results = ["unknown", "could be as sent", "could be as sent", "worse", "best"]
+    assert [row["result"] for row in rows] == results
     assert float(rows[-1]["exposed_ns"]) == pytest.approx(5e6)
 
 
 def test_without_a_backward_time(folder, capsys):
     asked = f"gradients --parameters {EIGHT} --bucket-cap-mb 1,2,4,8 --format markdown --curve"
     assert main([*asked.split(), *(f"runs/{n}.jsonl" for n in range(3))]) == 0
-    told = capsys.readouterr().out
+    stated = capsys.readouterr().out
     assert (
         "- no proposal: which is best depends on how long the backward pass takes: give it with "
         "--backward-ms (backward_ms of torchcoll.advise)\n"
-    ) in told
+    ) in stated
     best = "default if it takes 2.500 ms, 2 if it takes 10.00 ms, 1 if it takes 40.00 ms"
-    assert f"- the model's best: {best}\n" in told
+    assert f"- the model's best: {best}\n" in stated
     base = "1/4, 1 and 4 times all_reduce together of default (10.00 ms)"
-    assert f"- these times are assumed: {base}\n" in told
-    assert "exposed" not in told
+    assert f"- these times are assumed: {base}\n" in stated
+    assert "exposed" not in stated
 
 
 def test_without_a_backward_time_what_is_always_best_is_proposed(folder, capsys):
@@ -131,15 +131,15 @@ def test_without_a_backward_time_what_is_always_best_is_proposed(folder, capsys)
     torchcoll.save(curve(device="cpu"), folder / "cpu.jsonl")
     asked = f"gradients --parameters {EIGHT} --bucket-cap-mb 1 --format markdown --curve cpu.jsonl"
     assert main(asked.split()) == 0
-    told = capsys.readouterr().out
+    stated = capsys.readouterr().out
     assert (
         "- proposal: leave bucket_cap_mb unset: the default leaves least exposed whether the "
         "backward pass takes 2.500 ms, 10.00 ms or 40.00 ms; with --backward-ms (backward_ms of "
         "torchcoll.advise) by how much, and whether it is more than noise\n"
-    ) in told
-    assert "no proposal" not in told
+    ) in stated
+    assert "no proposal" not in stated
     base = "1/4, 1 and 4 times all_reduce together of default (10.00 ms)"
-    assert f"- these times are assumed: {base}\n" in told
+    assert f"- these times are assumed: {base}\n" in stated
 
 
 def test_a_proposal_among_those_whose_buckets_are_known(folder, capsys):
@@ -148,14 +148,16 @@ def test_a_proposal_among_those_whose_buckets_are_known(folder, capsys):
     traffic([sent, sent]).save(folder / "traffic.jsonl")
     words = "gradients traffic.jsonl --bucket-cap-mb 1,8 --backward-ms 80 --curve runs/0.jsonl"
     assert main(words.split()) == 0
-    told = capsys.readouterr().out
+    stated = capsys.readouterr().out
     assert (
         "\nproposal: leave bucket_cap_mb as it is: what was sent is best of those whose buckets "
         "are known; exposed 3.000 ms\n"
-    ) in told
-    assert re.search(r"^ +1 +>= 3 +(- +)+could be as sent$", told, re.MULTILINE)
-    assert "\ncould be as sent: this may be the cap that was set, or a smaller one, which" in told
-    assert "\nunknown: sent buckets are larger than that cap (the default's first is 1 MiB)" in told
+    ) in stated
+    assert re.search(r"^ +1 +>= 3 +(- +)+could be as sent$", stated, re.MULTILINE)
+    assert "\ncould be as sent: this may be the cap that was set, or a smaller one, which" in stated
+    assert (
+        "\nunknown: sent buckets are larger than that cap (the default's first is 1 MiB)" in stated
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_proposals(folder, capsys, asked, last):
 )  # fmt: skip
 def test_errors(folder, capsys, asked, text):
     assert main(["gradients", *asked.split()]) in (2, 3)
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1
-    assert told.err.startswith("torchcoll: error: ") and text in told.err
+    stated = capsys.readouterr()
+    assert stated.out == "" and stated.err.count("\n") == 1
+    assert stated.err.startswith("torchcoll: error: ") and text in stated.err
 
 
 def test_a_folder_of_captured_files(folder, capsys):

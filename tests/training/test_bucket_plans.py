@@ -10,7 +10,7 @@ PLAN = BucketPlan((A, B), first_step=(B, A), order="assumed", notes=("a note",))
 
 
 def sent(traffic):
-    return [(call.nbytes_in, call.nbytes_out, call.dtype) for call in traffic.calls[0]]
+    return [(call.bytes_in, call.bytes_out, call.dtype) for call in traffic.calls[0]]
 
 
 def test_traffic_of_a_plan():
@@ -32,9 +32,9 @@ def test_traffic_of_a_plan():
 
 def test_find_unused_sends_an_int32_for_each_parameter_too():
     plan = BucketPlan((A, B), (A, B), "registered", find_unused=True)
-    assert (plan.nbytes, plan.used_map_nbytes) == (12, 12)
+    assert (plan.size_bytes, plan.used_map_bytes) == (12, 12)
     assert sent(plan.traffic(2))[2:] == [(12, 12, "int32")]
-    assert PLAN.used_map_nbytes == 0
+    assert PLAN.used_map_bytes == 0
 
 
 @pytest.mark.parametrize("ranks", [0, 2.0, True])

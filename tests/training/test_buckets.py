@@ -47,11 +47,11 @@ def real(model, cap, unused):
         with Watch() as watch:
             step(ddp)
         sent.append([call for call in watch.sent if call[0] == "allreduce_"])
-    told = ddp._get_ddp_logging_data()
-    members = told.get("rebuilt_per_bucket_param_indices")
+    stated = ddp._get_ddp_logging_data()
+    members = stated.get("rebuilt_per_bucket_param_indices")
     return {
-        "sizes": told["bucket_sizes"],
-        "rebuilt": told.get("rebuilt_bucket_sizes"),
+        "sizes": stated["bucket_sizes"],
+        "rebuilt": stated.get("rebuilt_bucket_sizes"),
         "members": members
         and [[names[int(i)] for i in bucket.split()] for bucket in members.split(",")],
         "first": sent[0],
@@ -67,12 +67,12 @@ def found(tmp_path_factory):
 
 
 def sizes(buckets):
-    return ", ".join(str(bucket.nbytes) for bucket in buckets)
+    return ", ".join(str(bucket.size_bytes) for bucket in buckets)
 
 
 def sent(traffic):
     (calls,) = traffic.calls.values()
-    return [["allreduce_", call.dtype, call.nbytes_in, call.nbytes_out] for call in calls]
+    return [["allreduce_", call.dtype, call.bytes_in, call.bytes_out] for call in calls]
 
 
 def check(plan, ddp, find_unused, ranks=2):
@@ -129,8 +129,8 @@ def test_by_hand():
         Bucket(4 * (40 + 960), "float32", ("layers.0.bias", "layers.0.weight")),
     )
     total = 4 * (1000 + 2624 + 1950 + 310)
-    assert (plan.nbytes, plan.bucket_cap_mb, plan.notes) == (total, 8 * KIB, ())
-    assert [(b.nbytes, len(b.parameters)) for b in plan.first_step] == [(total, 8)]
+    assert (plan.size_bytes, plan.bucket_cap_mb, plan.notes) == (total, 8 * KIB, ())
+    assert [(b.size_bytes, len(b.parameters)) for b in plan.first_step] == [(total, 8)]
 
 
 def test_without_a_step_the_order_is_assumed():
@@ -150,15 +150,15 @@ def test_the_default_is_1_mib_and_then_25():
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(1 << 10, 1 << 10, bias=False) for _ in range(16)))
     # 4 MiB each: the first alone reaches 1 MiB, then 7 reach 25 MiB.
-    assert [b.nbytes >> 20 for b in gradient_buckets(model).buckets] == [4, 28, 28, 4]
-    assert [b.nbytes >> 20 for b in gradient_buckets(model, 25).buckets] == [28, 28, 8]
+    assert [b.size_bytes >> 20 for b in gradient_buckets(model).buckets] == [4, 28, 28, 4]
+    assert [b.size_bytes >> 20 for b in gradient_buckets(model, 25).buckets] == [28, 28, 8]
 
 
 def test_what_find_unused_adds():
     plan = gradient_buckets(Partial(unused=True), None, step, find_unused=True)
     assert plan.unused == ("unused.weight", "unused.bias")
-    assert plan.used_map_nbytes == 4 * 10
-    assert plan.traffic(3).calls[0][-1].nbytes_in == 40
+    assert plan.used_map_bytes == 4 * 10
+    assert plan.traffic(3).calls[0][-1].bytes_in == 40
     assert plan.notes == (
         "find_unused: DDP keeps the buckets of the first step, and sends 4 bytes a parameter more "
         "to tell which were used",

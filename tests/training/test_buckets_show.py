@@ -65,13 +65,13 @@ def test_many_buckets_of_a_size_are_one_row():
 
 def test_csv_has_every_bucket():
     rows = list(csv.DictReader(io.StringIO(printed(PLAN, SAME, format="csv"))))
-    assert [(r["step"], r["bucket"], r["nbytes"]) for r in rows[:3]] == [
+    assert [(r["step"], r["bucket"], r["size_bytes"]) for r in rows[:3]] == [
         ("first", "0", str(3 * MIB + 1000)),
         ("steady", "0", "1000"),
         ("steady", "1", str(MIB)),
     ]
     assert rows[1] == {
-        **{"bucket_cap_mb": "25", "step": "steady", "bucket": "0", "nbytes": "1000"},
+        **{"bucket_cap_mb": "25", "step": "steady", "bucket": "0", "size_bytes": "1000"},
         **{"dtype": "float32", "parameters": "head.bias,head.weight"},
     }
     assert [row["bucket_cap_mb"] for row in rows[-2:]] == ["1.5,25"] * 2
@@ -82,11 +82,11 @@ def test_json():
     assert (thing["schema"], thing["model"]) == ("torchcoll-buckets/1", "a:b")
     (plan,) = thing["plans"]
     assert plan["buckets"][0] == {
-        "nbytes": 1000,
+        "size_bytes": 1000,
         "dtype": "float32",
         "parameters": ["head.bias", "head.weight"],
     }
-    assert (plan["nbytes"], plan["order"], len(plan["first_step"])) == (
+    assert (plan["size_bytes"], plan["order"], len(plan["first_step"])) == (
         3 * MIB + 1000,
         "assumed",
         1,

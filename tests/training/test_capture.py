@@ -171,7 +171,7 @@ def compiled():
     with capture() as traffic:
         for _ in range(3):
             model(torch.ones(4))
-    return len(graphs), [call.nbytes_in for call in traffic.calls[0]]
+    return len(graphs), [call.bytes_in for call in traffic.calls[0]]
 
 
 # -- what it sees, and what it says it missed --------------------------------------------------
@@ -184,14 +184,14 @@ def another_thread():
         thread.start()
         thread.join()
         reduce(3)
-    return [(call.sequence, call.nbytes_in) for call in traffic.calls[0]]
+    return [(call.sequence, call.bytes_in) for call in traffic.calls[0]]
 
 
 def inference():
     with capture() as traffic, torch.inference_mode():
         reduce()
         functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD).wait()
-    return [call.nbytes_in for call in traffic.calls[0]]
+    return [call.bytes_in for call in traffic.calls[0]]
 
 
 def made_of_others():
@@ -201,7 +201,7 @@ def made_of_others():
     library.impl("torchcoll_twice", lambda x, group_name: (reduce(), x + 1)[1], "CPU")
     with capture() as traffic:
         torch.ops.c10d.torchcoll_twice(torch.ones(5), dist.group.WORLD.group_name)
-    return [(call.collective, call.nbytes_in) for call in traffic.calls[0]]
+    return [(call.collective, call.bytes_in) for call in traffic.calls[0]]
 
 
 def failed():
@@ -286,7 +286,7 @@ def test_nothing_is_in_the_way_without_a_capture(alone):
 def test_the_file_is_written_when_the_body_raises(alone):
     assert alone["raised"] is True
     traffic = Traffic.load(alone["folder"] / "raised")
-    assert [call.nbytes_in for call in traffic.calls[0]] == [12]
+    assert [call.bytes_in for call in traffic.calls[0]] == [12]
     assert (traffic.problems, traffic.ranks) == ([], 1)
     assert traffic.environment["torch"] == torch.__version__
 
@@ -294,8 +294,8 @@ def test_the_file_is_written_when_the_body_raises(alone):
 def test_a_file_that_cannot_be_written(alone):
     """Said by an error, or on stderr where the body's own error goes on."""
     assert alone["no_room"] == ["output", 1]
-    told = (alone["folder"] / "0.stderr").read_text()
-    assert "torchcoll: error: output: got " in told
+    stated = (alone["folder"] / "0.stderr").read_text()
+    assert "torchcoll: error: output: got " in stated
 
 
 def test_profilers_of_the_user_keep_all_their_events(alone):
@@ -326,10 +326,10 @@ def test_a_call_that_fails_is_none(alone):
 
 
 def test_what_cannot_be_read_is_counted_and_disturbs_nothing(alone):
-    told = "1 calls of c10d::torchcoll_odd are missing: their process group is not known"
-    assert alone["unknown_group"] == [2, 0, [told]]
-    told = "1 calls of c10d::allreduce_ are missing: they could not be read (TypeError)"
-    assert alone["unreadable"] == [1, 0, [told]]
+    stated = "1 calls of c10d::torchcoll_odd are missing: their process group is not known"
+    assert alone["unknown_group"] == [2, 0, [stated]]
+    stated = "1 calls of c10d::allreduce_ are missing: they could not be read (TypeError)"
+    assert alone["unreadable"] == [1, 0, [stated]]
 
 
 # -- several ranks -----------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_a_restarted_job_writes_beside_its_first_capture(tmp_path, capsys):
 
     first = Traffic.load(into / "traffic-rank0.jsonl")
     for found in (Traffic.load(into), read_traffic([into])):
-        assert {rank: own[0].nbytes_in for rank, own in found.calls.items()} == {0: 8, 1: 8}
+        assert {rank: own[0].bytes_in for rank, own in found.calls.items()} == {0: 8, 1: 8}
         begun = found.environment["capture"].split(" ")[0]
         note = f"{into} holds 2 captures: this is the last, begun {begun}; left out: "
         assert f"{note}traffic-rank0.jsonl" in found.notes
@@ -412,7 +412,7 @@ def test_a_restarted_job_writes_beside_its_first_capture(tmp_path, capsys):
     assert torchcoll_command(["trace", str(into)]) == 0
     assert "left out: traffic-rank0.jsonl" in " ".join(capsys.readouterr().out.split())
     # A file that is named is read; two captures are no traffic.
-    assert Traffic.load(into / "traffic-rank0.jsonl").calls[0][0].nbytes_in == 4
+    assert Traffic.load(into / "traffic-rank0.jsonl").calls[0][0].bytes_in == 4
     with pytest.raises(UsageError, match=r"^capture in .*/traffic-rank1.jsonl: got 20"):
         read_traffic([into / "traffic-rank0.jsonl", into / "traffic-rank1.jsonl"])
     third = ["traffic-rank0-3.jsonl", "traffic-rank1-2.jsonl"]
@@ -452,7 +452,7 @@ def test_a_group_made_again_under_its_name_with_other_members(tmp_path):
     found = Traffic.load(tmp_path / "traffic")
     sent = {
         rank: [
-            (call.nbytes_in, found.groups[call.group].ranks, call.sequence)
+            (call.bytes_in, found.groups[call.group].ranks, call.sequence)
             for call in own
             if call.collective == "all_reduce"
         ]

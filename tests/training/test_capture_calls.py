@@ -34,25 +34,25 @@ def empty(count):
     return [torch.empty(6) for _ in range(count)]
 
 
-def call(collective, nbytes_in, nbytes_out, dtype="float32", **fields):
+def call(collective, bytes_in, bytes_out, dtype="float32", **fields):
     defaults = {"op": None, "root": None, "peer": None, "tensors": 1, "splits": ()}
     if collective in ("all_reduce", "reduce", "reduce_scatter", "sparse_all_reduce"):
         defaults["op"] = "sum"
     return {
-        **{"collective": collective, "nbytes_in": nbytes_in, "nbytes_out": nbytes_out},
+        **{"collective": collective, "bytes_in": bytes_in, "bytes_out": bytes_out},
         **{"dtype": dtype, "asynchronous": False},
         **defaults,
         **fields,
     }
 
 
-def later(collective, nbytes_in, nbytes_out, dtype="float32", **fields):
-    return call(collective, nbytes_in, nbytes_out, dtype, asynchronous=True, **fields)
+def later(collective, bytes_in, bytes_out, dtype="float32", **fields):
+    return call(collective, bytes_in, bytes_out, dtype, asynchronous=True, **fields)
 
 
-def untold(collective, nbytes_in, nbytes_out, **fields):
+def unstated(collective, bytes_in, bytes_out, **fields):
     """torch does not say whether these are asynchronous."""
-    return call(collective, nbytes_in, nbytes_out, asynchronous=None, **fields)
+    return call(collective, bytes_in, bytes_out, asynchronous=None, **fields)
 
 
 def message():
@@ -209,18 +209,18 @@ CALLS = {
     "barrier": (dist.barrier, lambda r: [call("barrier", 0, 0, None)]),
     "monitored_barrier": (
         dist.monitored_barrier,
-        lambda r: [untold("monitored_barrier", 0, 0, dtype=None)],
+        lambda r: [unstated("monitored_barrier", 0, 0, dtype=None)],
     ),
     "message": (
         message,
         lambda r: [
-            untold("recv" if r else "send", 24 * (1 - r), 24 * r, peer=1 - r),
-            untold("recv" if r else "send", 12 * (1 - r), 12 * r, peer=1 - r),
+            unstated("recv" if r else "send", 24 * (1 - r), 24 * r, peer=1 - r),
+            unstated("recv" if r else "send", 12 * (1 - r), 12 * r, peer=1 - r),
         ],
     ),
     "batch_isend_irecv": (
         both_ways,
-        lambda r: [untold("send", 8, 0, peer=1 - r), untold("recv", 0, 8, peer=1 - r)],
+        lambda r: [unstated("send", 8, 0, peer=1 - r), unstated("recv", 0, 8, peer=1 - r)],
     ),
     "coalesced": (coalesced, lambda r: [call("all_reduce", 32, 32, tensors=2)]),
     "coalesced, asynchronous": (
@@ -283,7 +283,7 @@ CALLS = {
     ),
     "unknown": (
         unknown,
-        lambda r: [untold("c10d::torchcoll_test", 16, 8)],
+        lambda r: [unstated("c10d::torchcoll_test", 16, 8)],
     ),
 }
 if OLD:  # gloo of torch 2.6 has neither
@@ -433,7 +433,7 @@ def test_three_groups(tmp_path):
         ]
         assert [c.root for c in calls] == [None, 2 + r % 2, None, None, None]
         assert calls[2].peer == (r + 2) % 4
-        assert [c.nbytes_in for c in calls] == [8, 12, 16 if r < 2 else 0, 20, 4]
+        assert [c.bytes_in for c in calls] == [8, 12, 16 if r < 2 else 0, 20, 4]
 
 
 # -- what gloo has not -------------------------------------------------------------------------
@@ -450,12 +450,12 @@ def decoded(name, *arguments):
 def test_lists_of_uneven_tensors():
     found = decoded("alltoall_", [ones(1), ones(5)], [ones(2), ones(3)], None)
     assert (found["collective"], found["splits"]) == ("all_to_all_v", (8, 12))
-    assert (found["nbytes_in"], found["nbytes_out"]) == (20, 24)
+    assert (found["bytes_in"], found["bytes_out"]) == (20, 24)
 
 
 def test_several_dtypes_in_one_call():
     found = decoded("reduce_scatter_tensor_coalesced_", [ones(1)] * 2, [ones(2), ones(2).half()])
-    assert (found["nbytes_in"], found["nbytes_out"], found["dtype"]) == (12, 8, None)
+    assert (found["bytes_in"], found["bytes_out"], found["dtype"]) == (12, 8, None)
     assert found["tensors"] == 2
 
 
@@ -463,7 +463,7 @@ def test_several_dtypes_in_one_call():
 def test_gather_into_one_tensor():
     found = decoded("gather_into_tensor_", ones(8), ones(4), None, 1)
     assert (found["collective"], found["root"]) == ("gather", 1)
-    assert (found["nbytes_in"], found["nbytes_out"]) == (16, 32)
+    assert (found["bytes_in"], found["bytes_out"]) == (16, 32)
 
 
 def test_every_operator_of_this_torch_is_known():

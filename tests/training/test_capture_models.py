@@ -103,7 +103,7 @@ def sent(traffic, rank, step, key):
     total = Counter()
     for call in traffic.calls[rank]:
         if call.step == step:
-            total[key(call)] += call.nbytes_in
+            total[key(call)] += call.bytes_in
     return total
 
 
@@ -131,7 +131,7 @@ def test_fsdp_sends_its_parameters(found, name, ranks):
         for number in range(STEPS):
             assert sent(traffic, rank, number, lambda c: c.collective) == FSDP[name, ranks]
         for call in calls:
-            small, large = sorted((call.nbytes_in, call.nbytes_out))
+            small, large = sorted((call.bytes_in, call.bytes_out))
             assert large == ranks * small
             # _get_gradient_divide_factors of FSDP2: the average of float32, the sum of float64
             op = {"float32": "avg", "float64": "sum"}[call.dtype]

@@ -19,7 +19,7 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.traffic import Group, Traffic, join
 from torchcoll.training.joined import LateRank
 
-ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+ALONE = Case("all_reduce", MIB, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 
 
 def measured(*cases: Case, ranks: int = 2, ns: int = 2 * MS, clock: str = "host", **changed) -> Run:
@@ -30,7 +30,7 @@ def measured(*cases: Case, ranks: int = 2, ns: int = 2 * MS, clock: str = "host"
             **{
                 "status": "ok",
                 "ranks": ranks,
-                "nbytes": case.nbytes,
+                "size_bytes": case.size_bytes,
                 "time_ns": {clock: [[ns] * 3, *[[ns // 2] * 3] * (ranks - 1)]},
                 **changed,
             },
@@ -54,7 +54,12 @@ def late(delay_ms: int, ranks: int = 2, calls: int = 4, last: int = 1) -> Traffi
 def test_a_late_rank_is_wait_and_no_contention(delay_ms, ranks):
     found = torchcoll.cost(late(delay_ms, ranks), measured(ALONE, ranks=ranks, ns=3 * MS))
     (row,) = found.rows
-    assert (row.collective, row.nbytes, row.calls, row.group_ranks) == ("all_reduce", MIB, 4, ranks)
+    assert (row.collective, row.size_bytes, row.calls, row.group_ranks) == (
+        "all_reduce",
+        MIB,
+        4,
+        ranks,
+    )
     assert row.in_place_ns == (3 + delay_ms) * MS
     assert (row.wait_ns, row.transfer_ns) == (delay_ms * MS, 3 * MS)
     assert (row.isolated_ns, row.contention_ns, row.reason) == (3 * MS, 0, "")
@@ -63,7 +68,7 @@ def test_a_late_rank_is_wait_and_no_contention(delay_ms, ranks):
 def test_what_a_transfer_has_more_than_alone_is_contention():
     (row,) = torchcoll.cost(late(5), measured(ALONE)).rows
     assert (row.transfer_ns, row.isolated_ns, row.contention_ns) == (3 * MS, 2 * MS, MS)
-    assert row.isolated_as == "isolated, host clock, gloo, sum"
+    assert row.isolated_as == "synchronized, host clock, gloo, sum"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_a_call_in_flight_over_the_mark_of_its_step_is_not_cut():
     assert (row.in_place_ns, row.transfer_ns, row.contention_ns) == (4 * MS, 4 * MS, 0)
     assert not any("cut" in note for note in found.notes)
     # The same where only others of its kind tell how long it takes.
-    row = only(over_marks(4, 2, more=3), measured(changed(nbytes=8)))
+    row = only(over_marks(4, 2, more=3), measured(changed(size_bytes=8)))
     assert row.in_place_ns == 3.5 * MS
 
 
@@ -138,18 +143,18 @@ def test_no_contention_below_0_from_a_cut_call():
 
 
 def test_the_steady_steps_of_ddp():
-    case = dataclasses.replace(ALONE, nbytes=25 * MIB, asynchronous=True)
+    case = dataclasses.replace(ALONE, size_bytes=25 * MIB, asynchronous=True)
     found = torchcoll.cost(traffic(ddp, steps=4), measured(case, ns=6 * MS))
     first, second, third = found.rows
-    assert (first.nbytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
+    assert (first.size_bytes, first.calls, first.asynchronous) == (25 * MIB, 9, True)
     assert (first.in_place_ns, first.wait_ns, first.transfer_ns) == (12 * MS, 5 * MS, 7 * MS)
     assert (first.isolated_as, first.contention_ns) == (
-        "isolated, host clock, gloo, async, sum",
+        "synchronized, host clock, gloo, async, sum",
         MS,
     )
-    assert (second.nbytes, second.isolated_ns, second.contention_ns) == (9 * MIB, None, None)
+    assert (second.size_bytes, second.isolated_ns, second.contention_ns) == (9 * MIB, None, None)
     assert second.reason == "not measured at 9M"
-    assert (third.collective, third.nbytes, third.wait_ns) == ("broadcast", 8, None)
+    assert (third.collective, third.size_bytes, third.wait_ns) == ("broadcast", 8, None)
     assert found.notes[0].startswith("left out: step 0 of 4")
 
 
@@ -264,7 +269,7 @@ def changed(**fields) -> Case:
         (measured(changed(collective="barrier", dtype=None)), "all_reduce is not in the run"),
         (measured(changed(dtype="bfloat16")), "measured in bfloat16, not in float32"),
         (measured(ALONE, ranks=4), "measured on 4 ranks, the group has 2"),
-        (measured(changed(nbytes=8)), "not measured at 1M"),
+        (measured(changed(size_bytes=8)), "not measured at 1M"),
         (measured(changed(backend="ccl")), "measured on ccl, sent on gloo"),
         (measured(changed(op="max")), "measured with max, not with sum"),
         (measured(ALONE, status="oom", reason="no memory"), "oom: no memory"),
@@ -306,18 +311,18 @@ def test_sizes_are_those_of_nccl_tests():
     """What all_gather gets and reduce_scatter gives is their size."""
 
     def own(rank):
-        yield call("all_gather", MIB // 2, nbytes_out=MIB, time_ns=3 * MS)
-        yield call("reduce_scatter", MIB, nbytes_out=MIB // 2, time_ns=3 * MS, sequence=1)
+        yield call("all_gather", MIB // 2, bytes_out=MIB, time_ns=3 * MS)
+        yield call("reduce_scatter", MIB, bytes_out=MIB // 2, time_ns=3 * MS, sequence=1)
 
     cases = [changed(collective=name) for name in ("all_gather", "reduce_scatter")]
     found = torchcoll.cost(traffic(own), measured(*cases))
-    assert [(row.nbytes, row.contention_ns) for row in found.rows] == [(MIB, MS), (MIB, MS)]
+    assert [(row.size_bytes, row.contention_ns) for row in found.rows] == [(MIB, MS), (MIB, MS)]
 
 
 def test_all_to_all_v_has_no_one_size():
     found = traffic(lambda rank: [call("all_to_all_v", 100 + rank, time_ns=(1 + rank) * MS)])
     row = only(found, measured(ALONE))
-    assert (row.nbytes, row.wait_ns, row.transfer_ns) == (None, MS, MS)
+    assert (row.size_bytes, row.wait_ns, row.transfer_ns) == (None, MS, MS)
     assert row.reason == "all_to_all_v: what each rank sends varies"
 
 
@@ -378,11 +383,11 @@ def test_replicate_launches_count_all(order):
     row = only(late(5), [measured(ALONE, ns=ms * MS) for ms in order])
     assert row.isolated_ns == pytest.approx(2 * MS)
     assert row.contention_ns == pytest.approx(MS)
-    assert row.isolated_as == "isolated, host clock, gloo, sum, geometric mean of 3 launches"
+    assert row.isolated_as == "synchronized, host clock, gloo, sum, geometric mean of 3 launches"
 
 
 def test_other_ways_to_measure_are_no_replicates():
-    other = measured(changed(cadence="pipelined"), ns=9 * MS)
+    other = measured(changed(mode="pipelined"), ns=9 * MS)
     row = only(late(5), [other, measured(ALONE, ns=MS), measured(ALONE, ns=4 * MS)])
     assert row.isolated_ns == pytest.approx(2 * MS)
 
@@ -400,7 +405,7 @@ def delayed(delay_s: float) -> None:
         start = time.perf_counter_ns()
         dist.all_reduce(tensor)
         took = time.perf_counter_ns() - start
-        calls.append(call(nbytes=65536, sequence=number, asynchronous=False, time_ns=took))
+        calls.append(call(size_bytes=65536, sequence=number, asynchronous=False, time_ns=took))
     Traffic(ranks=ranks, calls={rank: calls}, groups=world(ranks)).save(f"traffic{rank}.jsonl")
     dist.barrier()
     dist.destroy_process_group()
@@ -440,7 +445,7 @@ NO_RUN = "a Run, its file, or a list of them"
 
 
 @pytest.mark.parametrize(
-    ("given", "run", "said"),
+    ("reported", "run", "said"),
     [
         (NOTHING, None, f"run: got NoneType, expected {NO_RUN}. torchcoll.run returns it on rank 0 "
          "alone."),
@@ -449,9 +454,9 @@ NO_RUN = "a Run, its file, or a list of them"
         (7, measured(ALONE), "traffic: got int, expected a Traffic, its file or its folder"),
     ],
 )  # fmt: skip
-def test_neither_traffic_nor_run(given, run, said):
+def test_neither_traffic_nor_run(reported, run, said):
     with pytest.raises(UsageError) as raised:
-        torchcoll.cost(given, run)
+        torchcoll.cost(reported, run)
     assert str(raised.value) == said
 
 

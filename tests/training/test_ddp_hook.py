@@ -67,7 +67,7 @@ def recorded():
     assert {(c.collective, c.op, c.asynchronous) for c in calls} == {("all_reduce", "sum", True)}
     assert traffic.ranks == dist.get_world_size()
     return {
-        "calls": [(c.step, c.nbytes_in, c.dtype) for c in calls],
+        "calls": [(c.step, c.bytes_in, c.dtype) for c in calls],
         "buckets": traffic.environment["ddp_buckets"],
         "notes": traffic.notes,
     }
@@ -82,7 +82,7 @@ def captured():
     calls = [c for c in traffic.calls[dist.get_rank()] if c.collective == "all_reduce"]
     train(model)  # the hook stays when the capture is over
     assert before == 0  # DDP's broadcasts are in step 0, as nothing was marked before
-    return len(calls), traffic.environment["ddp_buckets"], [c.nbytes_in for c in calls]
+    return len(calls), traffic.environment["ddp_buckets"], [c.bytes_in for c in calls]
 
 
 def own_group():
@@ -138,7 +138,7 @@ def test_gradients_are_those_of_ddp_to_the_last_bit(found, ranks, name):
 
 
 def bucket(index, floats, parameters):
-    sizes = {"nbytes": 4 * floats, "dtype": "float32", "parameters": parameters}
+    sizes = {"size_bytes": 4 * floats, "dtype": "float32", "parameters": parameters}
     return {"index": index, **sizes}
 
 

@@ -26,8 +26,8 @@ class Work:
         return self.ms
 
 
-def told(call):
-    return call.time_ns, call.clock, call.untold
+def stated(call):
+    return call.time_ns, call.clock, call.unstated
 
 
 def test_read_in_order_once_they_have_ended():
@@ -39,7 +39,7 @@ def test_read_in_order_once_they_have_ended():
     assert [call.time_ns for call in calls] == [1_500_000, None, None, None]
     works[1].ended = True
     times.poll()
-    assert [told(call) for call in calls] == [
+    assert [stated(call) for call in calls] == [
         (1_500_000, "device", ""),
         (250_000, "device", ""),
         (2_000_000, "device", ""),
@@ -50,7 +50,7 @@ def test_read_in_order_once_they_have_ended():
 def test_what_has_no_work_is_not_waited_for():
     times, call = DeviceTimes(), RecordedCall(0)
     times.watch(call, None)
-    assert told(call) == (None, "host", REFUSED)
+    assert stated(call) == (None, "host", REFUSED)
 
 
 def test_a_work_is_held_no_longer_than_it_runs():
@@ -58,7 +58,7 @@ def test_a_work_is_held_no_longer_than_it_runs():
     times.watch(call, Work(False))
     times.finish()  # of a device that is not there
     times.poll()
-    assert told(call) == (None, "host", "")
+    assert stated(call) == (None, "host", "")
 
 
 def no_cpu():
@@ -75,7 +75,7 @@ def no_cpu():
         except NotImplementedError:
             return ON_META
     (call,) = traffic.calls[0]
-    return [call.nbytes_in, call.nbytes_out, call.time_ns, traffic.notes]
+    return [call.bytes_in, call.bytes_out, call.time_ns, traffic.notes]
 
 
 def test_calls_on_a_device_are_kept_without_a_duration(tmp_path):

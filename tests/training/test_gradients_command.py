@@ -82,7 +82,7 @@ def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
     _, out, _ = gradients("made_here.train:make_model --find-unused --format csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     # In registration order the first weight exceeds 1 MiB; the list is sent from its end.
-    assert [(r["step"], r["nbytes"]) for r in rows[2:]] == [
+    assert [(r["step"], r["size_bytes"]) for r in rows[2:]] == [
         ("steady", str((2 << 20) + 4096)),
         ("steady", str(4 << 20)),
     ]
@@ -90,14 +90,14 @@ def test_what_it_prints_by_itself_is_not_in_the_csv(gradients):
 
 def test_a_model_in_place_of_a_factory(gradients):
     _, out, _ = gradients("made_here.train:instance --format json")
-    assert json.loads(out)["plans"][0]["nbytes"] == 16
+    assert json.loads(out)["plans"][0]["size_bytes"] == 16
 
 
 def test_fsdp(gradients):
     code, out, _ = gradients("made_here.train:make_model --fsdp Linear --ranks 8 --format json")
     rows = json.loads(out)["rows"]
     assert code == 0
-    found = {(r["collective"], r["nbytes_in"], r["nbytes_out"], r["calls_per_step"]) for r in rows}
+    found = {(r["collective"], r["bytes_in"], r["bytes_out"], r["calls_per_step"]) for r in rows}
     # 1024 x 1025 floats and 512 x 1024, on 8 ranks; gathered for forward and backward.
     assert found == {
         ("all_gather", 524800, 4198400, 2),

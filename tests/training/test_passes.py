@@ -40,7 +40,7 @@ PAIR = ((2, 10, 6), (1, 14, 4), (2, 60, 6), (1, 64, 4))
 
 def test_equal_passes_with_a_pause_are_told_apart():
     found = advised(sent(*PAIR))
-    assert found.nbytes == 3 * MIB
+    assert found.size_bytes == 3 * MIB
     # The last of 3 MiB comes 4 ms after the first, 1 of 3 MiB took them: 12 ms in all. As one pass
     # it would be 6 MiB: 54 ms for 4 of them, 81 ms.
     assert found.backward_ns == pytest.approx(12 * MS)
@@ -59,7 +59,7 @@ def test_ends_that_are_heard_late(late, passes):
     for rank, place in ends:
         call = found.calls[rank][place]
         found.calls[rank][place] = dataclasses.replace(call, time_ns=47 * MS)  # to 61, next: 60
-    assert advised(found).nbytes == 6 * MIB // passes
+    assert advised(found).size_bytes == 6 * MIB // passes
 
 
 def test_a_pause_in_some_steps_alone_tells_nothing():
@@ -73,7 +73,7 @@ def test_a_pause_in_some_steps_alone_tells_nothing():
 
 def test_sizes_that_repeat_while_calls_are_in_flight_are_one_pass():
     found = advised(sent((2, 10, 6), (1, 14, 10), (2, 20, 6), (1, 24, 4)))
-    assert found.nbytes == 6 * MIB
+    assert found.size_bytes == 6 * MIB
     assert found.what == "4 all_reduce a step, taken for one backward pass (capture)"
 
 
@@ -91,9 +91,9 @@ def test_what_may_be_either_is_refused(step, count, times):
         f"backward passes: got {count} all_reduce a step, whose sizes repeat {times} times, "
         f"expected calls that tell how many they are. {SAY}"
     )
-    nbytes = sum(call[0] for call in step) * MIB
-    assert advised(sent(*step), accumulate=1).nbytes == nbytes
-    assert advised(sent(*step), accumulate=times).nbytes == nbytes // times
+    size_bytes = sum(call[0] for call in step) * MIB
+    assert advised(sent(*step), accumulate=1).size_bytes == size_bytes
+    assert advised(sent(*step), accumulate=times).size_bytes == size_bytes // times
 
 
 def test_what_was_exposed_is_measured():
@@ -128,11 +128,11 @@ def test_a_trace_tells_what_was_exposed():
 
 
 @pytest.mark.parametrize(
-    ("second_ms", "apart"),
+    ("second_ms", "separate"),
     # Of 3 MiB at 12 ms, in two buckets: 2 MiB are ready at 8, 1 MiB at 12 and takes 2 ms.
     [(0.9, True), (1, False), (4, False), (4.1, True)],
 )
-def test_measured_stands_beside_the_model(second_ms, apart, capsys):
+def test_measured_stands_beside_the_model(second_ms, separate, capsys):
     found = sent((2, 10, second_ms), (1, 14, second_ms))
     torchcoll.show(torchcoll.advise(found, curve(), caps_mb=[3]))
     out = capsys.readouterr().out
@@ -142,8 +142,8 @@ def test_measured_stands_beside_the_model(second_ms, apart, capsys):
         f"model and measurement of what was sent are more than 2x apart: 2.000 ms and {measured}. "
         "What the model leaves out counts here: let try_buckets decide\n"
     )
-    assert (said in out) == apart
-    assert ("more than 2x apart" in out) == apart
+    assert (said in out) == separate
+    assert ("more than 2x apart" in out) == separate
 
 
 def test_measured_where_the_model_has_no_number(capsys):
@@ -174,7 +174,7 @@ def test_two_unlike_models_are_refused():
         "backward passes: got 4 all_reduce a step, 2 of them 50.00 ms before the others, expected "
         f"the calls of one. {SAY}"
     )
-    assert advised(sent(*step), accumulate=1).nbytes == 10 * MIB
+    assert advised(sent(*step), accumulate=1).size_bytes == 10 * MIB
 
 
 def test_what_may_be_another_model_is_said():
@@ -197,13 +197,13 @@ def test_what_may_be_another_model_is_said():
 
 def test_a_bucket_that_takes_most_of_the_pass_is_no_other_pass():
     # 40 of 50 ms for the last of three buckets, as in a CNN; and two buckets, 1 and 25 MiB.
-    assert advised(sent((2, 10, 3), (25, 20, 10), (17, 60, 9))).nbytes == 44 * MIB
-    assert advised(sent((1, 10, 3), (25, 90, 10))).nbytes == 26 * MIB
+    assert advised(sent((2, 10, 3), (25, 20, 10), (17, 60, 9))).size_bytes == 44 * MIB
+    assert advised(sent((1, 10, 3), (25, 90, 10))).size_bytes == 26 * MIB
 
 
 def test_a_plan_is_one_pass():
     planned = dataclasses.replace(sent((1, 0, None), (1, 0, None)), source="plan")
-    assert advised(planned, backward_ms=8).nbytes == 2 * MIB
+    assert advised(planned, backward_ms=8).size_bytes == 2 * MIB
 
 
 @pytest.mark.parametrize(

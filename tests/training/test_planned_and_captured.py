@@ -26,7 +26,7 @@ SHARDS = hasattr(torch.cpu.Stream(), "record_event")
 def sent(traffic):
     """Of rank 0, without DDP's broadcast of the buffers."""
     return [
-        [c.collective, c.nbytes_in, c.nbytes_out, c.dtype, c.op, c.asynchronous]
+        [c.collective, c.bytes_in, c.bytes_out, c.dtype, c.op, c.asynchronous]
         for c in traffic.calls[0]
         if c.collective != "broadcast"
     ]

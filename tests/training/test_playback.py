@@ -14,17 +14,17 @@ from torchcoll.training.playback import digest, mismatch, part_of, source_of, us
 MS = 1_000_000
 
 
-def reduced(nbytes: int = 8, group: str = "", **fields) -> TrafficCall:
+def reduced(size_bytes: int = 8, group: str = "", **fields) -> TrafficCall:
     values = {"dtype": "float32", "op": "sum", "group": group, **fields}
-    return TrafficCall("all_reduce", nbytes, nbytes, **values)
+    return TrafficCall("all_reduce", size_bytes, size_bytes, **values)
 
 
-def send(peer: int, nbytes: int = 8, **fields) -> TrafficCall:
-    return TrafficCall("send", nbytes, 0, "float32", peer=peer, **fields)
+def send(peer: int, size_bytes: int = 8, **fields) -> TrafficCall:
+    return TrafficCall("send", size_bytes, 0, "float32", peer=peer, **fields)
 
 
-def recv(peer: int, nbytes: int = 8, **fields) -> TrafficCall:
-    return TrafficCall("recv", 0, nbytes, "float32", peer=peer, **fields)
+def recv(peer: int, size_bytes: int = 8, **fields) -> TrafficCall:
+    return TrafficCall("recv", 0, size_bytes, "float32", peer=peer, **fields)
 
 
 def world(*ranks: list[TrafficCall], size: int | None = None, **groups) -> Traffic:
@@ -118,7 +118,7 @@ def test_points_and_groups():
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "stated"),
     [
         (
             reduced(group="other"),
@@ -130,10 +130,10 @@ def test_points_and_groups():
         ),
     ],
 )
-def test_what_cannot_be_played(call, told):
+def test_what_cannot_be_played(call, stated):
     with pytest.raises(UsageError) as caught:
         part_of(world([call], [], other=(1,)), 0, None)
-    assert str(caught.value) == told
+    assert str(caught.value) == stated
 
 
 # -- ranks that were not captured --------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_where_no_rank_can_stand_in(call, got, expected):
 # -- whether they fit together -----------------------------------------------------------------
 
 
-def told(traffic: Traffic, step: int | None = None) -> str:
+def stated(traffic: Traffic, step: int | None = None) -> str:
     parts = [part_of(traffic, rank, step) for rank in range(traffic.ranks)]
     return mismatch([digest(part, rank) for rank, part in enumerate(parts)])
 
@@ -206,7 +206,7 @@ def test_parts_that_fit_together():
         [recv(0), reduced(time_ns=5, asynchronous=True), other, send(0, 4)],
         a=(0,),
     )
-    assert told(traffic) == ""
+    assert stated(traffic) == ""
 
 
 @pytest.mark.parametrize(
@@ -252,4 +252,4 @@ def test_parts_that_fit_together():
     ],
 )
 def test_what_does_not_fit_together(ranks, message):
-    assert told(world(*ranks)) == message
+    assert stated(world(*ranks)) == message

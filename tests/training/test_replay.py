@@ -30,13 +30,15 @@ MS = 1_000_000
 UNTOLD = ("send", "recv", "reduce_scatter")
 
 
-def reduced(nbytes: int = 64, group: str = "", **fields) -> TrafficCall:
+def reduced(size_bytes: int = 64, group: str = "", **fields) -> TrafficCall:
     values = {"dtype": "float32", "op": "sum", "group": group, **fields}
-    return TrafficCall("all_reduce", nbytes, nbytes, **values)
+    return TrafficCall("all_reduce", size_bytes, size_bytes, **values)
 
 
-def message(collective: str, peer: int, nbytes: int = 64, asynchronous: bool = True) -> TrafficCall:
-    sides = (nbytes, 0) if collective == "send" else (0, nbytes)
+def message(
+    collective: str, peer: int, size_bytes: int = 64, asynchronous: bool = True
+) -> TrafficCall:
+    sides = (size_bytes, 0) if collective == "send" else (0, size_bytes)
     return TrafficCall(collective, *sides, "float32", peer=peer, asynchronous=asynchronous)
 
 
@@ -84,7 +86,7 @@ def traffic(*ranks: list[TrafficCall], size: int | None = None, **groups) -> Tra
     return Traffic(ranks=size or len(ranks), calls=dict(enumerate(ranks)), groups=named)
 
 
-def told(call: TrafficCall) -> TrafficCall:
+def stated(call: TrafficCall) -> TrafficCall:
     """The call without what belongs to one play of it."""
     at_once = bool(call.asynchronous)
     return replace(call, sequence=0, step=None, start_ns=None, time_ns=None, asynchronous=at_once)
@@ -108,10 +110,10 @@ def errors(job) -> list[str]:
 def test_every_kind_of_call(jobs, tmp_path):
     """The command, on the file of all ranks."""
     own = [every_collective(rank) + messages(rank) for rank in (0, 1)]
-    given = traffic(*map(marked, own), pair=(0, 1))
-    given.groups["pair"] = Group("pair", (0, 1), "nccl", "tensor parallel")
-    given.steps = {0: [(0, 7 * MS), (7 * MS, 9 * MS)], 1: [(0, 7 * MS), (7 * MS, 10 * MS)]}
-    given.save(tmp_path / "t.jsonl")
+    reported = traffic(*map(marked, own), pair=(0, 1))
+    reported.groups["pair"] = Group("pair", (0, 1), "nccl", "tensor parallel")
+    reported.steps = {0: [(0, 7 * MS), (7 * MS, 9 * MS)], 1: [(0, 7 * MS), (7 * MS, 10 * MS)]}
+    reported.save(tmp_path / "t.jsonl")
 
     def setup(rank: int) -> None:
         plausibility.crowded = lambda members: [("here", "3 ranks on 1 core")]
@@ -129,13 +131,13 @@ def test_every_kind_of_call(jobs, tmp_path):
     }
     assert found.environment["libraries"] == {"gloo": found.environment["libraries"]["gloo"]}
     for rank, calls in found.calls.items():
-        expected = [replace(told(call), group=call.group or "default") for call in own[rank]]
+        expected = [replace(stated(call), group=call.group or "default") for call in own[rank]]
         # The first play stands before the marked steps.
         assert [call.step for call in calls] == [step for step in (None, 0, 1, 2) for _ in expected]
         size = len(expected)
         plays = [calls[i : i + size] for i in range(0, len(calls), size)]
         for play in plays:
-            assert [told(call) for call in play] == expected
+            assert [stated(call) for call in play] == expected
         assert {call.clock for call in calls} == {"host"}
         for call in calls:  # of some asynchronous ones gloo does not tell the end
             if not (call.asynchronous and call.collective in UNTOLD and call.time_ns is None):
@@ -173,8 +175,8 @@ def test_what_torch_is_asked_for(jobs, tmp_path):
         dist.all_reduce = all_reduce
         calls = [reduced(64, "a", asynchronous=True), reduced(64, "a"), reduced(32, op="max")]
         # Rank 0 alone was captured.
-        given = traffic(calls, size=4, a=(0, 2))
-        found = replay(given, backend="gloo", steps=1)
+        reported = traffic(calls, size=4, a=(0, 2))
+        found = replay(reported, backend="gloo", steps=1)
         with open(f"seen{os.environ['RANK']}.json", "w") as file:
             json.dump([seen, found and found.notes, found and sorted(found.groups)], file)
 
@@ -202,11 +204,11 @@ def test_an_asynchronous_call_is_waited_for_where_it_had_ended(jobs, tmp_path):
         true = dist.all_reduce
 
         class Work:
-            def __init__(self, work, nbytes):
-                self.work, self.nbytes = work, nbytes
+            def __init__(self, work, size_bytes):
+                self.work, self.size_bytes = work, size_bytes
 
             def wait(self):
-                seen.append(f"wait {self.nbytes}")
+                seen.append(f"wait {self.size_bytes}")
                 self.work.wait()
 
             def get_future(self):
@@ -239,9 +241,9 @@ def test_gaps_of_compute(jobs, tmp_path):
         reduced(start_ns=20 * MS, time_ns=5 * MS, step=0),  # 20 after the start of the step
         reduced(start_ns=40 * MS, time_ns=5 * MS, step=0),  # 15 after the end of the first
     ]
-    given = traffic(calls, calls)
-    given.steps = {rank: [(0, 55 * MS)] for rank in (0, 1)}  # and 10 more at the end
-    given.save(tmp_path / "t.jsonl")
+    reported = traffic(calls, calls)
+    reported.steps = {rank: [(0, 55 * MS)] for rank in (0, 1)}  # and 10 more at the end
+    reported.save(tmp_path / "t.jsonl")
     job = jobs(tmp_path, console("t.jsonl", "--steps", "2", "--compute", "-J", "out.jsonl"), 2)
     assert job.codes() == [0, 0], job.text(0) + job.text(1)
     found = Traffic.load(tmp_path / "out.jsonl")
@@ -262,16 +264,16 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         rank = dist.get_rank()
         row = (0, 1) if rank < 2 else (2, 3)
         calls = [reduced(64, "row", start_ns=0, time_ns=1), reduced(256, "row", asynchronous=True)]
-        given = Traffic(ranks=4, calls={rank: calls}, groups={"row": Group("row", row)})
-        run = torchcoll.run(given.spec(iters=2, check=True))
-        found = torchcoll.replay(given, steps=2)
+        reported = Traffic(ranks=4, calls={rank: calls}, groups={"row": Group("row", row)})
+        run = torchcoll.run(reported.spec(iters=2, check=True))
+        found = torchcoll.replay(reported, steps=2)
         value = torch.ones(1)
         dist.all_reduce(value)
         assert value.item() == 4
         if rank == 0:
             facts = [
                 [
-                    [r.case.nbytes, r.case.asynchronous, r.case.group, r.members]
+                    [r.case.size_bytes, r.case.asynchronous, r.case.group, r.members]
                     for r in run.results
                 ],
                 [[r.status, r.verification.wrong] for r in run.results],
@@ -301,7 +303,7 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments", "code", "line"),
+    ("reported", "arguments", "code", "line"),
     [
         (
             traffic([reduced()], size=4),
@@ -355,9 +357,9 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         (traffic([], []), *("--bogus", 2), "unrecognized arguments: --bogus. See torchcoll --h"),
     ],
 )
-def test_one_line_from_rank_0(jobs, tmp_path, given, arguments, code, line):
+def test_one_line_from_rank_0(jobs, tmp_path, reported, arguments, code, line):
     """And no file is left."""
-    given.save(tmp_path / "t.jsonl")
+    reported.save(tmp_path / "t.jsonl")
     job = jobs(
         tmp_path / "in", console("../t.jsonl", *arguments.replace("t.js", "../t.js").split()), 2
     )
@@ -390,8 +392,8 @@ def test_ranks_that_alone_are_refused_are_named(jobs, tmp_path):
 
 
 def test_a_file_that_was_cut_is_named_as_the_cause(jobs, tmp_path):
-    given = traffic(marked([reduced()]), marked([reduced()]))
-    given.save(tmp_path / "whole.jsonl")
+    reported = traffic(marked([reduced()]), marked([reduced()]))
+    reported.save(tmp_path / "whole.jsonl")
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "cut.jsonl").write_text("".join(lines[:-2]))  # the last call of rank 1 and the end
     job = jobs(tmp_path / "in", console("../cut.jsonl", "--steps", "1"), 2)
@@ -480,8 +482,8 @@ def test_torchrun_lets_every_option_pass():
     assert {"--backend", "--steps", "--compute", "--timeout", "-T", "--output", "-J"} <= set(names)
     for name, nargs in names.items():
         for form in [[name], [f"{name}=1"]] if nargs == 0 else [[name, "1"], [f"{name}=1"]]:
-            given = ["--nproc-per-node", "2", "-m", "torchcoll", "replay", "t.jsonl", *form]
-            parsed = get_args_parser().parse_args(given)
+            reported = ["--nproc-per-node", "2", "-m", "torchcoll", "replay", "t.jsonl", *form]
+            parsed = get_args_parser().parse_args(reported)
             assert parsed.training_script == "torchcoll"
             assert parsed.training_script_args == ["replay", "t.jsonl", *form]
 

@@ -137,7 +137,7 @@ TORCHS = {
 
 def sent(traffic):
     (calls,) = traffic.calls.values()
-    return [[TORCHS[c.collective], c.dtype, c.nbytes_in, c.nbytes_out] for c in calls]
+    return [[TORCHS[c.collective], c.dtype, c.bytes_in, c.bytes_out] for c in calls]
 
 
 @on_cpu
@@ -155,7 +155,7 @@ def test_the_plan_is_what_fully_shard_sends(found, name, ranks):
 def by_hand(traffic):
     (calls,) = traffic.calls.values()
     names = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR"}
-    return [(names[c.collective], c.nbytes_in, c.nbytes_out, c.group) for c in calls]
+    return [(names[c.collective], c.bytes_in, c.bytes_out, c.group) for c in calls]
 
 
 def test_by_hand():
@@ -224,11 +224,11 @@ def test_a_model_of_70_billion_parameters_needs_no_memory():
     calls = traffic.calls[0]
     assert len(calls) == (1 + 80) + 80 + (80 + 1)
     # 1024 divides every shape, but for the 128256 rows: 126 each on 1024 ranks.
-    assert (calls[1].nbytes_in, calls[1].nbytes_out) == (2 * layer // 1024, 2 * layer)
+    assert (calls[1].bytes_in, calls[1].bytes_out) == (2 * layer // 1024, 2 * layer)
     ends_shard = 2 * 126 * 8192 + 2 * 8
-    assert calls[0].nbytes_in == 2 * ends_shard
-    assert (calls[-1].nbytes_in, calls[-1].nbytes_out) == (4 * 1024 * ends_shard, 4 * ends_shard)
-    assert sum(bucket.nbytes for bucket in gradient_buckets(model).buckets) == (
+    assert calls[0].bytes_in == 2 * ends_shard
+    assert (calls[-1].bytes_in, calls[-1].bytes_out) == (4 * 1024 * ends_shard, 4 * ends_shard)
+    assert sum(bucket.size_bytes for bucket in gradient_buckets(model).buckets) == (
         4 * (80 * layer + 2 * 128256 * 8192 + 2 * 8192)
     )
 

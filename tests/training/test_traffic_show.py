@@ -51,7 +51,7 @@ one more thing
 
 COST = """\
 traffic beside r1
-group 0 of 2 ranks, gloo, host clock, alone: isolated, host clock, gloo, async, sum
+group 0 of 2 ranks, gloo, host clock, alone: synchronized, host clock, gloo, async, sum
 wait, transfer and contention are estimates. All ranks end a collective together, so the shortest \
 rank's time is the transfer, what the others have more is their wait for it; in place: the slowest \
 rank's; contention: transfer - alone. Medians over the calls
@@ -90,16 +90,16 @@ def sent():
 
 
 def alone():
-    case = Case("all_reduce", 0, "float32", "sum", None, True, "isolated", "gloo", "cpu")
+    case = Case("all_reduce", 0, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
     results = [
         CaseResult(
-            dataclasses.replace(case, nbytes=nbytes, asynchronous=True),
+            dataclasses.replace(case, size_bytes=size_bytes, asynchronous=True),
             "ok",
             2,
-            nbytes=nbytes,
+            size_bytes=size_bytes,
             time_ns={"host": [[ns] * 3] * 2},
         )
-        for nbytes, ns in ((25 * MIB, 6 * MS), (9 * MIB, 15 * MS // 2))
+        for size_bytes, ns in ((25 * MIB, 6 * MS), (9 * MIB, 15 * MS // 2))
     ]
     return Run(header={"run_id": "r1", "ranks": 2}, results=results)
 
@@ -135,7 +135,7 @@ def test_on_a_narrow_terminal_whole_columns_go(on_terminal):
     text = on_terminal(sent(), columns=60)
     assert "not shown in 60 columns: median a call, share of step (use" in text
     assert all(len(line) <= 60 for line in text.splitlines())
-    assert "share" in on_terminal(sent(), columns=60, names="collective,nbytes_in,share")
+    assert "share" in on_terminal(sent(), columns=60, names="collective,bytes_in,share")
 
 
 def test_markdown(shown):
@@ -165,20 +165,20 @@ def test_json(shown):
     document = json.loads(shown(sent(), format="json"))
     assert list(document) == ["schema", "traffic", "rows", "sizes"]
     assert document["schema"] == "torchcoll-traffic-rows/1"
-    told = document["traffic"]
-    assert (told["steps"], told["total"], told["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
-    assert (told["ranks"], told["recorded"], told["source"]) == (2, [0, 1], "capture")
-    assert told["notes"][-1] == "one more thing"
+    stated = document["traffic"]
+    assert (stated["steps"], stated["total"], stated["step_ns"]) == ([1, 2, 3], 4, 100 * MS)
+    assert (stated["ranks"], stated["recorded"], stated["source"]) == (2, [0, 1], "capture")
+    assert stated["notes"][-1] == "one more thing"
     assert document["rows"][0]["bytes_per_step"] == 75 * MIB
     assert document["sizes"][0] == {
-        **{"ranks": "0-1", "low_nbytes": 8, "high_nbytes": 16},
+        **{"ranks": "0-1", "low_bytes": 8, "high_bytes": 16},
         **{"calls_per_step": 1, "bytes_per_step": 8},
     }
 
 
 def test_chosen_columns(shown):
-    assert shown(sent(), format="csv", columns="collective,nbytes_in") == (
-        f"collective,nbytes_in\nall_reduce,{25 * MIB}\nall_reduce,{9 * MIB}\nbroadcast,8\n"
+    assert shown(sent(), format="csv", columns="collective,bytes_in") == (
+        f"collective,bytes_in\nall_reduce,{25 * MIB}\nall_reduce,{9 * MIB}\nbroadcast,8\n"
     )
     assert "clock" in shown(sent(), columns="all")
     with pytest.raises(UsageError, match=r"^columns: got busbw, expected all, or some of collect"):
@@ -267,7 +267,7 @@ def test_cost_without_calls(shown):
 
 def test_cost_has_no_column_of_nothing(shown):
     """An empty one is a character wider in a terminal than its text."""
-    found = cost(traffic(lambda rank: [call(nbytes=25 * MIB, time_ns=MS)]), alone())
+    found = cost(traffic(lambda rank: [call(size_bytes=25 * MIB, time_ns=MS)]), alone())
     for format, line in (("table", "-5.000 ms"), ("markdown", "-5.000 ms |")):
         text = shown(found, format=format)
         (row,) = [line for line in text.splitlines() if "all_reduce" in line]

@@ -14,8 +14,8 @@ from torchcoll.training.traffic_table import SizeBin, TrafficRow, summarise_traf
 
 ROW = {
     "collective": "all_reduce",
-    "nbytes_in": 25 * MIB,
-    "nbytes_out": 25 * MIB,
+    "bytes_in": 25 * MIB,
+    "bytes_out": 25 * MIB,
     "dtype": "float32",
     "op": None,
     "group": "0",
@@ -45,9 +45,9 @@ def some(found, *names):
 
 
 def test_rows_of_ddp():
-    nine = {"nbytes_in": 9 * MIB, "nbytes_out": 9 * MIB, "calls_per_step": 1, "share": 0.12}
+    nine = {"bytes_in": 9 * MIB, "bytes_out": 9 * MIB, "calls_per_step": 1, "share": 0.12}
     nine |= {"bytes_per_step": 9 * MIB, "time_per_step_ns": 12 * MS}
-    small = {"collective": "broadcast", "nbytes_in": 8, "nbytes_out": 8, "dtype": "int64"}
+    small = {"collective": "broadcast", "bytes_in": 8, "bytes_out": 8, "dtype": "int64"}
     small |= {"asynchronous": False, "calls_per_step": 1, "bytes_per_step": 8}
     small |= {"time_per_step_ns": MS / 5, "median_ns": MS / 5, "share": 0.002, "exposed_ns": MS / 5}
     assert rows(traffic(ddp, steps=4)) == [ROW, ROW | nine, ROW | small]
@@ -83,8 +83,8 @@ def test_the_sizes_of_ddp():
 
 def test_bins_begin_at_powers_of_two():
     sizes = [0, 1, 2, 3, 4, MIB - 1, MIB]
-    found = traffic(lambda rank: [call(nbytes=n, sequence=i) for i, n in enumerate(sizes)])
-    bins = [(one.low_nbytes, one.high_nbytes, one.calls_per_step, one.bytes_per_step)
+    found = traffic(lambda rank: [call(size_bytes=n, sequence=i) for i, n in enumerate(sizes)])
+    bins = [(one.low_bytes, one.high_bytes, one.calls_per_step, one.bytes_per_step)
             for one in summarise_traffic(found).sizes]  # fmt: skip
     assert bins == [
         *((0, 0, 1, 0), (1, 2, 1, 1), (2, 4, 2, 5), (4, 8, 1, 4)),
@@ -108,12 +108,14 @@ def test_a_plan_needs_no_marks():
     assert some(found, "time_per_step_ns", "clock") == [(None, None)]
 
 
-def stepwise(*counts, nbytes=MIB):
+def stepwise(*counts, size_bytes=MIB):
     """Each step sends so many calls."""
 
     def own(rank):
         steps = [step for step, count in enumerate(counts) for _ in range(count)]
-        return [call(nbytes=nbytes, sequence=i, step=s, time_ns=MS) for i, s in enumerate(steps)]
+        return [
+            call(size_bytes=size_bytes, sequence=i, step=s, time_ns=MS) for i, s in enumerate(steps)
+        ]
 
     return traffic(own, steps=len(counts))
 
@@ -191,11 +193,11 @@ def test_ranks_are_joined_by_number_not_by_place():
 def test_pipeline_stages_have_rows_of_their_own():
     def own(rank):
         message = {"collective": "send" if rank == 0 else "recv", "peer": 1 - rank}
-        message |= {"nbytes_in": 4096 * (rank == 0), "nbytes_out": 4096 * (rank == 1)}
+        message |= {"bytes_in": 4096 * (rank == 0), "bytes_out": 4096 * (rank == 1)}
         return [call(time_ns=MS), call(**message, asynchronous=None)]
 
     found = traffic(own)
-    names = ("collective", "nbytes_in", "nbytes_out", "ranks", "bytes_per_step")
+    names = ("collective", "bytes_in", "bytes_out", "ranks", "bytes_per_step")
     assert some(found, *names) == [
         ("all_reduce", MIB, MIB, "0-1", MIB),
         ("send", 4096, 0, "0", 4096),
@@ -216,7 +218,7 @@ def test_groups_of_a_mesh_that_do_alike_are_one_row():
     }
 
     def own(rank):
-        yield call("all_gather", 8, nbytes_out=16, group=f"tp{rank // 2}", time_ns=(1 + rank) * MS)
+        yield call("all_gather", 8, bytes_out=16, group=f"tp{rank // 2}", time_ns=(1 + rank) * MS)
         yield call(time_ns=2 * MS)
 
     found = traffic(own, ranks=4, groups=groups)
@@ -245,7 +247,7 @@ def test_calls_of_a_group_of_unknown_ranks_are_each_ranks_own():
 
 def test_ranks_that_count_differently_are_not_joined():
     def own(rank):
-        calls = [call(time_ns=MS), call("all_gather", 8, nbytes_out=16, time_ns=9 * MS)]
+        calls = [call(time_ns=MS), call("all_gather", 8, bytes_out=16, time_ns=9 * MS)]
         return [dataclasses.replace(c, sequence=i) for i, c in enumerate(calls[rank:])]
 
     found = traffic(own)
@@ -274,7 +276,7 @@ def test_sizes_of_all_to_all_v_vary_and_are_one_row():
         ],
         steps=2,
     )
-    assert some(found, "nbytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
+    assert some(found, "bytes_in", "calls_per_step", "bytes_per_step") == [(None, 1, 200)]
     assert (
         "all_to_all_v: bytes vary from call to call; bytes a step are a mean over them"
         in summarise_traffic(found).notes

@@ -33,8 +33,8 @@ def test_ddp_profile(on_two_ranks, tmp_path):
     first, second = on_two_ranks("ddp_profile")
     assert second == ""
     # 256 x 128 embedding, 32 x 128 positions, 4 layers of 198272, the head with its bias.
-    nbytes = 4 * (256 * 128 + 32 * 128 + 4 * 198272 + 128 * 256 + 256)
-    assert nbytes == 3371 << 10
+    size_bytes = 4 * (256 * 128 + 32 * 128 + 4 * 198272 + 128 * 256 + 256)
+    assert size_bytes == 3371 << 10
     assert "1 all_reduce 3371K float32 in place of" in first  # the first step
     assert "3.29 MiB put in by a rank" in first
     assert "gradients: 3.29 MiB of float32: 4 all_reduce a step, taken for one" in first

@@ -1,4 +1,4 @@
-"""``try_buckets`` on real gloo ranks, its verdicts on times made by hand."""
+"""``try_buckets`` on real gloo ranks, its results on times made by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def what_is_measured():
     found = torchcoll.try_buckets(
         counted_make, counted_step, caps, rounds=2, steps=3, skip=2, seed=1
     )
-    plain = [[row.cap_mb, row.times_ns, row.ratio, row.verdict] for row in found.rows]
+    plain = [[row.cap_mb, row.times_ns, row.ratio, row.result] for row in found.rows]
     return [made, len(steps), plain, [found.ranks, found.backend, found.device, found.notes]]
 
 
@@ -112,8 +112,8 @@ def test_every_rank_has_the_same_trial(on_ranks):
 
 def test_a_module_may_be_wrapped_again(on_ranks):
     """Each step sends its gradients once, whatever reducers the module had before."""
-    nbytes = 4 * (64 * 256 + 256 + 256 * 8 + 8)
-    assert [own["again"] for own in on_ranks] == [2 * 2 * 3 * nbytes] * 2
+    size_bytes = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert [own["again"] for own in on_ranks] == [2 * 2 * 3 * size_bytes] * 2
 
 
 def test_ranks_that_ask_for_different_things(on_ranks):
@@ -180,7 +180,7 @@ def trial(*rounds, caps=(25, None, 1)):
 def test_verdicts():
     # Ratios: 0.9 in each round; 1.01 in each; 0.9 and 1.1.
     found = trial((10, 9, 10.1, 9), (20, 18, 20.2, 22), caps=(25, None, 1, 2))
-    assert [row.verdict for row in found.rows] == ["base", "faster", "within 2 %", "within noise"]
+    assert [row.result for row in found.rows] == ["base", "faster", "within 2 %", "within noise"]
     assert found.rows[1].ratio == pytest.approx((0.9, 0.9, 0.9))
     assert found.best.name == "default"
     assert (found.rows[0].median_ns, found.rows[0].steps) == (15 * MS, 4)
@@ -192,7 +192,7 @@ training steps of DistributedDataParallel: gloo, cpu, 2 ranks
 clock: host, the device idle at both ends of a step; max over ranks
 ratio = step / step with 25, of the medians of each round; its 95 % interval is over the rounds of this launch
 
-bucket_cap_mb  steps      step       low      high  ratio            95 %  verdict
+bucket_cap_mb  steps      step       low      high  ratio            95 %  result
                         median        p5       p95
            25      4  15.00 ms  9.650 ms  20.35 ms  1.000               -  base
       default      4  13.50 ms  8.650 ms  18.35 ms  0.900  0.900 to 0.900  faster
@@ -216,5 +216,5 @@ def test_for_machines(capsys):
     assert thing["rows"][0]["times_ns"] == [[9_500_000, 10_500_000], [19_500_000, 20_500_000]]
     torchcoll.show(found, format="csv")
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("cap_mb,name,steps,median_ns,low_ns,high_ns,verdict,ratio")
+    assert head.startswith("cap_mb,name,steps,median_ns,low_ns,high_ns,result,ratio")
     assert [line.split(",")[1] for line in lines] == ["25", "default", "1"]

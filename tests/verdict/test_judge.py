@@ -57,10 +57,10 @@ def test_thresholds(share, word):
 
 def test_the_largest_size_counts_and_of_it_the_best():
     results = [
-        case_of(370, nbytes=512 * MIB),
-        case_of(340, nbytes=2 * GIB),
-        case_of(350, nbytes=2 * GIB, in_place=False),
-        case_of(9, nbytes=64 * MIB),
+        case_of(370, size_bytes=512 * MIB),
+        case_of(340, size_bytes=2 * GIB),
+        case_of(350, size_bytes=2 * GIB, in_place=False),
+        case_of(9, size_bytes=64 * MIB),
     ]
     assert line(*results).startswith(f"PASS 350 GB/s busbw at 2G, 94.4 % {RING}")
 
@@ -96,7 +96,7 @@ def test_nvls():
         f"PASS 350 GB/s busbw at 1G, 94.4 % {RING}; WARN NVLS not in use, would allow about "
         "475 GB/s; 1 case correct"
     )
-    for changed in ({"ranks": 4}, {"op": "prod"}, {"nbytes": 512 * MIB}):
+    for changed in ({"ranks": 4}, {"op": "prod"}, {"size_bytes": 512 * MIB}):
         assert "NVLS" not in line(case_of(350, **changed))
 
 
@@ -127,16 +127,16 @@ def test_the_slow_one_beside_the_best_is_named():
 
 
 def test_enqueueing_alone_is_no_bandwidth():
-    issued = case_of(45, nbytes=2 * GIB)
+    issued = case_of(45, size_bytes=2 * GIB)
     issued.time_ns = {"issue": issued.time_ns["host"]}
-    rest = launch(case_of(40, nbytes=GIB), issued, labels={"fabric": "pcie-gen5"}, device=None)
+    rest = launch(case_of(40, size_bytes=GIB), issued, labels={"fabric": "pcie-gen5"}, device=None)
     assert judge(rest).line.startswith("PASS 40 GB/s busbw at 1G, 97.6 %")
 
 
 def test_a_pass_says_what_was_not_checked():
     unchecked = case_of(360, "all_gather", op=None, verification=None)
     assert line(unchecked).endswith("; no values checked")
-    small = case_of(9, "all_gather", op=None, nbytes=MIB)
+    small = case_of(9, "all_gather", op=None, size_bytes=MIB)
     assert line(unchecked, small).endswith("; 1 case correct, 1 unchecked")
 
 
@@ -179,10 +179,10 @@ def test_suspects_of_pairs_that_nobody_told():
 
     def pair(a, b):
         ns = 200_000 if 3 in (a, b) else 100_000
-        case = Case("sendrecv", MIB, "float32", None, None, False, "isolated", "gloo", "cpu")
+        case = Case("sendrecv", MIB, "float32", None, None, False, "synchronized", "gloo", "cpu")
         case = Case.from_json(case.to_json() | {"group": f"pair/{a}-{b}"})
         times = {"host": [[ns] * 3] * 2}
-        return CaseResult(case, "ok", 2, nbytes=MIB, time_ns=times, members=[a, b])
+        return CaseResult(case, "ok", 2, size_bytes=MIB, time_ns=times, members=[a, b])
 
     pairs = [pair(a, b) for b in range(5) for a in range(b)]
     members = [{"rank": rank, "host": f"n{rank}"} for rank in range(5)]
@@ -193,14 +193,14 @@ def test_suspects_of_pairs_that_nobody_told():
 
 
 def test_more_than_the_ring_below_the_size_of_nvls_is_no_less():
-    assert line(case_of(420, nbytes=512 * MIB)).startswith(
+    assert line(case_of(420, size_bytes=512 * MIB)).startswith(
         f"PASS 420 GB/s busbw at 512M, 113.3 % {RING}"
     )
 
 
 def test_sizes_that_no_limit_holds_for():
     held = "all_reduce from 64M and all_gather from 1G"
-    small = [case_of(99, nbytes=MIB), case_of(99, "all_gather", nbytes=MIB, op=None)]
+    small = [case_of(99, size_bytes=MIB), case_of(99, "all_gather", size_bytes=MIB, op=None)]
     assert line(*small) == (
         f"NO REFERENCE of nvswitch-h200 for these cases: it has limits for {held}; 2 cases correct"
     )
@@ -281,9 +281,9 @@ def test_what_an_import_lacks_to_be_judged():
         f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN)"
     )
     assert NOT_JUDGED not in imported(labels={"gpu": "H200"})
-    told = imported(labels={"link_gbps": "450"})
-    assert NOT_JUDGED in told
-    assert told.endswith("; label link_gbps not used: which ranks share a host is unknown")
+    stated = imported(labels={"link_gbps": "450"})
+    assert NOT_JUDGED in stated
+    assert stated.endswith("; label link_gbps not used: which ranks share a host is unknown")
     assert NOT_JUDGED not in imported(device="cpu", backend="gloo")
     assert imported(labels={"fabric": "nvswitch-h200"}).startswith("WARN 300 GB/s")
 
@@ -298,7 +298,7 @@ def test_the_figures_that_are_a_copy_of_one_device():
 
 
 def failed(status):
-    return CaseResult(case_of(1, nbytes=8).case, status, 8, "why")
+    return CaseResult(case_of(1, size_bytes=8).case, status, 8, "why")
 
 
 def test_nothing_that_was_communicated():
@@ -326,7 +326,7 @@ def test_what_failed_is_a_fail_whatever_the_bandwidth():
     )
     # Nobody needs to hear that there is no reference for a run that failed.
     assert line(failed("failed")) == "FAIL 1 of 1 case failed: all_reduce 8"
-    asked = replace(case_of(1).case, collective="barrier", nbytes=0)
+    asked = replace(case_of(1).case, collective="barrier", size_bytes=0)
     assert line(CaseResult(asked, "failed", 8, "why")) == "FAIL 1 of 1 case failed: barrier"
     # What was never to run is no failure.
     assert judge(launch(case_of(365), failed("unsupported"), **SXM)).word == "WARN"
@@ -336,7 +336,7 @@ def test_what_is_not_possible_is_a_fail():
     # 450 GB/s and 5 % over one direction.
     gather = case_of(480, "all_gather", op=None)
     assert line(gather) == "FAIL 1 of 1 case implausible: busbw up to 480 GB/s, see the footnotes"
-    short = case_of(0.001, nbytes=8)
+    short = case_of(0.001, size_bytes=8)
     short.time_ns = {"host": [[1400] * 3] * 8}
     assert line(short).startswith("FAIL 1 of 1 case implausible: busbw up to ")
 
@@ -434,7 +434,7 @@ def test_as_json():
 def times(*milliseconds, **how):
     results = []
     for number, ms in enumerate(milliseconds):
-        result = case_of(1, nbytes=1024 << number)
+        result = case_of(1, size_bytes=1024 << number)
         result.time_ns = {"host": [[round(ms * 1e6)] * 3] * 8}
         results.append(result)
     return launch(*results, **how)

@@ -85,15 +85,15 @@ def held(name, **changed):
 
 def test_limits_hold_from_a_size_on():
     # results/h200-8gpu-kernels: an algbw of 193.3 at 64M is a busbw of 338, 91 %.
-    assert held("nvswitch-h200", nbytes=64 * MIB) == ["ring"]
-    assert held("nvswitch-h200", nbytes=64 * MIB - 4) == []
+    assert held("nvswitch-h200", size_bytes=64 * MIB) == ["ring"]
+    assert held("nvswitch-h200", size_bytes=64 * MIB - 4) == []
     broadcast = {"collective": "broadcast", "op": None}
-    assert held("nvswitch-h200", nbytes=256 * MIB, **broadcast) == ["ring"]
-    assert held("nvswitch-h200", nbytes=256 * MIB - 4, **broadcast) == []
-    assert held("nvswitch-h200", nbytes=GIB) == ["ring", "NVLS"]
+    assert held("nvswitch-h200", size_bytes=256 * MIB, **broadcast) == ["ring"]
+    assert held("nvswitch-h200", size_bytes=256 * MIB - 4, **broadcast) == []
+    assert held("nvswitch-h200", size_bytes=GIB) == ["ring", "NVLS"]
     # 64 MiB a rank: 1 GiB of 16 ranks.
-    assert held("ib-ndr:8", ranks=16, nbytes=GIB) == ["ring"]
-    assert held("ib-ndr:8", ranks=32, nbytes=GIB) == []
+    assert held("ib-ndr:8", ranks=16, size_bytes=GIB) == ["ring"]
+    assert held("ib-ndr:8", ranks=32, size_bytes=GIB) == []
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_rules_of_the_users_own(tmp_path):
     fabric = load_fabric("lab:2", own)
     assert (fabric.name, fabric.what, fabric.several_hosts) == ("lab:2", "two nodes, RoCE", True)
     (limit,) = fabric.limits
-    assert (limit.busbw_gbps, limit.nbytes, limit.nbytes_per_rank) == (24, 64 * MIB, 0)
+    assert (limit.busbw_gbps, limit.size_bytes, limit.bytes_per_rank) == (24, 64 * MIB, 0)
     assert limit.collectives == ("all_reduce", "all_gather")
     assert limit.holds(row(ranks=2, dtype="bfloat16"))
     assert not limit.holds(row(ranks=2))

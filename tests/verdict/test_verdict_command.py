@@ -147,9 +147,9 @@ EVIL = '\x1b[2J\x07<&">\ud800'
 def test_junit(tmp_path, capsys):
     run = launch(
         case_of(365),
-        CaseResult(case_of(1, nbytes=8).case, "unsupported", 8, EVIL),
-        CaseResult(case_of(1, nbytes=16).case, "oom", 8, EVIL),
-        case_of(365, nbytes=2 * GIB, status="wrong", verification=Verification(8, 3)),
+        CaseResult(case_of(1, size_bytes=8).case, "unsupported", 8, EVIL),
+        CaseResult(case_of(1, size_bytes=16).case, "oom", 8, EVIL),
+        case_of(365, size_bytes=2 * GIB, status="wrong", verification=Verification(8, 3)),
         nvlinks=18,
         to_switch=True,
     )
@@ -160,27 +160,29 @@ def test_junit(tmp_path, capsys):
     assert suite.tag == "testsuite" and suite.get("name") == str(tmp_path / "a<b.jsonl")
     counts = [suite.get(name) for name in ("tests", "failures", "skipped")]
     assert counts == ["5", "3", "1"]
-    told = [(t.get("name"), [(c.tag, c.get("message")) for c in t]) for t in suite]
-    assert [name for name, _ in told] == [
+    stated = [(t.get("name"), [(c.tag, c.get("message")) for c in t]) for t in suite]
+    assert [name for name, _ in stated] == [
         "verdict",
         "all_reduce 1073741824 float32 sum",
         *("all_reduce 8 float32 sum", "all_reduce 16 float32 sum"),
         "all_reduce 2147483648 float32 sum",
     ]
-    assert [child[0][0] if child else "" for _, child in told] == [
+    assert [child[0][0] if child else "" for _, child in stated] == [
         *("failure", "", "skipped", "failure", "failure"),
     ]
-    assert told[0][1][0][1].startswith("FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases")
-    assert told[2][1][0][1] == 'unsupported:  [2J <&"> '
-    assert told[4][1][0][1] == "wrong: wrong"
+    assert stated[0][1][0][1].startswith(
+        "FAIL 1 of 4 cases wrong: all_reduce 2G; FAIL 1 of 4 cases"
+    )
+    assert stated[2][1][0][1] == 'unsupported:  [2J <&"> '
+    assert stated[4][1][0][1] == "wrong: wrong"
     capsys.readouterr()
 
 
 def test_a_gate_that_judged_nothing_says_so(path, tmp_path, capsys):
     out = tmp_path / "junit.xml"
     assert main(["show", path, "--gate", "--junit", str(out)]) == 0
-    told = "torchcoll: warning: --gate: 1 of 1 runs had no reference: nothing was judged\n"
-    assert capsys.readouterr().err == told
+    stated = "torchcoll: warning: --gate: 1 of 1 runs had no reference: nothing was judged\n"
+    assert capsys.readouterr().err == stated
     (suite,) = ElementTree.parse(out).getroot()
     assert suite.get("skipped") == "1"
     assert [child.tag for child in suite[0]] == ["skipped"]
@@ -221,11 +223,11 @@ def test_the_causes_are_told_without_the_table(tmp_path, capsys):
     save(launch(case_of(900)), tmp_path / "a.jsonl")
     out = tmp_path / "health.jsonl"
     path = str(tmp_path / "a.jsonl")
-    assert main(["show", path, "--health", str(out), "--columns", "nbytes,busbw_gbps"]) == 0
+    assert main(["show", path, "--health", str(out), "--columns", "size_bytes,busbw_gbps"]) == 0
     # 450 GB/s of an H200's links, reduced by its switches: 787.5 on 8 ranks.
     cause = "busbw beyond all links of one H200 (450 GB/s in one direction): likely the time of"
-    (told,) = json.loads(out.read_text())["causes"]
-    assert told.startswith(cause)
+    (stated,) = json.loads(out.read_text())["causes"]
+    assert stated.startswith(cause)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2].startswith(f"implausible: {cause}")
     assert lines[-1] == "FAIL 1 of 1 case implausible: busbw up to 900 GB/s, see the footnotes"
@@ -234,10 +236,14 @@ def test_the_causes_are_told_without_the_table(tmp_path, capsys):
 def test_pairs_are_shown_as_pairs(path, tmp_path, capsys):
     results = []
     for a, b in ((0, 1), (0, 2), (1, 2)):
-        asked = Case("sendrecv", 1 << 20, "float32", None, None, False, "isolated", "gloo", "cpu")
+        asked = Case(
+            "sendrecv", 1 << 20, "float32", None, None, False, "synchronized", "gloo", "cpu"
+        )
         asked = Case.from_json(asked.to_json() | {"group": f"pair/{a}-{b}"})
         times = {"host": [[100_000] * 3] * 2}
-        results.append(CaseResult(asked, "ok", 2, nbytes=1 << 20, time_ns=times, members=[a, b]))
+        results.append(
+            CaseResult(asked, "ok", 2, size_bytes=1 << 20, time_ns=times, members=[a, b])
+        )
     members = [{"rank": rank, "host": f"n{rank}"} for rank in range(3)]
     run = Run({"ranks": 3, "run_id": "p"}, members, results=results, end=COMPLETE)
     save(run, tmp_path / "pairs.jsonl")
@@ -249,7 +255,7 @@ def test_pairs_are_shown_as_pairs(path, tmp_path, capsys):
     verdict, between, title = _around(text, path)
     assert verdict.startswith("NO REFERENCE for gloo on cpu ") and not between and title == path
     # A view that was chosen is of the rows.
-    assert main(["show", pairs, "--columns", "group,nbytes"]) == 0
+    assert main(["show", pairs, "--columns", "group,size_bytes"]) == 0
     assert "pair/0-1" in capsys.readouterr().out
 
 

@@ -82,7 +82,7 @@ class Communicators:
 
     def _init(self, entry: BackendEntry) -> None:
         session = self._session
-        with self._device_told():
+        with self._device_stated():
             self._dist.init_process_group(
                 entry.name,
                 store=group_store(session.torch, entry.name, session.control.store),
@@ -94,7 +94,7 @@ class Communicators:
         self._made.append(None)
 
     @contextlib.contextmanager
-    def _device_told(self) -> Iterator[None]:
+    def _device_stated(self) -> Iterator[None]:
         """torch 2.15's NCCL binds device LOCAL_RANK, or the rank modulo the devices: Slurm sets no
         such variable, and may deal ranks out over the hosts otherwise. A device_id would tell it
         too, and makes older ones connect.
@@ -142,7 +142,7 @@ class Communicators:
         backend.eager_connect_single_device(device)
 
     def _new(self, entry: BackendEntry, ranks: list[int] | None) -> Any:
-        with self._device_told():
+        with self._device_stated():
             group = self._dist.new_group(
                 ranks,
                 timeout=self._timeout,

@@ -164,8 +164,8 @@ class Control:
 
     def agree(self, refusal: TorchcollError | None, word: Any = None) -> list[Any]:
         """Every rank's word, or the error of the first rank that has one, raised on all."""
-        told = refusal and [str(refusal), int(refusal.exit_code)]
-        words = self.all_gather([told, word])
+        stated = refusal and [str(refusal), int(refusal.exit_code)]
+        words = self.all_gather([stated, word])
         for rank, (text, _) in enumerate(words):
             if text:
                 if refusal is None:
@@ -345,7 +345,7 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
     like = next(rank for rank in range(len(members)) if rank not in odd)
     got, expected = members[odd[0]]["argv"], members[like]["argv"]
     if not got and not expected:
-        got, expected = _fields(control.all_gather(_told(spec)), odd[0], like)
+        got, expected = _fields(control.all_gather(_stated(spec)), odd[0], like)
     return UsageError(
         f"arguments of {control.names(odd)}",
         got or "no arguments",
@@ -354,7 +354,7 @@ def of_arguments(control: Control, spec: Spec) -> UsageError:
     )
 
 
-def _told(spec: Spec) -> dict[str, list[str]]:
+def _stated(spec: Spec) -> dict[str, list[str]]:
     """Each field: what tells whether it is the same, and its text."""
     fields = spec.to_json()
     texts = {name: json.dumps(value) for name, value in fields.items()}
@@ -365,11 +365,11 @@ def _told(spec: Spec) -> dict[str, list[str]]:
     }
 
 
-def _fields(told: Sequence[dict[str, list[str]]], odd: int, like: int) -> tuple[str, str]:
+def _fields(stated: Sequence[dict[str, list[str]]], odd: int, like: int) -> tuple[str, str]:
     """``sizes [1024]`` of both ranks, for the fields that differ."""
-    names = [name for name in told[like] if told[odd].get(name) != told[like][name]]
+    names = [name for name in stated[like] if stated[odd].get(name) != stated[like][name]]
     got, expected = (
-        ", ".join(f"{name} {told[rank].get(name, ['', 'unknown'])[1]}" for name in names)
+        ", ".join(f"{name} {stated[rank].get(name, ['', 'unknown'])[1]}" for name in names)
         for rank in (odd, like)
     )
     return got or "another Spec", expected or "another Spec"
@@ -431,9 +431,9 @@ def _too_large(
     check: bool,
 ) -> list[str] | None:
     """``words``: where each rank's buffers live, and how much is free there."""
-    from torchcoll.bench.plan import needs_nbytes
+    from torchcoll.bench.plan import needs_bytes
 
-    needs = needs_nbytes(sizing, check)
+    needs = needs_bytes(sizing, check)
     # With the fake backend this process is the only one of all ranks.
     of_rank = {
         rank: needs[place] for part in parts for place, rank in enumerate(part) if rank < len(words)
@@ -447,15 +447,16 @@ def lacks_memory(needs: Mapping[int, int], words: Sequence[Mapping[str, Any]]) -
     need: defaultdict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
     ranks: Counter[str] = Counter()
-    for rank, nbytes in needs.items():
+    for rank, size_bytes in needs.items():
         where = words[rank]["where"]
-        need[where] += nbytes
+        need[where] += size_bytes
         free[where] = min(free.get(where, words[rank]["free"]), words[rank]["free"])
         ranks[where] += 1
-    for where, nbytes in need.items():
-        if nbytes > FREE_SHARE * free[where]:
+    for where, size_bytes in need.items():
+        if size_bytes > FREE_SHARE * free[where]:
             return (
-                f"needs {format_bytes(nbytes)} ({nbytes} bytes, {ranks[where]} ranks) on {where}, "
+                f"needs {format_bytes(size_bytes)} ({size_bytes} bytes, {ranks[where]} ranks) on "
+                f"{where}, "
                 f"80 % of the free {format_bytes(free[where])} ({free[where]} bytes) is less"
             )
     return ""

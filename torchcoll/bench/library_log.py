@@ -127,10 +127,10 @@ class LibraryLog:
             return
         session = sweep.session
         calls = self._logs[library].calls() if session.rank == sweep.part[0] else ()
-        told = session.control.gather([list(call) for call in calls])
+        stated = session.control.gather([list(call) for call in calls])
         _, choices_of = _known(library)
         for result, part in zip(results, sweep.parts, strict=False):
-            result.choices = choices_of(result, [LoggedCall(*call) for call in told[part[0]]])
+            result.choices = choices_of(result, [LoggedCall(*call) for call in stated[part[0]]])
 
     def keep_timings(self, session: Session) -> None:
         """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""

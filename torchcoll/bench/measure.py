@@ -71,7 +71,7 @@ def measure_case(sweep: Sweep, asked: Sizing, verdict: list[str] | None) -> list
 
     The results on rank 0, one for each sub-group; elsewhere none.
     """
-    sizing = size_case(asked.case, len(sweep.part), span_nbytes=asked.span_nbytes)
+    sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
     verdict = verdict or _unsupported(sweep.session, asked.case)
     if verdict:
         return _results(sweep, sizing, {}, status=verdict[0], reason=verdict[1])
@@ -96,9 +96,9 @@ def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
 def _unsupported(session: Session, case: Case) -> list[str] | None:
     """What torch has no way to do; equal on all ranks."""
     reason = ""
-    if case.cadence == "graph" and not session.device.captures:
+    if case.mode == "graph" and not session.device.captures:
         reason = f"graphs are captured on cuda, not on {session.device.kind}"
-    elif case.cadence == "graph" and not COLLECTIVES[case.collective].has_data:
+    elif case.mode == "graph" and not COLLECTIVES[case.collective].has_data:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
@@ -244,7 +244,7 @@ class _Measurement:
 
     @property
     def _calls_per_sample(self) -> int:
-        return 1 if self.sizing.case.cadence == "isolated" else self.device.calls_per_sample
+        return 1 if self.sizing.case.mode == "synchronized" else self.device.calls_per_sample
 
     def _aligned_awake(self) -> None:
         for _ in range(LEAD_CALLS):
@@ -255,7 +255,7 @@ class _Measurement:
         clocks = {"host": durations, "issue": []}
         if durations is self.cold:
             clocks["start"] = self.cold_starts
-        self.device.isolated(self.call, align or self.align, calls, clocks)
+        self.device.synchronized(self.call, align or self.align, calls, clocks)
 
     def _cold(self, name: str) -> None:
         """Calls 1, 2, ... one by one until rank 0's settling rule is content."""
@@ -299,12 +299,12 @@ class _Measurement:
                 means=self.sizing.case.back_to_back,
             )
         case, now = self.sizing.case, time.perf_counter_ns
-        if case.cadence == "graph":
+        if case.mode == "graph":
             self.timed, refused = self._captured(name)
             if refused:
                 return refused
         leads = session.control.decide(max(1, min(LEAD_CALLS, LEAD_NS // max(1, self.cold[-1]))))
-        began = told = now()
+        began = stated = now()
         while size := session.control.decide(rule and rule.next_batch(now() - began)):
             decided = now()
             self.refill()
@@ -316,8 +316,8 @@ class _Measurement:
             if rule:
                 rule.add(everyone, case.back_to_back, size)
                 self.gathered.append(everyone)
-            self._account(leads, clocks, decided - told + now() - ended, ended)
-            told = now()
+            self._account(leads, clocks, decided - stated + now() - ended, ended)
+            stated = now()
         if rule:
             self.stops, self.steady_ns = rule.reasons, round(rule.elapsed_ns)
         return None
@@ -325,7 +325,7 @@ class _Measurement:
     def _batch(self, name: str, leads: int, size: int) -> dict[str, list[int]]:
         """The samples of ``size`` steady calls, after the lead calls."""
         case, device, progress = self.sizing.case, self.device, self.session.progress
-        clocks, lead = device.clocks(case.cadence), list[int]()
+        clocks, lead = device.clocks(case.mode), list[int]()
         live = clocks["issue"] if "issue" in clocks else clocks["host"]
         if case.back_to_back:
             progress.step(f"{name}: steady calls", live)
@@ -333,9 +333,9 @@ class _Measurement:
             device.stream(self.timed, size, clocks, leads, lead)
         else:
             progress.step(f"{name}: lead calls", lead)
-            device.isolated(self.timed, self.align, leads, {"host": lead, "issue": []})
+            device.synchronized(self.timed, self.align, leads, {"host": lead, "issue": []})
             progress.step(f"{name}: steady calls", live)
-            device.isolated(self.timed, self.align, size, clocks)
+            device.synchronized(self.timed, self.align, size, clocks)
         self.lead += lead
         return clocks
 
@@ -358,7 +358,7 @@ class _Measurement:
         sizing = self.sizing
         if not (self.spec.check and self.communicator.backend.communicates):
             return None
-        if not (sizing.nbytes and sizing.case.verifiable):
+        if not (sizing.size_bytes and sizing.case.verifiable):
             return None
         session.progress.step(f"{name}: verification")
         checked = wrong = changed = 0

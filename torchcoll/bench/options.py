@@ -21,7 +21,7 @@ from torchcoll.core.variables import masked_labels
 
 # Options that Spec takes as they are, under their own name.
 _PLAIN = (
-    "cadence",
+    "mode",
     "order",
     "fresh_group",
     "groups",
@@ -165,9 +165,9 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how = p.add_argument_group("how to measure")
     how.add_argument(
-        "--cadence",
-        help="isolated: a barrier before every call; stream: back to back; graph: captured and "
-        "replayed (isolated on CPU, else stream)",
+        "--mode",
+        help="synchronized: a barrier before every call; back-to-back: none; graph: captured and "
+        "replayed (synchronized on CPU, else back-to-back)",
         **text,
     )
     how.add_argument("-n", "--iters", help="steady calls; 0: cold calls only (by rule)", **text)

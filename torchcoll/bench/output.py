@@ -19,7 +19,7 @@ from torchcoll.core.case import Case, partition
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UsageError, tell
 from torchcoll.core.file import Writer, load_own, records_of
-from torchcoll.core.result import CaseResult, Run, told_shortfall
+from torchcoll.core.result import CaseResult, Run, stated_shortfall
 from torchcoll.core.spec import Spec
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Output:
     def failure(self) -> str | None:
         """What makes the exit code 1, as one text."""
         self._look_after()
-        text = told_shortfall([*self._earlier, *self.run.results])
+        text = stated_shortfall([*self._earlier, *self.run.results])
         text = text or self._gate(self.run) or ""
         return ". ".join(filter(None, (self.lost, text))) or None
 

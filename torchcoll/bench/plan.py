@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_NBYTES, Case, Sizing, need_nbytes
+from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, Sizing, need_bytes
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.spec import Spec
@@ -40,15 +40,15 @@ def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
     return None
 
 
-def needs_nbytes(sizing: Sizing, check: bool) -> list[int]:
-    """``need_nbytes`` of every rank."""
+def needs_bytes(sizing: Sizing, check: bool) -> list[int]:
+    """``need_bytes`` of every rank."""
     ranks, root = sizing.ranks, sizing.case.root
     if sizing.division:
-        return [need_nbytes(sizing, rank, check) for rank in range(ranks)]
+        return [need_bytes(sizing, rank, check) for rank in range(ranks)]
     # All alike, but for the root.
-    needs = [need_nbytes(sizing, ranks - 1 if root == 0 else 0, check)] * ranks
+    needs = [need_bytes(sizing, ranks - 1 if root == 0 else 0, check)] * ranks
     if root is not None:
-        needs[root] = need_nbytes(sizing, root, check)
+        needs[root] = need_bytes(sizing, root, check)
     return needs
 
 
@@ -70,17 +70,17 @@ def slow_call_s(spec: Spec) -> float:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One case. ``need_nbytes`` is that of the rank that needs most, ``host_nbytes`` the sum over
+    """One case. ``need_bytes`` is that of the rank that needs most, ``host_bytes`` the sum over
     the ranks of the host that needs most; nothing is allocated where ``status`` is not empty.
     """
 
     case: Case
     count: int
-    nbytes: int
-    nbytes_in: int
-    nbytes_out: int
-    need_nbytes: int
-    host_nbytes: int
+    size_bytes: int
+    bytes_in: int
+    bytes_out: int
+    need_bytes: int
+    host_bytes: int
     limit_s: float | None
     status: str = ""  # skipped or unsupported, where that is known without trying
     reason: str = ""
@@ -97,8 +97,8 @@ class Plan:
     ranks: int
     ranks_per_host: int
     rows: tuple[PlanRow, ...]
-    need_nbytes: int
-    host_nbytes: int
+    need_bytes: int
+    host_bytes: int
     limit_s: float | None
 
 
@@ -117,19 +117,19 @@ def plan(spec: Spec, ranks: int, ranks_per_host: int | None = None) -> Plan:
         ranks,
         per_host,
         rows,
-        max((row.need_nbytes for row in rows), default=0),
-        max((row.host_nbytes for row in rows), default=0),
+        max((row.need_bytes for row in rows), default=0),
+        max((row.host_bytes for row in rows), default=0),
         None if None in limits else sum(limit for limit in limits if limit is not None),
     )
 
 
 def _row(spec: Spec, sizing: Sizing, per_host: int) -> PlanRow:
     case, ranks = sizing.case, sizing.ranks
-    sizes = (case, sizing.count, sizing.nbytes, sizing.nbytes_in, sizing.nbytes_out)
+    sizes = (case, sizing.count, sizing.size_bytes, sizing.bytes_in, sizing.bytes_out)
     refusal = impossible(case, ranks)
     if refusal:
         return PlanRow(*sizes, 0, 0, 0.0, *refusal)
-    needs = needs_nbytes(sizing, spec.check)
+    needs = needs_bytes(sizing, spec.check)
     host = max(sum(needs[first : first + per_host]) for first in range(0, ranks, per_host))
     return PlanRow(*sizes, max(needs), host, case_limit_s(spec))
 
@@ -158,7 +158,7 @@ _HEAD = ("size", "actual", "in", "out", "a rank", "a host", "at most")
 def _table(rows: Sequence[PlanRow], in_out: Callable[[int], str]) -> list[str]:
     """The heading and a line for each row."""
     cells = [_HEAD, *(_cells(row, in_out) for row in rows)]
-    if all(row.nbytes == row.case.nbytes for row in rows):
+    if all(row.size_bytes == row.case.size_bytes for row in rows):
         cells = [(size, *rest) for size, _, *rest in cells]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
@@ -168,11 +168,11 @@ def _table(rows: Sequence[PlanRow], in_out: Callable[[int], str]) -> list[str]:
 
 
 def _cells(row: PlanRow, in_out: Callable[[int], str]) -> tuple[str, ...]:
-    sizes = (format_size(row.case.nbytes), format_size(row.nbytes))
-    sides = (in_out(row.nbytes_in), in_out(row.nbytes_out))
+    sizes = (format_size(row.case.size_bytes), format_size(row.size_bytes))
+    sides = (in_out(row.bytes_in), in_out(row.bytes_out))
     if row.status:
         return (*sizes, *sides, "-", "-", row.status)
-    memory = (format_bytes(row.need_nbytes), format_bytes(row.host_nbytes))
+    memory = (format_bytes(row.need_bytes), format_bytes(row.host_bytes))
     return (*sizes, *sides, *memory, _duration(row.limit_s))
 
 
@@ -191,7 +191,7 @@ def _assumptions(plan: Plan) -> list[str]:
     )
     lines = ["Dry run: nothing was started, and no device was looked for."]
     if first:
-        calls = f"{first.cadence} calls"
+        calls = f"{first.mode} calls"
         calls += f", {spec.coalesce} in a group" if spec.coalesce > 1 else ""
         lines.append(f"Assumed: {ranks}, {first.backend} on {first.device}, {calls}.")
     if spec.order != "size":
@@ -200,7 +200,7 @@ def _assumptions(plan: Plan) -> list[str]:
     if spec.buffer_reuse == "rotate":
         held += " of the size of the largest, which the calls walk through,"
     if spec.check and any(row.case.verifiable for row in plan.rows):
-        held += f" and at most {format_bytes(CHECK_CHUNK_NBYTES)} to verify in"
+        held += f" and at most {format_bytes(CHECK_CHUNK_BYTES)} to verify in"
     lines.append(f"Memory: {held}, without what the communication library takes.")
     if case_limit_s(spec) is None:
         counts = [f"{spec.cold} cold"] if spec.cold > COLD_CALLS else []
@@ -227,8 +227,8 @@ def _total(plan: Plan) -> str:
         cases += f" ({refused} cannot run)"
     time = "no bound in time" if plan.limit_s is None else f"at most {_duration(plan.limit_s)}"
     return (
-        f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_nbytes)} a rank, "
-        f"{format_bytes(plan.host_nbytes)} a host."
+        f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_bytes)} a rank, "
+        f"{format_bytes(plan.host_bytes)} a host."
     )
 
 

@@ -248,10 +248,10 @@ def _sized(sizing: Sizing, status: str, ranks: int, **facts: Any) -> CaseResult:
         status,
         ranks,
         count=sizing.count,
-        nbytes=sizing.nbytes,
-        nbytes_in=sizing.nbytes_in,
-        nbytes_out=sizing.nbytes_out,
-        busiest_nbytes=sizing.busiest_nbytes,
+        size_bytes=sizing.size_bytes,
+        bytes_in=sizing.bytes_in,
+        bytes_out=sizing.bytes_out,
+        busiest_bytes=sizing.busiest_bytes,
         **facts,
     )
 
@@ -263,11 +263,11 @@ def _verify(
     checked, wrong, changed = (sum(column) for column in zip(*counts, strict=True))
     odd = tuple(rank for rank, (_, *n) in zip(ranks, counts, strict=True) if any(n))
     result.verification = Verification(checked, wrong, odd, tolerance, changed)
-    told = [f"{wrong} of {checked} elements wrong"] if wrong else []
-    told += [f"{changed} elements of the input changed"] if changed else []
-    if told:
+    stated = [f"{wrong} of {checked} elements wrong"] if wrong else []
+    stated += [f"{changed} elements of the input changed"] if changed else []
+    if stated:
         result.status = "wrong"
-        result.reason = ", ".join(told)
+        result.reason = ", ".join(stated)
 
 
 # -------------------------------------------------------------------------------------------------

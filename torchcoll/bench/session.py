@@ -249,10 +249,10 @@ class Meeting:
                 action(self.recorder)
             except TorchcollError as error:
                 failure = error
-        told = self.control.decide(failure and [str(failure), int(failure.exit_code)])
-        if told:
-            refusal = failure or TorchcollError(told[0])
-            refusal.exit_code = ExitCode(told[1])
+        stated = self.control.decide(failure and [str(failure), int(failure.exit_code)])
+        if stated:
+            refusal = failure or TorchcollError(stated[0])
+            refusal.exit_code = ExitCode(stated[1])
             raise refusal
 
     def finish(self, status: str, exit_code: int, reason: str = "") -> None:
@@ -376,9 +376,9 @@ class Session:
         """
         if not self.run:
             return ExitCode.OK, ""
-        from torchcoll.core.result import told_shortfall
+        from torchcoll.core.result import stated_shortfall
 
-        reason = told_shortfall(self.run.results)
+        reason = stated_shortfall(self.run.results)
         return (ExitCode.FAILED if reason else ExitCode.OK), reason
 
     # -- set-up ------------------------------------------------------------------------------

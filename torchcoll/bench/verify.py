@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torchcoll.core.case import CHECK_CHUNK_NBYTES, CHECK_ELEMENT_NBYTES, Case, Sizing
+from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, Sizing
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES, Dtype
 from torchcoll.machine.devices import Call
@@ -142,7 +142,7 @@ _REDUCED_PERIOD = 4093
 # lie far from each other and from those of a block), and those of each call so many.
 _RANK_STEP = 40495
 _TURN_STEP = 21841
-_CHUNK_ELEMENTS = CHECK_CHUNK_NBYTES // CHECK_ELEMENT_NBYTES
+_CHUNK_ELEMENTS = CHECK_CHUNK_BYTES // CHECK_ELEMENT_BYTES
 _STEPS_BETWEEN = (-1, 3)  # where running sums of the steps stay
 _BITS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # The steady calls have turn 0; a check has others, so that what an earlier call left is no answer.
@@ -625,7 +625,7 @@ class Rotation:
         send, recv = self._buffers.rooms
         if not self._filled:  # else the first round would pay for its page faults
             self._filled = True
-            step = max(1, CHECK_CHUNK_NBYTES // recv.element_size())
+            step = max(1, CHECK_CHUNK_BYTES // recv.element_size())
             for start in range(0, len(recv), step):
                 poison(self._torch, recv[start : start + step])
                 self._pulse()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, grace_s, see_off, survey
-from torchcoll.bench.whereabouts import Whereabouts, seen_from_beside
+from torchcoll.bench.whereabouts import Whereabouts, seen_from_outside
 from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
@@ -65,14 +65,14 @@ class Progress:
     def done(self) -> int:
         return self.steps + len(self.samples)
 
-    def told(self) -> str:
+    def stated(self) -> str:
         """What this rank does, with the number of the call."""
         calls = f", call {len(self.samples)}" if self.samples else ""
         return self.doing + calls
 
     def word(self) -> dict[str, Any]:
         """For the others: steps, doing, part and calls of bench/culprit.py."""
-        word = {"steps": self.done, "doing": self.told(), "part": self.part}
+        word = {"steps": self.done, "doing": self.stated(), "part": self.part}
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
             counts = [int(group._get_sequence_number_for_group()) for group in self.groups]
             word["calls"] = sum(counts) if counts else None
@@ -255,7 +255,7 @@ class Watchdog:
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
                 self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(lost), speaks)
-        text, speaks = f"{name} in {self.progress.told()}", control.rank == 0
+        text, speaks = f"{name} in {self.progress.stated()}", control.rank == 0
         self.leave(128 + number, "interrupted", "signal", text, speaks)
 
     def _lost_before(self, name: str) -> list[int]:
@@ -270,8 +270,8 @@ class Watchdog:
             answers = survey(
                 self._store, control.rank, control.ranks, control.members, word, _LINGER_S
             )
-            told = [answer.get("dead", []) for answer in answers if answer]
-            dead = {*dead_ranks(control.members, control.rank)}.union(*told)
+            stated = [answer.get("dead", []) for answer in answers if answer]
+            dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
             return sorted(rank for rank in dead if not answers[rank])
 
         try:
@@ -280,7 +280,7 @@ class Watchdog:
             return here
 
     def _lost(self, ranks: list[int]) -> str:
-        return f"lost {self.control.names(ranks)} in {self.progress.told()}"
+        return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
 
     def trouble(self, symptom: str, kind: str = "lost_rank") -> NoReturn:
         """Ask who lives, name who is lost or the odd one out, and leave with exit code 5. Never
@@ -290,11 +290,11 @@ class Watchdog:
             self._sleep_until_gone()
         self.progress.halted = True
         control = self.control
-        text = f"{symptom} in {self.progress.told()}"
+        text = f"{symptom} in {self.progress.stated()}"
         speaks, answers = control.rank == 0, []
         if control.ranks > 1 and self.over is None:
             hang = symptom if kind == "hang" else ""
-            word = {**self.progress.word(), **self._where.told(control.timeout_s)}
+            word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
             word["steps"] += control.steps  # both only grow, alike on all ranks
             word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
             try:
@@ -325,7 +325,7 @@ class Watchdog:
         if 0 in dead_ranks(control.members, control.rank):
             return f"lost {control.name(0)}: "  # others that are gone may have left for that
         if control.members and 0 in self._here():
-            seen = seen_from_beside(control.members[0]["pid"])
+            seen = seen_from_outside(control.members[0]["pid"])
             if "stopped" in seen:
                 return f"lost {control.name(0)} (no answer; {seen}): "
         why = "does not answer" if isinstance(error, NoAnswer) else "is gone"
@@ -349,7 +349,7 @@ class Watchdog:
         return min((rank for rank in self._here() if rank), default=self.control.rank)
 
     def _verdict(self, symptom: str, answers: list[dict[str, Any] | None]) -> str:
-        control, doing = self.control, self.progress.told()
+        control, doing = self.control, self.progress.stated()
         causes: list[tuple[int, str]] = []
         # What a rank met itself explains more than that another reports trouble; where one had
         # waited too long, errors of others come of its leaving.
@@ -378,7 +378,7 @@ class Watchdog:
         """What the processes of silent ranks of this host do."""
         here = {*self._here()} if self.control.members else set()
         pids = [self.control.members[rank]["pid"] for rank in silent if rank in here][:4]
-        seen = dict.fromkeys(filter(None, map(seen_from_beside, pids)))
+        seen = dict.fromkeys(filter(None, map(seen_from_outside, pids)))
         return "".join(f"{text}; " for text in seen)
 
     def raise_alarm(self, cause: str) -> None:

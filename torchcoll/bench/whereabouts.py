@@ -40,7 +40,7 @@ class _Stretch:
     def seconds(self) -> float:
         return self.seen - self.began
 
-    def told(self) -> dict[str, Any]:
+    def stated(self) -> dict[str, Any]:
         place, text = max(self.looks, key=self.looks.__getitem__)
         return {"place": place, "text": text, "how": self._how(), "s": round(self.seconds, 1)}
 
@@ -83,7 +83,7 @@ class Whereabouts:
         if state := self._state():
             now.states[state] += 1
 
-    def told(self, within_s: float) -> dict[str, Any]:
+    def stated(self, within_s: float) -> dict[str, Any]:
         """place, text, how and seconds of the stop that lasts, or of a longer one that ended less
         than ``within_s`` ago; {} where nothing was seen.
         """
@@ -93,7 +93,7 @@ class Whereabouts:
         recent = time.monotonic() - self._last.seen < within_s
         if recent and self._last.looks and self._last.seconds > found.seconds:
             found = self._last
-        return found.told() if found.looks else {}
+        return found.stated() if found.looks else {}
 
     def _cpu_s(self) -> float | None:
         try:
@@ -152,7 +152,7 @@ def _outermost(frame: Any, module: str) -> str:
     return name
 
 
-def seen_from_beside(pid: int) -> str:
+def seen_from_outside(pid: int) -> str:
     """What a process of this host does that does not answer for itself; '' where nobody tells."""
     first = _text(f"/proc/{pid}/stat")
     letter = _letter(first)
@@ -234,8 +234,8 @@ def _not_waiting(words: Sequence[Word], names: Names) -> str:
 
 def _thread(word: Word) -> str:
     how = word.get("how")
-    told = f": {how}" if how in ("sleeps", "spins") else ""
-    return f"{word.get('text')}{told}"
+    stated = f": {how}" if how in ("sleeps", "spins") else ""
+    return f"{word.get('text')}{stated}"
 
 
 def _waits(words: Sequence[Word], ranks: Sequence[int], names: Names) -> str:

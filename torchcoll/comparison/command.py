@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torchcoll.comparison.results import Judged
 
 # -------------------------------------------------------------------------------------------------
-# ``--fail-on slower:5%``: which verdicts make the command exit with 1.
+# ``--fail-on slower:5%``: which results make the command exit with 1.
 
 _GATES = ("slower", "unclear", "incomparable")
 
@@ -33,12 +33,12 @@ def parse_gate(text: str) -> dict[str, float]:
 
 
 def tripped(gate: dict[str, float], cases: Iterable[Judged]) -> dict[str, int]:
-    """How many cases have each verdict of the gate, and so large a change."""
+    """How many cases have each result of the gate, and so large a change."""
     found: dict[str, int] = {}
     for case in cases:
         change = abs(math.log(case.ratio.ratio)) if case.ratio else math.inf
-        if case.verdict in gate and change >= math.log1p(gate[case.verdict]):
-            found[case.verdict] = found.get(case.verdict, 0) + 1
+        if case.result in gate and change >= math.log1p(gate[case.result]):
+            found[case.result] = found.get(case.result, 0) + 1
     return found
 
 
@@ -90,7 +90,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.differences import check_unmixed
-    from torchcoll.comparison.show import show_comparisons, told_beside
+    from torchcoll.comparison.show import notes_of_sides, show_comparisons
     from torchcoll.comparison.sides import side, sides_of
     from torchcoll.core.file import with_results
     from torchcoll.report.formats import FORMATS
@@ -117,14 +117,14 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         for new in others
     ]
     show_comparisons(found, options.format)
-    for text in told_beside(found, options.format):
+    for text in notes_of_sides(found, options.format):
         tell(f"torchcoll: {text}")
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])
     if not failed:
         if text := untested(gate, found):
             tell(f"torchcoll: warning: --fail-on {options.fail_on}: {text}")
         return ExitCode.OK
-    words = ", ".join(f"{count} {verdict}" for verdict, count in failed.items())
+    words = ", ".join(f"{count} {result}" for result, count in failed.items())
     tell(f"torchcoll: --fail-on {options.fail_on}: {words}")
     return ExitCode.FAILED
 

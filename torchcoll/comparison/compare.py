@@ -11,10 +11,10 @@ from torchcoll.comparison.differences import (
     Difference,
     Profile,
     Start,
-    apart_of,
     differences_of,
     hidden_of,
     profile,
+    separate_of,
     start,
     unknown_of,
     value_text,
@@ -77,7 +77,7 @@ def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> 
     geometric = 0.0 if exact else math.exp(math.fsum(map(math.log, values)) / len(values))
     worst, row = max(errors, key=lambda one: one[0])
     mean = math.fsum(values) / len(values)
-    size = f" {format_size(row.pair.nbytes)}" if row.pair.nbytes else ""
+    size = f" {format_size(row.pair.size_bytes)}" if row.pair.size_bytes else ""
     return [
         f"error of the model, |{metric} predicted / measured - 1|, over {len(values)} cases: "
         f"geometric mean {100 * geometric:.1f} % (sizes that are nearly exact pull it down), "
@@ -114,8 +114,8 @@ class Comparison:
 
     @property
     def tally(self) -> dict[str, int]:
-        """How many cases have each verdict; those that none has are left out."""
-        return dict(Counter(row.verdict for row in self.rows))
+        """How many cases have each result; those that none has are left out."""
+        return dict(Counter(row.result for row in self.rows))
 
     @property
     def more_is_faster(self) -> bool:
@@ -165,18 +165,18 @@ def compare(
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
-    rows, apart = compared_rows(pairs, ours, theirs, metric, threshold)
+    rows, separate = compared_rows(pairs, ours, theirs, metric, threshold)
     differences = [*differences_of(ours, theirs), *ways_of(pairs)]
     found = Comparison(ours, theirs, metric, threshold, reading, rows, differences, by=names)
-    found.left_out = [_launch_name(found, one) for one in apart]
+    found.left_out = [_launch_name(found, one) for one in separate]
     if fit:
         settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
-        out = [one.launch for one in apart]
+        out = [one.launch for one in separate]
         found.fitted = fit_pairs(settled, ours, theirs, threshold, metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.starts = _starts(pairs, ours, theirs)
-    named = zip(found.left_out, apart, strict=True)
+    named = zip(found.left_out, separate, strict=True)
     found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
     return found
 
@@ -226,8 +226,8 @@ def _profiles(
     for table in tables_of([row for row in rows if row.pair.base and row.pair.new]):
         pair = table[0].pair
         alike = [row.pair for row in rows if row.pair.common == pair.common]
-        ours = {p.nbytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
-        theirs = {p.nbytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
+        ours = {p.size_bytes: p.base for p in alike if p.base and p.own[0] == pair.own[0]}
+        theirs = {p.size_bytes: p.new for p in alike if p.new and p.own[1] == pair.own[1]}
         found.append((pair, profile(base, ours.values()), profile(new, theirs.values())))
     return found
 
@@ -241,10 +241,10 @@ def _starts(pairs: Sequence[Pair], base: Side, new: Side) -> tuple[Start, ...]:
 
 def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     ratios = any(one.judged.ratio for one in found.fitted or found.rows)
-    notes = [*apart_of(pairs, ratios), *unknown_of(found.base, found.new)]
+    notes = [*separate_of(pairs, ratios), *unknown_of(found.base, found.new)]
     both = (found.base, found.new)
-    alone = [r.given for s in both for r in s.results if r.given and not r.time_ns]
-    if any(given.statistic == "mean" and not given.one_cold_call for given in alone):
+    alone = [r.reported for s in both for r in s.results if r.reported and not r.time_ns]
+    if any(reported.statistic == "mean" and not reported.one_cold_call for reported in alone):
         samples = any(s.keeps_samples for s in both)
         like = "; samples are read as means too" if samples else ""
         notes.append(f"some figures are means, and no single calls are known{like}")
@@ -298,16 +298,16 @@ def _nothing_sent(found: Comparison) -> list[str]:
 def _named(rows: Sequence[Compared]) -> list[str]:
     """``all_reduce 8M in place 0.765``: the cases with what tells them apart, and their ratios."""
     pairs = [row.pair for row in rows]
-    varying = [n for n in NAMES if n != "collective" and len({_told(p, n) for p in pairs}) > 1]
+    varying = [n for n in NAMES if n != "collective" and len({_stated(p, n) for p in pairs}) > 1]
     texts = []
     for row in rows:
-        size = [format_size(row.pair.nbytes)] if row.pair.nbytes else []
-        words = [text for name in varying if (text := _told(row.pair, name))]
+        size = [format_size(row.pair.size_bytes)] if row.pair.size_bytes else []
+        words = [text for name in varying if (text := _stated(row.pair, name))]
         texts.append(" ".join([row.row.collective, *size, *words, format_ratio(row.ratio)]))
     return texts
 
 
-def _told(pair: Pair, name: str) -> str:
+def _stated(pair: Pair, name: str) -> str:
     values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
     texts = [value_text(name, value) for value in values if value is not None]
     return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)

@@ -120,7 +120,7 @@ def varying_text(values: Mapping[str, Sequence[str]], without: Sequence[str] = (
     )
 
 
-def kept_apart(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
+def kept_separate(launches: Iterable[tuple[int, Mapping[str, str]]]) -> list[str]:
     """Names of what was varied on purpose among launches, given as (ranks, facts).
 
     Variables and labels that have several values at one number of ranks make different curves; what
@@ -147,8 +147,8 @@ def check_unmixed(base: Side, new: Side) -> None:
     names = {name for own in (*ours, *theirs) for name in own}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
-        known = {_told(own, name) for own in ours} - {UNTOLD}
-        values = [value for own in theirs if (value := _told(own, name)) != UNTOLD]
+        known = {_stated(own, name) for own in ours} - {UNTOLD}
+        values = [value for own in theirs if (value := _stated(own, name)) != UNTOLD]
         alike = sum(value in known for value in values)
         if not 0 < alike < len(values):
             continue
@@ -161,19 +161,19 @@ def check_unmixed(base: Side, new: Side) -> None:
         )
 
 
-def _told(facts: Mapping[str, str], name: str) -> str:
+def _stated(facts: Mapping[str, str], name: str) -> str:
     if name.startswith("label="):
         return facts.get(name, "none")
     return value_of_fact(facts, name) if name.isupper() else facts.get(name, UNTOLD)
 
 
-def hidden_among(launches: Sequence[Mapping[str, str]], apart: Sequence[str]) -> str:
+def hidden_among(launches: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:
     """What differs among launches, given by their facts, that are shown as one kind; '' if nothing.
 
     Neither what keeps kinds ``apart``, nor labels of ``torchcoll matrix`` for the number of ranks.
     """
     values = values_of_facts([dict(facts) for facts in launches])
-    return varying_text(values, [*apart, *(f"label={name}" for name in _COUNTING)])
+    return varying_text(values, [*separate, *(f"label={name}" for name in _COUNTING)])
 
 
 def _on_purpose(name: str) -> bool:
@@ -182,7 +182,7 @@ def _on_purpose(name: str) -> bool:
     return name.isupper()
 
 
-def apart_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
+def separate_of(pairs: Sequence[Pair], ratios: bool = True) -> list[str]:
     """What differs in matched cases, or what one side does not tell; ``ratios``: some have one."""
     values: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
@@ -253,8 +253,8 @@ def _difference(
 
 
 def _asked(item: Measured) -> str:
-    if item.result.given:
-        return str(item.result.given.calls or "")
+    if item.result.reported:
+        return str(item.result.reported.calls or "")
     return item.iters
 
 
@@ -288,17 +288,17 @@ _HALF = 0.5
 class Profile:
     """What one side reaches in one table, by its own measure. None is unknown.
 
-    best_gbps: the highest busbw. half_nbytes: the smallest size that reaches half of it, and
-    below_nbytes the next smaller one: the true size lies between them. floor_ns: the time of the
-    smallest size, floor_nbytes; None where that reaches half of the best already, so that its time
+    best_gbps: the highest busbw. half_bytes: the smallest size that reaches half of it, and
+    below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
+    smallest size, floor_bytes; None where that reaches half of the best already, so that its time
     is no latency. first_result_ns: connecting and the first call of the launch, median over the
     launches.
     """
 
     best_gbps: float | None
-    half_nbytes: int | None
-    below_nbytes: int | None
-    floor_nbytes: int | None
+    half_bytes: int | None
+    below_bytes: int | None
+    floor_bytes: int | None
     floor_ns: float | None
     first_result_ns: float | None
 
@@ -320,11 +320,11 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
     if len(known) != 1:
         return None
     (backend,) = known
-    told = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
-    if not told:
+    stated = [(run, f) for run in side.parts if (f := first_results(run.results, backend))]
+    if not stated:
         return None
-    results = [ns for run, f in told if (ns := first_result_ns(run, f)) is not None]
-    calls = [first_call_ns(f) for _, f in told]
+    results = [ns for run, f in stated if (ns := first_result_ns(run, f)) is not None]
+    calls = [first_call_ns(f) for _, f in stated]
     return Start(backend, median(calls), median(results) if results else None)
 
 
@@ -372,19 +372,19 @@ def profile(side: Side, items: Collection[Sequence[Measured]]) -> Profile:
     """The profile of one side in one table; ``items``: its launches of each size, ascending."""
     points = [
         (
-            ok[0].row.nbytes,
+            ok[0].row.size_bytes,
             geometric(m.row.median_ns for m in ok),
             geometric(m.row.busbw_gbps for m in ok),
         )
         for launches in items
         if (ok := [m for m in launches if m.row.status == "ok" and m.row.verified != "wrong"])
     ]
-    timed = [(nbytes, ns) for nbytes, ns, _ in points if ns]
-    bandwidths = [(nbytes, gbps) for nbytes, _, gbps in points if gbps]
+    timed = [(size_bytes, ns) for size_bytes, ns, _ in points if ns]
+    bandwidths = [(size_bytes, gbps) for size_bytes, _, gbps in points if gbps]
     best = max((gbps for _, gbps in bandwidths), default=None)
-    reach = [nbytes for nbytes, gbps in bandwidths if best and gbps >= _HALF * best]
+    reach = [size_bytes for size_bytes, gbps in bandwidths if best and gbps >= _HALF * best]
     half = min(reach, default=None)
-    below = [nbytes for nbytes, _ in bandwidths if half and nbytes < half]
+    below = [size_bytes for size_bytes, _ in bandwidths if half and size_bytes < half]
     backends = {m.result.case.backend for launches in items for m in launches}
     begun = start(side, backends)
     floor = min(timed, default=None)

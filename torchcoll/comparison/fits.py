@@ -1,4 +1,4 @@
-"""Latency and bandwidth of each collective, in place of a verdict on every size.
+"""Latency and bandwidth of each collective, in place of a result on every size.
 
 The model is the oldest one: time = latency + size / bandwidth (R. W. Hockney, Parallel Computing 20
 (1994) 389). It is fitted to each launch on its own, so that launches stay the replicates, and it
@@ -52,7 +52,7 @@ class Misfit:
     """By how much the sizes of a side differ from a line at most, as a share of it, and where."""
 
     share: float
-    nbytes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Fitted:
     judged: Judged
     metric: str
     misfit: float | None  # the larger of both sides
-    misfit_nbytes: int | None
+    misfit_bytes: int | None
 
     @property
     def base(self) -> float | None:
@@ -84,7 +84,7 @@ class Fitted:
             "bandwidth": self.metric,
             **record_of(self.judged, self.base, self.new),
             "misfit": self.misfit,
-            "misfit_nbytes": self.misfit_nbytes,
+            "misfit_bytes": self.misfit_bytes,
         }
 
 
@@ -134,14 +134,14 @@ def fit_pairs(
             if reason:
                 case = incomparable(base, new, reason)
             elif worst and worst.share > POOR:
-                off = f"off by {_off(worst.share)} at {format_size(worst.nbytes)}"
+                off = f"off by {_off(worst.share)} at {format_size(worst.size_bytes)}"
                 case = Judged(base, new, "unclear", f"no line: {off}")
             else:
                 case = case_of(table[0], figures, base_side, new_side)
                 if worst and _within_misfit(case, worst.share, threshold):
                     text = f"the line is off by {_off(worst.share)}, more than this ratio"
                     case = ratio_alone(figures, text)
-            misfit = (worst.share, worst.nbytes) if worst else (None, None)
+            misfit = (worst.share, worst.size_bytes) if worst else (None, None)
             found.append(Fitted(table[0], figure, case, metric, *misfit))
     more = [one.figure == "bandwidth" for one in found]
     # Holm counts all; which direction is the faster one differs.
@@ -225,8 +225,8 @@ def _lines(
     starts: dict[int, float | None] = {}
     for items in sizes:
         for m in items:
-            if is_right(m) and m.row.median_ns and m.row.nbytes:
-                points.setdefault(m.launch, []).append((m.row.nbytes, m.row.median_ns))
+            if is_right(m) and m.row.median_ns and m.row.size_bytes:
+                points.setdefault(m.launch, []).append((m.row.size_bytes, m.row.median_ns))
                 starts.setdefault(m.launch, m.start)
     row = sizes[0][0].row
     share = _share(row, metric)
@@ -245,9 +245,9 @@ def fit_line(points: Sequence[tuple[int, float]]) -> LatencyBandwidth | None:
     Relative, because noise is: else the largest size alone would decide, and the latency would be
     what is left over.
     """
-    if len({nbytes for nbytes, _ in points}) < FEWEST_SIZES:
+    if len({size_bytes for size_bytes, _ in points}) < FEWEST_SIZES:
         return None
-    sizes = numpy.array([nbytes for nbytes, _ in points], dtype=float)
+    sizes = numpy.array([size_bytes for size_bytes, _ in points], dtype=float)
     times = numpy.array([ns for _, ns in points])
     largest = float(sizes.max())
     matrix = numpy.column_stack((1 / times, sizes / largest / times))
@@ -264,18 +264,18 @@ def misfit_of(sizes: Sequence[Sequence[Measured]]) -> Misfit | None:
     times: dict[int, list[float]] = {}
     for items in sizes:
         for m in items:
-            if is_right(m) and m.row.median_ns and m.row.nbytes:
-                times.setdefault(m.row.nbytes, []).append(m.row.median_ns)
-    line = fit_line([(nbytes, median(own)) for nbytes, own in times.items()])
+            if is_right(m) and m.row.median_ns and m.row.size_bytes:
+                times.setdefault(m.row.size_bytes, []).append(m.row.median_ns)
+    line = fit_line([(size_bytes, median(own)) for size_bytes, own in times.items()])
     if line is None:
         return None
     off = {}
-    for nbytes, own in times.items():
-        law = (line.latency or 0.0) + (nbytes / line.bandwidth if line.bandwidth else 0.0)
+    for size_bytes, own in times.items():
+        law = (line.latency or 0.0) + (size_bytes / line.bandwidth if line.bandwidth else 0.0)
         known = len(own) > 1
         error = 1.25 * float(numpy.std(own, ddof=1)) / math.sqrt(len(own)) if known else 0.0
-        off[nbytes] = max(0.0, abs(median(own) - law) - 2 * error) / law
-    worst = max(off, key=lambda nbytes: off[nbytes])
+        off[size_bytes] = max(0.0, abs(median(own) - law) - 2 * error) / law
+    worst = max(off, key=lambda size_bytes: off[size_bytes])
     return Misfit(off[worst], worst)
 
 
@@ -289,7 +289,7 @@ def misfit_note(fitted: Sequence[Fitted]) -> list[str]:
         f"{len({id(one.pair) for one in poor})} of {len({id(one.pair) for one in fitted})} fits "
         f"are poor: sizes there follow no line latency + size / bandwidth, and get no ratio; the "
         f"worst is off by {_off(worst.misfit or 0)} ({worst.pair.common.get('collective')}, "
-        f"{format_size(worst.misfit_nbytes or 0)})"
+        f"{format_size(worst.misfit_bytes or 0)})"
     ]
 
 

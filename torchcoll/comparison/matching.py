@@ -24,7 +24,7 @@ _SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
 # These may be what is compared; a footnote says so.
 _COMPARED = (
     *("backend", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
-    *("asynchronous", "communicator", "cadence", "clock"),
+    *("asynchronous", "communicator", "mode", "clock"),
 )
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")
@@ -43,7 +43,7 @@ class Pair:
     """
 
     common: dict[str, Any]
-    nbytes: int
+    size_bytes: int
     base: list[Measured] = field(default_factory=list)
     new: list[Measured] = field(default_factory=list)
     own: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
@@ -58,10 +58,10 @@ def value_of(item: Measured, name: str) -> Any:
     return None if value == "unknown" or (name == "ranks" and not value) else value
 
 
-def kind_of(item: Measured, apart: Sequence[str] = ()) -> dict[str, Any]:
+def kind_of(item: Measured, separate: Sequence[str] = ()) -> dict[str, Any]:
     """What a case is, size, ranks and clock aside, and its values of the facts in ``apart``."""
     kind = {name: value_of(item, name) for name in NAMES if name not in ("ranks", "clock")}
-    return kind | {name: value_of_fact(item.facts, name) for name in apart}
+    return kind | {name: value_of_fact(item.facts, name) for name in separate}
 
 
 def pairs_of(
@@ -82,13 +82,13 @@ def pairs_of(
         ours = [m for m in base if m.row.collective == collective]
         theirs = [m for m in new if m.row.collective == collective]
         free = [n for n in names if n not in by and (n in asked or _is_free(n, ours, theirs))]
-        told = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
-        alone = {name: value for name, value in told.items() if value is not None}
+        stated = {n: _only_known(n, [*ours, *theirs]) for n in _COMPARED if n not in free}
+        alone = {name: value for name, value in stated.items() if value is not None}
         pairs += _pairs(ours, theirs, names, free, alone)
     if not any(pair.base and pair.new for pair in pairs):
-        raise UsageError("cases", _apart(base, new, names), "cases that both sides have")
+        raise UsageError("cases", _separate(base, new, names), "cases that both sides have")
     order = {key: place for place, key in enumerate(dict.fromkeys(map(_table_key, pairs)))}
-    return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.nbytes))
+    return sorted(pairs, key=lambda pair: (order[_table_key(pair)], pair.size_bytes))
 
 
 def _table_key(pair: Pair) -> tuple[Any, ...]:
@@ -114,16 +114,18 @@ def _pairs(
             # What ran and does not tell stays unknown: the other side cannot know it.
             usual = own_usual if _ran(item) else any_usual
             values |= {name: values[name] or value for name, value in usual.items()}
-            values |= {name: value for name, value in alone.items() if _untold(item, name)}
+            values |= {name: value for name, value in alone.items() if _unstated(item, name)}
             common = tuple((name, values[name]) for name in shared)
             own = tuple((name, values[name]) for name in free)
             groups = found.setdefault((common, size(item.row)), ({}, {}))
             groups[number].setdefault(own, []).append(item)
     pairs = []
-    for (common, nbytes), (ours, theirs) in found.items():
+    for (common, size_bytes), (ours, theirs) in found.items():
         # What one side has in several kinds is compared in each of them, never pooled.
         pairs += [
-            Pair(dict(common), nbytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n]))
+            Pair(
+                dict(common), size_bytes, b, n, (dict(own_b), dict(own_n)), _taken(alone, [*b, *n])
+            )
             for own_b, b in (ours or {(): []}).items()
             for own_n, n in (theirs or {(): []}).items()
         ]
@@ -131,38 +133,38 @@ def _pairs(
 
 
 def _ran(item: Measured) -> bool:
-    return bool(item.result.given or item.result.time_ns)
+    return bool(item.result.reported or item.result.time_ns)
 
 
 def _usual(name: str, items: Iterable[Measured]) -> Any:
     return next((v for item in items if (v := value_of(item, name)) is not None), None)
 
 
-def _untold(item: Measured, name: str) -> bool:
+def _unstated(item: Measured, name: str) -> bool:
     return bool(getattr(item.row, name) == "unknown")
 
 
 def _only_known(name: str, items: Sequence[Measured]) -> Any:
     """The one value of all that tell, where some do not; None else."""
-    told = {value_of(m, name) for m in items if not _untold(m, name)}
-    some = any(_untold(m, name) for m in items)
-    return told.pop() if some and len(told) == 1 and name not in _OF_SAMPLES else None
+    stated = {value_of(m, name) for m in items if not _unstated(m, name)}
+    some = any(_unstated(m, name) for m in items)
+    return stated.pop() if some and len(stated) == 1 and name not in _OF_SAMPLES else None
 
 
 def _taken(alone: Mapping[str, Any], items: Iterable[Measured]) -> Key:
     own = list(items)
-    return tuple((n, value) for n, value in alone.items() if any(_untold(m, n) for m in own))
+    return tuple((n, value) for n, value in alone.items() if any(_unstated(m, n) for m in own))
 
 
 def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bool:
     ours, theirs = ({value_of(m, name) for m in side} for side in (base, new))
     if name in _OF_SAMPLES:
-        told = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
-        ours, theirs = (values - {None} or values for values in told)
+        stated = ({value_of(m, name) for m in side if _ran(m)} for side in (base, new))
+        ours, theirs = (values - {None} or values for values in stated)
     if not ours or not theirs:
         return False
     if ours & theirs:  # perhaps that both do not tell
-        alone = [all(_untold(m, name) for m in side) for side in (base, new)]
+        alone = [all(_unstated(m, name) for m in side) for side in (base, new)]
         several = len(ours | theirs) > _TOLD_ONCE
         return name in _COMPARED and name not in _OF_SAMPLES and any(alone) and several
     return name in _COMPARED or ours == {None} or theirs == {None}
@@ -171,11 +173,11 @@ def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bo
 def _size_of(items: Iterable[Measured]) -> Callable[[Row], int]:
     """Requested bytes where both sides have them, else the actual ones."""
     if all(item.knows_requested for item in items):
-        return lambda row: row.nbytes_requested
-    return lambda row: row.nbytes or row.nbytes_requested
+        return lambda row: row.size_bytes_requested
+    return lambda row: row.size_bytes or row.size_bytes_requested
 
 
-def _apart(base: Sequence[Measured], new: Sequence[Measured], names: Sequence[str]) -> str:
+def _separate(base: Sequence[Measured], new: Sequence[Measured], names: Sequence[str]) -> str:
     """``nothing in common in dtype (float32, bfloat16)``: the differences of the nearest cases."""
     if not base or not new:
         return f"none in {'base' if not base else 'new'}"
@@ -234,7 +236,7 @@ class Condition:
     values: tuple[Any, ...]
 
     def holds(self, item: Measured) -> bool:
-        value = item.row.nbytes_requested if self.name == "size" else value_of(item, self.name)
+        value = item.row.size_bytes_requested if self.name == "size" else value_of(item, self.name)
         if self.sign in _ORDERS:
             return value is not None and _ORDERS[self.sign](value, self.values[0])
         return (value in self.values) == (self.sign == "=")

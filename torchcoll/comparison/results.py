@@ -1,4 +1,4 @@
-"""The cases of a comparison: the launches of each, their figures, and the verdict."""
+"""The cases of a comparison: the launches of each, their figures, and the result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from torchcoll.comparison.statistics import (
     side_ratio,
 )
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
-from torchcoll.core.summary import COLD_CALL, Row, median, told
+from torchcoll.core.summary import COLD_CALL, Row, median, stated
 from torchcoll.core.units import counted, format_ratio
 
 # -------------------------------------------------------------------------------------------------
-# From launches to a verdict on each case: start at unclear, and move only on evidence.
+# From launches to a result on each case: start at unclear, and move only on evidence.
 
-VERDICTS = ("faster", "slower", "same", "unclear", "incomparable")
+RESULTS = ("faster", "slower", "same", "unclear", "incomparable")
 NEEDS = (
     "needs: launches a side, alternating, that settle it 9 times in 10; so many with 80 %, as far "
     "as the launches tell"
@@ -50,7 +50,7 @@ class Judged:
 
     base: tuple[float, ...]
     new: tuple[float, ...]
-    verdict: str
+    result: str
     reason: str
     ratio: Ratio | None = None
     p_value: float | None = None
@@ -89,13 +89,13 @@ def incomparable(base: Sequence[float], new: Sequence[float], reason: str) -> Ju
 
 
 def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The verdict of each case among all cases of the comparison, and what it would take."""
+    """The result of each case among all cases of the comparison, and what it would take."""
     judged = decide(cases, threshold, more_is_faster)
     tested = [i for i, case in enumerate(judged) if not case.settled]
     found = sum((judged[i].p_value or 0.0) < LEVEL for i in tested)
     what = asked(threshold, len(tested), found)
     for i in tested:
-        if judged[i].verdict != "unclear":
+        if judged[i].result != "unclear":
             continue
         case, ratio = judged[i], judged[i].ratio
         assert ratio is not None
@@ -112,12 +112,12 @@ def judge(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> li
 
 
 def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> list[Judged]:
-    """The verdicts alone."""
+    """The results alone."""
     tested = [i for i, case in enumerate(cases) if not case.settled]
     adjusted = holm([case.ratio.p_value or 0.0 for i in tested if (case := cases[i]).ratio])
     judged = list(cases)
     for i, p in zip(tested, adjusted, strict=True):
-        judged[i] = _verdict(replace(cases[i], p_value=p), threshold, more_is_faster)
+        judged[i] = _result(replace(cases[i], p_value=p), threshold, more_is_faster)
     return judged
 
 
@@ -135,22 +135,22 @@ def beyond(ratio: Ratio, threshold: float) -> bool:
     return abs(math.log(ratio.ratio)) > math.log1p(threshold)
 
 
-def _verdict(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
+def _result(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
     ratio, p = case.ratio, case.p_value
     assert ratio is not None and p is not None
     assert ratio.low_90 is not None and ratio.high_90 is not None
     significant, limit = p < LEVEL, 1 + threshold
     if significant and beyond(ratio, threshold):
         faster = (ratio.ratio > 1) == more_is_faster
-        return replace(case, verdict="faster" if faster else "slower", reason=p_text(p))
+        return replace(case, result="faster" if faster else "slower", reason=p_text(p))
     # Two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics Biopharmaceutics 15 (1987) 657).
     if 1 / limit < ratio.low_90 and ratio.high_90 < limit:
-        return replace(case, verdict="same", reason=f"90 % within {percent(threshold)}")
+        return replace(case, result="same", reason=f"90 % within {percent(threshold)}")
     return replace(case, reason=p_text(p))
 
 
 def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
-    """What the distribution-free test says beside the verdicts."""
+    """What the distribution-free test says beside the results."""
     tested = [case for case in cases if case.mann_whitney is not None]
     notes = []
     for base, new in dict.fromkeys((len(c.base), len(c.new)) for c in tested):
@@ -161,7 +161,7 @@ def mann_whitney_notes(cases: Sequence[Judged]) -> list[str]:
                 f"{least:.2g}, and Holm over {counted(len(tested), 'case')} asks for "
                 f"{LEVEL / len(tested):.2g}"
             )
-    found = [c for c in tested if c.verdict in ("faster", "slower")]
+    found = [c for c in tested if c.result in ("faster", "slower")]
     able = [c for c in found if least_mann_whitney(len(c.base), len(c.new)) * len(tested) < LEVEL]
     confirmed = sum((c.mann_whitney or 0) < LEVEL for c in able)
     if able:
@@ -224,8 +224,8 @@ class Compared:
         return bool(self.pair.base and self.pair.new)
 
     @property
-    def verdict(self) -> str:
-        return self.judged.verdict
+    def result(self) -> str:
+        return self.judged.result
 
     @property
     def reason(self) -> str:
@@ -234,9 +234,9 @@ class Compared:
     @property
     def record(self) -> dict[str, Any]:
         """The case as an object of base units: the fields of a Row and what was found."""
-        given = any(m.result.given for m in self.pair.new or self.pair.base)
+        reported = any(m.result.reported for m in self.pair.new or self.pair.base)
         names = (field.name for field in dataclasses.fields(Row))
-        row = {name: told(self.row, name, given) for name in names}
+        row = {name: stated(self.row, name, reported) for name in names}
         return row | record_of(self.judged, self.base, self.new)
 
     @property
@@ -250,7 +250,7 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
     """
     ratio = judged.ratio
     return {
-        "verdict": judged.verdict,
+        "result": judged.result,
         "reason": judged.reason,
         "ratio": ratio.ratio if ratio else None,
         "ratio_low": ratio.low if ratio else None,
@@ -331,12 +331,12 @@ def case_of(
     """The ratio of figures, one a launch, of what may be compared. share: as ``side_ratio``."""
     if base.reference != new.reference:
         return ratio_alone(figures, "reference, a published figure")
-    if how := _measured_apart(pair, base, new):
+    if how := _measured_separately(pair, base, new):
         return ratio_alone(figures, how)
     if base.keeps_samples and new.keeps_samples:
         return measure(figures, share=share)
-    given = {r.given.statistic for s in (base, new) for r in s.results if r.given}
-    what = "single means, " if given == {"mean"} else "single figures, "
+    reported = {r.reported.statistic for s in (base, new) for r in s.results if r.reported}
+    what = "single means, " if reported == {"mean"} else "single figures, "
     return measure(figures, what, share)
 
 
@@ -395,14 +395,14 @@ def other_clock(pair: Pair) -> str:
     return f"the issue clock in {'base' if True in issued[0] else 'new'} alone: no operation's time"
 
 
-def _measured_apart(pair: Pair, base: Side, new: Side) -> str:
+def _measured_separately(pair: Pair, base: Side, new: Side) -> str:
     """Why a ratio is one of ways to measure, perhaps: calls back to back against calls behind a
     barrier, a device's clock against a host's. '' where the sides are named after it.
     """
     asked = {side.only[0] for side in (base, new) if side.only}
     both = [
         (name, [own[name] for own in pair.own])
-        for name in ("cadence", "clock")
+        for name in ("mode", "clock")
         if name not in asked and all(own.get(name) for own in pair.own)
     ]
     texts = [f"{name} {a} / {b}" for name, (a, b) in both if a != b]
@@ -424,7 +424,7 @@ def _compared(pair: Pair, judged: Judged, left_out: Sequence[tuple[int, int]]) -
             notes.append(f"{len(out)} of {len(side_items)} launches of {name} left out: {words}")
         remarks = dict.fromkeys(text for m in side_items for text in m.result.warnings)
         notes += [f"{name}: {text}" for text in remarks]
-    sizes = {m.row.nbytes for m in [*pair.base, *pair.new] if m.row.nbytes}
+    sizes = {m.row.size_bytes for m in [*pair.base, *pair.new] if m.row.size_bytes}
     if len(sizes) > 1 and pair.base and pair.new:
         notes.append(f"actual sizes differ: {', '.join(map(str, sorted(sizes)))} bytes")
     row = _one_row(good or [m.row for m in items])

@@ -13,7 +13,7 @@ from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS, values_of
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.report.header import what_text
-from torchcoll.report.notes import lines_beside, problems_of
+from torchcoll.report.notes import note_lines, problems_of
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -30,7 +30,7 @@ _RAN = {
     "backend": "{}",
     "device": "{}",
     "ranks": "{} ranks",
-    "cadence": "{} cadence",
+    "mode": "{} mode",
     "clock": "{} clock",
 }
 _STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparable": "dim"}
@@ -105,10 +105,10 @@ def _above(found: Comparison) -> list[str]:
 def _shared(found: Comparison) -> list[Row]:
     """Cases that both sides have, with what both tell of them alike."""
     matched = [row for row in found.rows if row.matched] or found.rows
-    return [dataclasses.replace(row.row, **_untold(row)) for row in matched]
+    return [dataclasses.replace(row.row, **_unstated(row)) for row in matched]
 
 
-def _untold(row: Compared) -> dict[str, Any]:
+def _unstated(row: Compared) -> dict[str, Any]:
     return {name: None for name in _WHAT if name in row.pair.own[0]}
 
 
@@ -147,11 +147,11 @@ def _word(name: str, value: Any) -> str:
         return "in place" if value else "out of place"
     if name == "collective":
         return str(value)
-    if name == "buffer_reuse":  # `same` alone would read as a verdict
+    if name == "buffer_reuse":  # `same` alone would read as a result
         return {"same": "reused buffers", "rotate": "rotating buffers"}.get(
             value, f"{name} {value}"
         )
-    if name in ("cadence", "clock"):
+    if name in ("mode", "clock"):
         return _RAN[name].format(one_line(value))
     return one_line(value) if isinstance(value, str) else f"{name} {value}"
 
@@ -176,7 +176,7 @@ def _points_aligned(cells: list[list[str]], column: int) -> None:
 
 
 def _size(row: Compared) -> str:
-    return format_size(row.pair.nbytes) if COLLECTIVES[row.row.collective].has_data else "-"
+    return format_size(row.pair.size_bytes) if COLLECTIVES[row.row.collective].has_data else "-"
 
 
 def _case_grid(
@@ -185,23 +185,23 @@ def _case_grid(
     names = [one_line(side.name) for side in (found.base, found.new)]
     above = [title] if title else []
     heads = [Head("size", repeat=True), Head(names[0]), Head(names[1])]
-    verdicts = {_verdict_text(row, notes) for row in table}
-    if len(verdicts) == 1 and len(table) > 1 and table[0].verdict == "incomparable":
+    results = {_result_text(row, notes) for row in table}
+    if len(results) == 1 and len(table) > 1 and table[0].result == "incomparable":
         cells = [[_size(row), *_figures(found, row)] for row in table]
-        return Grid(heads, cells, above=[*above, f"all sizes: {verdicts.pop()}"])
-    heads += [Head("ratio"), Head("95 %"), Head("verdict", left=True)]
+        return Grid(heads, cells, above=[*above, f"all sizes: {results.pop()}"])
+    heads += [Head("ratio"), Head("95 %"), Head("result", left=True)]
     cells = [
         [
             _size(row),
             *_figures(found, row),
             format_ratio(row.ratio),
             interval_text(row.judged),
-            _verdict_text(row, notes),
+            _result_text(row, notes),
         ]
         for row in table
     ]
     _points_aligned(cells, 3)
-    styles = [_STYLES.get(row.verdict, "") for row in table]
+    styles = [_STYLES.get(row.result, "") for row in table]
     return Grid(heads, cells, above=above, styles=styles)
 
 
@@ -209,9 +209,9 @@ def _figures(found: Comparison, row: Compared) -> list[str]:
     return [_figure(value, found.metric) for value in (row.base, row.new)]
 
 
-def _verdict_text(row: Compared, notes: dict[str, int]) -> str:
+def _result_text(row: Compared, notes: dict[str, int]) -> str:
     marks = "".join(f" [{notes.setdefault(n, len(notes) + 1)}]" for n in row.notes)
-    return f"{row.verdict} ({one_line(row.reason)}){marks}"
+    return f"{row.result} ({one_line(row.reason)}){marks}"
 
 
 def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str) -> Grid:
@@ -219,18 +219,18 @@ def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str)
     heads = [Head("each by its own measure", left=True), Head(names[0]), Head(names[1])]
 
     def floor(one: Profile) -> str:
-        if not one.floor_nbytes:
+        if not one.floor_bytes:
             return format_time(one.floor_ns).strip()
         if one.floor_ns is None:
-            return f"not seen, from {format_size(one.floor_nbytes)} on"
-        return f"{format_time(one.floor_ns).strip()} at {format_size(one.floor_nbytes)}"
+            return f"not seen, from {format_size(one.floor_bytes)} on"
+        return f"{format_time(one.floor_ns).strip()} at {format_size(one.floor_bytes)}"
 
     def half(one: Profile) -> str:
-        if not one.half_nbytes:
+        if not one.half_bytes:
             return "-"
-        if not one.below_nbytes:
-            return f"{format_size(one.half_nbytes)} or less"
-        return f"{format_size(one.below_nbytes)} to {format_size(one.half_nbytes)}"
+        if not one.below_bytes:
+            return f"{format_size(one.half_bytes)} or less"
+        return f"{format_size(one.below_bytes)} to {format_size(one.half_bytes)}"
 
     rows = [
         ["best busbw (GB/s)", *(format_bandwidth(p.best_gbps) for p in (ours, theirs))],
@@ -251,9 +251,9 @@ def _shares_grid(
     heads = [Head("size", repeat=True)]
     for side in (found.base, found.new):
         heads += [Head(one_line(side.name)), Head("of its", "best")]
-    verdicts = {f"{row.verdict} ({one_line(row.reason)})" for row in table}
-    if len(verdicts) > 1:  # what is the same for all sizes is said once
-        heads.append(Head("verdict", left=True))
+    results = {f"{row.result} ({one_line(row.reason)})" for row in table}
+    if len(results) > 1:  # what is the same for all sizes is said once
+        heads.append(Head("result", left=True))
     cells = []
     for row in table:
         line = [_size(row)]
@@ -264,9 +264,9 @@ def _shares_grid(
             known = [m.row.busbw_gbps for m in items if m.row.busbw_gbps]
             share = f"{100 * sum(known) / len(known) / best:.1f} %" if known and best else "-"
             line += [_figure(value, found.metric), share]
-        own = [f"{row.verdict} ({one_line(row.reason)})"] if len(verdicts) > 1 else []
+        own = [f"{row.result} ({one_line(row.reason)})"] if len(results) > 1 else []
         cells.append([*line, *own])
-    return Grid(heads, cells, above=[f"all sizes: {verdicts.pop()}"] if len(verdicts) == 1 else [])
+    return Grid(heads, cells, above=[f"all sizes: {results.pop()}"] if len(results) == 1 else [])
 
 
 def _fit_grid(found: Comparison) -> Grid:
@@ -274,7 +274,7 @@ def _fit_grid(found: Comparison) -> Grid:
     titles = _titles([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
-    heads.append(Head("verdict", left=True))
+    heads.append(Head("result", left=True))
     rows = [
         [
             title or str(one.pair.common.get("collective")),
@@ -282,12 +282,12 @@ def _fit_grid(found: Comparison) -> Grid:
             *(_fit_figure(one, value) for value in (one.base, one.new)),
             format_ratio(one.judged.ratio.ratio if one.judged.ratio else None),
             interval_text(one.judged),
-            f"{one.judged.verdict} ({one_line(one.judged.reason)})",
+            f"{one.judged.result} ({one_line(one.judged.reason)})",
         ]
         for one, title in zip(found.fitted, titles, strict=True)
     ]
     _points_aligned(rows, 4)
-    return Grid(heads, rows, styles=[_STYLES.get(one.judged.verdict, "") for one in found.fitted])
+    return Grid(heads, rows, styles=[_STYLES.get(one.judged.result, "") for one in found.fitted])
 
 
 def _fit_figure(one: Fitted, value: float | None) -> str:
@@ -311,12 +311,12 @@ def _start_lines(found: Comparison) -> list[str]:
 
 def _below(found: Comparison) -> list[str]:
     from torchcoll.comparison.fits import misfit_note
-    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, VERDICTS, p_note
+    from torchcoll.comparison.results import FIRST_CALLS, NEEDS, RESULTS, p_note
     from torchcoll.core.units import counted
 
     judged = [one.judged for one in (found.fitted or found.rows)]
-    counts = {v: n for v in VERDICTS if (n := sum(one.verdict == v for one in judged))}
-    words = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+    counts = {v: n for v in RESULTS if (n := sum(one.result == v for one in judged))}
+    words = ", ".join(f"{number} {result}" for result, number in counts.items())
     alone = 0 if found.fitted else sum(not row.matched for row in found.rows)
     words += f" ({alone} on one side only)" if alone else ""
     cold = sum(row.reason == FIRST_CALLS for row in found.rows)
@@ -343,7 +343,7 @@ def _extreme(found: Comparison, row: Compared) -> str:
         row.row.collective
     ]  # fmt: skip
     words += [size] if (size := _size(row)) != "-" else []
-    return " ".join([*words, format_ratio(row.ratio), f"({row.verdict})"])
+    return " ".join([*words, format_ratio(row.ratio), f"({row.result})"])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -351,11 +351,11 @@ def _extreme(found: Comparison, row: Compared) -> str:
 
 SCHEMA = "torchcoll-comparison/1"
 _FOUND = (
-    *("verdict", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
+    *("result", "reason", "ratio", "ratio_low", "ratio_high", "p_value"),
     *("mann_whitney_p", "base", "new", "base_launches", "new_launches"),
     *("needs_low", "needs_high"),
 )
-# `reason` of a Row says why a case did not run; here it says why the verdict is what it is.
+# `reason` of a Row says why a case did not run; here it says why the result is what it is.
 CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
 
 
@@ -367,13 +367,13 @@ def show_comparisons(
     show_found(parts, format, file)
 
 
-def told_beside(found: Sequence[Comparison], format: str) -> list[str]:
-    """As ``lines_beside`` of all sides."""
+def notes_of_sides(found: Sequence[Comparison], format: str) -> list[str]:
+    """As ``note_lines`` of all sides."""
     lines = []
     for one in found:
         notes = [*(f"differs: {each}" for each in one.differences)]
         notes += [f"note: {text}" for text in one.notes]
-        lines += lines_beside(format, [*one.base.runs, *one.new.runs], notes)
+        lines += note_lines(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
 
 

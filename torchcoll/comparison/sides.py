@@ -14,7 +14,7 @@ from pathlib import Path
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import Source, expanded, load_all
 from torchcoll.core.plausibility import doubted, doubts_of
-from torchcoll.core.result import CaseResult, Given, Run, facts_of, launch_numbers
+from torchcoll.core.result import CaseResult, Reported, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
     COLD_CALL,
     OVER_RANKS,
@@ -120,9 +120,9 @@ class Side:
         """What a figure is of the calls and ranks: of samples ``reading``, else what the sources
         tell; '' where no case has any.
         """
-        own = [r for r in self.results if r.time_ns or r.given]
+        own = [r for r in self.results if r.time_ns or r.reported]
         return " or ".join(
-            dict.fromkeys(reading.of(r) if r.time_ns else _told(r.given) for r in own)
+            dict.fromkeys(reading.of(r) if r.time_ns else _stated(r.reported) for r in own)
         )
 
     def measured(self, metric: str, reading: Reading) -> list[Measured]:
@@ -172,12 +172,12 @@ def start_of(run: Run) -> float | None:
         return None
 
 
-def _told(given: Given | None) -> str:
+def _stated(reported: Reported | None) -> str:
     """What a figure is of the calls and of the ranks, as far as its source tells."""
-    assert given is not None
-    ways = ((given.statistic, "over calls"), (given.over_ranks, "over ranks"))
-    if given.one_cold_call:
-        return f"{COLD_CALL}, {given.over_ranks} over ranks"
+    assert reported is not None
+    ways = ((reported.statistic, "over calls"), (reported.over_ranks, "over ranks"))
+    if reported.one_cold_call:
+        return f"{COLD_CALL}, {reported.over_ranks} over ranks"
     known = [f"{way} {what}" for way, what in ways if way != "unknown"]
     unknown = [what for way, what in ways if way == "unknown"]
     return ", ".join(known + [f"not told {what}" for what in unknown])
@@ -189,13 +189,13 @@ def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
     A source that knows only means is compared like with like: samples are read as means too, over
     the ranks in the way of the source; where it does not tell, over all of them.
     """
-    given = [r.given for s in (base, new) for r in s.results if r.given and not r.time_ns]
-    if over_ranks is None and given:
-        ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in given}
+    reported = [r.reported for s in (base, new) for r in s.results if r.reported and not r.time_ns]
+    if over_ranks is None and reported:
+        ways = {one.over_ranks if one.over_ranks in OVER_RANKS else "mean" for one in reported}
         how = ways.pop() if len(ways) == 1 else "mean"
     else:
         how = over_ranks or "max"
-    return Reading(how, mean=any(one.statistic == "mean" for one in given))
+    return Reading(how, mean=any(one.statistic == "mean" for one in reported))
 
 
 def _read_as_mean(row: Row, result: CaseResult, how: str) -> Row:
@@ -258,7 +258,7 @@ def identity_of(run: Run) -> object:
     if not run.source:
         start = run.header.get("start_utc")
         return (start, repr([r.cold_ns for r in run.results])) if start else None
-    figures = [(r.case, r.given.time_ns) for r in run.results if r.given]
+    figures = [(r.case, r.reported.time_ns) for r in run.results if r.reported]
     return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
@@ -357,5 +357,5 @@ def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     """
     if name in facts:
         return facts[name]
-    told = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
-    return "unset" if told or "torch" in facts or not name.isupper() else UNTOLD
+    stated = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
+    return "unset" if stated or "torch" in facts or not name.isupper() else UNTOLD

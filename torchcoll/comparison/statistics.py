@@ -30,7 +30,7 @@ from scipy import special, stats
 # Ratios of launches on logarithms: Student's t, pairs, Holm, Mann-Whitney.
 #
 # The model in which the launches stand in time is in comparison/statistics.py; how many launches a
-# verdict takes is in comparison/statistics.py.
+# result takes is in comparison/statistics.py.
 #
 # The replicate is the launch: each gives one figure. The calls of one launch are no replicates;
 # taken for such they find a difference between identical systems four times in five. Logarithms,
@@ -52,10 +52,10 @@ class Design:
     figures: int
     parameters: int
     in_order: bool = False
-    told: float = 1.0
+    stated: float = 1.0
 
     def degrees(self, launches: int) -> float:
-        return self.told * (self.figures * launches - self.parameters)
+        return self.stated * (self.figures * launches - self.parameters)
 
     def error(self, launches: int) -> float:
         """The error of the difference, as a share of the spread of one launch.
@@ -63,8 +63,8 @@ class Design:
         Under strict A B A B ... of n = 2 N launches the squared correlation of side and number is
         3 / (n^2 - 1): the side is known a little worse for it.
         """
-        told = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
-        return math.sqrt(2 / launches / told)
+        stated = 1 - 3 / (4 * launches**2 - 1) if self.in_order else 1.0
+        return math.sqrt(2 / launches / stated)
 
 
 PAIRED = Design(1, 1)
@@ -419,7 +419,7 @@ def side_ratio(figures: Figures, share: float | None = None) -> Ratio:
                 squares = [(rest[model.sides == side] ** 2).sum() for side in (0, 1)]
                 spread = math.sqrt((squares[0] / free[0] + squares[1] / free[1]) / 2)
             design = ORDERED if model.in_order else ONE_NOISE
-            design = dataclasses.replace(design, told=1 / (2 * (own**2 + (1 - own) ** 2)))
+            design = dataclasses.replace(design, stated=1 / (2 * (own**2 + (1 - own) ** 2)))
             return ratio_of(float(effect), error, degrees, spread, design)
     return plain_ratio(figures)
 
@@ -495,7 +495,7 @@ def _medians(
 
 
 # -------------------------------------------------------------------------------------------------
-# How many launches a verdict takes: by exact power, and as a range.
+# How many launches a result takes: by exact power, and as a range.
 #
 # The truth is known no better than from the launches that there are: six of them leave the noise
 # open by a factor of 1.8 and the ratio too, so that one number is off by 3 either way. The range is
@@ -518,7 +518,7 @@ _NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as t
 
 @dataclass(frozen=True)
 class Target:
-    """What a verdict asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
+    """What a result asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
     interval within it.
     """
 
@@ -543,7 +543,7 @@ def power(
     spread: numpy.ndarray,
     nodes: int = _NODES,
 ) -> numpy.ndarray:
-    """How often so many launches a side give the verdict that is true of this ``difference`` of
+    """How often so many launches a side give the result that is true of this ``difference`` of
     logarithms and ``spread`` of one launch: a difference beyond the threshold, the same within it.
 
     Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees

@@ -23,24 +23,24 @@ MOST_RECORDS = 4_000_000  # of single calls, which are numbers in a list: 200 by
 MOST_MEMBER = 16 << 20  # characters of one event of a trace, or of what stands beside the events
 MOST_PROCESSES = 1 << 16  # in one log
 MOST_TOLD = 1000  # lines on what is wrong with one file
-_HELD_NBYTES = 1_000_000_000
+_HELD_BYTES = 1_000_000_000
 _HELD_RATIO = 16  # a plain file of whole numbers takes 5 to 9 times its size
-_RECORD_NBYTES = 2000  # the object that a record becomes
+_RECORD_BYTES = 2000  # the object that a record becomes
 # A call of a traffic file is an object of numbers and short texts: 473 B measured with 6 values
 # beside its 1st, 781 B with 16. As any other record each would count 3 to 5 KB.
-_CALL_NBYTES = 300
+_CALL_BYTES = 300
 # Real traces have 200 to 400 bytes an event, 8 to 30 packed: with 2 bytes none is refused, even
 # where it keeps all of them. Nor is a plain one, for the shortest event that is kept has 30.
-_EVENTS, _EVENT_NBYTES = 300_000, 2
+_EVENTS, _EVENT_BYTES = 300_000, 2
 _KEPT = 3  # events that are not kept take as long as one that is
 GZIP = b"\x1f\x8b"  # how a packed file begins
-_UNPACKED_NBYTES = 256 << 20
-# Of real traces 10 to 30, of logs up to 60, which _LINE_NBYTES makes 100; a bomb has 1000.
+_UNPACKED_BYTES = 256 << 20
+# Of real traces 10 to 30, of logs up to 60, which _LINE_BYTES makes 100; a bomb has 1000.
 _UNPACKED_RATIO = 200
-_LINE_NBYTES = 128  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
+_LINE_BYTES = 128  # what a line costs beside its bytes: 256 MB of line ends are 256 million lines
 # All but what JSON's structure is made of.
 _CONTENT = bytes(byte for byte in range(256) if byte not in b',:[]{}"')
-_STRUCTURE_NBYTES = 36  # a whole number in a list; a list and a text have several such bytes
+_STRUCTURE_BYTES = 36  # a whole number in a list; a list and a text have several such bytes
 
 
 class Held:
@@ -52,22 +52,22 @@ class Held:
             size = os.stat(path).st_size
         except OSError:  # it is not read from there
             size = 0
-        self._most = max(_HELD_NBYTES, _HELD_RATIO * size)
-        self._nbytes = 0
+        self._most = max(_HELD_BYTES, _HELD_RATIO * size)
+        self._size_bytes = 0
 
     def add(self, json: bytes) -> None:
         """A record, as JSON. Raises UnreadableError where it does not fit any more."""
         structure = len(json.translate(None, _CONTENT))
-        self.add_nbytes(len(json) + _STRUCTURE_NBYTES * structure + _RECORD_NBYTES)
+        self.add_bytes(len(json) + _STRUCTURE_BYTES * structure + _RECORD_BYTES)
 
     def add_call(self, json: bytes) -> None:
         """As ``add``, for a TrafficCall: its names are not kept, and no list in a list."""
-        self.add_nbytes(len(json) + _STRUCTURE_NBYTES * json.count(b",") + _CALL_NBYTES)
+        self.add_bytes(len(json) + _STRUCTURE_BYTES * json.count(b",") + _CALL_BYTES)
 
-    def add_nbytes(self, nbytes: int) -> None:
+    def add_bytes(self, size_bytes: int) -> None:
         """As ``add``, by an estimate of the memory itself."""
-        self._nbytes += nbytes
-        if self._nbytes > self._most:
+        self._size_bytes += size_bytes
+        if self._size_bytes > self._most:
             raise UnreadableError(
                 self._what,
                 self._path,
@@ -90,15 +90,15 @@ class Unpacking:
 
     def __init__(self, what: str, path: object) -> None:
         self._what, self._path = what, path
-        self._nbytes = 0
+        self._size_bytes = 0
 
     def add(self, unpacked: int, packed: int, lines: int = 0) -> None:
         """unpacked: bytes more, in so many ``lines``; packed: bytes read by now, all together.
 
         Raises UnreadableError for what grows as no real file does.
         """
-        self._nbytes += unpacked + _LINE_NBYTES * lines
-        if self._nbytes > _UNPACKED_NBYTES + _UNPACKED_RATIO * packed:
+        self._size_bytes += unpacked + _LINE_BYTES * lines
+        if self._size_bytes > _UNPACKED_BYTES + _UNPACKED_RATIO * packed:
             raise UnreadableError(
                 self._what,
                 self._path,
@@ -115,7 +115,7 @@ class Events:
         size = 0
         with contextlib.suppress(OSError):
             size = os.stat(path).st_size
-        self._left = _EVENTS + size // _EVENT_NBYTES
+        self._left = _EVENTS + size // _EVENT_BYTES
 
     def add(self, kept: bool) -> None:
         """One more. Raises UnreadableError for what packs as no real trace does."""
@@ -132,15 +132,15 @@ class Events:
 class Problems:
     """The list of what is wrong with a file, which says how many more there are in place of all."""
 
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, stated: list[str]) -> None:
+        self._stated = stated
         self._count = 0
 
     def add(self, text: str) -> None:
         self._count += 1
         if self._count <= MOST_TOLD:
-            self._told.append(text)
+            self._stated.append(text)
 
     def end(self, path: Any) -> None:
         if self._count > MOST_TOLD:
-            self._told.append(f"{path}: {self._count - MOST_TOLD} more unusable records")
+            self._stated.append(f"{path}: {self._count - MOST_TOLD} more unusable records")

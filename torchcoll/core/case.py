@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 # All that verification holds beside the buffers, temporaries too: it works in chunks of so many
 # bytes, counting for each element two float64 and a comparison (avg, the hungriest).
-CHECK_CHUNK_NBYTES = 64 << 20
-CHECK_ELEMENT_NBYTES = 24
+CHECK_CHUNK_BYTES = 64 << 20
+CHECK_ELEMENT_BYTES = 24
 # Where a place in a rotated buffer may begin: a cache line of a GPU, or two of a CPU. nccl-tests
 # rounds its counts to 16 bytes; ours are not rounded, and calls would be timed on addresses that
 # alignment alone makes slow.
-PLACE_NBYTES = 128
+PLACE_BYTES = 128
 
 
 @dataclass(frozen=True)
 class Case:
     """One point of the sweep: hashable, equal on all ranks, the grouping key of every analysis.
 
-    ``nbytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and root
-    are None where the collective has none, or an imported file does not tell them (nor in_place).
-    ``splits`` names the split rule of a collective that has_splits.
+    ``size_bytes`` is the requested size S; what became of it is in the CaseResult. dtype, op and
+    root are None where the collective has none, or an imported file does not tell them (nor
+    in_place). ``splits`` names the split rule of a collective that has_splits.
 
-    cadence: how the steady calls follow each other: ``isolated`` (a barrier before each),
-    ``stream`` (back to back), ``graph`` (captured and replayed) or ``unknown``. backend: torch's
+    mode: how the steady calls follow each other: ``synchronized`` (a barrier before each),
+    ``back-to-back``, ``graph`` (captured and replayed) or ``unknown``. backend: torch's
     name of it, in imported files what stands for it (``mpi``). device: ``cpu``, ``cuda``, ``xpu``
     or ``unknown``. buffers: ``default``, ``registered`` with the communicator, or ``symmetric``.
     buffer_reuse: ``same`` buffers in every call, ``rotate`` (each call takes the next place in
@@ -49,16 +49,16 @@ class Case:
 
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
     (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
-    calls in one group, timed together (nccl-tests' -m); nbytes is the size of one of them.
+    calls in one group, timed together (nccl-tests' -m); size_bytes is the size of one of them.
     """
 
     collective: str
-    nbytes: int
+    size_bytes: int
     dtype: str | None
     op: str | None
     root: int | None
     in_place: bool | None
-    cadence: str
+    mode: str
     backend: str
     device: str
     splits: str | None = None
@@ -79,10 +79,10 @@ class Case:
         Raises ValueError or TypeError for what no Case can hold, so that nothing fails later on.
         """
         case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
-        texts = (case.collective, case.cadence, case.backend, case.device)
+        texts = (case.collective, case.mode, case.backend, case.device)
         buffers = (case.buffers, case.buffer_reuse)
         optional = (case.dtype, case.op, case.splits, case.group)
-        numbers = (case.nbytes, 0 if case.root is None else case.root, case.coalesce)
+        numbers = (case.size_bytes, 0 if case.root is None else case.root, case.coalesce)
         if not (
             all(isinstance(text, str) for text in (*texts, *buffers))
             and all(text is None or isinstance(text, str) for text in optional)
@@ -101,7 +101,7 @@ class Case:
         """True where no barrier stands between the steady calls: what is read of them is their
         period.
         """
-        return self.cadence in ("stream", "graph")
+        return self.mode in ("back-to-back", "graph")
 
     @property
     def communicates(self) -> bool:
@@ -121,7 +121,7 @@ class Case:
 
     def describe(self) -> str:
         """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
-        size = format_size(self.nbytes) if COLLECTIVES[self.collective].has_data else None
+        size = format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
         words = (self.collective, size, self.dtype, self.op, root, f"on {self.backend}")
         return " ".join(w for w in words if w)
@@ -132,16 +132,16 @@ class Sizing:
     """A case on a number of ranks: the element counts that follow from it.
 
     count: argument of the call, in elements (uneven blocks: the most that one rank sends to one).
-    nbytes: actual size S. nbytes_in / nbytes_out: the most that one rank sends from / receives in.
-    span_nbytes: what a buffer holds at least, for its calls to walk through; 0 is its own size.
+    size_bytes: actual size S. bytes_in / bytes_out: the most that one rank sends from / receives
+    in. span_bytes: what a buffer holds at least, for its calls to walk through; 0 is its own size.
     """
 
     case: Case
     ranks: int
     count: int
-    nbytes: int
+    size_bytes: int
     division: Division | None = None  # where blocks are uneven
-    span_nbytes: int = 0
+    span_bytes: int = 0
 
     def layout(self, rank: int) -> Layout:
         return Layout(rank, self.ranks, self.count, self.case.root or 0, self.division)
@@ -156,15 +156,15 @@ class Sizing:
         return max(self.elements(rank)[side] for rank in ranks) * self.case.itemsize
 
     @property
-    def nbytes_in(self) -> int:
+    def bytes_in(self) -> int:
         return self._widest(0)
 
     @property
-    def nbytes_out(self) -> int:
+    def bytes_out(self) -> int:
         return self._widest(1)
 
     @property
-    def busiest_nbytes(self) -> int | None:
+    def busiest_bytes(self) -> int | None:
         """Of uneven blocks: see CaseResult; elsewhere None."""
         if self.division is None:
             return None
@@ -176,26 +176,26 @@ class Sizing:
     def stride(self) -> int:
         """Elements from one place of a buffer to the next, alike on all ranks and in both buffers,
         as in nccl-tests (common.cu, startColl: the larger of what is sent and what is received),
-        rounded up to ``PLACE_NBYTES``.
+        rounded up to ``PLACE_BYTES``.
         """
-        largest = max(self.nbytes_in, self.nbytes_out)
-        return -(-largest // PLACE_NBYTES) * PLACE_NBYTES // self.case.itemsize
+        largest = max(self.bytes_in, self.bytes_out)
+        return -(-largest // PLACE_BYTES) * PLACE_BYTES // self.case.itemsize
 
     @property
     def places(self) -> int:
         """How many calls have a place of their own before the first one is taken again."""
-        stride_nbytes = self.stride * self.case.itemsize
-        return max(1, self.span_nbytes // stride_nbytes) if stride_nbytes else 1
+        stride_bytes = self.stride * self.case.itemsize
+        return max(1, self.span_bytes // stride_bytes) if stride_bytes else 1
 
     def room(self, rank: int) -> tuple[int, int]:
         """Elements of the buffers that this rank sends from and receives in, all places."""
         sent, received = self.elements(rank)
-        if not self.span_nbytes or self.places == 1:
+        if not self.span_bytes or self.places == 1:
             return sent, received
         whole = self.places * self.stride
         return (whole if sent else 0), (whole if received else 0)
 
-    def buffer_nbytes(self, rank: int) -> int:
+    def buffer_bytes(self, rank: int) -> int:
         """Bytes of the buffers that this rank allocates."""
         sent, received = self.room(rank)
         together = max(sent, received) if self.case.in_place else sent + received
@@ -203,9 +203,9 @@ class Sizing:
 
 
 def size_case(
-    case: Case, ranks: int, weights: Weights | None = None, span_nbytes: int = 0
+    case: Case, ranks: int, weights: Weights | None = None, span_bytes: int = 0
 ) -> Sizing:
-    """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_nbytes`` or its own size.
+    """The counts of ``case`` on ``ranks`` ranks, in buffers of ``span_bytes`` or its own size.
 
     count = max(1, S // (itemsize x parts)), without nccl-tests' multiples of 16 bytes.
     Uneven blocks: the most that a rank sends or receives is S (nccl-tests' size of alltoallv),
@@ -217,18 +217,18 @@ def size_case(
     if entry.divide:
         from torchcoll.core.splits import split_weights
 
-        elements = max(1, case.nbytes // case.itemsize)
+        elements = max(1, case.size_bytes // case.itemsize)
         division = entry.divide(weights or split_weights(case.splits or "", ranks), elements)
         places = (Layout(rank, ranks, 0, case.root or 0, division) for rank in range(ranks))
-        nbytes = max(max(entry.elements(place)) for place in places) * case.itemsize
-        return Sizing(case, ranks, division.largest_pair, nbytes, division, span_nbytes)
+        size_bytes = max(max(entry.elements(place)) for place in places) * case.itemsize
+        return Sizing(case, ranks, division.largest_pair, size_bytes, division, span_bytes)
     parts = entry.parts(ranks)
-    count = max(1, case.nbytes // (case.itemsize * parts))
-    nbytes = count * case.itemsize * parts
-    return Sizing(case, ranks, count, nbytes, span_nbytes=span_nbytes)
+    count = max(1, case.size_bytes // (case.itemsize * parts))
+    size_bytes = count * case.itemsize * parts
+    return Sizing(case, ranks, count, size_bytes, span_bytes=span_bytes)
 
 
-def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
+def need_bytes(sizing: Sizing, rank: int, check: bool) -> int:
     """Bytes that this rank needs for a case: its buffers, and a chunk to verify the output in, and
     out of place the input.
 
@@ -236,7 +236,7 @@ def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
     coalesced: each gives its library the buffer of each call (ProcessGroupNCCL.cpp and
     ProcessGroupXCCL.cpp, collectiveCoalesced).
     """
-    buffers = sizing.buffer_nbytes(rank)
+    buffers = sizing.buffer_bytes(rank)
     case = sizing.case
     if not (check and case.verifiable):
         return buffers
@@ -244,7 +244,7 @@ def need_nbytes(sizing: Sizing, rank: int, check: bool) -> int:
     if COLLECTIVES[case.collective].rooted_output and rank != case.root:
         received = 0  # nobody looks at it
     looked_at = received if case.in_place else max(sent, received)
-    return buffers + min(CHECK_CHUNK_NBYTES, looked_at * CHECK_ELEMENT_NBYTES)
+    return buffers + min(CHECK_CHUNK_BYTES, looked_at * CHECK_ELEMENT_BYTES)
 
 
 def calls_of_batch(calls: int, each: int) -> list[int]:

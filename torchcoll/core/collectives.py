@@ -262,8 +262,8 @@ def _hypercube(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) 
 
 
 def _barrier(dist: Any, x: Layout, send: Any, recv: Any, op: Any, group: Any) -> Call:
-    told = backend_of(dist.get_backend(group)).guesses_device
-    ids = {"device_ids": [recv.device.index]} if told else {}
+    stated = backend_of(dist.get_backend(group)).guesses_device
+    ids = {"device_ids": [recv.device.index]} if stated else {}
     return partial(dist.barrier, group, **ids)
 
 
@@ -491,31 +491,31 @@ def find_op(name: str) -> str:
 # Source: nccl-tests doc/PERFORMANCE.md. GB = 10**9 bytes, so bytes per nanosecond are GB/s.
 
 
-def algbw_gbps(collective: str, nbytes: int, ranks: int, time_ns: float) -> float | None:
+def algbw_gbps(collective: str, size_bytes: int, ranks: int, time_ns: float) -> float | None:
     """S / t in GB/s; None where there is no communication (one rank), no data or no time.
 
-    ``nbytes`` is the actual size S of the case, not what one rank holds. hypercube counts
+    ``size_bytes`` is the actual size S of the case, not what one rank holds. hypercube counts
     (n - 1) / n of S as nccl-tests does.
     """
     entry = COLLECTIVES[collective]
-    if ranks < 2 or nbytes == 0 or time_ns <= 0 or not entry.has_data:
+    if ranks < 2 or size_bytes == 0 or time_ns <= 0 or not entry.has_data:
         return None
-    return nbytes * entry.moved(ranks) / time_ns
+    return size_bytes * entry.moved(ranks) / time_ns
 
 
 def busbw_gbps(
-    collective: str, nbytes: int, ranks: int, time_ns: float, busiest_nbytes: int | None = None
+    collective: str, size_bytes: int, ranks: int, time_ns: float, busiest_bytes: int | None = None
 ) -> float | None:
     """algbw times the bus factor of the collective, in GB/s; None as for ``algbw_gbps``.
 
-    Uneven blocks: ``busiest_nbytes`` / t, what the busiest rank sends to the others or receives
+    Uneven blocks: ``busiest_bytes`` / t, what the busiest rank sends to the others or receives
     from them; None where that is not known. (n - 1) / n of S, which nccl-tests prints, is what
     crosses in an even exchange: with uneven blocks a rank may keep next to nothing, or nearly all.
     """
-    algbw = algbw_gbps(collective, nbytes, ranks, time_ns)
+    algbw = algbw_gbps(collective, size_bytes, ranks, time_ns)
     if algbw is None:
         return None
     entry = COLLECTIVES[collective]
     if entry.has_splits:
-        return None if busiest_nbytes is None else busiest_nbytes / time_ns
+        return None if busiest_bytes is None else busiest_bytes / time_ns
     return algbw * entry.bus_factor(ranks)

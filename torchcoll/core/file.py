@@ -37,7 +37,7 @@ from torchcoll.core.result import (
     or_none,
 )
 
-SCHEMA = "torchcoll/1"
+SCHEMA = "torchcoll/2"
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
@@ -488,7 +488,7 @@ def _machine(run: Run, data: dict[str, Any]) -> None:
     run.machine.append(data)
 
 
-def _told(run: Run, case: dict[str, Any]) -> dict[str, Any]:
+def _stated(run: Run, case: dict[str, Any]) -> dict[str, Any]:
     """The fields of a case, also of a version that did not tell how buffers are reused: it had one
     way. Of what it imported, which has a source, it did not know.
     """
@@ -496,11 +496,11 @@ def _told(run: Run, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _started(run: Run, data: dict[str, Any]) -> None:
-    run.in_flight = case_from_json(_told(run, data["case"]))
+    run.in_flight = case_from_json(_stated(run, data["case"]))
 
 
 def _case(run: Run, data: dict[str, Any]) -> None:
-    data["case"] = _told(run, data["case"])
+    data["case"] = _stated(run, data["case"])
     run.results.append(CaseResult.from_json(data))
     run.in_flight = None
 

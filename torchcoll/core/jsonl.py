@@ -66,10 +66,10 @@ class CheckSums:
         self.header_problem = ""
         self._crcs: set[int] = set()  # that may be the header's; none: the file has no check sums
         if tail := _tail(header):
-            cut, _, told = tail
+            cut, _, stated = tail
             own = zlib.crc32(memoryview(header)[:cut])
-            self._crcs = {told, own}
-            if told != own:
+            self._crcs = {stated, own}
+            if stated != own:
                 self.header_problem = "changed or damaged: it does not match its check sum"
         self._next = 2
         self._unread = 0  # lines since the last one that could be read
@@ -89,9 +89,9 @@ class CheckSums:
         self._unread += 1
         if tail is None:
             raise ValueError("no check sum")
-        cut, number, told = tail
+        cut, number, stated = tail
         body = memoryview(line)[:cut]
-        if not any(zlib.crc32(body, crc) == told for crc in self._crcs):
+        if not any(zlib.crc32(body, crc) == stated for crc in self._crcs):
             raise ValueError("changed or damaged: it does not match its check sum")
         return self._place(number)
 
@@ -219,7 +219,7 @@ def read_records(
     """``header`` gets the first line, ``take`` each other: the name of the record and its fields.
 
     What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
-    the kind of file, in messages. schema: that of this version, such as ``torchcoll/1``. Lines that
+    the kind of file, in messages. schema: that of this version, such as ``torchcoll/2``. Lines that
     do not match their check sums (core/jsonl.py) are among the problems. Raises UnreadableError
     for a file that is missing, empty, of another kind or another major schema, and for two in one.
     """
@@ -296,14 +296,14 @@ def _two_in_one(what: str, path: Path, number: int) -> UnreadableError:
 
 
 def _check_schema(header: dict[str, Any], own: str, path: Path) -> None:
-    """``torchcoll/1.4`` is read, ``torchcoll/2`` is not."""
+    """``torchcoll/2.4`` is read, ``torchcoll/3`` is not."""
     family, _, version = own.partition("/")
-    told = header["schema"]
-    if header["record"] != "header" or not told.startswith(f"{family}/"):
+    stated = header["schema"]
+    if header["record"] != "header" or not stated.startswith(f"{family}/"):
         raise ValueError
-    if told.split("/")[1].split(".")[0] != version:
+    if stated.split("/")[1].split(".")[0] != version:
         action = "Install the torchcoll version that wrote it."
-        raise UnreadableError(f"schema of {path}", told, own, action)
+        raise UnreadableError(f"schema of {path}", stated, own, action)
 
 
 def _brief(error: Exception) -> str:

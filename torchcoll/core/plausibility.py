@@ -123,7 +123,7 @@ SLACK = 1.05  # clocks, and data sheets that round down
 # below 6.6 us (src/graph/tuning.cc, baseLat of the LL protocol).
 LEAST_CALL_NS = 1500
 _COPY = (0.75, 1.02)  # of half the memory bandwidth: what a copy within the device moves
-_COPIED_NBYTES = 1 << 20  # below, the latency hides the bandwidth
+_COPIED_BYTES = 1 << 20  # below, the latency hides the bandwidth
 _SIZES_OF_LAW = 3
 # The tools that print a bandwidth of 0 for one rank, and what their users usually meant to run.
 _NCCL_TESTS = ("nccl-tests", "rccl-tests")
@@ -136,7 +136,7 @@ _MEETS_NOBODY = (
 _RACK = re.compile(r"\bG[BH][23]00\b")
 # What cases that differ in nothing but the size share, as fields of a Row.
 SWEEP = (
-    *("collective", "dtype", "op", "root", "in_place", "cadence", "clock", "group", "ranks"),
+    *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
     *("backend", "buffers", "buffer_reuse", "asynchronous", "coalesce", "splits"),
 )
 
@@ -292,7 +292,7 @@ def _beyond_links(row: Row, device: DeviceLimits | None) -> str:
 def _too_short(row: Row) -> str:
     """Shorter than launching a kernel. A replayed graph and coalesced calls launch none a call."""
     time = row.median_ns or 0.0
-    alone = row.cadence != "graph" and row.coalesce == 1 and not row.rehearsal
+    alone = row.mode != "graph" and row.coalesce == 1 and not row.rehearsal
     if row.device in ("cpu", "unknown") or row.ranks < 2 or not alone or row.clock == "issue":
         return ""
     if time >= LEAST_CALL_NS or not row.communicates:
@@ -305,9 +305,9 @@ def _sweeps(timed: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
     sweeps: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for key, row in timed:
         one = row.coalesce == 1 and row.device != "cpu" and row.communicates
-        if one and row.median_ns and row.ranks > 1 and row.nbytes >= _COPIED_NBYTES:
+        if one and row.median_ns and row.ranks > 1 and row.size_bytes >= _COPIED_BYTES:
             sweeps.setdefault(tuple(getattr(row, name) for name in SWEEP), []).append((key, row))
-    return [s for s in sweeps.values() if len({row.nbytes for _, row in s}) >= _SIZES_OF_LAW]
+    return [s for s in sweeps.values() if len({row.size_bytes for _, row in s}) >= _SIZES_OF_LAW]
 
 
 def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
@@ -317,7 +317,7 @@ def _law(rows: Sequence[Row]) -> tuple[float, float] | None:
     """
     ww = wv = vv = w1 = v1 = 0.0
     for row in rows:
-        w, v = 1 / (row.median_ns or 1.0), row.nbytes / (row.median_ns or 1.0)
+        w, v = 1 / (row.median_ns or 1.0), row.size_bytes / (row.median_ns or 1.0)
         ww, wv, vv, w1, v1 = ww + w * w, wv + w * v, vv + v * v, w1 + w, v1 + v
     determinant = ww * vv - wv * wv
     if determinant <= 0:

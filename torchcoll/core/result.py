@@ -60,8 +60,8 @@ def check_lists(*lists: object, durations: bool = False) -> None:
 def case_from_json(data: Mapping[str, Any]) -> Case:
     """``Case.from_json``, for files: its numbers are bounded too."""
     case = Case.from_json(data)
-    check_whole(case.nbytes, *or_none(case.root), case.coalesce)
-    if case.nbytes < 0 or case.coalesce < 1:
+    check_whole(case.size_bytes, *or_none(case.root), case.coalesce)
+    if case.size_bytes < 0 or case.coalesce < 1:
         raise ValueError("a case of negative size")
     return case
 
@@ -87,11 +87,11 @@ class Verification:
 
 
 # Fields of Given that are no floating-point figures.
-_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "nbytes", "size_basis"}
+_NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "size_bytes", "size_basis"}
 
 
 @dataclass(frozen=True)
-class Given:
+class Reported:
     """What a source that keeps no samples tells of a case; None is what it does not tell.
 
     time_ns: one duration of a call. statistic: what it is of the calls (mean, median, ...).
@@ -99,8 +99,8 @@ class Given:
     the call is complete), ``device``, ``issue`` (until the call returned) or ``unknown``.
     algbw_gbps, busbw_gbps: as the source gives them, kept where they are all that it gives, or to
     be checked against what the time gives. derived: time_ns was computed from algbw_gbps.
-    nbytes, size_basis: the size as the source prints it, where that is not the size S of the case:
-    per rank or per peer.
+    size_bytes, size_basis: the size as the source prints it, where that is not the size S of the
+    case: per rank or per peer.
 
     A row of one call that is the process' first of its size has ``first_call_ns`` and calls = 1: it
     is ``one_cold_call``, and no time of calls that have settled.
@@ -118,7 +118,7 @@ class Given:
     algbw_gbps: float | None = None
     busbw_gbps: float | None = None
     derived: bool = False
-    nbytes: int | None = None
+    size_bytes: int | None = None
     size_basis: str = ""
 
     @property
@@ -126,19 +126,19 @@ class Given:
         return self.calls == 1 and self.first_call_ns is not None
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Given:
+    def from_json(cls, data: Mapping[str, Any]) -> Reported:
         """Unknown fields are ignored. Raises TypeError on a broken one."""
         names = {f.name for f in dataclasses.fields(cls)}
-        given = cls(**{k: v for k, v in data.items() if k in names})
+        reported = cls(**{k: v for k, v in data.items() if k in names})
         for name in names - _NO_FIGURES:
-            value = getattr(given, name)
+            value = getattr(reported, name)
             if value is not None and (type(value) not in (int, float) or not 0 <= value < _BOUND):
                 raise TypeError(f"{name} is not a number from 0 on")
-        texts = (given.statistic, given.over_ranks, given.clock, given.size_basis)
-        if not all(isinstance(text, str) for text in texts) or type(given.derived) is not bool:
+        texts = (reported.statistic, reported.over_ranks, reported.clock, reported.size_basis)
+        if not all(isinstance(text, str) for text in texts) or type(reported.derived) is not bool:
             raise TypeError("a given figure has a field of another type")
-        check_whole(*or_none(given.calls, given.nbytes))
-        return given
+        check_whole(*or_none(reported.calls, reported.size_bytes))
+        return reported
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Choice:
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
 
-    ranks, count, nbytes_in and nbytes_out are 0 where an imported file does not tell them.
+    ranks, count, bytes_in and bytes_out are 0 where an imported file does not tell them.
     given: the figures of an imported file that holds no samples.
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
@@ -189,7 +189,7 @@ class CaseResult:
     cold_start_ns[rank][k]: when each of the cold calls began, on the monotonic clock of the rank's
     host: ranks of one host can be held against each other, those of several hosts cannot.
     time_ns[clock][rank][i]: the steady calls; ``batches`` are their batch sizes in order.
-    busiest_nbytes: all_to_all_v: the most bytes that one rank sends to the others or receives from
+    busiest_bytes: all_to_all_v: the most bytes that one rank sends to the others or receives from
     them, its own share aside; None is unknown.
     lead_ns[rank][i]: calls that ran before each batch, the same number before each, on the clock
     that is shown: whatever interrupts the calls makes the next ones slow, so they are not steady.
@@ -212,10 +212,10 @@ class CaseResult:
     ranks: int
     reason: str = ""
     count: int = 0
-    nbytes: int = 0
-    nbytes_in: int = 0
-    nbytes_out: int = 0
-    busiest_nbytes: int | None = None
+    size_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    busiest_bytes: int | None = None
     cold_ns: Matrix = field(default_factory=list)
     warmup_ns: Matrix = field(default_factory=list)
     time_ns: dict[str, Matrix] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class CaseResult:
     steady_ns: int | None = None
     verification: Verification | None = None
     warnings: list[str] = field(default_factory=list)
-    given: Given | None = None
+    reported: Reported | None = None
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -250,11 +250,11 @@ class CaseResult:
         data["case"] = self.case.to_json()
         if self.verification:
             data["verification"] = dataclasses.asdict(self.verification)
-        if self.given:
-            data["given"] = dataclasses.asdict(self.given)
+        if self.reported:
+            data["reported"] = dataclasses.asdict(self.reported)
         else:
-            del data["given"]
-        for name in ("busiest_nbytes", "steady_ns"):
+            del data["reported"]
+        for name in ("busiest_bytes", "steady_ns"):
             if data[name] is None:
                 del data[name]
         if self.choices:
@@ -273,8 +273,8 @@ class CaseResult:
             found = {k: v for k, v in data["verification"].items() if k in known}
             found["wrong_ranks"] = tuple(found.get("wrong_ranks", ()))
             values["verification"] = Verification(**found)
-        if values.get("given") is not None:
-            values["given"] = Given.from_json(data["given"])
+        if values.get("reported") is not None:
+            values["reported"] = Reported.from_json(data["reported"])
         values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
         result = cls(**values)
         result._check_types()
@@ -291,13 +291,13 @@ class CaseResult:
         check_lists(self.batch_start_ns, self.batch_start_wall_us)
         check_lists(list(self.spent_ns.values()), durations=True)
         check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
-        check_whole(self.ranks, self.count, self.nbytes, self.nbytes_in, self.nbytes_out)
+        check_whole(self.ranks, self.count, self.size_bytes, self.bytes_in, self.bytes_out)
         check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
-        check_whole(*or_none(self.busiest_nbytes, self.steady_ns))
+        check_whole(*or_none(self.busiest_bytes, self.steady_ns))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")
-        if min(self.nbytes, self.busiest_nbytes or 0) < 0 or self.calls_per_sample < 1:
+        if min(self.size_bytes, self.busiest_bytes or 0) < 0 or self.calls_per_sample < 1:
             raise ValueError("a result of negative size")
         if self.verification:
             check = self.verification
@@ -322,7 +322,7 @@ def shortfall(results: Sequence[CaseResult]) -> tuple[str, CaseResult] | None:
     return f"{lead}{words} of {counted(len(results), 'case')}", bad[0]
 
 
-def told_shortfall(results: Sequence[CaseResult]) -> str:
+def stated_shortfall(results: Sequence[CaseResult]) -> str:
     """``shortfall`` as one text with the reason of its first case; '' where nothing fails."""
     found = shortfall(results)
     if not found:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
 
 
-CADENCES = ("isolated", "stream", "graph")
+MODES = ("synchronized", "back-to-back", "graph")
 ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
@@ -64,20 +64,19 @@ class Spec:
     collectives, dtypes, ops: names, several as a sequence or with commas; ``all`` for all.
     sizes: an explicit list; else min_bytes to max_bytes by factor or by step_bytes.
     in_place: True, False, ``both``, or None for each collective's own default.
-    cadence: ``isolated``, ``stream`` or ``graph``; None: isolated on CPU, stream on accelerators.
-    backend: a name, or several with commas: each case is measured on each of them.
+    mode: ``synchronized``, ``back-to-back`` or ``graph``; None: synchronized on CPU, back-to-back
+    on accelerators. backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py.
-    buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks
-    on one GPU, bandwidth without meaning.
-    iters: a fixed number of steady calls (0: cold calls only); None: until ``precision``
-    (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see bench/stopping.py.
-    cold: at least so many cold calls. check: verify after timing. timeout_s: no progress for so
-    long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix file.
-    order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several).
-    points: exact calls in place of the product of collectives, dtypes, ops and sizes, which then
-    hold what the points have; see core/points.py. Raises UsageError naming the field.
+    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py. buffer_reuse
+    (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU,
+    bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
+    until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
+    bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
+    progress for so long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix
+    file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
+    backends A B B A; the default with several). points: exact calls in place of the product of
+    collectives, dtypes, ops and sizes, which then hold what the points have; see core/points.py.
+    Raises UsageError naming the field.
     """
 
     collectives: tuple[str, ...] = (DEFAULT_COLLECTIVE,)
@@ -90,7 +89,7 @@ class Spec:
     ops: tuple[str, ...] = ("sum",)
     roots: tuple[int, ...] = (0,)
     in_place: bool | str | None = None
-    cadence: str | None = None
+    mode: str | None = None
     backend: str | None = None
     device: str | None = None
     iters: int | None = None
@@ -173,14 +172,14 @@ class Spec:
             elif not (math.isfinite(self.factor) and self.factor > 1):
                 raise UsageError("factor", self.factor, "a number above 1")
         choice(self.in_place, "in-place", (None, True, False, "both"))
-        choice(self.cadence, "cadence", (None, *CADENCES))
+        choice(self.mode, "mode", (None, *MODES))
         choice(self.order, "order", ORDERS)
         choice(self.init, "init", INITS)
         choice(self.buffers, "buffers", BUFFERS)
         choice(self.buffer_reuse, "buffer-reuse", BUFFER_REUSES)
-        if self.buffer_reuse == "rotate" and self.cadence == "graph":
+        if self.buffer_reuse == "rotate" and self.mode == "graph":
             action = "A captured graph keeps the buffers of the call that it captured."
-            raise UsageError("buffer-reuse", "rotate with --cadence graph", "one of them", action)
+            raise UsageError("buffer-reuse", "rotate with --mode graph", "one of them", action)
         asynchronous = self.asynchronous or any(point.asynchronous for point in self.points)
         if asynchronous and self.coalesce > 1:
             raise UsageError("coalesce", f"{self.coalesce} with --async", "one of them")
@@ -238,12 +237,12 @@ class Spec:
         found: dict[tuple[Any, ...], Sizing] = {}
         for case in self._product():
             sizing = size_case(case, ranks, weights)
-            key = (dataclasses.replace(case, nbytes=sizing.nbytes), sizing.count)
+            key = (dataclasses.replace(case, size_bytes=sizing.size_bytes), sizing.count)
             found.setdefault(key, sizing)
         sizings = list(found.values())
         if self.buffer_reuse == "rotate":
-            span = max((max(s.nbytes_in, s.nbytes_out) for s in sizings), default=0)
-            sizings = [dataclasses.replace(sizing, span_nbytes=span) for sizing in sizings]
+            span = max((max(s.bytes_in, s.bytes_out) for s in sizings), default=0)
+            sizings = [dataclasses.replace(sizing, span_bytes=span) for sizing in sizings]
         if self.order == "shuffled":
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
@@ -266,7 +265,7 @@ class Spec:
         """(collective, dtype, op, sizes, asynchronous) of every call that is asked for."""
         for point in self.points:
             asynchronous = point.asynchronous or self.asynchronous
-            yield point.collective, point.dtype, point.op, (point.nbytes,), asynchronous
+            yield point.collective, point.dtype, point.op, (point.size_bytes,), asynchronous
         for name in () if self.points else self.collectives:
             entry = COLLECTIVES[name]
             for dtype in self.dtypes if entry.has_data else (None,):
@@ -277,7 +276,7 @@ class Spec:
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
         forth, back, turns = self.backends, self.backends[::-1], itertools.count()
-        cadence = self.cadence or ("isolated" if device == "cpu" else "stream")
+        mode = self.mode or ("synchronized" if device == "cpu" else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
             if self.in_place is None or not entry.has_data:
@@ -287,17 +286,17 @@ class Spec:
                 placements = entry.placements if both else (bool(self.in_place),)
             for root in self.roots if entry.has_root else (None,):
                 for in_place in placements:
-                    for nbytes in sizes:
+                    for size_bytes in sizes:
                         # A B B A: what drifts with time favours neither.
                         for backend in back if next(turns) % 2 else forth:
                             yield Case(
                                 name,
-                                nbytes,
+                                size_bytes,
                                 dtype,
                                 op,
                                 root,
                                 in_place,
-                                cadence,
+                                mode,
                                 backend,
                                 device,
                                 self.splits if entry.has_splits else None,
@@ -347,19 +346,19 @@ def _number(value: Any, what: str, kind: type, least: int | None = None) -> Any:
 
 @dataclass(frozen=True)
 class ExactCall:
-    """One call: ``nbytes`` is its size S as in Case; dtype and op are None where it has none.
+    """One call: ``size_bytes`` is its size S as in Case; dtype and op are None where it has none.
 
     Rooted collectives run from the ``roots`` of the Spec, all from its ``in_place`` and so on.
     """
 
     collective: str
-    nbytes: int
+    size_bytes: int
     dtype: str | None = None
     op: str | None = None
     asynchronous: bool = False
 
 
-_EXPECTED = "(collective, nbytes, dtype, op, asynchronous)"
+_EXPECTED = "(collective, size_bytes, dtype, op, asynchronous)"
 
 
 def read_points(points: Any) -> tuple[ExactCall, ...]:
@@ -373,22 +372,22 @@ def read_points(points: Any) -> tuple[ExactCall, ...]:
     return tuple(dict.fromkeys(map(_read_point, points)))
 
 
-def _read_point(given: Any) -> ExactCall:
+def _read_point(reported: Any) -> ExactCall:
     try:
-        point = given
-        if not isinstance(given, ExactCall):
-            point = ExactCall(**given) if isinstance(given, Mapping) else ExactCall(*given)
+        point = reported
+        if not isinstance(reported, ExactCall):
+            point = ExactCall(**reported) if isinstance(reported, Mapping) else ExactCall(*reported)
     except TypeError:
-        raise UsageError("points", given, f"{_EXPECTED} each") from None
+        raise UsageError("points", reported, f"{_EXPECTED} each") from None
     if not isinstance(point.asynchronous, bool):
-        raise UsageError("points", given, "True or False for asynchronous")
+        raise UsageError("points", reported, "True or False for asynchronous")
     entry = find_collective(point.collective)
-    nbytes = parse_size(point.nbytes, "points")
-    if entry.has_data and not nbytes:
+    size_bytes = parse_size(point.size_bytes, "points")
+    if entry.has_data and not size_bytes:
         raise UsageError("points", f"{entry.name} of 0 bytes", "at least 1 byte")
     return ExactCall(
         entry.name,
-        nbytes if entry.has_data else 0,
+        size_bytes if entry.has_data else 0,
         find_dtype(point.dtype or "float32").name if entry.has_data else None,
         find_op(point.op or "sum") if entry.has_op else None,
         point.asynchronous,
@@ -417,9 +416,9 @@ def _size_of(entry: Collective, call: TrafficCall, ranks: int) -> int:
     """S of a call of even blocks: the side that holds all of it, else so often the other."""
     whole = entry.parts(ranks)
     held = entry.elements(Layout(0, ranks, 1))  # of the root, which holds most
-    sides = list(zip((call.nbytes_in, call.nbytes_out), held, strict=True))
-    known = max(nbytes for nbytes, parts in sides if parts == whole)
-    return known or max(nbytes * whole // parts for nbytes, parts in sides)
+    sides = list(zip((call.bytes_in, call.bytes_out), held, strict=True))
+    known = max(size_bytes for size_bytes, parts in sides if parts == whole)
+    return known or max(size_bytes * whole // parts for size_bytes, parts in sides)
 
 
 def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
@@ -439,18 +438,18 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
         return ExactCall(name, 0, asynchronous=bool(call.asynchronous)), ""
     remarks = []
     alike = COLLECTIVES[entry.even] if entry.has_splits else entry
-    nbytes = _size_of(alike, call, ranks)
-    if not nbytes:
+    size_bytes = _size_of(alike, call, ranks)
+    if not size_bytes:
         return None, "not measured: the call moves no bytes"
     if entry.has_splits:
         name = entry.even
         # Sizes may have been given that are all alike.
-        if len(set(call.splits)) != 1 or call.nbytes_in != call.nbytes_out:
+        if len(set(call.splits)) != 1 or call.bytes_in != call.bytes_out:
             remarks.append(f"measured as an even {name} of the larger of bytes in and out")
     dtype = (call.dtype or "").removeprefix("torch.")
     if dtype not in DTYPES:
         known = dtype or "unknown"
-        dtype = "float32" if entry.has_op and nbytes % 4 == 0 else "uint8"
+        dtype = "float32" if entry.has_op and size_bytes % 4 == 0 else "uint8"
         remarks.append(f"dtype {known}: measured as {dtype} of the same bytes")
     op = None
     if entry.has_op:
@@ -459,7 +458,7 @@ def point_of(call: TrafficCall, ranks: int) -> tuple[ExactCall | None, str]:
             remarks.append(f"reduce op {call.op or 'unknown'}: measured as sum")
     if call.tensors > 1:
         remarks.append("several tensors in one call: measured as one tensor of all their bytes")
-    return ExactCall(name, nbytes, dtype, op, bool(call.asynchronous)), "; ".join(remarks)
+    return ExactCall(name, size_bytes, dtype, op, bool(call.asynchronous)), "; ".join(remarks)
 
 
 def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) -> Spec:
@@ -488,10 +487,10 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
         if note not in traffic.notes:
             traffic.notes.append(note)
     if not points:
-        told = "; ".join(remarks) or "none"
-        raise UsageError("traffic", f"no call that can be measured ({told})", "at least one")
+        stated = "; ".join(remarks) or "none"
+        raise UsageError("traffic", f"no call that can be measured ({stated})", "at least one")
     first = {key: place for place, key in enumerate(dict.fromkeys(map(_kind, points)))}
-    ordered = sorted(points, key=lambda point: (first[_kind(point)], point.nbytes))
+    ordered = sorted(points, key=lambda point: (first[_kind(point)], point.size_bytes))
     text = partition_text(chosen) if chosen else None
     return Spec(points=tuple(ordered), groups=text, **changes)
 

@@ -17,7 +17,7 @@ from torchcoll.core.backends import communicates
 from torchcoll.core.case import calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.result import CaseResult, Given, Matrix, Run, launch_numbers
+from torchcoll.core.result import CaseResult, Matrix, Reported, Run, launch_numbers
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom (scipy.stats.t.ppf(0.975, df)).
 _T_975 = (
@@ -190,9 +190,9 @@ def over_ranks_of(result: CaseResult, how: str) -> str | None:
     """What the time of this case is of the ranks: ``how`` of our samples, of given figures what
     their source tells; None where it does not.
     """
-    if not result.given or result.time_ns:
+    if not result.reported or result.time_ns:
         return how
-    return None if result.given.over_ranks == "unknown" else result.given.over_ranks
+    return None if result.reported.over_ranks == "unknown" else result.reported.over_ranks
 
 
 @dataclass(frozen=True)
@@ -225,13 +225,13 @@ class Row:
     rehearsal: bool
     splits: str | None
     communicator: str | None  # shared, or how --fresh-group made one of its own
-    cadence: str
+    mode: str
     clock: str | None
-    nbytes_requested: int
-    nbytes: int
+    size_bytes_requested: int
+    size_bytes: int
     count: int
-    nbytes_in: int
-    nbytes_out: int
+    bytes_in: int
+    bytes_out: int
     first_call_ns: float | None
     second_call_ns: float | None
     statistic: str | None
@@ -264,15 +264,15 @@ class Row:
 
 
 # 0 in these is what an imported file does not tell.
-_UNTOLD_AT_0 = ("ranks", "count", "nbytes_in", "nbytes_out", "calls")
+_UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
-def told(row: Row, name: str, given: bool) -> Any:
+def stated(row: Row, name: str, reported: bool) -> Any:
     """A field of a row; None where its source does not tell it. given: its figures are a source's,
     not our own samples.
     """
     value = getattr(row, name)
-    return None if given and not value and name in _UNTOLD_AT_0 else value
+    return None if reported and not value and name in _UNSTATED_AT_0 else value
 
 
 def default_clock(result: CaseResult) -> str | None:
@@ -280,7 +280,7 @@ def default_clock(result: CaseResult) -> str | None:
     for clock in ("device", "host"):
         if clock in result.time_ns:
             return clock
-    return next(iter(result.time_ns), result.given.clock if result.given else None)
+    return next(iter(result.time_ns), result.reported.clock if result.reported else None)
 
 
 def verified(result: CaseResult) -> str:
@@ -300,22 +300,32 @@ def summarise(
     clock = clock or default_clock(result)
     steady = sorted(steady_times(result, clock, how))
     cold = over_ranks(result.cold_ns, how)
-    given = result.given if result.given and result.given.clock == clock and not steady else None
-    middle = steady_figure(result, clock, how) if steady else given.time_ns if given else None
+    reported = (
+        result.reported
+        if result.reported and result.reported.clock == clock and not steady
+        else None
+    )
+    middle = steady_figure(result, clock, how) if steady else reported.time_ns if reported else None
     case = result.case
     # Coalesced calls are timed together: their bytes are too. Some backends move none, and what
     # ranks that share one GPU move says nothing.
-    nbytes = 0 if case.rehearsal or not case.communicates else result.nbytes * case.coalesce
-    bandwidth = (case.collective, nbytes, result.ranks, middle or 0)
-    busiest = result.busiest_nbytes
+    size_bytes = 0 if case.rehearsal or not case.communicates else result.size_bytes * case.coalesce
+    bandwidth = (case.collective, size_bytes, result.ranks, middle or 0)
+    busiest = result.busiest_bytes
     busiest = None if busiest is None else busiest * case.coalesce
     algbw, busbw = algbw_gbps(*bandwidth), busbw_gbps(*bandwidth, busiest)
     p99 = quantile(steady, 0.99) if len(steady) >= P99_CALLS else None
     calls = sum(result.batches) if result.calls_per_sample > 1 else len(steady)
-    if given:
-        algbw, busbw = _bandwidths_of(given, result)
-        p99, calls = given.p99_ns, given.calls or 0
-    told = COLD_CALL if given and given.one_cold_call else given.statistic if given else None
+    if reported:
+        algbw, busbw = _bandwidths_of(reported, result)
+        p99, calls = reported.p99_ns, reported.calls or 0
+    stated = (
+        COLD_CALL
+        if reported and reported.one_cold_call
+        else reported.statistic
+        if reported
+        else None
+    )
     channels = {choice.channels for choice in result.choices}
     return Row(
         collective=case.collective,
@@ -335,16 +345,16 @@ def summarise(
         rehearsal=case.rehearsal,
         splits=case.splits,
         communicator=result.communicator if result.cold_ns or result.time_ns else None,
-        cadence=case.cadence,
+        mode=case.mode,
         clock=clock,
-        nbytes_requested=case.nbytes,
-        nbytes=result.nbytes,
+        size_bytes_requested=case.size_bytes,
+        size_bytes=result.size_bytes,
         count=result.count,
-        nbytes_in=result.nbytes_in,
-        nbytes_out=result.nbytes_out,
-        first_call_ns=cold[0] if cold else given.first_call_ns if given else None,
+        bytes_in=result.bytes_in,
+        bytes_out=result.bytes_out,
+        first_call_ns=cold[0] if cold else reported.first_call_ns if reported else None,
         second_call_ns=cold[1] if len(cold) > 1 else None,
-        statistic=(PERIOD if has_period(result, clock) else "median") if steady else told,
+        statistic=(PERIOD if has_period(result, clock) else "median") if steady else stated,
         median_ns=middle,
         low_ns=quantile(steady, LOW) if steady else None,
         high_ns=quantile(steady, HIGH) if steady else None,
@@ -362,7 +372,7 @@ def summarise(
     )
 
 
-def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, float | None]:
+def _bandwidths_of(reported: Reported, result: CaseResult) -> tuple[float | None, float | None]:
     """algbw and busbw of a case without samples: from its time, else as the source gives them.
 
     The time of a call that has only been issued is no time of a transfer, nor is that of a first
@@ -370,20 +380,24 @@ def _bandwidths_of(given: Given, result: CaseResult) -> tuple[float | None, floa
     ranks there is S / t, and busbw where the factor is 1 whatever the number.
     """
     entry, name = COLLECTIVES[result.case.collective], result.case.collective
-    time, nbytes, ranks = given.time_ns, result.nbytes * result.case.coalesce, result.ranks
-    if given.one_cold_call:
+    time, size_bytes, ranks = (
+        reported.time_ns,
+        result.size_bytes * result.case.coalesce,
+        result.ranks,
+    )
+    if reported.one_cold_call:
         return None, None
-    if not time or given.clock == "issue":
-        return given.algbw_gbps, given.busbw_gbps
+    if not time or reported.clock == "issue":
+        return reported.algbw_gbps, reported.busbw_gbps
     if ranks:
-        busbw = busbw_gbps(name, nbytes, ranks, time)
+        busbw = busbw_gbps(name, size_bytes, ranks, time)
         if entry.has_splits:  # who sends how much to whom is the source's to know
-            busbw = given.busbw_gbps
-        return algbw_gbps(name, nbytes, ranks, time), busbw
-    if not nbytes or entry.moved(2) != 1:
-        return given.algbw_gbps, given.busbw_gbps
-    algbw = nbytes / time
-    return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else given.busbw_gbps
+            busbw = reported.busbw_gbps
+        return algbw_gbps(name, size_bytes, ranks, time), busbw
+    if not size_bytes or entry.moved(2) != 1:
+        return reported.algbw_gbps, reported.busbw_gbps
+    algbw = size_bytes / time
+    return algbw, algbw if entry.bus_factor(2) == entry.bus_factor(3) else reported.busbw_gbps
 
 
 def nothing_sent(rows: Sequence[Row]) -> str:
@@ -419,7 +433,7 @@ def first_results(results: Sequence[CaseResult], backend: str | None = None) -> 
         return []
     first = replace(ran[0].case, group=None)
     # Of a launch that made a group for every pair of ranks these are most of its cases.
-    alike = (r for r in ran if (r.case.nbytes, r.case.root) == (first.nbytes, first.root))
+    alike = (r for r in ran if (r.case.size_bytes, r.case.root) == (first.size_bytes, first.root))
     return [r for r in alike if replace(r.case, group=None) == first]
 
 
@@ -539,8 +553,8 @@ def two_modes(times_ns: Sequence[float]) -> Modes | None:
     least = math.ceil(LEAST_SHARE * n)
     k = max(range(least, n - least + 1), key=between)
     fast, slow = ordered[:k], ordered[k:]
-    apart = quantile(slow, 0.5) / quantile(fast, 0.5)
-    if not total or between(k) < (SEPARATION + CHANCE / n) * total or apart < APART:
+    separate = quantile(slow, 0.5) / quantile(fast, 0.5)
+    if not total or between(k) < (SEPARATION + CHANCE / n) * total or separate < APART:
         return None
     return Modes(
         len(slow) / n,

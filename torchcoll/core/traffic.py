@@ -99,7 +99,7 @@ class TrafficCall:
     """One call on one rank, as the training made it.
 
     collective: a name of core/collectives.py, ``send`` or ``recv``, or torch's own name where the
-    table has none. nbytes_in / nbytes_out: bytes that this rank puts in and gets.
+    table has none. bytes_in / bytes_out: bytes that this rank puts in and gets.
     op: of a reduction; None where torch hides it. root: rank of the world, of a rooted collective;
     peer: the other side of send and recv.
     sequence: number of the call among those of its group on this rank, from 0: ranks are joined by
@@ -114,8 +114,8 @@ class TrafficCall:
     """
 
     collective: str
-    nbytes_in: int
-    nbytes_out: int
+    bytes_in: int
+    bytes_out: int
     dtype: str | None = None
     op: str | None = None
     root: int | None = None
@@ -152,7 +152,7 @@ class TrafficCall:
         call = cls(**values)
         check_texts(call.dtype, call.op)
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
-        sizes = (call.nbytes_in, call.nbytes_out, call.sequence, *call.splits)
+        sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
         check_whole(*numbers, *or_none(call.start_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
@@ -264,7 +264,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
     when two hold the same rank, the worlds or the captures differ, or a group is not the same.
     """
     joined: Traffic | None = None
-    parts = _groups_apart(list(parts))
+    parts = _separate_groups(list(parts))
     for part in parts:
         where = str(part.path or "traffic")
         if joined is None:
@@ -307,7 +307,7 @@ def join(parts: Iterable[Traffic]) -> Traffic:
     return joined
 
 
-def _groups_apart(parts: list[Traffic]) -> list[Traffic]:
+def _separate_groups(parts: list[Traffic]) -> list[Traffic]:
     """With the same names for the same groups, where a name was given again: which one a rank calls
     NAME depends on those that it was in. As they are where some rank does not know a group that it
     is in: then the files are not of one launch.
@@ -373,7 +373,7 @@ _OF_ONE = "Join the files of one capture."
 # The file is JSON Lines (UTF-8, .gz too), one object a line, whose key ``record`` says what it is:
 #
 # ========== =====================================================================================
-# header     the first line. ``schema``: ``torchcoll-traffic/1``; ``source``: that of
+# header     the first line. ``schema``: ``torchcoll-traffic/2``; ``source``: that of
 #            Traffic; ``ranks``: size of the world; ``environment``: versions and variables
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
@@ -388,9 +388,9 @@ _OF_ONE = "Join the files of one capture."
 # A file may hold all ranks or some: those of one capture are joined by ``join``. They tell it by
 # the same ``capture`` in their environment, a time. Times are whole nanoseconds, sizes bytes.
 # Readers ignore fields and records that they do not know; what they cannot read without is a new
-# schema, ``torchcoll-traffic/2``, which this version refuses.
+# schema, ``torchcoll-traffic/3``, which this version refuses.
 
-SCHEMA = "torchcoll-traffic/1"
+SCHEMA = "torchcoll-traffic/2"
 RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 
 
@@ -502,9 +502,9 @@ def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
 
 def _capture_of(part: Traffic) -> tuple[str, int]:
     """When it began; where that is not told, the number in the name of its file."""
-    told = part.environment.get("capture")
-    if isinstance(told, str):
-        return told, 0
+    stated = part.environment.get("capture")
+    if isinstance(stated, str):
+        return stated, 0
     found = _NUMBERED.match(part.path.name if part.path else "")
     return "", int(found[1]) if found else 0
 

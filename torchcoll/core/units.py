@@ -71,23 +71,23 @@ def parse_share(text: str, what: str) -> float:
     return share
 
 
-def format_size(nbytes: int) -> str:
+def format_size(size_bytes: int) -> str:
     """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":
-        scaled = Fraction(nbytes, _SUFFIXES[suffix])
+        scaled = Fraction(size_bytes, _SUFFIXES[suffix])
         if scaled >= 1 and 100 % scaled.denominator == 0:
             return f"{float(scaled):.2f}".rstrip("0").rstrip(".") + suffix
-    return str(nbytes)
+    return str(size_bytes)
 
 
-def format_bytes(nbytes: float) -> str:
+def format_bytes(size_bytes: float) -> str:
     """Memory for people, three digits, rounded: ``512 B``, ``1.5 GiB``."""
     for suffix in "TGMK":
-        if nbytes >= _SUFFIXES[suffix]:
-            scaled = nbytes / _SUFFIXES[suffix]
+        if size_bytes >= _SUFFIXES[suffix]:
+            scaled = size_bytes / _SUFFIXES[suffix]
             # %g would write 1023 as 1.02e+03.
             return f"{scaled:.3g} {suffix}iB" if scaled < 999.5 else f"{scaled:.0f} {suffix}iB"
-    return f"{nbytes:.0f} B"
+    return f"{size_bytes:.0f} B"
 
 
 _TIME_UNITS = (("ns", 1), ("us", 10**3), ("ms", 10**6), ("s ", 10**9))

@@ -22,14 +22,14 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_size
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.show import show_scaling
-    from torchcoll.report.formats import FORMATS, tell_beside
+    from torchcoll.report.formats import FORMATS, print_notes
 
     choice(options.format, "format", FORMATS)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
     found = scaling(options.files, sizes=sizes, link_gbps=link)
     show_scaling([found], options.format)
-    tell_beside(found, options.format)
+    print_notes(found, options.format)
     return ExitCode.OK
 
 
@@ -47,9 +47,9 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
-    add("--refine", action="store_true", help="print the sizes that would narrow each zone")
+    add("--refine", action="store_true", help="print the sizes that would narrow each transition")
     add("--format", default="table", help="table, markdown, csv or json")
-    add("--plot", metavar="FILE", help="a picture too: laws and zones (.png, .svg, .pdf)")
+    add("--plot", metavar="FILE", help="a picture too: laws and transitions (.png, .svg, .pdf)")
     add("--force", action="store_true", help="replace the picture")
 
 
@@ -57,7 +57,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.curves.show import show_transitions
     from torchcoll.curves.transitions import transitions
-    from torchcoll.report.formats import FORMATS, tell_beside
+    from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
 
@@ -67,7 +67,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     found = transitions(options.files, over_ranks=options.over_ranks)
     show_transitions([found], options.format, refine=options.refine)
-    tell_beside(found, options.format)
+    print_notes(found, options.format)
     if options.plot:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
@@ -76,7 +76,7 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
 
 COMMANDS = {
     "transitions": (
-        "where the behaviour changes with size: regimes and zones",
+        "where the behaviour changes with size: ranges and transitions",
         transitions_arguments,
         run_transitions,
     ),

@@ -36,7 +36,7 @@ LAWS: dict[str, Callable[[Floats], Floats]] = {
     "(n-1)/n": lambda n: (n - 1) / n,
 }
 MIXTURES = (("n", "(n-1)/n"), ("log2 n", "(n-1)/n"))  # latency and bandwidth of a ring, of a tree
-# Relative deviation from a law that is none: clocks and rounding reach it (as in regimes.py).
+# Relative deviation from a law that is none: clocks and rounding reach it (as in ranges.py).
 _FLOOR = 0.005
 _TINY = 1e-20  # squares below are rounding
 _POOR = 0.25  # a law that is off by more at some number of ranks is not named
@@ -100,7 +100,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Growth:
-    """verdict: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
+    """result: ``constant``, a name of LAWS, ``falls with`` one, ``grows``, ``falls``, ``unclear``,
     ``too few points``; reason: why. law: the best of the laws of growth; None where there are too
     few points; others: the others, the better ones first. mixtures: those of MIXTURES. constant:
     the criterion of no growth. p_value: of no growth, Holm's where several are judged together; by
@@ -110,7 +110,7 @@ class Growth:
 
     launches: int
     numbers: tuple[int, ...]
-    verdict: str
+    result: str
     reason: str
     law: Law | None = None
     others: tuple[Law, ...] = ()
@@ -183,8 +183,8 @@ def _law(name: str, scale: Floats, ranks: Floats, logs: Floats) -> Law:
     toward = numpy.array([-first, last]) / (high - low)
     slope_error = math.sqrt(float(toward @ covariance @ toward))
     change = float(fit.x[1] - fit.x[0])
-    apart = numpy.array([-1.0, 1.0])
-    error = math.sqrt(float(apart @ covariance @ apart))
+    separate = numpy.array([-1.0, 1.0])
+    error = math.sqrt(float(separate @ covariance @ separate))
     misfit, at = _misfit(ranks, fit.fun)
     return Law(
         name=name,
@@ -295,7 +295,7 @@ def _misfit(ranks: Floats, deviations: Floats) -> tuple[float, int]:
 
 
 def _judged(growth: Growth) -> Growth:
-    """Start at unclear, and move only on evidence, as verdicts.py does."""
+    """Start at unclear, and move only on evidence, as results.py does."""
     law, p = growth.law, growth.p_value
     assert law is not None and p is not None and growth.constant is not None
     limit = 1 + FLAT
@@ -303,7 +303,7 @@ def _judged(growth: Growth) -> Growth:
     if p < LEVEL and beyond and law.criterion < growth.constant:
         return _named(growth, law, p)
     if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
-        return replace(growth, verdict="constant", reason=f"90 % within {percent(FLAT)}")
+        return replace(growth, result="constant", reason=f"90 % within {percent(FLAT)}")
     if not law.fits:
         return replace(growth, reason=f"no law fits; {p_text(p)} by order: more launches tell")
     return replace(growth, reason=p_text(p))
@@ -320,16 +320,16 @@ def _named(growth: Growth, law: Law, p: float) -> Growth:
         both = [one.name for one in growth.mixtures if one.fits and one.p_lacking is not None]
         if both:
             reason = f"by none of these alone; {' and '.join(both)} fit{'s' * (len(both) < 2)}"
-        return replace(growth, verdict=which, reason=reason)
+        return replace(growth, result=which, reason=reason)
     if fitting == ["log2 n"] and growth.mixtures[0].fits:
         fitting.append(growth.mixtures[0].name)
     elif fitting == [law.name]:
         fitting += _shared(law.name, growth.points)
     if len(fitting) > 1:
-        return replace(growth, verdict=which, reason=f"these fit: {', '.join(fitting)}")
+        return replace(growth, result=which, reason=f"these fit: {', '.join(fitting)}")
     out = [name for name in LAWS if name != law.name]
-    verdict = law.name if law.ratio > 1 else f"falls with {law.name}"
-    return replace(growth, verdict=verdict, reason=f"{' and '.join(out)} do not fit; {p_text(p)}")
+    result = law.name if law.ratio > 1 else f"falls with {law.name}"
+    return replace(growth, result=result, reason=f"{' and '.join(out)} do not fit; {p_text(p)}")
 
 
 def _shared(name: str, points: Sequence[tuple[int, float]]) -> list[str]:

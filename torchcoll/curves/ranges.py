@@ -1,4 +1,4 @@
-"""Regimes of a curve of time over size: where the law latency + size / bandwidth changes.
+"""Ranges of a curve of time over size: where the law latency + size / bandwidth changes.
 
 Dynamic programming over all ways of cutting the curve (R. Bellman, Comm. ACM 4 (1961) 284), the
 number of cuts by a Bayesian information criterion, and for each cut the set of places that the
@@ -48,7 +48,7 @@ class LawFit:
     squares: float
 
 
-def find_dips(
+def find_slow_sizes(
     size: Floats, time: Floats, fit: Callable[[Places], LawFit], noise: Floats
 ) -> list[int]:
     """Indexes of the sizes that contradict, in order.
@@ -152,7 +152,7 @@ def _spread(fitted: LawFit, size: Floats, time: Floats, place: int) -> float:
     if away[max(place - 1, 0) : place + 1].max() > LEAST:
         return square
     middle = 1.4826 * float(numpy.median(away))
-    # Two standard errors above, for normal noise: too little finds dips in noise.
+    # Two standard errors above, for normal noise: too little finds slow sizes in noise.
     middle *= math.sqrt(len(size) / free) * (1 + 2 * 1.17 / math.sqrt(len(size)))
     return min(square, middle)
 
@@ -190,28 +190,28 @@ def _distance(
 
 # -------------------------------------------------------------------------------------------------
 
-FEWEST = 4  # points of a regime that has a law: two figures and two to contradict them
-MOST_REGIMES = 8
-# Relative deviation from a line that is no regime of its own: clocks and rounding reach it.
+FEWEST = 4  # points of a range that has a law: two figures and two to contradict them
+MOST_RANGES = 8
+# Relative deviation from a line that is no range of its own: clocks and rounding reach it.
 FLOOR = 0.005
-# In units of log(points), what a boundary must gain beside the two figures of its regime. A place
+# In units of log(points), what a boundary must gain beside the two figures of its range. A place
 # is not an ordinary parameter: it is chosen among all. Set so that at most 2 % of curves with one
-# regime show a boundary, see tests/benchmarks/transitions.py.
+# range show a boundary, see tests/benchmarks/transitions.py.
 BOUNDARY_COST = 3.0
 # Times the usual standard error: a point whose own launches disagree by more weighs less.
 DISAGREEING = 4
-# Of the measured time, what a law has to leave at the first size of its regime: a steep line may
+# Of the measured time, what a law has to leave at the first size of its range: a steep line may
 # meet zero at a size, but not among its own.
 POSITIVE = 0.1
-# A place belongs to the zone when its likelihood ratio is not beyond this: for a jump
+# A place belongs to the transition when its likelihood ratio is not beyond this: for a jump
 # P = 1 - (1 - exp(-c / 2))^2 of missing the true place (D. Siegmund, Confidence sets in
 # change-point problems, Int. Stat. Rev. 56 (1988) 31), 5 % at 7.35. The ratio counts points less
-# figures, not points: of 10 points with two laws the zones missed in up to 6 % otherwise.
-ZONE_RATIO = 7.35
+# figures, not points: of 10 points with two laws the transitions missed in up to 6 % otherwise.
+TRANSITION_RATIO = 7.35
 
 
 @dataclass(frozen=True)
-class Regime:
+class SizeRange:
     """Sizes first to last (indexes, inclusive) follow latency_ns + size / bandwidth_gbps.
 
     bandwidth_gbps: bytes of the size a nanosecond; None where time does not grow. misfit: the
@@ -226,18 +226,18 @@ class Regime:
     misfit: float
     misfit_at: int
 
-    def time_ns(self, nbytes: float) -> float:
-        return self.latency_ns + (nbytes / self.bandwidth_gbps if self.bandwidth_gbps else 0.0)
+    def time_ns(self, size_bytes: float) -> float:
+        return self.latency_ns + (size_bytes / self.bandwidth_gbps if self.bandwidth_gbps else 0.0)
 
 
 @dataclass(frozen=True)
 class Boundary:
     """The law changes between two sizes, by index: after ``low``, at the latest at ``high``.
 
-    last_before: index of the last size of the regime before, the best single place. jump: time
-    after over time before, both laws at that place; 1 where they meet inside the zone; None where
-    a side has no law. before, after: the regimes on its sides, by index in the curve; None where
-    there may be fewer than FEWEST points, which have no law.
+    last_before: index of the last size of the range before, the best single place. jump: time
+    after over time before, both laws at that place; 1 where they meet inside the transition; None
+    where a side has no law. before, after: the ranges on its sides, by index in the curve; None
+    where there may be fewer than FEWEST points, which have no law.
     """
 
     low: int
@@ -250,51 +250,53 @@ class Boundary:
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """The regimes of one curve in order, the boundaries between them, and single sizes that
+    """The ranges of one curve in order, the boundaries between them, and single sizes that
     contradict them.
 
-    regimes: those that have a law; none where every one may have fewer than FEWEST points.
-    dips: index -> how many times the law's time it took; these are in no fit. noise: the relative
-    standard deviation of the points about their laws.
+    ranges: those that have a law; none where every one may have fewer than FEWEST points.
+    slow sizes: index -> how many times the law's time it took; these are in no fit. noise: the
+    relative standard deviation of the points about their laws.
     """
 
-    regimes: tuple[Regime, ...]
+    ranges: tuple[SizeRange, ...]
     boundaries: tuple[Boundary, ...]
-    dips: dict[int, float]
+    slow_sizes: dict[int, float]
     noise: float
 
 
-def find_regimes(
+def find_ranges(
     sizes: Sequence[float], times: Sequence[float], noise: float | Sequence[float] = 0.0
 ) -> FittedCurve:
-    """The regimes of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one regime.
+    """The ranges of a curve; ``sizes`` ascend. Fewer than 2 x FEWEST points are one range.
 
     noise: what is known of the times' relative standard errors from elsewhere, of all or of each:
-    no point that is nearer is a dip, and where one is far more uncertain than most, it weighs less.
-    A stretch of 1 to 3 points between boundaries has no law, but is looked for like any other:
-    where it was not, the boundaries were found where 4 points were left, and their zones held none.
+    no point that is nearer is a slow size, and where one is far more uncertain than most, it weighs
+    less. A stretch of 1 to 3 points between boundaries has no law, but is looked for like any
+    other: where it was not, the boundaries were found where 4 points were left, and their
+    transitions held none.
     """
     size, time = numpy.asarray(sizes, dtype=float), numpy.asarray(times, dtype=float)
     error = numpy.maximum(numpy.broadcast_to(numpy.asarray(noise, dtype=float), size.shape), FLOOR)
     usual = float(numpy.median(error))
     weight = numpy.where(error > DISAGREEING * usual, usual / error, 1.0)
     points = _Points(size, time, weight)
-    dips = find_dips(size, time, points.fit, error)
-    found = _curve(points, dips)
-    # Within a zone it may belong to a law beside it, or to a third between the two, of which there
-    # are too few: then a fit with it shows so. Otherwise it would hide in a law that it is far off.
-    between = [i for i in dips if any(b.low < i < b.high for b in found.boundaries)]
+    slow_sizes = find_slow_sizes(size, time, points.fit, error)
+    found = _curve(points, slow_sizes)
+    # Within a transition it may belong to a law beside it, or to a third between the two, of which
+    # there are too few: then a fit with it shows so. Otherwise it would hide in a law that it is
+    # far off.
+    between = [i for i in slow_sizes if any(b.low < i < b.high for b in found.boundaries)]
     while between:
-        found = _curve(points, [i for i in dips if i not in between])
+        found = _curve(points, [i for i in slow_sizes if i not in between])
         hidden = [i for i in between if _is_far(found, i, float(size[i]), float(time[i]))]
         if not hidden:
             return found
         between = [i for i in between if i not in hidden]
-    return _curve(points, dips)
+    return _curve(points, slow_sizes)
 
 
 def _is_far(curve: FittedCurve, index: int, size: float, time: float) -> bool:
-    own = (r for r in curve.regimes if r.first <= index <= r.last)
+    own = (r for r in curve.ranges if r.first <= index <= r.last)
     return any(abs(math.log(time / r.time_ns(size))) > math.log1p(LEAST) for r in own)
 
 
@@ -311,71 +313,71 @@ class _Points:
 
     def fit(self, kept: Places) -> LawFit:
         fits, forward, cuts = _segmented(self.segments(kept, FEWEST))
-        regimes = [fits.regime(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
+        ranges = [fits.size_range(a, b) for a, b in itertools.pairwise([0, *cuts, len(kept)])]
         laws = [
             (r.first, r.last, r.latency_ns, 1 / r.bandwidth_gbps if r.bandwidth_gbps else 0.0)
-            for r in regimes
+            for r in ranges
         ]
         return LawFit(tuple(laws), max(0.0, float(forward[len(cuts)][-1])))
 
 
-def _curve(points: _Points, dips: Sequence[int]) -> FittedCurve:
+def _curve(points: _Points, slow_sizes: Sequence[int]) -> FittedCurve:
     size, time = points.size, points.time
-    kept = numpy.array([i for i in range(len(size)) if i not in dips], dtype=int)
+    kept = numpy.array([i for i in range(len(size)) if i not in slow_sizes], dtype=int)
     fits, forward, cuts = _segmented(points.segments(kept, 1))
     n, chosen = len(kept), len(cuts) + 1
-    regimes = [fits.regime(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+    ranges = [fits.size_range(a, b) for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
     backward = _backward(fits.cost, chosen)
     best = _deviance(forward[chosen - 1][n], n)
     free = max(1, n - 2 * chosen)
-    zones = []
+    spans = []
     for number in range(1, chosen):
         # Cost with this boundary held at each place and all others at their best.
         profile = forward[number - 1] + backward[chosen - number - 1]
         ratio = numpy.array([free * math.log(_deviance(c, n) / best) for c in profile])
-        inside = numpy.flatnonzero(ratio <= ZONE_RATIO)
-        zones.append((int(inside[0] - 1), int(inside[-1])))
-    names = _named(cuts, zones, n)
+        inside = numpy.flatnonzero(ratio <= TRANSITION_RATIO)
+        spans.append((int(inside[0] - 1), int(inside[-1])))
+    names = _named(cuts, spans, n)
     boundaries = []
-    for number, (cut, (low, high)) in enumerate(zip(cuts, zones, strict=True)):
+    for number, (cut, (low, high)) in enumerate(zip(cuts, spans, strict=True)):
         before, after = names[number], names[number + 1]
         jump = None
         if before is not None and after is not None:
             ends = float(fits.size[low]), float(fits.size[high])
             place = math.sqrt(fits.size[cut - 1] * fits.size[cut])
-            if regimes[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
+            if ranges[number + 1].time_ns(place) <= 0:  # steep: it begins at its first size
                 place = float(fits.size[cut])
-            jump = _jump(regimes[number], regimes[number + 1], place, ends)
+            jump = _jump(ranges[number], ranges[number + 1], place, ends)
         one = Boundary(int(kept[low]), int(kept[high]), int(kept[cut - 1]), jump, before, after)
         boundaries.append(one)
     original = [
         replace(
             r, first=int(kept[r.first]), last=int(kept[r.last]), misfit_at=int(kept[r.misfit_at])
         )
-        for r in regimes
+        for r in ranges
     ]
     noise = math.sqrt(max(0.0, float(forward[chosen - 1][n])) / free)
-    apart = {i: float(time[i]) / _expected(original, i, size) for i in dips}
+    separate = {i: float(time[i]) / _expected(original, i, size) for i in slow_sizes}
     lawful = tuple(r for r, name in zip(original, names, strict=True) if name is not None)
-    return FittedCurve(lawful, tuple(boundaries), apart, noise)
+    return FittedCurve(lawful, tuple(boundaries), separate, noise)
 
 
 def _segmented(fits: _Segments) -> tuple[_Segments, list[Floats], list[int]]:
-    """All stretches, the least costs by number of regimes, and the chosen cuts."""
+    """All stretches, the least costs by number of ranges, and the chosen cuts."""
     n = len(fits.size)
-    most = MOST_REGIMES if n >= 2 * FEWEST else 1
+    most = MOST_RANGES if n >= 2 * FEWEST else 1
     forward = _forward(fits.cost, most)
     chosen = min(range(1, most + 1), key=lambda k: _criterion(forward[k - 1][n], n, k))
     return fits, forward, _cuts(fits.cost, forward, chosen)
 
 
-def _named(cuts: Sequence[int], zones: Sequence[tuple[int, int]], n: int) -> list[int | None]:
-    """For each regime its number among those that have a law, or None. A law has FEWEST points
-    wherever in its zone one of its boundaries is, the other at its best place.
+def _named(cuts: Sequence[int], spans: Sequence[tuple[int, int]], n: int) -> list[int | None]:
+    """For each range its number among those that have a law, or None. A law has FEWEST points
+    wherever in its transition one of its boundaries is, the other at its best place.
     """
     starts, ends = [0, *cuts], [*cuts, n]
-    latest = [0, *(high for _, high in zones)]
-    earliest = [*(low + 1 for low, _ in zones), n]
+    latest = [0, *(high for _, high in spans)]
+    earliest = [*(low + 1 for low, _ in spans), n]
     names: list[int | None] = []
     count = 0
     for start, end, late, early in zip(starts, ends, latest, earliest, strict=True):
@@ -390,13 +392,13 @@ def _deviance(cost: float, n: int) -> float:
     return max(float(cost), 0.0) / n + FLOOR**2
 
 
-def _criterion(cost: float, n: int, regimes: int) -> float:
+def _criterion(cost: float, n: int, ranges: int) -> float:
     if not math.isfinite(cost):
         return math.inf
-    figures = 2 * regimes + BOUNDARY_COST * (regimes - 1)
-    free = n - 2 * regimes - 1
-    if free < 1:  # only the first choice is left: the fewest regimes
-        return math.inf if regimes > 1 else 0.0
+    figures = 2 * ranges + BOUNDARY_COST * (ranges - 1)
+    free = n - 2 * ranges - 1
+    if free < 1:  # only the first choice is left: the fewest ranges
+        return math.inf if ranges > 1 else 0.0
     # Few points are fitted better than they deserve: AIC's small-sample factor n / free (Hurvich
     # and Tsai, Biometrika 76 (1989) 297), applied to this penalty.
     return n * math.log(_deviance(cost, n)) + figures * math.log(n) * n / free
@@ -466,7 +468,7 @@ class _Segments:
     def _own(self, a: int, b: int) -> Floats:
         return numpy.add.reduce(self._columns[a:b], axis=0, keepdims=True)
 
-    def regime(self, a: int, b: int) -> Regime:
+    def size_range(self, a: int, b: int) -> SizeRange:
         latency, slope, _ = self._solve(self._own(a, b), numpy.array([a]))
         latency_ns = float(latency[0]) * self._scale
         per_byte = float(slope[0]) * self._scale / self._unit
@@ -474,11 +476,11 @@ class _Segments:
         away = abs(self.time[a:b] / law - 1)
         worst = int(away.argmax())
         bandwidth = 1 / per_byte if per_byte > 0 else None
-        return Regime(a, b - 1, latency_ns, bandwidth, float(away[worst]), a + worst)
+        return SizeRange(a, b - 1, latency_ns, bandwidth, float(away[worst]), a + worst)
 
 
 def _forward(cost: Floats, most: int) -> list[Floats]:
-    """[k - 1][b]: least cost of points 0 to b - 1 in k regimes."""
+    """[k - 1][b]: least cost of points 0 to b - 1 in k ranges."""
     found = [cost[0].copy()]
     for _ in range(1, most):
         found.append(numpy.min(found[-1][:, None] + cost, axis=0))
@@ -486,33 +488,33 @@ def _forward(cost: Floats, most: int) -> list[Floats]:
 
 
 def _backward(cost: Floats, most: int) -> list[Floats]:
-    """[k - 1][a]: least cost of points a to the end in k regimes."""
+    """[k - 1][a]: least cost of points a to the end in k ranges."""
     found = [cost[:, -1].copy()]
     for _ in range(1, most):
         found.append(numpy.min(cost + found[-1][None, :], axis=1))
     return found
 
 
-def _cuts(cost: Floats, forward: Sequence[Floats], regimes: int) -> list[int]:
+def _cuts(cost: Floats, forward: Sequence[Floats], ranges: int) -> list[int]:
     cuts: list[int] = []
     end = cost.shape[0] - 1
-    for k in range(regimes - 1, 0, -1):
+    for k in range(ranges - 1, 0, -1):
         end = int(numpy.argmin(forward[k - 1] + cost[:, end]))
         cuts.insert(0, end)
     return cuts
 
 
-def _jump(before: Regime, after: Regime, place: float, ends: tuple[float, float]) -> float:
-    """Time after over before at ``place``; 1 where the two laws meet inside the zone."""
+def _jump(before: SizeRange, after: SizeRange, place: float, ends: tuple[float, float]) -> float:
+    """Time after over before at ``place``; 1 where the two laws meet inside the transition."""
     differences = [after.time_ns(end) - before.time_ns(end) for end in ends]
     if differences[0] * differences[1] <= 0:
         return 1.0
     return after.time_ns(place) / before.time_ns(place)
 
 
-def _expected(regimes: Sequence[Regime], index: int, size: Floats) -> float:
+def _expected(ranges: Sequence[SizeRange], index: int, size: Floats) -> float:
     """The time of the law at a size in no fit."""
-    law = next((r for r in regimes if index <= r.last), regimes[-1])
+    law = next((r for r in ranges if index <= r.last), ranges[-1])
     time = law.time_ns(float(size[index]))
     # A steep law does not reach far before its first size.
     return time if time > 0 else law.time_ns(float(size[law.first]))

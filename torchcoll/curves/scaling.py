@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.results import is_right, launches_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
@@ -38,7 +38,7 @@ def unusable(files: Side) -> tuple[str, str]:
 
 
 def why_out(item: Measured) -> str:
-    row, given = item.row, item.result.given
+    row, reported = item.row, item.result.reported
     if row.status != "ok":
         reason = row.reason.partition(LIKELY)[0]
         return f"{row.status} ({reason})" if reason else row.status
@@ -46,7 +46,7 @@ def why_out(item: Measured) -> str:
         return "wrong"
     if not row.ranks:
         return "without a number of ranks"
-    return "first calls alone" if given and given.first_call_ns else "without a time"
+    return "first calls alone" if reported and reported.first_call_ns else "without a time"
 
 
 def cold_of(files: Side) -> Cold | None:
@@ -105,7 +105,7 @@ class RanksCurve:
     """One kind of case at one size, or what is before it: the start of the launch."""
 
     kind: Mapping[str, Any]
-    nbytes: int
+    size_bytes: int
     points: list[RanksPoint]
     fits: list[GrowthFit]
     hidden: str
@@ -144,7 +144,7 @@ class _Draft:
     """
 
     kind: Mapping[str, Any]
-    nbytes: int
+    size_bytes: int
     launches: list[_Launch]
     figures: Mapping[str, str]
     place: str = ""
@@ -167,9 +167,9 @@ def scaling(
     if link_gbps is not None and not 0 < link_gbps < float("inf"):
         raise UsageError("link-gbps", link_gbps, "a number of GB/s above 0")
     files = side("files", sources)
-    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
+    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
     started = cold_of(files)
-    cases, left_out = _cases(files, apart, sizes, started)
+    cases, left_out = _cases(files, separate, sizes, started)
     drafts = [*cases, *_starts(started)]
     if not drafts:
         got, why = unusable(files)
@@ -178,10 +178,10 @@ def scaling(
     curves = [
         RanksCurve(
             draft.kind,
-            draft.nbytes,
+            draft.size_bytes,
             _points(draft.launches, link_gbps),
             own,
-            hidden_among([one.facts for one in draft.launches], apart),
+            hidden_among([one.facts for one in draft.launches], separate),
         )
         for draft, own in zip(drafts, fits, strict=True)
     ]
@@ -200,35 +200,35 @@ def scaling(
 
 
 def _cases(
-    files: Side, apart: Sequence[str], sizes: Sequence[int], started: Cold | None
+    files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
     """A draft for each kind of case and size, and the sizes that none shows."""
     hosts, later = list(map(_hosts, files.parts)), later_launches(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
         # A row that is one first call is no time of a call that has settled.
-        single = item.result.given and item.result.given.first_call_ns
+        single = item.result.reported and item.result.reported.first_call_ns
         if item.row.ranks and not single and launches_of([item]):
-            by_size = groups.setdefault(repr(kind_of(item, apart)), {})
-            by_size.setdefault(item.row.nbytes_requested, []).append(item)
-    measured = {nbytes for by_size in groups.values() for nbytes in by_size}
-    missing = [nbytes for nbytes in sizes if nbytes not in measured]
+            by_size = groups.setdefault(repr(kind_of(item, separate)), {})
+            by_size.setdefault(item.row.size_bytes_requested, []).append(item)
+    measured = {size_bytes for by_size in groups.values() for size_bytes in by_size}
+    missing = [size_bytes for size_bytes in sizes if size_bytes not in measured]
     if missing and measured:
         known = ", ".join(map(format_size, sorted(measured)))
         raise UsageError("sizes", format_size(missing[0]), f"sizes that were measured: {known}")
     drafts = []
     for by_size in groups.values():
-        for nbytes in sorted(sizes) if sizes else _representative(by_size):
-            if own := by_size.get(nbytes):
+        for size_bytes in sorted(sizes) if sizes else _representative(by_size):
+            if own := by_size.get(size_bytes):
                 launches = _launches(own, hosts, later)
                 figures = {"time": "time_ns", "1st call of the case": "first_ns"}
-                drafts.append(_Draft(kind_of(own[0], apart), nbytes, launches, figures))
-    return drafts, sorted(measured - {draft.nbytes for draft in drafts})
+                drafts.append(_Draft(kind_of(own[0], separate), size_bytes, launches, figures))
+    return drafts, sorted(measured - {draft.size_bytes for draft in drafts})
 
 
 def _representative(by_size: Mapping[int, Sequence[Measured]]) -> list[int]:
     """The smallest, the middle and the largest size of those that most numbers of ranks have."""
-    numbers = {nbytes: len({m.row.ranks for m in own}) for nbytes, own in by_size.items()}
+    numbers = {size_bytes: len({m.row.ranks for m in own}) for size_bytes, own in by_size.items()}
     common = sorted(n for n, count in numbers.items() if count == max(numbers.values()))
     return sorted({common[0], common[(len(common) - 1) // 2], common[-1]})
 
@@ -282,7 +282,7 @@ def _starts(started: Cold | None) -> list[_Draft]:
         ]
         kind: dict[str, Any] = {**own[0].kind, **({"in job": place} if place else {})}
         name = "time to first result" if whole else "1st call of the launch"
-        drafts.append(_Draft(kind, kind.pop("nbytes"), launches, {name: "first_ns"}, place))
+        drafts.append(_Draft(kind, kind.pop("size_bytes"), launches, {name: "first_ns"}, place))
     return drafts
 
 
@@ -341,7 +341,7 @@ def _notes(files: Side, curves: Sequence[RanksCurve]) -> list[str]:
         notes.append("1 rank communicates nothing: it is in no fit")
     if any(fit.part.startswith((_ONE, _SEVERAL)) for curve in curves for fit in curve.fits):
         notes.append("one host and several hosts use other links: each part is fitted by itself")
-    if any(one.given and one.given.first_call_ns for one in files.results):
+    if any(one.reported and one.reported.first_call_ns for one in files.results):
         notes.append("rows of -i 1 -w 0 are first calls, and in no time")
     hidden = dict.fromkeys(hidden_note(one.hidden, "the launches of a curve") for one in curves)
     return [*notes, *filter(None, (*hidden, files.rehearsal_note))]

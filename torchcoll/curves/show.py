@@ -1,4 +1,4 @@
-"""Regimes and transitions as tables, markdown, CSV and JSON."""
+"""Ranges and transitions as tables, markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.curves.growth import Law
-    from torchcoll.curves.ranges import Regime
+    from torchcoll.curves.ranges import SizeRange
     from torchcoll.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
-    from torchcoll.curves.transitions import Regimes, SizePoint, Transition, Transitions
+    from torchcoll.curves.transitions import CurveRanges, SizePoint, Transition, Transitions
 
 
 # -------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def _start_name(curve: RanksCurve) -> str:
 
 
 def _kind_record(curve: RanksCurve) -> dict[str, Any]:
-    return {**known(curve.kind), "nbytes": curve.nbytes}
+    return {**known(curve.kind), "size_bytes": curve.size_bytes}
 
 
 def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
     return {
         **_kind_record(curve),
         **picked(fit, "figure part?"),
-        **picked(growth, "verdict reason numbers_of_ranks=numbers launches p_value"),
+        **picked(growth, "result reason numbers_of_ranks=numbers launches p_value"),
         "constant_criterion": growth.constant,
         "mixtures": [
             {
@@ -134,7 +134,7 @@ def _grids(found: Scaling) -> list[Grid]:
         above = [title, f"{_reading(found)}; geometric means over the launches"]
         above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
         grids.append(_curves(curves, above, "first"))
-    starts = kind_texts([{**curve.kind, "nbytes": curve.nbytes} for curve in found.starts])
+    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in found.starts])
     for title, curve in zip(starts, found.starts, strict=True):
         figure = next((fit.figure for fit in curve.fits), "1st call of the launch")
         grids.append(_curves([curve], [f"start of the launch: {title}"], figure))
@@ -156,7 +156,7 @@ def _reading(found: Scaling) -> str:
 
 
 def _size(curve: RanksCurve) -> str:
-    return format_size(curve.nbytes) if COLLECTIVES[curve.kind["collective"]].has_data else "-"
+    return format_size(curve.size_bytes) if COLLECTIVES[curve.kind["collective"]].has_data else "-"
 
 
 def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
@@ -221,8 +221,8 @@ def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
             (Head("on", left=True), lambda i: i[1].part or "-"),
             (Head("ranks", left=True), span),
             (
-                Head("verdict", left=True),
-                lambda i: f"{i[1].growth.verdict} ({i[1].growth.reason})",
+                Head("result", left=True),
+                lambda i: f"{i[1].growth.result} ({i[1].growth.reason})",
             ),
             (Head("growth over the range", "(95 %)", left=True), ratio),
             (Head("best law of growth", "(95 % of b)", left=True), law),
@@ -257,7 +257,7 @@ _WORDS = {
 }
 
 LEGEND = (
-    "a regime follows time = latency + size / algbw; a zone is where one ends: sizes that the "
+    "a range follows time = latency + size / algbw; a transition is where one ends: sizes that the "
     "times cannot tell apart (95 %)"
 )
 
@@ -268,8 +268,8 @@ def show_transitions(
     file: TextIO | None = None,
     refine: bool = False,
 ) -> None:
-    """Print what ``transitions`` found; refine: also the sizes that would narrow each zone. Raises
-    UsageError for an unknown format.
+    """Print what ``transitions`` found; refine: also the sizes that would narrow each transition.
+    Raises UsageError for an unknown format.
     """
     curves = [curve for one in found for curve in one.curves]
     notes = notes_of(found)
@@ -292,14 +292,14 @@ def notes_of(found: Sequence[Transitions]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def records(found: Regimes) -> list[dict[str, Any]]:
-    """One object a transition: low_nbytes, high_nbytes, before and after. A latency below 0 is the
+def records(found: CurveRanges) -> list[dict[str, Any]]:
+    """One object a transition: low_bytes, high_bytes, before and after. A latency below 0 is the
     intercept of a law that goes on steeper from another, not a latency.
     """
     return [
         {
             **known(found.common),
-            **picked(one, "low_nbytes high_nbytes before=handover.before after=handover.after"),
+            **picked(one, "low_bytes high_bytes before=handover.before after=handover.after"),
             **picked(one, "kind jump before_latency_ns=before.latency_ns"),
             "before_algbw_gbps": found.algbw_gbps(one.before) if one.before else None,
             "after_latency_ns": one.after.latency_ns if one.after else None,
@@ -310,44 +310,46 @@ def records(found: Regimes) -> list[dict[str, Any]]:
     ]
 
 
-def _flat(found: Regimes) -> list[dict[str, Any]]:
-    """The rows of csv: of each curve its regimes, then what is between them."""
-    common = {"row": "regime", **known(found.common)}
-    regimes = [{**common, **one} for one in _regime_objects(found)]
-    return regimes + [{"row": "transition", **one} for one in records(found)]
+def _flat(found: CurveRanges) -> list[dict[str, Any]]:
+    """The rows of csv: of each curve its ranges, then what is between them."""
+    common = {"row": "range", **known(found.common)}
+    ranges = [{**common, **one} for one in _range_objects(found)]
+    return ranges + [{"row": "transition", **one} for one in records(found)]
 
 
-def _regime_objects(found: Regimes) -> list[dict[str, Any]]:
-    sizes = [point.nbytes for point in found.points]
+def _range_objects(found: CurveRanges) -> list[dict[str, Any]]:
+    sizes = [point.size_bytes for point in found.points]
     return [
         {
-            "low_nbytes": sizes[one.first],
-            "high_nbytes": sizes[one.last],
+            "low_bytes": sizes[one.first],
+            "high_bytes": sizes[one.last],
             "latency_ns": one.latency_ns,
             "algbw_gbps": found.algbw_gbps(one),
             "misfit": one.misfit,
-            "misfit_nbytes": sizes[one.misfit_at],
+            "misfit_bytes": sizes[one.misfit_at],
         }
-        for one in found.curve.regimes
+        for one in found.curve.ranges
     ]
 
 
-def _curve_object(found: Regimes) -> dict[str, Any]:
-    sizes = [point.nbytes for point in found.points]
+def _curve_object(found: CurveRanges) -> dict[str, Any]:
+    sizes = [point.size_bytes for point in found.points]
     return {
         **known(found.common),
         "sizes": len(sizes),
         **picked(found, "noise=curve.noise note? doubt?"),
-        "regimes": _regime_objects(found),
+        "ranges": _range_objects(found),
         "known_scatter": picked(found.known, "one point launches") if found.known else None,
-        "dips": [{"nbytes": sizes[i], "ratio": r} for i, r in found.curve.dips.items()],
+        "slow_sizes": [
+            {"size_bytes": sizes[i], "ratio": r} for i, r in found.curve.slow_sizes.items()
+        ],
         "falls": [{**vars(one), "ratio": one.ratio} for one in found.falls],
         "handovers": [vars(one) for one in found.handovers],
         "forced": [vars(one) for one in found.forced],
     }
 
 
-def _grid(found: Regimes, title: str, refine: bool) -> Grid:
+def _grid(found: CurveRanges, title: str, refine: bool) -> Grid:
     points, curve = found.points, found.curve
     launches = max(point.launches for point in points)
     words = f"{len(points)} size{'s' * (len(points) > 1)}, "
@@ -355,20 +357,20 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
         words = f"{len(points)} of {found.sizes} sizes (more are too many), "
     words += f"{launches} launch{'es' * (launches > 1)}{' (their median)' * (launches > 2)}"
     above = [f"{title}: {words}, points scatter by {100 * curve.noise:.1f} % about their law"]
-    heads = [Head("regime", repeat=True), Head("sizes", left=True), Head("latency")]
+    heads = [Head("range", repeat=True), Head("sizes", left=True), Head("latency")]
     heads += [Head("algbw", "(GB/s)"), Head("off by", "(at most)", left=True)]
     labelled = any(point.algorithm for point in points)
     if labelled:
         heads.append(Head("log", left=True))
     rows = []
-    for number, one in enumerate(curve.regimes, 1):
-        first, last = (format_size(points[i].nbytes) for i in (one.first, one.last))
+    for number, one in enumerate(curve.ranges, 1):
+        first, last = (format_size(points[i].size_bytes) for i in (one.first, one.last))
         row = [
             str(number),
             f"{first} to {last}",
             format_time(one.latency_ns if one.latency_ns >= 0 else None),
         ]
-        off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].nbytes)}"
+        off = f"{100 * one.misfit:.1f} % at {format_size(points[one.misfit_at].size_bytes)}"
         row += [format_bandwidth(found.algbw_gbps(one)), off]
         if labelled:
             inside = [p.algorithm for p in points[one.first : one.last + 1] if p.algorithm]
@@ -377,34 +379,34 @@ def _grid(found: Regimes, title: str, refine: bool) -> Grid:
     return Grid(heads, rows, above, lines_below(found, refine))
 
 
-def lines_below(found: Regimes, refine: bool = False) -> list[str]:
-    lines = [_transition_line(one, found.curve.regimes) for one in found.transitions]
+def lines_below(found: CurveRanges, refine: bool = False) -> list[str]:
+    lines = [_transition_line(one, found.curve.ranges) for one in found.transitions]
     if uneven := _uneven(found.points):
         lines.append(uneven)
     if found.disagreeing:
-        sizes = ", ".join(format_size(point.nbytes) for point in found.disagreeing)
+        sizes = ", ".join(format_size(point.size_bytes) for point in found.disagreeing)
         lines.append(f"launches disagree at {sizes}: repeat them; in the fit it weighs little")
-    lines += _apart_lines(found)
+    lines += _separate_lines(found)
     if found.note:
         lines.append(found.note)
     elif not found.transitions:
-        which = "the other sizes are one regime" if found.curve.dips else "one regime"
-        apart = " apart from that" if found.falls else ""
-        lines.append(f"{which}: no change of behaviour is shown{apart}")
+        which = "the other sizes are one range" if found.curve.slow_sizes else "one range"
+        separate = " apart from that" if found.falls else ""
+        lines.append(f"{which}: no change of behaviour is shown{separate}")
     lines += [f"{IMPLAUSIBLE}: {one_line(found.doubt)}"] if found.doubt else []
     seen = [one.handover for one in found.transitions]
     for one in found.handovers:
         if one not in seen:
             lines.append(
                 f"the log: {one_line(one.before)} to {one_line(one.after)} between "
-                f"{_zone(one.low_nbytes, one.high_nbytes)}; the times show no change there"
+                f"{_span(one.low_bytes, one.high_bytes)}; the times show no change there"
             )
     for one in found.forced:
-        zones = ((t.low_nbytes, t.high_nbytes) for t in found.transitions)
-        meets = any(low <= one.high_nbytes and one.low_nbytes <= high for low, high in zones)
+        spans = ((t.low_bytes, t.high_bytes) for t in found.transitions)
+        meets = any(low <= one.high_bytes and one.low_bytes <= high for low, high in spans)
         lines.append(
             f"forced cells: the best goes from {one_line(one.before)} to {one_line(one.after)} "
-            f"between {_zone(one.low_nbytes, one.high_nbytes)}; these times "
+            f"between {_span(one.low_bytes, one.high_bytes)}; these times "
             + ("change there too" if meets else "show no change there")
         )
     if refine:
@@ -413,20 +415,22 @@ def lines_below(found: Regimes, refine: bool = False) -> list[str]:
     return lines
 
 
-def _apart_lines(found: Regimes) -> list[str]:
+def _separate_lines(found: CurveRanges) -> list[str]:
     """Sizes that contradict the law of the others, and where time falls as the size grows."""
-    points, dips = found.points, found.curve.dips
+    points, slow_sizes = found.points, found.curve.slow_sizes
     lines = []
-    for index, ratio in dips.items():
-        size, ns = format_size(points[index].nbytes), points[index].time_ns
-        words = f"{'dip' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
+    for index, ratio in slow_sizes.items():
+        size, ns = format_size(points[index].size_bytes), points[index].time_ns
+        words = (
+            f"{'slow size' if ratio > 1 else 'fast'} at {size}: {ratio:.2f}x the time of its law"
+        )
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
-            more = format_size(after.nbytes)
+            more = format_size(after.size_bytes)
             words += f" ({_time(ns)}; {more} takes less, {_time(after.time_ns)})"
-        lines.append(f"{words}; in no fit{_at_end(index, len(points), dips)}")
+        lines.append(f"{words}; in no fit{_at_end(index, len(points), slow_sizes)}")
     for one in found.falls:
-        low, high = format_size(one.low_nbytes), format_size(one.high_nbytes)
+        low, high = format_size(one.low_bytes), format_size(one.high_bytes)
         lines.append(
             f"time falls from {_time(one.low_ns)} at {low} to {_time(one.high_ns)} at {high}"
         )
@@ -435,10 +439,10 @@ def _apart_lines(found: Regimes) -> list[str]:
     return lines
 
 
-def _at_end(index: int, number: int, dips: Mapping[int, float]) -> str:
+def _at_end(index: int, number: int, slow_sizes: Mapping[int, float]) -> str:
     """At an end a law of its own may begin: up to the end all sizes are apart."""
-    to_start = all(i in dips for i in range(index))
-    to_end = all(i in dips for i in range(index, number))
+    to_start = all(i in slow_sizes for i in range(index))
+    to_end = all(i in slow_sizes for i in range(index, number))
     return "; at the end of the sizes another law may begin" if to_start or to_end else ""
 
 
@@ -451,7 +455,7 @@ def _uneven(points: Sequence[SizePoint]) -> str:
     spans = [list(own) for _, own in itertools.groupby(points, key=lambda p: p.launches)]
     if len(spans) < 2:
         return ""
-    texts = [f"{own[0].launches} from {format_size(own[0].nbytes)}" for own in spans]
+    texts = [f"{own[0].launches} from {format_size(own[0].size_bytes)}" for own in spans]
     shown = texts if len(texts) < 5 else [*texts[:3], "..."]
     return (
         f"the launches disagree in their sizes ({', '.join(shown)}): a step there may be that of "
@@ -459,13 +463,13 @@ def _uneven(points: Sequence[SizePoint]) -> str:
     )
 
 
-def _zone(low: int, high: int) -> str:
+def _span(low: int, high: int) -> str:
     return f"{format_size(low)} and {format_size(high)}"
 
 
-def _transition_line(one: Transition, regimes: Sequence[Regime]) -> str:
-    before = regimes.index(one.before) + 1 if one.before else None
-    after = regimes.index(one.after) + 1 if one.after else None
+def _transition_line(one: Transition, ranges: Sequence[SizeRange]) -> str:
+    before = ranges.index(one.before) + 1 if one.before else None
+    after = ranges.index(one.after) + 1 if one.after else None
     if before and after:
         where, few = f"{before} to {after} ", ""
     elif before:
@@ -475,23 +479,23 @@ def _transition_line(one: Transition, regimes: Sequence[Regime]) -> str:
     else:
         where, few = "", "before or after"
     words = _WORDS[one.kind].format(one.jump, few)
-    line = f"{where}between {_zone(one.low_nbytes, one.high_nbytes)}: {words}"
+    line = f"{where}between {_span(one.low_bytes, one.high_bytes)}: {words}"
     if one.handover:
         hand = one.handover
         line += (
             f"; the log: {one_line(hand.before)} to {one_line(hand.after)} between "
-            f"{_zone(hand.low_nbytes, hand.high_nbytes)}"
+            f"{_span(hand.low_bytes, hand.high_bytes)}"
         )
     return line + (f"; {one.agreement}" if one.agreement else "")
 
 
 # -------------------------------------------------------------------------------------------------
-# A picture of regimes: the times, the law of each regime, and the zones where one ends.
+# A picture of ranges: the times, the law of each range, and the transitions where one ends.
 
 _STEPS = 32  # of a law between its ends: a straight line is a curve on logarithmic axes
 
 
-def regimes_figure(found: Transitions) -> Figure:
+def ranges_figure(found: Transitions) -> Figure:
     """A row for each curve: time on the left, algorithm bandwidth on the right.
 
     Raises UnavailableError without matplotlib.
@@ -508,30 +512,30 @@ def regimes_figure(found: Transitions) -> Figure:
     return figure
 
 
-def _draw(left: Axes, right: Axes, curve: Regimes) -> None:
-    sizes = [point.nbytes for point in curve.points]
+def _draw(left: Axes, right: Axes, curve: CurveRanges) -> None:
+    sizes = [point.size_bytes for point in curve.points]
     times = [point.time_ns for point in curve.points]
     dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.0, "color": "0.3"}
     left.plot(sizes, times, label="measured", **dots)
     share = curve.share or 1.0  # what algbw counts of a size
     right.plot(sizes, [share * n / t for n, t in zip(sizes, times, strict=True)], **dots)
-    for number, regime in enumerate(curve.curve.regimes):
-        low, high = math.log(sizes[regime.first]), math.log(sizes[regime.last])
+    for number, size_range in enumerate(curve.curve.ranges):
+        low, high = math.log(sizes[size_range.first]), math.log(sizes[size_range.last])
         steps = [math.exp(low + (high - low) * k / _STEPS) for k in range(_STEPS + 1)]
-        law = [regime.time_ns(n) for n in steps]
-        name = f"regime {number + 1}"
+        law = [size_range.time_ns(n) for n in steps]
+        name = f"range {number + 1}"
         left.plot(steps, law, label=name, **style_of(number))
         algbw = [share * n / t for n, t in zip(steps, law, strict=True)]
         right.plot(steps, algbw, **style_of(number))
     for axis in (left, right):
         for one in curve.transitions:
-            axis.axvspan(one.low_nbytes, one.high_nbytes, color="0.85", linewidth=0)
-        for number, told in enumerate((*curve.handovers, *curve.forced)):
-            middle = math.sqrt(told.low_nbytes * told.high_nbytes)
+            axis.axvspan(one.low_bytes, one.high_bytes, color="0.85", linewidth=0)
+        for number, stated in enumerate((*curve.handovers, *curve.forced)):
+            middle = math.sqrt(stated.low_bytes * stated.high_bytes)
             label = "hand-over (log, forced cells)" if number == 0 else None
             axis.axvline(middle, color="red", linestyle=":", linewidth=1, label=label)
         size_axis(axis, sizes)
     time_axis(left)
     right.set_ylabel("GB/s algbw" if curve.share else "GB/s, size / time")
     right.set_ylim(bottom=0)
-    legend(left, len(curve.curve.regimes))
+    legend(left, len(curve.curve.ranges))

@@ -1,6 +1,6 @@
 """Where the behaviour of a collective changes with size: from its times, and from the algorithm.
 
-Independent witnesses. The times alone give zones between regimes (curves/ranges.py). The
+Independent witnesses. The times alone give transitions between ranges (curves/ranges.py). The
 library's own log, where one was kept, gives the hand-over between two sizes; forced cells give the
 size from which another one is the best. They stand side by side; none corrects another.
 """
@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 from scipy import stats
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.comparison.fits import counted_share
 from torchcoll.comparison.matching import NAMES, value_of
 from torchcoll.comparison.sides import (
@@ -35,7 +35,14 @@ from torchcoll.core.file import Source
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size
-from torchcoll.curves.ranges import DISAGREEING, FEWEST, Boundary, FittedCurve, Regime, find_regimes
+from torchcoll.curves.ranges import (
+    DISAGREEING,
+    FEWEST,
+    Boundary,
+    FittedCurve,
+    SizeRange,
+    find_ranges,
+)
 from torchcoll.forcing.algorithms import algorithms
 from torchcoll.libraries.known_variables import FORCING
 
@@ -122,7 +129,7 @@ def _own(logs: Sequence[float]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------
-# Where the times of a curve contradict its regimes, and whether that may be noise.
+# Where the times of a curve contradict its ranges, and whether that may be noise.
 #
 # Noise is said only where launches, or the calls of the only one, show it: a size that is slow in
 # every launch scatters about a law as well.
@@ -137,10 +144,10 @@ _FAR = 4  # standard errors, as far as noise hardly goes
 
 @dataclass(frozen=True)
 class Fall:
-    """More bytes in less time: ratio is the time at low_nbytes over that at high_nbytes."""
+    """More bytes in less time: ratio is the time at low_bytes over that at high_bytes."""
 
-    low_nbytes: int
-    high_nbytes: int
+    low_bytes: int
+    high_bytes: int
     low_ns: float
     high_ns: float
 
@@ -149,26 +156,26 @@ class Fall:
         return self.low_ns / self.high_ns
 
 
-def falls_of(found: Regimes) -> list[Fall]:
-    """Where time falls by more than noise, and neither a dip nor a transition says it already."""
-    told = found.known and found.known.launches
+def falls_of(found: CurveRanges) -> list[Fall]:
+    """Where time falls by more than noise, and no slow size and no transition says it already."""
+    stated = found.known and found.known.launches
     noise = found.curve.noise if len(found.points) >= FEW else _UNKNOWN
 
     def limit(a: SizePoint, b: SizePoint) -> float:
-        errors = (a.error, b.error) if told else (noise, noise)
+        errors = (a.error, b.error) if stated else (noise, noise)
         return max(math.log1p(FALL), _FAR * math.hypot(*errors))
 
-    kept = [p for i, p in enumerate(found.points) if i not in found.curve.dips]
-    zones = [(t.low_nbytes, t.high_nbytes) for t in found.transitions if t.kind == "drop"]
+    kept = [p for i, p in enumerate(found.points) if i not in found.curve.slow_sizes]
+    spans = [(t.low_bytes, t.high_bytes) for t in found.transitions if t.kind == "drop"]
     return [
-        Fall(a.nbytes, b.nbytes, a.time_ns, b.time_ns)
+        Fall(a.size_bytes, b.size_bytes, a.time_ns, b.time_ns)
         for a, b in itertools.pairwise(kept)
         if math.log(a.time_ns / b.time_ns) > limit(a, b)
-        and not any(low <= a.nbytes and b.nbytes <= high for low, high in zones)
+        and not any(low <= a.size_bytes and b.size_bytes <= high for low, high in spans)
     ]
 
 
-def disagreeing(found: Regimes) -> list[SizePoint]:
+def disagreeing(found: CurveRanges) -> list[SizePoint]:
     """The sizes at which launches differ so much more than at most sizes that they weigh less."""
     if not (found.known and found.known.launches):
         return []
@@ -176,29 +183,29 @@ def disagreeing(found: Regimes) -> list[SizePoint]:
     return [p for p in found.points if p.error > max(POOR, DISAGREEING * usual)]
 
 
-def note_of(found: Regimes) -> str:
-    """What speaks against the regimes that were found, or why none could be."""
+def note_of(found: CurveRanges) -> str:
+    """What speaks against the ranges that were found, or why none could be."""
     points, curve = found.points, found.curve
     few = len(points) < 2 * FEWEST
     if curve.noise > NOISY and (text := _noisy(found)):
         return text
-    if not curve.regimes:  # each has too few sizes
+    if not curve.ranges:  # each has too few sizes
         return ""
-    worst = max(curve.regimes, key=lambda r: r.misfit)
+    worst = max(curve.ranges, key=lambda r: r.misfit)
     at = points[worst.misfit_at]
     if found.known and found.known.launches:
         noise = at.error
     else:  # of many sizes the scatter about the law, of which the furthest is no news
         noise = curve.noise if len(points) >= FEW else 0.0
-    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.nbytes)})"
+    text = f"one law fits all within {100 * worst.misfit:.1f} % ({format_size(at.size_bytes)})"
     poor = worst.misfit > max(POOR, _FAR * noise)
-    ratio = at.time_ns / worst.time_ns(at.nbytes)
+    ratio = at.time_ns / worst.time_ns(at.size_bytes)
     if poor and curve.boundaries:
-        number = curve.regimes.index(worst) + 1
-        text = f"the law of regime {number} does not fit: {format_size(at.nbytes)} takes"
+        number = curve.ranges.index(worst) + 1
+        text = f"the law of range {number} does not fit: {format_size(at.size_bytes)} takes"
         return f"{text} {ratio:.2f}x its time{_agreement(found)}"
     if poor:
-        text = f"one law does not fit: {format_size(at.nbytes)} takes {ratio:.2f}x its time"
+        text = f"one law does not fit: {format_size(at.size_bytes)} takes {ratio:.2f}x its time"
         text += "; too few sizes to say more" if len(points) < FEW and not few else ""
         if len(points) >= 2 * FEWEST:
             return text + _agreement(found)
@@ -210,7 +217,7 @@ def note_of(found: Regimes) -> str:
     return ""
 
 
-def _noisy(found: Regimes) -> str:
+def _noisy(found: CurveRanges) -> str:
     """Where the launches, or the calls of the only one, are known to scatter as the points do."""
     known, scatter = found.known, found.curve.noise
     about = f"times scatter by {100 * scatter:.0f} % about any law of this kind"
@@ -222,7 +229,7 @@ def _noisy(found: Regimes) -> str:
     return ""
 
 
-def _agreement(found: Regimes) -> str:
+def _agreement(found: CurveRanges) -> str:
     """Whether it may be noise after all."""
     known = found.known
     if known and known.launches:
@@ -233,8 +240,10 @@ def _agreement(found: Regimes) -> str:
 # -------------------------------------------------------------------------------------------------
 
 CLIFF = 1.1  # time that grows by so much from one size to the next, at once
-REFINING = 6  # sizes proposed inside a zone
-REACH = 4  # times a zone's end: at least so far sizes are proposed where too few are beside it
+REFINING = 6  # sizes proposed inside a transition
+REACH = (
+    4  # times a transition's end: at least so far sizes are proposed where too few are beside it
+)
 MOST_POINTS = 1000  # of a curve: time and memory grow with their square
 _ALIGN = 256  # bytes: proposed sizes divide among ranks and types
 _STEP = 4  # where sizes are too small for that
@@ -247,7 +256,7 @@ class SizePoint:
     standard, as the launches or their calls tell it; 0 where nothing does.
     """
 
-    nbytes: int
+    size_bytes: int
     time_ns: float
     launches: int
     algorithm: str | None
@@ -258,15 +267,15 @@ class SizePoint:
 class Handover:
     """Another algorithm between two neighbouring sizes: of the log, or the best forced cell."""
 
-    low_nbytes: int
-    high_nbytes: int
+    low_bytes: int
+    high_bytes: int
     before: str
     after: str
 
 
 @dataclass(frozen=True)
 class Transition:
-    """A change of regime between low_nbytes and high_nbytes, as the times show it.
+    """A change of range between low_bytes and high_bytes, as the times show it.
 
     kind: ``cliff`` (time jumps up at once), ``drop`` (down: the library switched late), ``kink``
     (only the slope changes), ``unclear`` (too few sizes before or after it, or both: no law there,
@@ -274,10 +283,10 @@ class Transition:
     handover: what the log says there; agreement: whether the two agree, in words.
     """
 
-    low_nbytes: int
-    high_nbytes: int
-    before: Regime | None
-    after: Regime | None
+    low_bytes: int
+    high_bytes: int
+    before: SizeRange | None
+    after: SizeRange | None
     jump: float | None
     kind: str
     handover: Handover | None = None
@@ -285,8 +294,8 @@ class Transition:
 
 
 @dataclass
-class Regimes:
-    """One curve: what is constant over it, its points, regimes, transitions and what the log says.
+class CurveRanges:
+    """One curve: what is constant over it, its points, ranges, transitions and what the log says.
 
     note: why there is no more to say ('too few sizes'), or ''. sizes: how many were measured; of
     more than MOST_POINTS each k-th is a point. doubt: why its figures are not possible, or ''.
@@ -308,29 +317,29 @@ class Regimes:
     falls: list[Fall] = field(default_factory=list)
     disagreeing: list[SizePoint] = field(default_factory=list)  # launches of these weigh little
 
-    def algbw_gbps(self, regime: Regime) -> float | None:
+    def algbw_gbps(self, size_range: SizeRange) -> float | None:
         """As ``show`` counts it, which is not S over time for every collective."""
-        gbps = regime.bandwidth_gbps
+        gbps = size_range.bandwidth_gbps
         return None if gbps is None or self.share is None else self.share * gbps
 
     @property
     def refining(self) -> list[int]:
-        """Sizes that would narrow the zones or give too few beside one a law; none measured yet."""
-        measured = [point.nbytes for point in self.points]
-        zones = [(one.low_nbytes, one.high_nbytes) for one in self.transitions]
+        """Sizes that narrow the transitions, or give too few sizes a law; none measured yet."""
+        measured = [point.size_bytes for point in self.points]
+        spans = [(one.low_bytes, one.high_bytes) for one in self.transitions]
         few = [one.before is None for one in self.transitions]
-        few.append(bool(zones) and self.transitions[-1].after is None)
+        few.append(bool(spans) and self.transitions[-1].after is None)
         # Sizes apart at an end may be the first of a law of their own.
-        dips, last_one = self.curve.dips, len(measured) - 1
-        after = next(i for i in range(last_one, -2, -1) if i not in dips)
-        before = next(i for i in range(last_one + 2) if i not in dips)
+        slow_sizes, last_one = self.curve.slow_sizes, len(measured) - 1
+        after = next(i for i in range(last_one, -2, -1) if i not in slow_sizes)
+        before = next(i for i in range(last_one + 2) if i not in slow_sizes)
         if 0 <= after < last_one:
-            zones, few = [*zones, (measured[after], measured[after + 1])], [*few, True]
+            spans, few = [*spans, (measured[after], measured[after + 1])], [*few, True]
         if 0 < before <= last_one:
-            zones, few = [(measured[before - 1], measured[before]), *zones], [True, *few]
-        if not zones:
+            spans, few = [(measured[before - 1], measured[before]), *spans], [True, *few]
+        if not spans:
             return []
-        lows, highs = [low for low, _ in zones], [high for _, high in zones]
+        lows, highs = [low for low, _ in spans], [high for _, high in spans]
         # Beyond what was measured, where a change is at its very end.
         first, last = measured[0], measured[-1]
         if few[0]:
@@ -350,7 +359,7 @@ class Transitions:
     """What ``transitions`` found: the curves of some launches."""
 
     runs: list[Run]
-    curves: list[Regimes]
+    curves: list[CurveRanges]
     notes: list[str] = field(default_factory=list)
 
 
@@ -359,19 +368,19 @@ def transitions(
     *,
     over_ranks: str = "max",
 ) -> Transitions:
-    """The regimes of every curve of a folder, files or Runs: cases that differ in nothing but the
+    """The ranges of every curve of a folder, files or Runs: cases that differ in nothing but the
     size; of launches the median counts (see Point). ``show`` prints it.
 
     Raises UsageError where no case has a time and a size, UnreadableError for a file.
     """
     files = side("files", sources)
-    apart = kept_apart((part.ranks, known_of(part)) for part in files.parts)
-    curves = _curves(files, over_ranks, apart)
+    separate = kept_separate((part.ranks, known_of(part)) for part in files.parts)
+    curves = _curves(files, over_ranks, separate)
     _add_forced(files, over_ranks, curves)
-    return Transitions(files.runs, curves, _notes(files, apart))
+    return Transitions(files.runs, curves, _notes(files, separate))
 
 
-def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None:
+def _add_forced(files: Side, over_ranks: str, curves: Sequence[CurveRanges]) -> None:
     """Where the best forced cell changes, on the curves of AUTO; nothing where none was forced."""
     try:
         tables = algorithms(files.runs, over_ranks=over_ranks).tables
@@ -379,7 +388,7 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None
         return
     for table in tables:
         changes = [
-            Handover(one.high_nbytes, other.low_nbytes, one.winner.name, other.winner.name)
+            Handover(one.high_bytes, other.low_bytes, one.winner.name, other.winner.name)
             for one, other in itertools.pairwise(table.ranges)
         ]
         for curve in curves:
@@ -389,42 +398,42 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[Regimes]) -> None
                 curve.forced = changes
 
 
-def _notes(files: Side, apart: Sequence[str]) -> list[str]:
+def _notes(files: Side, separate: Sequence[str]) -> list[str]:
     """What the pooled launches differ in: a step may be theirs."""
     alike: dict[int, list[dict[str, str]]] = {}  # each number of ranks is a curve of its own
     for part in files.parts:
         alike.setdefault(part.ranks, []).append(known_of(part))
-    texts = dict.fromkeys(hidden_note(hidden_among(facts, apart)) for facts in alike.values())
+    texts = dict.fromkeys(hidden_note(hidden_among(facts, separate)) for facts in alike.values())
     return list(filter(None, (*texts, files.rehearsal_note)))
 
 
-def _curves(side: Side, over_ranks: str, apart: Sequence[str]) -> list[Regimes]:
+def _curves(side: Side, over_ranks: str, separate: Sequence[str]) -> list[CurveRanges]:
     groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
     for item in side.measured("time", Reading(over_ranks)):
         row = item.row
         # Of figures that are not possible the shape is still of interest: it may be a copy's.
-        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.nbytes
+        timed = row.status in ("ok", IMPLAUSIBLE) and item.figure and row.size_bytes
         if not timed or row.verified == "wrong":
             continue
         common = {name: value_of(item, name) for name in NAMES}
-        common |= {name: value_of_fact(item.facts, name) for name in apart}
+        common |= {name: value_of_fact(item.facts, name) for name in separate}
         common |= {"cell": side.runs[item.launch].labels.get("cell")}
         groups.setdefault(repr(common), (common, []))[1].append(item)
     if not groups:
         raise UsageError("cases", "none with a time and a size", "at least one")
-    return [_regimes(common, items) for common, items in groups.values()]
+    return [_ranges(common, items) for common, items in groups.values()]
 
 
-def _regimes(common: dict[str, Any], items: Sequence[Measured]) -> Regimes:
+def _ranges(common: dict[str, Any], items: Sequence[Measured]) -> CurveRanges:
     known = _known(items)
     points = _points(items, known)
     measured = len(points)
     points = points[:: -(-measured // MOST_POINTS)]
-    curve = find_regimes(
-        [p.nbytes for p in points], [p.time_ns for p in points], [p.error for p in points]
+    curve = find_ranges(
+        [p.size_bytes for p in points], [p.time_ns for p in points], [p.error for p in points]
     )
     doubts = dict.fromkeys(m.row.reason for m in items if m.row.status == IMPLAUSIBLE)
-    found = Regimes(common, points, curve, handovers=_handovers(points), known=known)
+    found = CurveRanges(common, points, curve, handovers=_handovers(points), known=known)
     found.sizes, found.doubt = measured, "; ".join(doubts)
     found.share = counted_share(common["collective"], common.get("ranks") or 0)
     found.transitions = [
@@ -448,7 +457,7 @@ def _known(items: Sequence[Measured]) -> Known | None:
 def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
     by_size: dict[int, list[Measured]] = {}
     for item in items:
-        by_size.setdefault(item.row.nbytes, []).append(item)
+        by_size.setdefault(item.row.size_bytes, []).append(item)
     return sorted(by_size.items())
 
 
@@ -462,19 +471,19 @@ def _by_launch(items: Sequence[Measured]) -> dict[int, float]:
 
 def _points(items: Sequence[Measured], known: Known | None) -> list[SizePoint]:
     points = []
-    for index, (nbytes, own) in enumerate(_by_size(items)):
+    for index, (size_bytes, own) in enumerate(_by_size(items)):
         names = list(dict.fromkeys(m.row.algorithm for m in own if m.row.algorithm))
         figures = _by_launch(own)
         every = sorted(figures.values())
         # An even number has two in its middle. No logarithm of one: a figure stays what it is.
         time = geometric(every[(len(every) - 1) // 2 : len(every) // 2 + 1]) or 0.0
         error = known.errors[index] if known else 0.0
-        points.append(SizePoint(nbytes, time, len(figures), ", ".join(names) or None, error))
+        points.append(SizePoint(size_bytes, time, len(figures), ", ".join(names) or None, error))
     return points
 
 
 def _handovers(points: Sequence[SizePoint]) -> list[Handover]:
-    named = [(p.nbytes, p.algorithm) for p in points if p.algorithm]
+    named = [(p.size_bytes, p.algorithm) for p in points if p.algorithm]
     return [
         Handover(low, high, before, after)
         for (low, before), (high, after) in itertools.pairwise(named)
@@ -488,17 +497,17 @@ def _transition(
     boundary: Boundary,
     handovers: Sequence[Handover],
 ) -> Transition:
-    low, high = points[boundary.low].nbytes, points[boundary.high].nbytes
+    low, high = points[boundary.low].size_bytes, points[boundary.high].size_bytes
     jump = boundary.jump
     if jump is None:
         kind = "unclear"
     else:
         kind = "cliff" if jump >= CLIFF else "drop" if jump <= 1 / CLIFF else "kink"
-    inside = [h for h in handovers if h.low_nbytes < high and h.high_nbytes > low]
+    inside = [h for h in handovers if h.low_bytes < high and h.high_bytes > low]
     named = any(point.algorithm for point in points)
     agreement = "the log agrees" if inside else "the log names no change here" if named else ""
-    before = None if boundary.before is None else curve.regimes[boundary.before]
-    after = None if boundary.after is None else curve.regimes[boundary.after]
+    before = None if boundary.before is None else curve.ranges[boundary.before]
+    after = None if boundary.after is None else curve.ranges[boundary.after]
     handover = inside[0] if inside else None
     return Transition(low, high, before, after, jump, kind, handover, agreement)
 

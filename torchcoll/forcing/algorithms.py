@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.comparison.compare import THRESHOLD
-from torchcoll.comparison.differences import hidden_note, kept_apart, varying_text
+from torchcoll.comparison.differences import hidden_note, kept_separate, varying_text
 from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import NO_STARTS, ONE_AFTER_THE_OTHER, launches_of, outlier_text
 from torchcoll.comparison.sides import (
@@ -91,16 +91,16 @@ def algorithms(
             "torchcoll matrix --preset nccl-algorithms makes them.",
         )  # fmt: skip
     inside = {name for own in forcing for name in own}
-    apart = _apart(launches, inside)
-    every, left_out = _tables(files, items, forcing, apart)
+    separate = _separate(launches, inside)
+    every, left_out = _tables(files, items, forcing, separate)
     tables = [table for table in every if table.cells]
     tests = judge(tables, threshold)
     if not any(size.best for table in tables for size in table.sizes):
         raise UsageError("cells", "no forced one with a right result", "at least one")
     matrices, missing = _manifests(sources)
     within = [*inside, *(f"label={name}" for name in inside)]
-    notes = _notes(files, every, launches, [*apart, *within])
-    notes += _untold(files, launches, left_out)
+    notes = _notes(files, every, launches, [*separate, *within])
+    notes += _unstated(files, launches, left_out)
     notes += [outlier_text(_file(files.runs[one.launch[1]]), one) for one in tests.left_out]
     if tests.comparisons and not (tests.in_order and tests.interleaved):
         notes.append(ONE_AFTER_THE_OTHER if tests.in_order else NO_STARTS)
@@ -112,14 +112,14 @@ def algorithms(
     )
 
 
-def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
+def _separate(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) -> list[str]:
     """What was varied on purpose, and is no cell. A file that tells no variable says nothing of
     another value: AUTO of such a file stands beside the cells.
     """
-    telling = kept_apart([one for one in launches if tells_variables(one[1])])
+    telling = kept_separate([one for one in launches if tells_variables(one[1])])
     return [
         name
-        for name in kept_apart(launches)
+        for name in kept_separate(launches)
         if name.removeprefix("label=") not in inside
         and (name.startswith("label=") or name in telling)
     ]
@@ -129,7 +129,10 @@ def _apart(launches: Sequence[tuple[int, Mapping[str, str]]], inside: set[str]) 
 
 
 def _tables(
-    files: Side, items: Sequence[Measured], forcing: Sequence[dict[str, str]], apart: Sequence[str]
+    files: Side,
+    items: Sequence[Measured],
+    forcing: Sequence[dict[str, str]],
+    separate: Sequence[str],
 ) -> tuple[list[Table], set[str]]:
     """And the names of the files that are in none, as ``_known_auto`` says."""
     usual = {name: next((v for m in items if (v := value_of(m, name))), None) for name in _USUAL}
@@ -137,7 +140,7 @@ def _tables(
     for item, settings in zip(items, forcing, strict=True):
         kind = {name: value_of(item, name) for name in NAMES}
         kind |= {name: kind[name] or value for name, value in usual.items()}
-        kind |= {name: value_of_fact(item.facts, name) for name in apart}
+        kind |= {name: value_of_fact(item.facts, name) for name in separate}
         groups.setdefault(repr(kind), (kind, []))[1].append((item, settings))
     known = [_known_auto(own) for _, own in groups.values()]
     tables = [
@@ -153,9 +156,9 @@ def _known_auto(
     """Without the launches of which nothing tells whether they forced anything, where others are
     known to be AUTO: one of them that was forced would change its time.
     """
-    untold = {m.launch for m, settings in items if not settings and _tells_nothing(m.facts)}
-    known = any(not settings and m.launch not in untold for m, settings in items)
-    return [one for one in items if not known or one[0].launch not in untold]
+    unstated = {m.launch for m, settings in items if not settings and _tells_nothing(m.facts)}
+    known = any(not settings and m.launch not in unstated for m, settings in items)
+    return [one for one in items if not known or one[0].launch not in unstated]
 
 
 def _table(
@@ -169,12 +172,12 @@ def _table(
     unchecked = []
     uneven = []
     for cell, own in _named(files, list(by_cell.values())):
-        for nbytes in sorted({_size(m) for m, _ in own}):
-            here = [m for m, _ in own if _size(m) == nbytes]
+        for size_bytes in sorted({_size(m) for m, _ in own}):
+            here = [m for m, _ in own if _size(m) == size_bytes]
             found = _cell_at(cell, here)
-            at.setdefault(nbytes, []).append(found)
+            at.setdefault(size_bytes, []).append(found)
             if found.state == "wrong" and not cell.auto:
-                wrong.setdefault(cell.name, []).append(nbytes)
+                wrong.setdefault(cell.name, []).append(size_bytes)
         if not cell.auto and all(m.row.verified == "unchecked" for m, _ in own):
             unchecked.append(cell.name)
         if len({m.launch for m, _ in own}) * len({_size(m) for m, _ in own}) > len(
@@ -183,11 +186,11 @@ def _table(
             uneven.append(cell.name)
     sizes = [
         SizeFound(
-            nbytes,
+            size_bytes,
             next((one for one in cells if one.cell.auto), None),
             [one for one in cells if not one.cell.auto],
         )
-        for nbytes, cells in sorted(at.items())
+        for size_bytes, cells in sorted(at.items())
     ]
     parts = [files.runs[m.launch] for m, _ in items]
     hosts = max(len({x["host"] for x in run.members if x.get("host")}) for run in parts)
@@ -196,7 +199,7 @@ def _table(
 
 
 def _size(item: Measured) -> int:
-    return item.row.nbytes_requested or item.row.nbytes
+    return item.row.size_bytes_requested or item.row.size_bytes
 
 
 _Cells = list[list[tuple[Measured, dict[str, str]]]]
@@ -269,7 +272,7 @@ def _file(run: Run) -> str:
     return run.path.name if run.path else str(run.source.get("file") or "a run")
 
 
-def _untold(
+def _unstated(
     files: Side, launches: Sequence[tuple[int, Mapping[str, str]]], left_out: set[str]
 ) -> list[str]:
     """Files that may be AUTO, as nothing is known of their variables."""

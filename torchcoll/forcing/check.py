@@ -45,7 +45,7 @@ class Ran:
     """
 
     collective: str
-    nbytes: int
+    size_bytes: int
     asked: str
     others: tuple[str, ...]
 
@@ -65,7 +65,7 @@ def what_ran(
             others = others_than(algorithm, protocol, logged)
             asked = Choice(algorithm or "any", protocol or "").label
             labels = tuple(dict.fromkeys(choice.label for choice in others))
-            found.append(Ran(result.case.collective, result.nbytes, asked, labels))
+            found.append(Ran(result.case.collective, result.size_bytes, asked, labels))
     return found
 
 
@@ -74,11 +74,11 @@ def _asked(
 ) -> tuple[str | None, str | None]:
     collective = result.case.collective
     for rule in rules:
-        if rule.matches(FUNCTIONS.get(collective, ""), result.nbytes, result.ranks):
+        if rule.matches(FUNCTIONS.get(collective, ""), result.size_bytes, result.ranks):
             return rule.algorithm, rule.protocol
     algorithm, protocol = requested(values, collective)
     for name in variables_of(collective):
-        algorithm = algorithm or algorithm_at(values.get(name, ""), result.nbytes)
+        algorithm = algorithm or algorithm_at(values.get(name, ""), result.size_bytes)
     return algorithm, protocol
 
 
@@ -164,8 +164,8 @@ def recheck(
         environ = plan.environment(each, os.environ)
         check_program(command.filled(each.axes), environ.get("PATH"))
     labels = {n for one in plan.cells for n in (*one.axes, *unverified(one, recorded))}
-    apart = [name for name in differ if name not in OF_RANKS]  # ranks keep cases apart anyway
-    return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in apart))
+    separate = [name for name in differ if name not in OF_RANKS]  # ranks keep cases apart anyway
+    return Recheck(plan, tuple(f"label={name}" if name in labels else name for name in separate))
 
 
 def _value(cell: Cell, name: str) -> str | None:

@@ -41,7 +41,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
-    from torchcoll.report.formats import FORMATS, tell_beside
+    from torchcoll.report.formats import FORMATS, print_notes
 
     names = ("export_env", "export_oneccl", "export_tuner")
     chosen = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
@@ -61,7 +61,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     )
     if not chosen:
         show_algorithms([found], options.format)
-        tell_beside(found, options.format)
+        print_notes(found, options.format)
         return ExitCode.OK
     exported = (_export_tuner if options.export_tuner else _export_variables)(found, options)
     if not options.check:

@@ -341,7 +341,7 @@ class CellAt:
 class SizeFound:
     """One size. best: of the forced cells that were right. tied: names of those that may be it."""
 
-    nbytes: int
+    size_bytes: int
     auto: CellAt | None
     cells: list[CellAt]
     best: CellAt | None = None
@@ -349,7 +349,7 @@ class SizeFound:
     regret: float | None = None
     low: float | None = None
     high: float | None = None
-    verdict: str = ""
+    result: str = ""
     reason: str = ""
     needed: int | None = None  # launches a cell that would settle what is unclear
 
@@ -364,8 +364,8 @@ class SizeFound:
 class WinnerRange:
     """Measured sizes next to each other with one winner; others: cells that tie in all of it."""
 
-    low_nbytes: int
-    high_nbytes: int
+    low_bytes: int
+    high_bytes: int
     winner: Forced
     others: tuple[str, ...] = ()
 
@@ -389,7 +389,7 @@ class Table:
 
     def statement(self, threshold: float) -> str:
         """What is shown of AUTO in this table, in a sentence; '' without AUTO."""
-        judged = [size for size in self.sizes if size.verdict]
+        judged = [size for size in self.sizes if size.result]
         if not judged:
             return ""
         right = len(self.cells) - len(self.wrong)
@@ -397,28 +397,28 @@ class Table:
         # By Holm's p, as "beaten" is: a bound at each size apart would name one in many by chance.
         faster = [size for size in judged if size.auto_ahead]
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
-        if all(size.verdict == "near-optimal" for size in self.sizes):
+        if all(size.result == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
             extent = f"at most {percent(round(max(most - 1, 0.0), 4))} slower than {among}"
             return "; ".join(
                 [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
             )
         words = []
-        beaten = [size for size in judged if size.verdict == "beaten"]
+        beaten = [size for size in judged if size.result == "beaten"]
         if beaten:
             most = max(size.regret or 0.0 for size in beaten)
             words.append(f"AUTO is beaten at {self._spans(beaten)} (regret up to {most:.2f})")
-        unclear = [size for size in judged if size.verdict == "unclear"]
+        unclear = [size for size in judged if size.result == "unclear"]
         if unclear:
             needed = [size.needed for size in unclear]
             known = [number for number in needed if number]
             settled = f" ({max(known)} launches a cell would settle it)" if len(
                 known) == len(needed) else ""  # fmt: skip
             words.append(f"unclear at {self._spans(unclear)}{settled}")
-        near = [size for size in judged if size.verdict == "near-optimal"]
+        near = [size for size in judged if size.result == "near-optimal"]
         if near:
             words.append(f"near-optimal (within {percent(threshold)}) at {self._spans(near)}")
-        if rest := [size for size in self.sizes if not size.verdict]:
+        if rest := [size for size in self.sizes if not size.result]:
             words.append(f"not judged at {self._spans(rest)}")
         text = "; ".join([*words, *ahead])
         return text if beaten else f"AUTO: {text}"
@@ -432,11 +432,11 @@ class Table:
                 spans[-1][1] = place
             else:
                 spans.append([place, place])
-        ends = [[format_size(self.sizes[i].nbytes) for i in span] for span in spans]
+        ends = [[format_size(self.sizes[i].size_bytes) for i in span] for span in spans]
         return ", ".join(a if a == b else f"{a} to {b}" for a, b in ends)
 
 
-# -- verdicts --------------------------------------------------------------------------------
+# -- results --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -477,7 +477,7 @@ def judge(tables: Sequence[Table], threshold: float) -> Tests:
     for table in tables:
         for size in table.sizes:
             if size.regret is not None:
-                _verdict(size, _right(table, size), len(tested), threshold)
+                _result(size, _right(table, size), len(tested), threshold)
         table.ranges = _ranges(table)
     return Tests(len(tested), left_out, order.known, interleaved)
 
@@ -536,17 +536,17 @@ def _winners(size: SizeFound, right: Sequence[CellAt], order: _Order, threshold:
     size.high = None if high is None else max(high, size.regret)
 
 
-def _verdict(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
+def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: float) -> None:
     limit = 1 + threshold
     beating = [c for c in cells if c.shown and c.ratio and c.ratio.ratio > limit]
     if beating:
         first = min(beating, key=lambda c: c.p_value or 0.0)
-        size.verdict, size.reason = "beaten", f"by {first.cell.name}, {p_text(first.p_value or 0)}"
+        size.result, size.reason = "beaten", f"by {first.cell.name}, {p_text(first.p_value or 0)}"
         return
     if size.high is not None and size.high < limit:
-        size.verdict, size.reason = "near-optimal", f"95 % below {percent(threshold)}"
+        size.result, size.reason = "near-optimal", f"95 % below {percent(threshold)}"
         return
-    size.verdict = "unclear"
+    size.result = "unclear"
     launches = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
     if launches < 2:
         size.reason = "1 launch a cell"
@@ -589,6 +589,6 @@ def _ranges(table: Table) -> list[WinnerRange]:
 
         winner = min(names, key=rank)
         others = tuple(name for name in names if name != winner)
-        sizes = inside[0].nbytes, inside[-1].nbytes
+        sizes = inside[0].size_bytes, inside[-1].size_bytes
         found.append(WinnerRange(*sizes, cells[winner], others))
     return found

@@ -159,15 +159,17 @@ def tuner_rules(found: Algorithms, channels: int | None = None) -> list[TunerRul
         name = table.common["collective"]
         if name not in FUNCTIONS:
             raise UsageError("export-tuner", name, f"one of {', '.join(FUNCTIONS)}")
-        settings = [(at, _setting(table, at, nbytes, channels)) for nbytes, at in _winning(table)]
-        sizes = [nbytes for nbytes, _ in _winning(table)]
+        settings = [
+            (at, _setting(table, at, size_bytes, channels)) for size_bytes, at in _winning(table)
+        ]
+        sizes = [size_bytes for size_bytes, _ in _winning(table)]
         spans: list[tuple[int, int]] = []
         chosen: list[tuple[str, str, int]] = []
-        for nbytes, (_, setting) in zip(sizes, settings, strict=True):
+        for size_bytes, (_, setting) in zip(sizes, settings, strict=True):
             if chosen and chosen[-1] == setting:
-                spans[-1] = (spans[-1][0], nbytes)
+                spans[-1] = (spans[-1][0], size_bytes)
             else:
-                spans.append((nbytes, nbytes))
+                spans.append((size_bytes, size_bytes))
                 chosen.append(setting)
         where = (table.hosts or None, table.common.get("ranks"))
         rules += [
@@ -186,19 +188,21 @@ def _winning(table: Table) -> Iterator[tuple[int, CellAt]]:
     """(size, the winner of its range there)"""
     for one in table.ranges:
         for size in table.sizes:
-            if one.low_nbytes <= size.nbytes <= one.high_nbytes:
+            if one.low_bytes <= size.size_bytes <= one.high_bytes:
                 for at in size.cells:
                     if at.cell == one.winner and at.values:
-                        yield size.nbytes, at
+                        yield size.size_bytes, at
 
 
-def _setting(table: Table, at: CellAt, nbytes: int, channels: int | None) -> tuple[str, str, int]:
+def _setting(
+    table: Table, at: CellAt, size_bytes: int, channels: int | None
+) -> tuple[str, str, int]:
     """(algorithm, protocol, channels): what ran, by the log; without one what was asked."""
     logged = [choice for choice in at.choices if choice.source == "log"]
     labels = {(choice.algorithm, choice.protocol) for choice in logged}
     asked = requested(at.cell.settings, table.common["collective"])
     algorithm, protocol = labels.pop() if len(labels) == 1 else asked
-    where = f"export-tuner: {at.cell.name} at {format_size(nbytes)}"
+    where = f"export-tuner: {at.cell.name} at {format_size(size_bytes)}"
     if algorithm is None or not protocol:
         part = "algorithm" if algorithm is None else "protocol"
         raise UsageError(
@@ -269,13 +273,13 @@ def _of_oneccl(table: Table) -> bool:
 
 
 def _limits(ranges: Sequence[WinnerRange]) -> list[tuple[int, int | None]]:
-    return limits([(one.low_nbytes, one.high_nbytes) for one in ranges])
+    return limits([(one.low_bytes, one.high_bytes) for one in ranges])
 
 
 def _ranges_text(ranges: Sequence[WinnerRange]) -> str:
     return ", ".join(
-        f"{one.winner.name} at {format_size(one.low_nbytes)}"
-        + (f" to {format_size(one.high_nbytes)}" if one.high_nbytes > one.low_nbytes else "")
+        f"{one.winner.name} at {format_size(one.low_bytes)}"
+        + (f" to {format_size(one.high_bytes)}" if one.high_bytes > one.low_bytes else "")
         for one in ranges
     )
 

@@ -61,14 +61,14 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
             heads.append(Head("AUTO chose", left=True, drop=1))
     rows, styles = [], []
     for size in table.sizes:
-        row = [format_size(size.nbytes), _best_text(size), format_time(_time_of(size.best))]
+        row = [format_size(size.size_bytes), _best_text(size), format_time(_time_of(size.best))]
         if auto:
             row += [format_time(_time_of(size.auto)), format_ratio(size.regret)]
-            row += [_interval(size.low, size.high), _verdict_text(size)]
+            row += [_interval(size.low, size.high), _result_text(size)]
             if chose:
                 row.append(_choices_text(size.auto.choices) if size.auto else "-")
         rows.append(row)
-        styles.append(_STYLES.get(size.verdict, ""))
+        styles.append(_STYLES.get(size.result, ""))
     counts = {len(at.values) for size in table.sizes for at in size.cells if at.values}
     launches = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
     cells = len(table.cells)
@@ -79,7 +79,7 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
 def _conclusions(table: Table, threshold: float) -> list[str]:
     lines = []
     for one in table.ranges:
-        low, high = format_size(one.low_nbytes), format_size(one.high_nbytes)
+        low, high = format_size(one.low_bytes), format_size(one.high_bytes)
         others = f" (or {', '.join(map(one_line, one.others))})" if one.others else ""
         span = low if low == high else f"{low} to {high}"
         lines.append(f"{span}: {one_line(one.winner.name)}{others}")
@@ -103,10 +103,10 @@ def _best_text(size: SizeFound) -> str:
     return f"{one_line(name)} (or {', '.join(words)})"
 
 
-def _verdict_text(size: SizeFound) -> str:
-    if not size.verdict:
+def _result_text(size: SizeFound) -> str:
+    if not size.result:
         return f"AUTO {size.auto.state}" if size.auto else "no AUTO"
-    return f"{size.verdict} ({one_line(size.reason)})"
+    return f"{size.result} ({one_line(size.reason)})"
 
 
 def _interval(low: float | None, high: float | None) -> str:
@@ -137,7 +137,7 @@ def _cells_grid(table: Table) -> Grid:
         at = {one.cell.name: one for one in size.cells}
         base = size.auto if auto else size.best
         rows.append(
-            [format_size(size.nbytes)]
+            [format_size(size.size_bytes)]
             + [_multiple(at.get(name), base, auto, name in table.wrong) for name in cells]
         )
     what = "AUTO's time" if auto else "the best one's time"
@@ -179,7 +179,7 @@ def _other_lines(table: Table) -> list[str]:
     for size in table.sizes:
         for at in size.cells:
             for one in at.disobeyed:
-                ran.setdefault((at.cell.name, one.label), []).append(size.nbytes)
+                ran.setdefault((at.cell.name, one.label), []).append(size.size_bytes)
     return [
         f"{one_line(name)} ran {one_line(label)}, not what was asked, at {sizes_text(sizes)}"
         for (name, label), sizes in ran.items()
@@ -221,7 +221,7 @@ def algorithms_object(found: Algorithms) -> dict[str, Any]:
                 **picked(table, "wrong unchecked"),
                 "cells": {cell.name: dict(cell.settings) for cell in table.cells},
                 "ranges": [
-                    picked(one, "low_nbytes high_nbytes winner=winner.name others")
+                    picked(one, "low_bytes high_bytes winner=winner.name others")
                     for one in table.ranges
                 ],
                 "rows": [
@@ -246,9 +246,9 @@ def _records(found: Algorithms) -> list[dict[str, Any]]:
 def _found_record(size: SizeFound) -> dict[str, Any]:
     names = "best_ns=best.time_ns auto_ns=auto.time_ns regret regret_low=low regret_high=high"
     return {
-        **picked(size, "nbytes best=best.cell.name"),
+        **picked(size, "size_bytes best=best.cell.name"),
         "ties": ", ".join(size.tied) or None,
-        **picked(size, f"{names} verdict? reason? launches_needed=needed"),
+        **picked(size, f"{names} result? reason? launches_needed=needed"),
         "auto_chose": (
             _choices_text(size.auto.choices) if size.auto and size.auto.choices else None
         ),
@@ -279,7 +279,7 @@ def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:
     for one in ran:
         if one.others:
             key = one.collective, ", ".join(one.others), one.asked
-            other.setdefault(key, {})[one.nbytes] = None
+            other.setdefault(key, {})[one.size_bytes] = None
     right = sum(not one.others for one in ran)
     of = f"{len(ran)} cases" + (f" that the log tells of, of {cases}" if len(ran) < cases else "")
     lines = [f"the library's log: as exported in {right} of {of}"]

@@ -27,7 +27,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, Layout, find_collective
 from torchcoll.core.dtypes import DTYPES, find_dtype
 from torchcoll.core.errors import UnreadableError, UsageError, choice
-from torchcoll.core.result import CaseResult, Given, Run, Verification
+from torchcoll.core.result import CaseResult, Reported, Run, Verification
 from torchcoll.core.traffic import TrafficCall
 from torchcoll.core.units import format_ranges
 
@@ -98,11 +98,11 @@ class Imported:
         if text not in self.warnings and len(self.warnings) < MOST_TOLD:
             self.warnings.append(text)
 
-    def choose(self, option: str, asked: Value | None, told: Value | None) -> Value | None:
+    def choose(self, option: str, asked: Value | None, stated: Value | None) -> Value | None:
         """What the user gave, else what the file tells; said where they contradict each other."""
-        if asked and told and asked != told:
-            self.warn(f"--{option} {asked}, but the file tells {told}")
-        return asked or told
+        if asked and stated and asked != stated:
+            self.warn(f"--{option} {asked}, but the file tells {stated}")
+        return asked or stated
 
     def refusals(self) -> list[tuple[str, str]]:
         """(lines in short, reason), each reason once."""
@@ -146,7 +146,7 @@ def whole(text: object) -> int | None:
     return value if 0 <= value < 1 << 62 else None
 
 
-def ranks_told(text: object) -> int | None:
+def ranks_stated(text: object) -> int | None:
     """A number of ranks as a file may hold it, else None."""
     value = whole(text)
     return value if value and value <= MOST_RANKS else None
@@ -209,15 +209,15 @@ def basis(collective: str) -> str:
 
 def make_result(
     collective: str,
-    nbytes: int,
-    given: Given,
+    size_bytes: int,
+    reported: Reported,
     *,
     ranks: int = 0,
     dtype: str | None = None,
     op: str | None = None,
     root: int | None = None,
     in_place: bool | None = None,
-    cadence: str = "unknown",
+    mode: str = "unknown",
     backend: str = "unknown",
     device: str = "unknown",
     count: int | None = None,
@@ -227,34 +227,34 @@ def make_result(
     coalesce: int = 1,
     buffer_reuse: str = "unknown",
 ) -> CaseResult:
-    """A case of a source. ``nbytes`` is S as nccl-tests defines it: importers convert to it.
+    """A case of a source. ``size_bytes`` is S as nccl-tests defines it: importers convert to it.
 
     ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
     """
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
-        nbytes,
+        size_bytes,
         dtype if entry.has_data else None,
         op if entry.has_op else None,
         root if entry.has_root else None,
         in_place,
-        cadence,
+        mode,
         backend,
         device,
         coalesce=coalesce,
         buffer_reuse=buffer_reuse,
     )
-    result = CaseResult(case, "ok", ranks, nbytes=nbytes, given=given, ordinal=None)
+    result = CaseResult(case, "ok", ranks, size_bytes=size_bytes, reported=reported, ordinal=None)
     size = itemsize(dtype)
     if count is not None:
         result.count = count
     elif size and (ranks or entry.parts(2) == 1):
-        result.count = nbytes // (size * entry.parts(ranks or 1))
+        result.count = size_bytes // (size * entry.parts(ranks or 1))
     if ranks and entry.has_data and not entry.has_splits:
         # In bytes, so that the type need not be known; the root holds the most.
-        layout = Layout(root or 0, ranks, nbytes // entry.parts(ranks), root or 0)
-        result.nbytes_in, result.nbytes_out = entry.elements(layout)
+        layout = Layout(root or 0, ranks, size_bytes // entry.parts(ranks), root or 0)
+        result.bytes_in, result.bytes_out = entry.elements(layout)
     result.warnings = list(warnings)
     if wrong is not None and checked:
         result.verification = Verification(checked=checked, wrong=wrong)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
@@ -22,7 +22,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_told,
+    ranks_stated,
     whole,
 )
 
@@ -59,8 +59,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
 
 def case_of(
     operation: str,
-    nbytes: int,
-    given: Given,
+    size_bytes: int,
+    reported: Reported,
     options: ImportOptions,
     ranks: int,
     remarks: Sequence[str] = (),
@@ -72,12 +72,12 @@ def case_of(
     if name in _PER_RANK:
         if not ranks:
             return f"the size of {name} is for one rank: give --ranks"
-        given = replace(given, nbytes=nbytes, size_basis="per rank")
-        nbytes *= ranks
+        reported = replace(reported, size_bytes=size_bytes, size_basis="per rank")
+        size_bytes *= ranks
     return make_result(
         name,
-        nbytes,
-        given,
+        size_bytes,
+        reported,
         ranks=ranks,
         dtype=options.dtype,
         backend=options.backend or "unknown",
@@ -95,7 +95,7 @@ class _DeepSpeedReader:
     def line(self, line: int, text: str) -> None:
         if match := _TITLE.search(text):
             self.title, self.logger = match[1], False
-            self.ranks = self.options.ranks or ranks_told(match[2]) or 0
+            self.ranks = self.options.ranks or ranks_stated(match[2]) or 0
         elif _LOGGER.search(text):
             self.logger, self.title = True, ""
             self.straggler = "straggler" in text
@@ -125,12 +125,12 @@ class _DeepSpeedReader:
         time = number(value)
         if not time or scale is None:
             return "no duration"
-        given = Given(time * scale, "mean", "rank0", "host")
+        reported = Reported(time * scale, "mean", "rank0", "host")
         count, each = whole(elements[1]), whole(elements[2])
-        nbytes = whole((count or 0) * (each or 0))
-        if not nbytes:
+        size_bytes = whole((count or 0) * (each or 0))
+        if not size_bytes:
             return f"the description {fields[1]} has no elements x bytes"
-        return case_of(self.title, nbytes, given, self.options, self.ranks)
+        return case_of(self.title, size_bytes, reported, self.options, self.ranks)
 
     def logged(self, line: int, text: str) -> None:
         match = _LOGGED.fullmatch(text)
@@ -147,10 +147,10 @@ class _DeepSpeedReader:
         remarks = []
         if match[2] != "B":
             remarks.append(f"the size was printed as {match[1]} {match[2]}: rounded")
-        given = Given(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
-        nbytes = whole(float(round(size * _UNITS[match[2]])))
-        if nbytes is None:
+        reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
+        size_bytes = whole(float(round(size * _UNITS[match[2]])))
+        if size_bytes is None:
             self.found.refuse(line, "no size or no latency")
             return
-        result = case_of(self.title, nbytes, given, self.options, self.ranks, remarks)
+        result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks)
         self.add(line, result, "comms logger")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.summary import median
 from torchcoll.importers.base import Imported, ImportOptions, Line, make_run, number, whole
 from torchcoll.importers.deepspeed import STRAGGLER, TRIMMED, case_of
@@ -49,12 +49,12 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     over_ranks = "rank0" if metadata.get("rank") == 0 else "unknown"
     results: list[CaseResult] = []
     for operation, size, record in _records(data if summary is None else summary):
-        given = _summed(record, over_ranks) if summary is not None else _raw(record)
-        nbytes, label = whole(size), str(operation).split(" | [Caller Func")[0]
-        if given is None or not nbytes:
+        reported = _summed(record, over_ranks) if summary is not None else _raw(record)
+        size_bytes, label = whole(size), str(operation).split(" | [Caller Func")[0]
+        if reported is None or not size_bytes:
             found.refuse(0, f"{label} {size}: no size or no latency")
             continue
-        result = case_of(label, nbytes, given, options, ranks)
+        result = case_of(label, size_bytes, reported, options, ranks)
         if isinstance(result, str):
             found.refuse(0, result)
         else:
@@ -77,14 +77,14 @@ def _records(operations: object) -> Iterator[tuple[str, str, object]]:
             yield operation, size, record
 
 
-def _summed(record: object, over_ranks: str) -> Given | None:
+def _summed(record: object, over_ranks: str) -> Reported | None:
     fields = _mapping(record)
     latency_ms = number(fields.get("avg_latency_ms"))
     calls = whole(fields.get("count"))
-    return Given(latency_ms * 1e6, TRIMMED, over_ranks, calls=calls) if latency_ms else None
+    return Reported(latency_ms * 1e6, TRIMMED, over_ranks, calls=calls) if latency_ms else None
 
 
-def _raw(record: object) -> Given | None:
+def _raw(record: object) -> Reported | None:
     """All latencies of one rank; which rank, the file does not tell."""
     listed = record[1] if isinstance(record, list) and len(record) > 1 else None
     times = [number(ms) for ms in listed] if isinstance(listed, list) else []
@@ -92,4 +92,4 @@ def _raw(record: object) -> Given | None:
     if not known or len(known) < len(times):
         return None
     low, high = min(known), max(known)
-    return Given(median(known), "median", calls=len(known), min_ns=low, max_ns=high)
+    return Reported(median(known), "median", calls=len(known), min_ns=low, max_ns=high)

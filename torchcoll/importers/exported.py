@@ -21,7 +21,7 @@ from torchcoll.importers.base import Imported, ImportOptions, Line, whole
 NAME = "torchcoll-text"
 _FIRST = re.compile(r"# .* in the text format of nccl-tests$")
 _REUSE = re.compile(r"# torchcoll: buffer reuse: (\w+)")
-_RAN = re.compile(r"# torchcoll: torch\.distributed \S+ on (\S+), cadence ([\w-]+)")
+_RAN = re.compile(r"# torchcoll: torch\.distributed \S+ on (\S+), mode ([\w-]+)")
 _OURS = re.compile(r"# torchcoll: time is the (median|period) over calls of (.*)")
 _SOURCE = re.compile(
     r"# torchcoll: time = (.+?) over calls, (?:over ranks: (\w+)|(\w+) over ranks)[,:]"
@@ -63,11 +63,11 @@ def _blocks(lines: Iterable[Line]) -> Iterator[list[Line]]:
 
 def _correct(run: Run, texts: Sequence[str], options: ImportOptions) -> None:
     """What the comments say, in place of what nccl-tests would have done."""
-    backend = cadence = buffer_reuse = statistic = over_ranks = "unknown"
+    backend = mode = buffer_reuse = statistic = over_ranks = "unknown"
     calls, only, unplaced = None, None, False
     for text in (text.rstrip() for text in texts):
         if match := _RAN.match(text):
-            backend, cadence = match[1].rstrip(","), match[2]
+            backend, mode = match[1].rstrip(","), match[2]
         elif match := _REUSE.match(text):
             buffer_reuse = match[1]
         elif match := _OURS.match(text):
@@ -84,7 +84,7 @@ def _correct(run: Run, texts: Sequence[str], options: ImportOptions) -> None:
     known = {"statistic": statistic, "over_ranks": over_ranks, "clock": "unknown", "calls": calls}
     kept = True if unplaced else only
     run.results = [
-        _corrected(result, known, backend, device, cadence, buffer_reuse, unplaced)
+        _corrected(result, known, backend, device, mode, buffer_reuse, unplaced)
         for result in run.results
         if kept is None or result.case.in_place is kept
     ]
@@ -106,23 +106,23 @@ def _corrected(
     known: dict[str, Any],
     backend: str,
     device: str,
-    cadence: str,
+    mode: str,
     buffer_reuse: str,
     unplaced: bool,
 ) -> CaseResult:
-    assert result.given
+    assert result.reported
     case = result.case
     result.case = replace(
         case,
         backend=backend,
         device=device,
-        cadence=cadence,
+        mode=mode,
         dtype=case.dtype if case.dtype in DTYPES else None,
         in_place=None if unplaced else case.in_place,
         buffer_reuse=buffer_reuse,
     )
     # A bandwidth that is not known is printed as 0 there.
-    given = result.given
-    known = known | {n: getattr(given, n) or None for n in ("algbw_gbps", "busbw_gbps")}
-    result.given = replace(given, **known)
+    reported = result.reported
+    known = known | {n: getattr(reported, n) or None for n in ("algbw_gbps", "busbw_gbps")}
+    result.reported = replace(reported, **known)
     return result

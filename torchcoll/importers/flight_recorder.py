@@ -122,19 +122,21 @@ def _call(
         return None
     group, _ = _group_of(entry)
     dtype = next(map(dtype_of, [*entry["input_dtypes"], *entry["output_dtypes"]]), None)
-    nbytes_in, nbytes_out = (_nbytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output"))
+    bytes_in, bytes_out = (
+        _size_bytes(entry[f"{side}_sizes"], dtype) for side in ("input", "output")
+    )
     if collective == "barrier":
-        nbytes_in, nbytes_out, dtype = 0, 0, None
+        bytes_in, bytes_out, dtype = 0, 0, None
     elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
-        nbytes_in, nbytes_out = (nbytes_in, 0) if collective == "send" else (0, nbytes_out)
+        bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
     peer = _peer(name, collective, groups[group].ranks)
     number_ = whole(entry.get("collective_seq_id"))
     counted = numbers.next(collective, group, peer)
     duration = number(entry.get("duration_ms"))
     return TrafficCall(
         collective,
-        nbytes_in,
-        nbytes_out,
+        bytes_in,
+        bytes_out,
         dtype,
         peer=peer,
         group=group,
@@ -149,7 +151,7 @@ def _call(
 _NO_CALLS = ("coalesced", "split", "new_window", "init")
 
 
-def _nbytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
+def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
     counts = [product(one) for one in sizes]
     elements = sum(count for count in counts if count is not None)
     each = itemsize(dtype)

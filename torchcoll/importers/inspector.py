@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RECORDS
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.base import (
     Imported,
@@ -89,8 +89,8 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     if lost:
         found.warn(LOST.format(n=lost))
     by_ranks: dict[int, list[CaseResult]] = {}
-    for (_, name, nbytes, ranks), calls in cases.items():
-        by_ranks.setdefault(ranks, []).append(_result(name, nbytes, ranks, calls, options))
+    for (_, name, size_bytes, ranks), calls in cases.items():
+        by_ranks.setdefault(ranks, []).append(_result(name, size_bytes, ranks, calls, options))
         here = {rank for call in calls.times.values() for rank in call}
         if len(here) < ranks:
             found.warn(FEW.format(ranks=format_ranges(sorted(here)), all=ranks))
@@ -144,14 +144,14 @@ def _take(
     name = collective_named(str(flat["coll"])) or options.collective  # every record names its own
     ranks = options.ranks or whole(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
-    nbytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))
+    size_bytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))
     if name is None:
         return f"{flat['coll']} is no collective that torchcoll has"
-    if not ranks or rank is None or number_ is None or nbytes is None or not time:
+    if not ranks or rank is None or number_ is None or size_bytes is None or not time:
         return "no ranks, rank, sequence number, size or time"
-    if not nbytes:
+    if not size_bytes:
         return "0 bytes: nothing was sent"
-    total = nbytes * ranks if name in _PER_RANK else nbytes
+    total = size_bytes * ranks if name in _PER_RANK else size_bytes
     case = (str(flat.get("id")), name, total, ranks)
     calls = cases.setdefault(case, _Calls())
     calls.times.setdefault(number_, {})[rank] = round(time * 1000)
@@ -163,7 +163,7 @@ def _take(
 
 
 def _result(
-    name: str, nbytes: int, ranks: int, calls: _Calls, options: ImportOptions
+    name: str, size_bytes: int, ranks: int, calls: _Calls, options: ImportOptions
 ) -> CaseResult:
     times = calls.times
     whole_calls = [call for _, call in sorted(times.items()) if set(call) == set(range(ranks))]
@@ -171,9 +171,9 @@ def _result(
     every = [ns for call in times.values() for ns in call.values()]
     here = {rank for call in times.values() for rank in call}
     over_ranks = "mean" if len(here) == ranks else "rank0" if here == {0} else "unknown"
-    given = Given(sum(every) / len(every), "mean", over_ranks, clock, len(times))
+    reported = Reported(sum(every) / len(every), "mean", over_ranks, clock, len(times))
     if name in _PER_RANK:
-        given = replace(given, nbytes=nbytes // ranks, size_basis="per rank")
+        reported = replace(reported, size_bytes=size_bytes // ranks, size_basis="per rank")
     remarks = []
     if not whole_calls:
         remarks.append("no call has the records of all ranks: their mean")
@@ -188,8 +188,8 @@ def _result(
         remarks.append("the clock is not told: read as the host's")
     result = make_result(
         name,
-        nbytes,
-        given,
+        size_bytes,
+        reported,
         ranks=ranks,
         dtype=options.dtype,
         backend=options.backend or "nccl",

@@ -373,18 +373,18 @@ class Calls:
             sides[0] = 0 if collective == "scatter" else sides[0]
         each = itemsize(dtype)
         known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
-        nbytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
+        size_bytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
         if not known:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not told"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
         if any(splits):
             collective = uneven(collective)
         sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
-        shares = tuple(max(nbytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
+        shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
         return TrafficCall(
             collective,
-            nbytes[0],
-            nbytes[1],
+            size_bytes[0],
+            size_bytes[1],
             dtype,
             root=root,
             peer=peer,
@@ -408,8 +408,8 @@ def _asynchronous(one: Issued) -> bool | None:
     """The operator tells it; record_param_comms itself only in newer torch."""
     values = _Arguments(one.outer or one.event).values
     values = [*values, str(one.event.args.get("Is asynchronized op")).capitalize()]
-    told = next((value for value in values if value in ("True", "False")), None)
-    return None if told is None else bool(told == "True")
+    stated = next((value for value in values if value in ("True", "False")), None)
+    return None if stated is None else bool(stated == "True")
 
 
 def elements_of(event: Event) -> set[int]:
@@ -506,14 +506,14 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     ranks = max((len(group.ranks) for group in maker.groups.values()), default=1)
     works = _works(calls, [e for e in events if e.name.startswith("gloo:")], ranks)
     pairs = [(one, maker.make(one, _dtype(works.get(one, ())))) for one in calls]
-    if all(call.nbytes_in == UNKNOWN for _, call in pairs):
-        told = "; ".join(maker.left)
-        raise _unreadable(path, told, "sizes of its calls", "Profile with record_shapes=True.")
+    if all(call.bytes_in == UNKNOWN for _, call in pairs):
+        stated = "; ".join(maker.left)
+        raise _unreadable(path, stated, "sizes of its calls", "Profile with record_shapes=True.")
     steps = sorted(steps_of(events).items())
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
     own = _numbered(pairs, _in_steps(timed, spans))
-    own = [call for call in own if call.nbytes_in != UNKNOWN]  # after they were counted
+    own = [call for call in own if call.bytes_in != UNKNOWN]  # after they were counted
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: own})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
@@ -629,16 +629,16 @@ def _in_steps(calls: Sequence[TrafficCall], steps: Sequence[Span]) -> list[Traff
 
 def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[TrafficCall]:
     """``Seq`` where torch tells it, so that ranks need not begin alike; else counted."""
-    told = [whole(one.event.args.get("Seq")) or 0 for one, _ in pairs]
+    stated = [whole(one.event.args.get("Seq")) or 0 for one, _ in pairs]
     last: dict[str, int] = defaultdict(int)
     counted: set[str] = set()
-    for place, call in zip(told, calls, strict=True):
+    for place, call in zip(stated, calls, strict=True):
         if not call.point_to_point:
             if place <= last[call.group]:  # not told, or the same for several
                 counted.add(call.group)
             last[call.group] = place
     numbers, found = Numbers(), []
-    for place, call in zip(told, calls, strict=True):
+    for place, call in zip(stated, calls, strict=True):
         sequence = numbers.next(call.collective, call.group, call.peer)
         if call.group not in counted and not call.point_to_point:
             sequence = place - 1  # torch counts from 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Given, Matrix
+from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
 from torchcoll.importers.base import Imported, itemsize, make_result
 
@@ -52,7 +52,7 @@ class NcclTestsLaunch:
     ranks: int = 0
     backend: str = "nccl"
     device: str = "cuda"
-    cadence: str = "stream"
+    mode: str = "back-to-back"
     calls: int | None = None
     checked: bool = True
     cpu_time: bool = False
@@ -145,7 +145,7 @@ def results_of(
 
 def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseResult:
     assert launch.collective
-    given = Given(
+    reported = Reported(
         block.time_ns,
         statistic="mean",
         over_ranks="mean",  # the default of -a
@@ -165,13 +165,13 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     result = make_result(
         launch.collective,
         row.size,
-        given,
+        reported,
         ranks=launch.ranks,
         dtype=row.dtype,
         op=row.op,
         root=row.root,
         in_place=block.in_place,
-        cadence=launch.cadence,
+        mode=launch.mode,
         backend=launch.backend,
         device=launch.device,
         count=row.count,
@@ -194,11 +194,11 @@ def _disagrees(result: CaseResult, block: Block) -> bool:
     if block.algbw is None or block.busbw is None or not block.time_ns:
         return False
     n = ranks or 2
-    for given, factor in ((block.algbw, 1.0), (block.busbw, entry.bus_factor(n))):
-        scale = result.nbytes * entry.moved(n) * factor
+    for reported, factor in ((block.algbw, 1.0), (block.busbw, entry.bus_factor(n))):
+        scale = result.size_bytes * entry.moved(n) * factor
         low = scale / (block.time_ns + block.time_step_ns) - block.bw_step
         high = scale / max(block.time_ns - block.time_step_ns, 1e-3) + block.bw_step
-        if not low * 0.999 <= given <= high * 1.001:
+        if not low * 0.999 <= reported <= high * 1.001:
             return True
     return False
 
@@ -211,7 +211,7 @@ def repeats(results: Sequence[CaseResult]) -> str:
     most = max(counts.values(), default=0)
     if most < 2:
         return ""
-    sizes = [case.nbytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
+    sizes = [case.size_bytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
     return (
         f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"

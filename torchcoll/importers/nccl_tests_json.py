@@ -74,8 +74,8 @@ def _read(
     config = config if isinstance(config, Mapping) else {}
     args = [str(a) for a in data.get("args") or []] if isinstance(data.get("args"), list) else []
     program = os.path.basename(args[0]) if args else ""
-    told = collective_named(program.removesuffix("_mpi"))
-    name = found.choose("collective", options.collective, told)
+    stated = collective_named(program.removesuffix("_mpi"))
+    name = found.choose("collective", options.collective, stated)
     if name is None and (name := collective_in(options.file)):
         found.warn(f"collective {name}: taken from the name of the file")
     if name is None:
@@ -90,7 +90,7 @@ def _read(
         name, ranks=found.choose("ranks", options.ranks, len(devices) * each) or 0
     )
     launch.calls = whole(config.get("iterations"))
-    launch.cadence = "graph" if whole(config.get("graph")) else "stream"
+    launch.mode = "graph" if whole(config.get("graph")) else "back-to-back"
     parsed = []
     for place, row in enumerate(rows, 1):
         one = _row(row, place, launch, options)
@@ -217,10 +217,10 @@ def _width(rows: Sequence[NcclTestsRow], ranks: int, found: Imported) -> None:
 
     Calls are back to back: maxima over processes too would count one stall several times.
     """
-    told = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
-    if told and ranks:
+    stated = {len(b.samples) for row in rows for b in row.blocks if b.samples} - {ranks}
+    if stated and ranks:
         found.warn(
-            f"times of each iteration are of {max(told)} processes, not of {ranks} ranks: "
+            f"times of each iteration are of {max(stated)} processes, not of {ranks} ranks: "
             "kept as those of the process that took longest"
         )
         for row in rows:

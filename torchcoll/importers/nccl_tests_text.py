@@ -492,7 +492,7 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
             found.warn(f"{launch.ranks} ranks: recovered from {where}")
     launch.calls = whole(part.settings.get("iters"))
     if part.settings.get("graph", "0") != "0":
-        launch.cadence = "graph"
+        launch.mode = "graph"
     if options.dtype:
         for row in rows:
             row.dtype = options.dtype

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
@@ -31,7 +31,7 @@ from torchcoll.importers.base import (
     make_run,
     ns_of_us,
     number,
-    ranks_told,
+    ranks_stated,
     whole,
 )
 from torchcoll.importers.source import without_log
@@ -199,20 +199,20 @@ class _OneCclReader:
         self.results.setdefault(result.ranks, []).append(result)
 
     def result(self, record: Mapping[str, str]) -> CaseResult | str:
-        choose, told = self.found.choose, re.sub(r"gatherv$", "gather", record["collective"])
-        name = choose("collective", self.options.collective, collective_named(told))
-        ranks = choose("ranks", self.options.ranks, ranks_told(record["ranks"])) or 0
+        choose, stated = self.found.choose, re.sub(r"gatherv$", "gather", record["collective"])
+        name = choose("collective", self.options.collective, collective_named(stated))
+        ranks = choose("ranks", self.options.ranks, ranks_stated(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
-        count, nbytes = whole(record["elements/buffer"]), whole(record["message_size"])
+        count, size_bytes = whole(record["elements/buffer"]), whole(record["message_size"])
         time = number(record.get("t_avg[usec]"))
         buffers = whole(record.get("buffers")) or 1
         if name is None:
             return f"unknown collective {record['collective'] or '(none named)'}"
-        if count is None or nbytes is None or not time:
+        if count is None or size_bytes is None or not time:
             return "no count, size or time"
         if record.get("together"):  # text multiplies by the buffers, CSV does not
-            count, nbytes = count // buffers, nbytes // buffers
-        if not nbytes and COLLECTIVES[name].has_data and not self.first_calls:
+            count, size_bytes = count // buffers, size_bytes // buffers
+        if not size_bytes and COLLECTIVES[name].has_data and not self.first_calls:
             return "0 elements: nothing was sent"
         if name == "reduce_scatter" and ranks and count < ranks:
             return EMPTY.format(count=count, ranks=ranks)
@@ -223,16 +223,16 @@ class _OneCclReader:
         if name in _PER_RANK:
             if not ranks:
                 return f"the size of {name} is for one rank: give --ranks"
-            printed, nbytes = nbytes, nbytes * ranks
+            printed, size_bytes = size_bytes, size_bytes * ranks
         elif name == "reduce_scatter" and ranks:
             per_call = count // ranks
             if count % ranks:
                 remarks.append("the tail of the buffer is not sent (no whole share for each rank)")
-                nbytes = per_call * ranks * size
+                size_bytes = per_call * ranks * size
         if record.get("collective") in ("allgatherv", "alltoallv"):
             remarks.append(f"measured as {record['collective']} with equal parts")
         reduction = record.get("reduction") or None
-        given = Given(
+        reported = Reported(
             time * 1e3,
             statistic="mean",
             over_ranks="mean",
@@ -241,7 +241,7 @@ class _OneCclReader:
             first_call_ns=ns_of_us(record.get("t_max[usec]")) if self.first_calls else None,
             min_ns=ns_of_us(record.get("t_min[usec]")),
             max_ns=ns_of_us(record.get("t_max[usec]")),
-            nbytes=printed,
+            size_bytes=printed,
             size_basis=basis(name) if printed else "",
         )
         if buffers > 1:
@@ -250,8 +250,8 @@ class _OneCclReader:
         backend = self.settings.get("backend", "")
         return make_result(
             name,
-            nbytes,
-            given,
+            size_bytes,
+            reported,
             ranks=ranks,
             dtype=dtype,
             op=reduction,

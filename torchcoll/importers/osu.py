@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
@@ -90,8 +90,8 @@ class _OsuReader:
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
         asked = self.title.removeprefix("I") if self.title[:2] != "In" else self.title
-        told = collective_named(self.title) or collective_named(asked)
-        name = self.found.choose("collective", self.options.collective, told)
+        stated = collective_named(self.title) or collective_named(asked)
+        name = self.found.choose("collective", self.options.collective, stated)
         if name is None:
             return f"{self.title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
@@ -104,12 +104,12 @@ class _OsuReader:
             return "0 bytes: nothing was sent"
         if name in _PER_RANK and not ranks:
             return f"OSU's size of {name} is for one rank, and the file has no ranks: give --ranks"
-        nbytes = held * ranks if name in _PER_RANK else held
+        size_bytes = held * ranks if name in _PER_RANK else held
         remarks = []
         if "Overall(us)" in record:
             remarks.append("non-blocking: the time includes computation that overlaps")
         check = record.get("Validation")
-        given = Given(
+        reported = Reported(
             time * 1e3,
             statistic="mean",
             over_ranks="mean",
@@ -118,16 +118,16 @@ class _OsuReader:
             min_ns=ns_of_us(record.get("Min Latency(us)")),
             max_ns=ns_of_us(record.get("Max Latency(us)")),
             p99_ns=ns_of_us(record.get("P99 Tail Lat(us)")),
-            nbytes=held if nbytes != held else None,
-            size_basis=basis(name) if nbytes != held else "",
+            size_bytes=held if size_bytes != held else None,
+            size_basis=basis(name) if size_bytes != held else "",
         )
         return make_result(
             name,
-            nbytes,
-            given,
+            size_bytes,
+            reported,
             ranks=ranks,
             dtype=self.found.choose("dtype", self.options.dtype, self.dtype),
-            cadence="isolated",
+            mode="synchronized",
             backend=self.options.backend or "mpi",
             device=_DEVICES.get(self.kind, "unknown"),
             wrong=None if check is None else int(check != "Pass"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.importers.base import (
     Imported,
     ImportOptions,
@@ -20,7 +20,7 @@ from torchcoll.importers.base import (
     make_run,
     ns_of_us,
     number,
-    ranks_told,
+    ranks_stated,
     whole,
 )
 
@@ -49,7 +49,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
         if "COMMS-RES" not in text:
             if match := _WORLD.search(text):
                 # A group smaller than the world comes after it, and is what ran.
-                listed = ranks_told(match[1] or match[2])
+                listed = ranks_stated(match[1] or match[2])
             if not options.backend and (match := _BACKEND.search(text)):
                 backend = match[1]
             if match := _DEVICE.search(text):
@@ -90,20 +90,20 @@ def _result(
     found: Imported,
 ) -> CaseResult | str:
     fields = match["figures"].split()
-    told = collective_named(match["coll"].removesuffix("_base"))
-    name = found.choose("collective", options.collective, told)
+    stated = collective_named(match["coll"].removesuffix("_base"))
+    name = found.choose("collective", options.collective, stated)
     if name is None:
         return f"{match['coll']} is no collective that torchcoll has"
     if len(fields) != _FIGURES:
         return f"half a row: {len(fields)} figures of {_FIGURES}"
     figures = [number(field) for field in fields]
-    nbytes, count = whole(fields[0]), whole(fields[1])
+    size_bytes, count = whole(fields[0]), whole(fields[1])
     time = figures[2]
-    if nbytes is None or not time:
+    if size_bytes is None or not time:
         return "no size or no time"
-    if not nbytes:
+    if not size_bytes:
         return "0 bytes: nothing was sent"
-    given = Given(
+    reported = Reported(
         time * 1e3,
         statistic="mean",
         over_ranks="median",
@@ -115,8 +115,8 @@ def _result(
     )
     return make_result(
         name,
-        nbytes,
-        given,
+        size_bytes,
+        reported,
         ranks=ranks,
         dtype=found.choose("dtype", options.dtype, dtype_named(match["dtype"])),
         backend=backend,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torchcoll.core.backends import only_device
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps
 from torchcoll.core.errors import choice
-from torchcoll.core.result import CaseResult, Given
+from torchcoll.core.result import CaseResult, Reported
 from torchcoll.core.units import counted
 from torchcoll.importers.base import (
     Imported,
@@ -27,7 +27,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
-    ranks_told,
+    ranks_stated,
     whole,
 )
 
@@ -247,17 +247,17 @@ class _TableReader:
     def result(self, line: int, record: Mapping[str, str]) -> CaseResult | str:
         options = self.options
         named = record.get("collective")
-        told = collective_named(named) if named else self.heading
-        name = self.found.choose("collective", options.collective, told)
+        stated = collective_named(named) if named else self.heading
+        name = self.found.choose("collective", options.collective, stated)
         if name is None and (name := collective_in(options.file)):
             self.found.warn(f"collective {name}: taken from the name of the file")
         if name is None:
             return "the table does not name the collective: give --collective"
         scale, why = size_unit(self.names[self.columns["size"]]) if "size" in record else (1, "")
-        nbytes = size_of(record.get("size", ""), scale)
-        if why or not nbytes:
+        size_bytes = size_of(record.get("size", ""), scale)
+        if why or not size_bytes:
             return why or f"no size: {record.get('size')!r}"
-        ranks = self.found.choose("ranks", options.ranks, ranks_told(record.get("ranks"))) or 0
+        ranks = self.found.choose("ranks", options.ranks, ranks_stated(record.get("ranks"))) or 0
         if not ranks and record.get("ranks", "").lower() not in _NONE:
             return f"ranks: {record['ranks']!r}"
         figures = _figures(record)
@@ -271,21 +271,21 @@ class _TableReader:
         if busbw is not None:
             busbw *= self.unit("busbw", bandwidth_unit)
         entry, derived = COLLECTIVES[name], False
-        by_time = _algbw_of(name, nbytes, ranks, time or 0)
+        by_time = _algbw_of(name, size_bytes, ranks, time or 0)
         if not time:
             if algbw is None and busbw is not None and ranks > 1:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
-                time, derived = _time_of(name, nbytes, ranks, algbw), True
+                time, derived = _time_of(name, size_bytes, ranks, algbw), True
         if derived and not time:
             derived = False
         follow = by_time or algbw  # the busbw that follows from either
-        odd = _apart(algbw, by_time) or (
-            ranks > 1 and follow and _apart(busbw, follow * entry.bus_factor(ranks))
+        odd = _separate(algbw, by_time) or (
+            ranks > 1 and follow and _separate(busbw, follow * entry.bus_factor(ranks))
         )
         if odd:
             self.odd.append(line)
-        given = Given(
+        reported = Reported(
             time or None,
             statistic=options.statistic or "unknown",
             clock="unknown",
@@ -295,8 +295,8 @@ class _TableReader:
         )
         return make_result(
             name,
-            nbytes,
-            given,
+            size_bytes,
+            reported,
             ranks=ranks,
             dtype=self.found.choose("dtype", options.dtype, dtype_named(record.get("dtype"))),
             op=record.get("op") or None,
@@ -306,24 +306,24 @@ class _TableReader:
         )
 
 
-def _apart(given: float | None, expected: float | None) -> bool:
+def _separate(reported: float | None, expected: float | None) -> bool:
     """True where a bandwidth that was given is another than the one that follows."""
-    if not given or not expected:
+    if not reported or not expected:
         return False
     # A small one is printed with two decimals, or as 0.
-    return abs(given - expected) > _NEAR * expected + 0.01
+    return abs(reported - expected) > _NEAR * expected + 0.01
 
 
-def _algbw_of(name: str, nbytes: int, ranks: int, time: float) -> float | None:
+def _algbw_of(name: str, size_bytes: int, ranks: int, time: float) -> float | None:
     """S / t; hypercube's with its share, which needs the ranks. None of no time."""
     if ranks or not time:
-        return algbw_gbps(name, nbytes, ranks, time)
-    return nbytes / time if COLLECTIVES[name].moved(2) == 1 else None
+        return algbw_gbps(name, size_bytes, ranks, time)
+    return size_bytes / time if COLLECTIVES[name].moved(2) == 1 else None
 
 
-def _time_of(name: str, nbytes: int, ranks: int, algbw: float) -> float | None:
+def _time_of(name: str, size_bytes: int, ranks: int, algbw: float) -> float | None:
     """The time that gives this algbw: S / algbw, hypercube's with its share; None if unknown."""
     if not ranks:
-        return nbytes / algbw if COLLECTIVES[name].moved(2) == 1 else None
-    at_one = algbw_gbps(name, nbytes, ranks, 1.0)
+        return size_bytes / algbw if COLLECTIVES[name].moved(2) == 1 else None
+    at_one = algbw_gbps(name, size_bytes, ranks, 1.0)
     return at_one / algbw if at_one else None

@@ -23,7 +23,7 @@ from torchcoll.importers.base import (
     itemsize,
     make_run,
     number,
-    ranks_told,
+    ranks_stated,
     rounding,
     whole,
 )
@@ -95,14 +95,14 @@ def _records(lines: Iterable[Line], found: Imported) -> Iterable[tuple[int, Mapp
 def _row(
     record: Mapping[str, str], line: int, options: ImportOptions, found: Imported
 ) -> tuple[str, int, NcclTestsRow] | str:
-    told = collective_named(record.get("collective", ""))
-    name = found.choose("collective", options.collective, told)
+    stated = collective_named(record.get("collective", ""))
+    name = found.choose("collective", options.collective, stated)
     if name is None:
         return f"unknown collective {record.get('collective')}"
     size, time = whole(record.get("size")), number(record.get("time"))
     if size is None or not time:
         return "no size or no time"
-    listed = ranks_told(record.get("ranks", record.get("gpus")))
+    listed = ranks_stated(record.get("ranks", record.get("gpus")))
     ranks = found.choose("ranks", options.ranks, listed) or 0
     dtype = found.choose("dtype", options.dtype, dtype_named(record.get("type"))) or ""
     each = itemsize(dtype)

@@ -122,7 +122,7 @@ def _imported(
         found.warn(source.problem)
     for run in found.runs:
         # Events are kept in the file, problems are not.
-        run.events += [{"kind": "import", "message": text} for text in _told(found, source.name)]
+        run.events += [{"kind": "import", "message": text} for text in _stated(found, source.name)]
     return found
 
 
@@ -134,7 +134,7 @@ def _sniffed(source: Source) -> Importer | None:
         source.rewind()
 
 
-def _told(found: Imported, name: str) -> list[str]:
+def _stated(found: Imported, name: str) -> list[str]:
     refused = [f"{name}{f':{lines}' if lines else ''}: {why}" for lines, why in found.refusals()]
     return [*found.warnings, *(f"refused: {text}" for text in refused)]
 

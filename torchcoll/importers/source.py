@@ -283,10 +283,10 @@ class _Text:
         self._text, self._place = "", 0
         self._ended = False
 
-    def _more(self, nbytes: int = 1) -> bool:
+    def _more(self, size_bytes: int = 1) -> bool:
         """At least so much more text, if there is; False at the end."""
         parts, length = [self._text[self._place :]], 0
-        while length < nbytes and not self._ended:
+        while length < size_bytes and not self._ended:
             chunk = next(self._chunks, None)
             self._ended = chunk is None
             part = self._decode(chunk or b"", final=self._ended)

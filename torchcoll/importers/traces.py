@@ -22,8 +22,8 @@ from torchcoll.importers.source import members
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
 _LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
-_HELD_RATIO, _ITEM_NBYTES = 3, 400  # of objects that were JSON, in memory
-_EVENT_NBYTES = 300  # of an event without arguments
+_HELD_RATIO, _ITEM_BYTES = 3, 400  # of objects that were JSON, in memory
+_EVENT_BYTES = 300  # of an event without arguments
 _KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
 
 
@@ -123,7 +123,7 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
                 if one is None:
                     continue
             small = isinstance(one, Event) and not one.args
-            held.add_nbytes(_EVENT_NBYTES if small else _HELD_RATIO * length + _ITEM_NBYTES)
+            held.add_bytes(_EVENT_BYTES if small else _HELD_RATIO * length + _ITEM_BYTES)
             if item:
                 found[key].append(one)
             else:
@@ -146,14 +146,14 @@ def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:
 
 def _named_alike(parts: Sequence[Traffic]) -> list[Traffic]:
     """A group whose ranks only some of the files tell has them in all: ``join`` compares them."""
-    told: dict[str, Group] = {}
+    stated: dict[str, Group] = {}
     for part in parts:
         for name, group in part.groups.items():
             if group.ranks:
-                told.setdefault(name, group)
+                stated.setdefault(name, group)
     found = []
     for part in parts:
-        groups = {n: g if g.ranks else told.get(n, g) for n, g in part.groups.items()}
+        groups = {n: g if g.ranks else stated.get(n, g) for n, g in part.groups.items()}
         found.append(dataclasses.replace(part, groups=groups))
     return found
 

@@ -26,7 +26,7 @@ _MODULE = re.compile(rf"(?:-m)?torchcoll\.({'|'.join([*_MODULES, SUITE])})")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 # What a matrix says itself.
 _OURS = (("-J", "--output"), ("--no-output",), ("--resume",), ("--dry-run",))
-_SCRIPT_NBYTES = 1 << 20
+_SCRIPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _starts_torchcoll(word: str) -> bool:
         return False
     try:
         with open(word, "rb") as file:
-            return b"torchcoll" in file.read(_SCRIPT_NBYTES)
+            return b"torchcoll" in file.read(_SCRIPT_BYTES)
     except OSError:
         return False
 
@@ -276,7 +276,7 @@ def file_safe(part: str) -> str:
 
 def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
     """Every combination of one value of each dimension. UsageError where two set the same."""
-    _check_apart(dimensions)
+    _check_separate(dimensions)
     vary = [len(dimension) > 1 for dimension in dimensions]
     vary = vary if any(vary) else [True] * len(dimensions)
     cells = []
@@ -293,7 +293,7 @@ def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
     return _numbered(cells)
 
 
-def _check_apart(dimensions: Sequence[Dimension]) -> None:
+def _check_separate(dimensions: Sequence[Dimension]) -> None:
     seen: set[str] = set()
     for dimension in dimensions:
         own = {name for cell in dimension for name in (*cell.axes, *cell.variables)}

@@ -148,15 +148,15 @@ def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
     more = [name for name in cells if name not in earlier]
     fewer = [name for name in earlier if name not in cells]
     if more or fewer:
-        told = (("added", more), ("missing", fewer))
-        words = [f"{', '.join(names)} {how}" for how, names in told if names]
+        stated = (("added", more), ("missing", fewer))
+        words = [f"{', '.join(names)} {how}" for how, names in stated if names]
         yield "cells", " and ".join(words), f"{len(earlier)} cells"
     for name, cell in cells.items():
         if name in earlier and cell != earlier[name]:
-            yield f"cell {name}", _told(cell), _told(earlier[name])
+            yield f"cell {name}", _stated(cell), _stated(earlier[name])
 
 
-def _told(cell: dict[str, Any]) -> str:
+def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
@@ -312,18 +312,18 @@ def _locked(path: Path) -> Any:
     return file
 
 
-def read_log(path: Path, start: int, nbytes: int = 4096) -> str:
+def read_log(path: Path, start: int, size_bytes: int = 4096) -> str:
     """The end of what was written to a log behind ``start``."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(start, size - nbytes))
+            file.seek(max(start, size - size_bytes))
             return file.read().decode(errors="replace")
     except OSError:
         return ""
 
 
-def log_nbytes(path: Path) -> int:
+def log_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -149,14 +149,14 @@ def _nccl_version(run: Run) -> str:
             name = str(library.get("name"))
             if name.startswith(("libnccl.", "librccl.")) and library.get("version"):
                 return str(library["version"])
-    told = (run.environment.get("libraries") or {}).get(ran[0], "")  # NCCL 2.27.5
-    return told.rpartition(" ")[2]
+    stated = (run.environment.get("libraries") or {}).get(ran[0], "")  # NCCL 2.27.5
+    return stated.rpartition(" ")[2]
 
 
 def _library(run: Run, axes: Mapping[str, str]) -> tuple[str | None, str]:
     """(what was verified, what is wrong) of the axes ``library`` and ``venv``."""
     wanted = {name: axes[name] for name in AXES_OF_LIBRARIES if name in axes}
-    told: dict[str, None] = {}
+    stated: dict[str, None] = {}
     ranks = list(_mapped(run))
     if wanted and not ranks:
         return None, "its file does not say which libraries were mapped"
@@ -166,8 +166,8 @@ def _library(run: Run, axes: Mapping[str, str]) -> tuple[str | None, str]:
             found, wrong = judge(path, mapped)
             if wrong:
                 return None, f"rank {rank}: {wrong}"
-            told[f"{found.get('path')} {found.get('version') or ''}".strip()] = None
-    return ", ".join(told) or None, ""
+            stated[f"{found.get('path')} {found.get('version') or ''}".strip()] = None
+    return ", ".join(stated) or None, ""
 
 
 def _preloaded(path: str, mapped: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:

@@ -60,11 +60,11 @@ def _device(command: Command) -> str | None:
 
 def _oneccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, oneccl.COLLECTIVES, "oneCCL")
-    told, device = asked.command.option("--device"), _device(asked.command)
+    stated, device = asked.command.option("--device"), _device(asked.command)
     if device not in ("cpu", "xpu"):
         raise UsageError(
             "preset oneccl-algorithms",
-            f"{'--device ' + told if told else 'no --device'} in the command",
+            f"{'--device ' + stated if stated else 'no --device'} in the command",
             "--device cpu or --device xpu",
             "oneCCL chooses among other algorithms on each.",
         )

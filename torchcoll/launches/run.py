@@ -28,7 +28,7 @@ from torchcoll.core.variables import (
     masked_words,
 )
 from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
-from torchcoll.launches.folder import Folder, log_nbytes, read_log
+from torchcoll.launches.folder import Folder, log_bytes, read_log
 from torchcoll.launches.obeyed import Recorded, check, unverified
 from torchcoll.libraries.nccl import algorithms as nccl
 
@@ -225,7 +225,7 @@ def _one(
     """Launch a job; its line of the manifest."""
     path, log = folder.result(job), folder.log(job)
     words = plan.words(job, path, labels_of(job, recorded))
-    start, utc = log_nbytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
+    start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = plan.environment(job.cell, os.environ)
     ended = None
     try:

@@ -63,42 +63,42 @@ def _topology(root: Node, path: str) -> Dump:
     if max(tags["gpu"], tags["net"]) > _MOST_DEVICES:
         expected = f"at most {_MOST_DEVICES} GPUs and interfaces"
         raise UnreadableError(f"XML {path}", "more", expected)
-    told = topology(root, path)
-    ceiling = speeds.ring_ceiling(told)
+    stated = topology(root, path)
+    ceiling = speeds.ring_ceiling(stated)
     facts = {
-        "library": told.library,
-        "version": told.version or None,
-        "cut": told.cut,
-        "hosts": told.hosts,
-        "gpu_count": len(told.gpus),
-        "gpus_described": len(told.told),
-        "cpu_count": len(told.cpus),
-        "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in told.cpus)),
-        "nic_count": len(_once(told.nics)),
-        "nics_gbps": None if told.cut else _nics_gbps(told),
+        "library": stated.library,
+        "version": stated.version or None,
+        "cut": stated.cut,
+        "hosts": stated.hosts,
+        "gpu_count": len(stated.gpus),
+        "gpus_described": len(stated.stated),
+        "cpu_count": len(stated.cpus),
+        "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in stated.cpus)),
+        "nic_count": len(_once(stated.nics)),
+        "nics_gbps": None if stated.cut else _nics_gbps(stated),
         "ring_ceiling_gbps": ceiling.gbps,
         "ring_ceiling_source": ceiling.source,
         "ring_wire_gbps": ceiling.wire_gbps,
         "nvls": any(
-            link.to == "switch" for g in told.gpus if (g.sm or 0) >= 90 for link in g.links
+            link.to == "switch" for g in stated.gpus if (g.sm or 0) >= 90 for link in g.links
         ),
-        "odd_links": _odd(told.told),
+        "odd_links": _odd(stated.stated),
     }
     tables = {
-        "gpus": [_gpu(gpu) for gpu in told.gpus],
-        "nics": [_nic(nic, told) for nic in told.nics],
+        "gpus": [_gpu(gpu) for gpu in stated.gpus],
+        "nics": [_nic(nic, stated) for nic in stated.nics],
         "cpus": [
             {
                 "host": cpu.host,
                 "numa": cpu.numa,
                 "cores": format_ranges(cpu.cores) or None,
-                "gpus": [gpu.name for gpu in told.gpus if gpu.cpu is cpu],
-                "nics": [nic.name or nic.busid for nic in told.nics if nic.cpu is cpu],
+                "gpus": [gpu.name for gpu in stated.gpus if gpu.cpu is cpu],
+                "nics": [nic.name or nic.busid for nic in stated.nics if nic.cpu is cpu],
             }
-            for cpu in told.cpus
+            for cpu in stated.cpus
         ],
     }
-    return Dump("topology", path, facts, _filled(tables), _links(told))
+    return Dump("topology", path, facts, _filled(tables), _links(stated))
 
 
 def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
@@ -108,7 +108,7 @@ def _filled(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
 def _gpu(gpu: Gpu) -> Row:
     outward = speeds.outward(gpu)
     each = {speeds.link_gbps(gpu, link) for link in outward}
-    whole = gpu.whole or not gpu.told
+    whole = gpu.whole or not gpu.stated
     return {
         "gpu": gpu.name,
         "rank": gpu.rank,
@@ -116,7 +116,7 @@ def _gpu(gpu: Gpu) -> Row:
         "generation": f"gcn {gpu.gcn}" if gpu.gcn else (gpu.sm and f"sm {gpu.sm}"),
         "gdr": gpu.gdr,
         **_place(gpu),
-        "links": sum(link.count for link in outward) if gpu.told and whole else None,
+        "links": sum(link.count for link in outward) if gpu.stated and whole else None,
         "links_to": _ends(gpu) if whole else None,
         "link_gbps": each.pop() if len(each) == 1 else None,
         "links_gbps": speeds.sum_gbps(gpu) if whole else None,
@@ -176,12 +176,12 @@ def _odd(gpus: list[Gpu]) -> list[Row]:
     return [{"gpu": name, "links": n, "usual": usual} for name, n in counts.items() if n < usual]
 
 
-def _links(told: Topology) -> tuple[int, bool, float] | None:
+def _links(stated: Topology) -> tuple[int, bool, float] | None:
     """Of one host alone: a fabric that connects hosts is not known by the links within."""
-    if told.cut or told.hosts > 1 or not told.told:
+    if stated.cut or stated.hosts > 1 or not stated.stated:
         return None
     found = set()
-    for gpu in told.told:
+    for gpu in stated.stated:
         outward = speeds.outward(gpu)
         found.add(
             (
@@ -194,8 +194,8 @@ def _links(told: Topology) -> tuple[int, bool, float] | None:
     return (count, switch, gbps) if not found and gbps is not None else None
 
 
-def _nic(nic: Nic, told: Topology) -> Row:
-    paths = [(distance(nic, gpu), gpu) for gpu in told.gpus]
+def _nic(nic: Nic, stated: Topology) -> Row:
+    paths = [(distance(nic, gpu), gpu) for gpu in stated.gpus]
     near = min((PATHS.index(path) for path, _ in paths if path), default=None)
     return {
         "nic": nic.name or nic.busid,
@@ -216,10 +216,10 @@ def _once(nics: list[Nic]) -> list[Nic]:
     return list({(host, n.name or n.busid, n.dev, n.port): n for host, n in hosts}.values())
 
 
-def _nics_gbps(told: Topology) -> float | None:
+def _nics_gbps(stated: Topology) -> float | None:
     """All interfaces of one host together, one direction."""
-    hosts = {nic.cpu.host for nic in told.nics if nic.cpu}
-    return speeds.network_gbps(_once(told.nics), told) if len(hosts) == 1 else None
+    hosts = {nic.cpu.host for nic in stated.nics if nic.cpu}
+    return speeds.network_gbps(_once(stated.nics), stated) if len(hosts) == 1 else None
 
 
 def _graphs(root: Node, path: str) -> Dump:

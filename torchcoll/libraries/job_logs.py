@@ -119,10 +119,12 @@ class JobLog:
 
 def job_log(job: Job) -> JobLog:
     """The facts and tables of one job."""
-    told = _of_nccl(job) if isinstance(job, NcclJob) else _of_oneccl(job)
-    told.facts = {name: value for name, value in told.facts.items() if value not in (None, "", [])}
-    told.tables = {name: rows for name, rows in told.tables.items() if rows}
-    return told
+    stated = _of_nccl(job) if isinstance(job, NcclJob) else _of_oneccl(job)
+    stated.facts = {
+        name: value for name, value in stated.facts.items() if value not in (None, "", [])
+    }
+    stated.tables = {name: rows for name, rows in stated.tables.items() if rows}
+    return stated
 
 
 def file_rows(readers: Sequence[LogReader]) -> list[Row]:

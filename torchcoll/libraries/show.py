@@ -498,8 +498,8 @@ def _notes(name: str, rows: Sequence[LogRow]) -> list[str]:
             notes.append("sizes are counts of elements, as oneCCL logs them")
         return notes
     if name == "communicators":
-        told = {key for row in rows for key, value in row.items() if value is not None}
-        return [text for key, text in _OF_COMMUNICATORS.items() if key in told]
+        stated = {key for row in rows for key, value in row.items() if value is not None}
+        return [text for key, text in _OF_COMMUNICATORS.items() if key in stated]
     return [_NOTES[name]] if name in _NOTES else []
 
 

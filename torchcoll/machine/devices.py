@@ -81,8 +81,8 @@ class Cpu:
     def synchronize(self) -> None:
         """Nothing runs behind the host's back."""
 
-    def free_nbytes(self) -> None:
-        """Host memory: see environment.free_nbytes."""
+    def free_bytes(self) -> None:
+        """Host memory: see environment.free_bytes."""
 
     def release(self) -> None:
         """The host's allocator gives large blocks back by itself."""
@@ -94,7 +94,7 @@ class Cpu:
     def graph(self, call: Call) -> Call:
         raise AssertionError("captures is False")
 
-    def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
+    def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
         """Append the durations of ``calls`` calls to ``clocks["host"]``, ``align`` before each;
         and when each began to ``clocks["start"]``, where there is one.
         """
@@ -119,8 +119,8 @@ class Cpu:
                 append(end - start)
                 start = end
 
-    def clocks(self, cadence: str) -> Clocks:
-        """Empty samples of the clocks that this cadence reads; the first is the one shown."""
+    def clocks(self, mode: str) -> Clocks:
+        """Empty samples of the clocks that this mode reads; the first is the one shown."""
         return {"host": []}
 
 
@@ -148,7 +148,7 @@ class Accelerator:
     def synchronize(self) -> None:
         self._module.synchronize()
 
-    def free_nbytes(self) -> int | None:
+    def free_bytes(self) -> int | None:
         """Free bytes of the device; None where torch cannot tell."""
         ask = getattr(self._module, "mem_get_info", None)
         try:
@@ -160,7 +160,7 @@ class Accelerator:
         """Give what torch keeps for reuse back, so that free memory is seen as free."""
         self._module.empty_cache()
 
-    def isolated(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
+    def synchronized(self, call: Call, align: Call, calls: int, clocks: Clocks) -> None:
         """Host and issue clock. The device is idle at both host stamps: synchronous calls of nccl,
         xccl and ccl return once they are queued. ``clocks["start"]`` as on the CPU.
         """
@@ -232,8 +232,8 @@ class Accelerator:
         self.synchronize()
         return durations
 
-    def clocks(self, cadence: str) -> Clocks:
-        return {"host": [], "issue": []} if cadence == "isolated" else {"device": [], "issue": []}
+    def clocks(self, mode: str) -> Clocks:
+        return {"host": [], "issue": []} if mode == "synchronized" else {"device": [], "issue": []}
 
 
 Device = Cpu | Accelerator
@@ -255,9 +255,9 @@ def cost_of_measuring(device: Device, align: Call | None) -> dict[str, int]:
     """
     costs: dict[str, list[int]] = {"cost_timed_loop": [], "cost_barrier": []}
     cpu = Cpu()
-    cpu.isolated(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})
+    cpu.synchronized(nothing, nothing, COST_CALLS, {"host": costs["cost_timed_loop"]})
     if align:
-        cpu.isolated(align, nothing, COST_CALLS // 4, {"host": costs["cost_barrier"]})
+        cpu.synchronized(align, nothing, COST_CALLS // 4, {"host": costs["cost_barrier"]})
     costs["cost_event"] = device.event_costs(COST_CALLS)
     return {name: sorted(ns)[len(ns) // 2] for name, ns in costs.items() if ns}
 

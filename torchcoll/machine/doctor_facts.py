@@ -408,18 +408,18 @@ _CAP_IPC_LOCK = 14  # linux/capability.h: the limit does not apply
 
 
 def limits(proc: str = "/proc", shm: str = "/dev/shm") -> dict[str, Any]:
-    """shm_nbytes (size of /dev/shm; 0: there is none), memlock_nbytes (None: unlimited)."""
+    """shm_bytes (size of /dev/shm; 0: there is none), memlock_bytes (None: unlimited)."""
     try:
         status = os.statvfs(shm)
-        shm_nbytes = status.f_blocks * status.f_frsize
+        shm_bytes = status.f_blocks * status.f_frsize
     except (OSError, AttributeError):
-        shm_nbytes = 0
+        shm_bytes = 0
     capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", text_in(f"{proc}/self/status") or "", re.M)
     may_lock = bool(capabilities and int(capabilities[1], 16) >> _CAP_IPC_LOCK & 1)
     words = re.search(r"^Max locked memory\s+(\S+)", text_in(f"{proc}/self/limits") or "", re.M)
     limited = words is not None and words[1].isdigit() and not may_lock
     memlock = int(words[1]) if words and limited else None
-    return {"shm_nbytes": shm_nbytes, "memlock_nbytes": memlock}
+    return {"shm_bytes": shm_bytes, "memlock_bytes": memlock}
 
 
 # -------------------------------------------------------------------------------------------------

@@ -134,13 +134,13 @@ _PROC, _CGROUPS = "/proc", "/sys/fs/cgroup"
 
 def free_memory(device: Device) -> dict[str, Any]:
     """Where the buffers of this rank live, and the bytes that are free there."""
-    free = device.free_nbytes()
+    free = device.free_bytes()
     if free is None:
-        return {"where": hostname(), "free": free_nbytes()}
+        return {"where": hostname(), "free": free_bytes()}
     return {"where": f"{device.name} of {hostname()}", "free": free}
 
 
-def free_nbytes() -> int:
+def free_bytes() -> int:
     """Bytes that processes of this host may still take: MemAvailable, or less by a cgroup limit.
 
     Linux overcommits, so an allocation succeeds and the kernel kills later: only asking protects.

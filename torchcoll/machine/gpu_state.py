@@ -42,7 +42,7 @@ def intel_gpus(
 
     place, index, sm_clock_mhz and sm_clock_max_mhz (highest of its tiles), reasons (of throttling,
     as the kernel names them), temperature_c, energy_uj (a counter: the kernel tells no power),
-    processes ([{pid, name, nbytes}]; None without xpu-smi). Unknown is None.
+    processes ([{pid, name, size_bytes}]; None without xpu-smi). Unknown is None.
     """
     cards = {
         (entry / "device").resolve().name.lower(): entry
@@ -60,13 +60,13 @@ def intel_gpus(
 
 
 def _from_sysfs(card: Path) -> dict[str, Any]:
-    clocks, most, reasons, told = [], [], [], False
+    clocks, most, reasons, stated = [], [], [], False
     for root, clock, clock_max, folder, prefix in _CLOCKS:
         for tile in sorted(card.glob(f"{root}/gt*")):
             clocks.append(number_in(tile / clock))
             most.append(number_in(tile / clock_max))
             for path in sorted((tile / folder).glob(f"{prefix}*")):
-                told = True
+                stated = True
                 name = path.name.removeprefix(prefix)
                 if name != "status" and number_in(path):
                     reasons.append(name)
@@ -75,7 +75,7 @@ def _from_sysfs(card: Path) -> dict[str, Any]:
     return {
         "sm_clock_mhz": _highest(clocks),
         "sm_clock_max_mhz": _highest(most),
-        "reasons": list(dict.fromkeys(reasons)) if told else None,
+        "reasons": list(dict.fromkeys(reasons)) if stated else None,
         "temperature_c": None if millidegrees is None else millidegrees // 1000,
         "energy_uj": _highest(number_in(h / "energy1_input") for h in hwmon),
     }
@@ -94,7 +94,7 @@ def _processes(place: str, run: Run) -> list[dict[str, Any]] | None:
             {
                 "pid": int(p["process_id"]),
                 "name": str(p["process_name"]),
-                "nbytes": int(p["mem_size"]) * 1000,
+                "size_bytes": int(p["mem_size"]) * 1000,
             }
             for p in listed
             if p["process_name"] != "xpu-smi"
@@ -177,7 +177,7 @@ def nvidia_gpus(places: list[str], library: Any) -> list[dict[str, Any]]:
     place, index, busy_percent (of the last second at most), sm_clock_mhz, sm_clock_max_mhz,
     mem_clock_mhz, mem_clock_max_mhz, reasons (why the clocks are not higher), limited_ns (policy ->
     since the driver was loaded), ecc_corrected, ecc_uncorrected, temperature_c, power_w,
-    power_limit_w, persistence, processes ([{pid, nbytes}]), nvlinks (how many are active),
+    power_limit_w, persistence, processes ([{pid, size_bytes}]), nvlinks (how many are active),
     nvlink_to (kind of the other end -> how many), nvlink_errors (kind -> one number a link).
     """
     none = [{"place": place} for place in places]
@@ -269,7 +269,7 @@ class _Gpu:
             call = f"nvmlDeviceGetComputeRunningProcesses_v{version}"
             if self._ask(call, ctypes.byref(count), found):
                 return [
-                    {"pid": p.pid, "nbytes": None if p.used == _NOT_AVAILABLE else p.used}
+                    {"pid": p.pid, "size_bytes": None if p.used == _NOT_AVAILABLE else p.used}
                     for p in found[: count.value]
                 ]
         return None

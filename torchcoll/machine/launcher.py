@@ -93,7 +93,7 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
             kind = UsageError if other.ranks == found[0].ranks else ContradictionOnAllRanks
             raise kind(
                 "launcher variables",
-                f"{_told(found[0])} and {_told(other)}",
+                f"{_stated(found[0])} and {_stated(other)}",
                 "launchers that agree",
                 f"Unset the variables of the one that did not start this process "
                 f"({_variable(other)} ... or {_variable(found[0])} ...)",
@@ -102,7 +102,7 @@ def detect(environ: Mapping[str, str] | None = None) -> Launch:
     if size not in (None, found[0].ranks) and not env.get("RANK"):
         raise UsageError(
             "launcher variables",
-            f"{_told(found[0])} and WORLD_SIZE={size}",
+            f"{_stated(found[0])} and WORLD_SIZE={size}",
             "launchers that agree",
             "Unset WORLD_SIZE.",
         )
@@ -140,7 +140,7 @@ def _is_outer(srun: Launch, inner: list[Launch]) -> bool:
     )
 
 
-def _told(launch: Launch) -> str:
+def _stated(launch: Launch) -> str:
     whose = "torchrun's variables" if launch.launcher == "torchrun" else launch.launcher
     return f"rank {launch.rank} of {launch.ranks} from {whose}"
 

@@ -22,7 +22,7 @@ from torchcoll.machine.placement import device_facts, numa_nodes_of, pci_facts
 _LIBRARY = re.compile(
     r"lib((nccl|rccl)(-\w+)?|ccl|oneccl\w*|mpi|mpich|fabric|ucc|torch_cpu)([.-][\w.-]*)?\.so[\d.]*"
 )
-_END_NBYTES = 1 << 20
+_END_BYTES = 1 << 20
 
 
 def rank_facts(
@@ -192,10 +192,10 @@ def _ends_sha256(path: str) -> str | None:
 
 
 @lru_cache
-def _hashed(path: str, mtime_ns: int, nbytes: int) -> str:
-    digest = hashlib.sha256(str(nbytes).encode())
+def _hashed(path: str, mtime_ns: int, size_bytes: int) -> str:
+    digest = hashlib.sha256(str(size_bytes).encode())
     with open(path, "rb") as file:
-        digest.update(file.read(_END_NBYTES))
-        file.seek(max(_END_NBYTES, nbytes - _END_NBYTES))
+        digest.update(file.read(_END_BYTES))
+        file.seek(max(_END_BYTES, size_bytes - _END_BYTES))
         digest.update(file.read())
     return digest.hexdigest()[:16]

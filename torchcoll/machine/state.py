@@ -290,8 +290,8 @@ def before(state: dict[str, Any], looks_busy: bool = True) -> Iterator[str]:
     for device in state["devices"]:
         name, busy = _name(device, state), device.get("busy_percent")
         if device.get("others"):
-            told = f"; {busy} % busy" if busy is not None and looks_busy else ""
-            yield f"{name}: in use by {processes_text(device['others'])} before the run{told}"
+            stated = f"; {busy} % busy" if busy is not None and looks_busy else ""
+            yield f"{name}: in use by {processes_text(device['others'])} before the run{stated}"
         elif looks_busy and (busy or 0) > BUSY_PERCENT:
             yield f"{name}: {busy} % busy before the run, by what cannot be seen"
         if faults := _faults(device):
@@ -395,11 +395,11 @@ def why_busy(state: dict[str, Any], shares: dict[str, Any] | None) -> str | None
 
 def processes_text(processes: list[dict[str, Any]]) -> str:
     """``python (pid 4711, anna, 34.2 GiB) and 2 more``: the largest first."""
-    largest = max(processes, key=lambda p: p.get("nbytes") or 0)
+    largest = max(processes, key=lambda p: p.get("size_bytes") or 0)
     text = "a process outside this container"
     if largest["pid"] is not None:
-        nbytes = largest.get("nbytes")
-        size = None if nbytes is None else format_bytes(nbytes)
+        size_bytes = largest.get("size_bytes")
+        size = None if size_bytes is None else format_bytes(size_bytes)
         facts = [f"pid {largest['pid']}", largest.get("user"), size]
         text = f"{largest.get('name') or 'a process'} ({', '.join(filter(None, facts))})"
     return text + (f" and {len(processes) - 1} more" if len(processes) > 1 else "")
@@ -542,4 +542,4 @@ def strangers(
         return None
     if any(process["pid"] in own for process in listed):
         return [process for process in listed if process["pid"] not in own]
-    return [{"pid": None, "name": None, "nbytes": None} for _ in listed[ranks:]]
+    return [{"pid": None, "name": None, "size_bytes": None} for _ in listed[ranks:]]

@@ -186,12 +186,12 @@ def other_numa_node(facts: Facts) -> Iterator[Finding]:
 
 def small_shm(facts: Facts) -> Iterator[Finding]:
     # NCCL troubleshooting, 'Shared memory': --shm-size=1g. Docker gives 64 MiB.
-    nbytes = facts.limits.get("shm_nbytes")
-    if nbytes is not None and nbytes < _GIB:
+    size_bytes = facts.limits.get("shm_bytes")
+    if size_bytes is not None and size_bytes < _GIB:
         yield Finding(
             "small_shm",
             "warning",
-            f"/dev/shm has {format_bytes(nbytes)}" if nbytes else "there is no /dev/shm",
+            f"/dev/shm has {format_bytes(size_bytes)}" if size_bytes else "there is no /dev/shm",
             "NCCL, oneCCL and MPI exchange through it within a host, and fail to initialise.",
             "docker run --shm-size=1g or --ipc=host; Kubernetes: an emptyDir with medium Memory.",
         )
@@ -199,12 +199,13 @@ def small_shm(facts: Facts) -> Iterator[Finding]:
 
 def memlock(facts: Facts) -> Iterator[Finding]:
     # NCCL troubleshooting: --ulimit memlock=-1. RDMA pins what it sends.
-    nbytes = facts.limits.get("memlock_nbytes")
-    if facts.rdma and nbytes is not None and nbytes < _GIB:
+    size_bytes = facts.limits.get("memlock_bytes")
+    if facts.rdma and size_bytes is not None and size_bytes < _GIB:
         yield Finding(
             "memlock",
             "error",
-            f"locked memory is limited to {format_bytes(nbytes)} next to {facts.rdma[0]['name']}",
+            f"locked memory is limited to {format_bytes(size_bytes)} next to "
+            f"{facts.rdma[0]['name']}",
             "RDMA must pin its buffers: 'ibv_reg_mr failed', 'Cannot allocate memory'.",
             "ulimit -l unlimited; docker --ulimit memlock=-1; Slurm: LimitMEMLOCK of slurmd.",
         )
@@ -217,11 +218,11 @@ def ipex(facts: Facts) -> Iterator[Finding]:
         return
     theirs = ".".join(str(module["version"]).split(".")[:2])
     ours = ".".join(facts.torch["version"].split(".")[:2])
-    told = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
+    stated = f"{IPEX} {module['version']} cannot be imported ({module['error']})"
     yield Finding(
         "ipex",
         "warning",
-        told if theirs == ours else f"{told}: torch here is {ours}",
+        stated if theirs == ours else f"{stated}: torch here is {ours}",
         "ccl on XPU needs it; xccl and ccl on the CPU do not.",
         f"Install torch {theirs}.* or remove it (upstream ended with 2.8)."
         if theirs != ours
@@ -505,14 +506,16 @@ def nccl_implementation(facts: Facts) -> Iterator[Finding]:
     if not facts.devices("cuda") or (version < (2, 14) and value is None):
         return
     new = value != "0" if version >= (2, 15) else value == "1"
-    told = f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
+    stated = (
+        f"TORCH_DIST_USE_NCCL2={value}" if value is not None else "TORCH_DIST_USE_NCCL2 is unset"
+    )
     if version < (2, 14):
         why, action = f"torch {facts.torch['version']} does not read it.", "Unset it."
     else:
         which = "ProcessGroupNCCL2, which connects eagerly" if new else "the one of earlier torch"
         why = f"Backend nccl of torch {facts.torch['version']} is {which}."
         action = "Compare runs of one implementation only; 0 and 1 choose."
-    yield Finding("nccl_implementation", "note", told, why, action)
+    yield Finding("nccl_implementation", "note", stated, why, action)
 
 
 def omp_num_threads(facts: Facts) -> Iterator[Finding]:

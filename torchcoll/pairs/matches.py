@@ -13,7 +13,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.plausibility import crowded
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, over_ranks, quantile
-from torchcoll.pairs.schedule import LATENCY_NBYTES, THRESHOLD, Pair, Units, units_of
+from torchcoll.pairs.schedule import LATENCY_BYTES, THRESHOLD, Pair, Units, units_of
 
 _NO_TIME = "no time above 0"
 
@@ -35,8 +35,8 @@ Times = dict[Pair, Timing]  # one way: (from, to)
 
 @dataclass
 class Pairs:
-    """The pairs of a run. ``times``: (kind, nbytes) -> pair -> Timing; ``alone``: the same of each
-    pass of the pairs that ran again.
+    """The pairs of a run. ``times``: (kind, size_bytes) -> pair -> Timing; ``alone``: the same of
+    each pass of the pairs that ran again.
 
     ``kind`` is LATENCY, EXCHANGE or SEND (one way; read from the other end it is RECEIVE).
     """
@@ -91,10 +91,10 @@ GROUPS = ("pair", "node", "pair" + ALONE, "node" + ALONE)
 
 
 def key_of(case: Case) -> tuple[str, int]:
-    """(kind, nbytes) of a case of a pair."""
+    """(kind, size_bytes) of a case of a pair."""
     if case.root is not None:
-        return SEND, case.nbytes
-    return (LATENCY if case.nbytes == LATENCY_NBYTES else EXCHANGE), case.nbytes
+        return SEND, case.size_bytes
+    return (LATENCY if case.size_bytes == LATENCY_BYTES else EXCHANGE), case.size_bytes
 
 
 def read_pairs(run: Run) -> Pairs | None:
@@ -107,9 +107,9 @@ def read_pairs(run: Run) -> Pairs | None:
     hosts = [known.get(str(rank), "?") for rank in range(max(run.ranks, len(run.members)))]
     units = units_of(by, hosts)
     found = Pairs(by, units, tuple(hosts[ranks[0]] for ranks in units))
-    told = run.header.get("threshold")
-    if isinstance(told, float) and 0 < told < 1:
-        found.threshold = told
+    stated = run.header.get("threshold")
+    if isinstance(stated, float) and 0 < stated < 1:
+        found.threshold = stated
     if own[0].case.device == "cpu":
         found.crowded = frozenset(host for host, _ in crowded(run.members))
     for result in own:
@@ -151,7 +151,7 @@ def _timing(result: CaseResult) -> Timing | None:
     middle = quantile(calls, 0.5)
     # From the fast side, which is what is judged: half the interquartile range of a symmetric one.
     spread = math.log(middle / quantile(calls, 0.25)) / 0.6745
-    good = 0.0 if result.case.nbytes == LATENCY_NBYTES else 0.25
+    good = 0.0 if result.case.size_bytes == LATENCY_BYTES else 0.25
     return Timing(middle, quantile(calls, good), spread, len(calls))
 
 

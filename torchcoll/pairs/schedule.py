@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torchcoll.core.case import Case, need_nbytes, size_case
+from torchcoll.core.case import Case, need_bytes, size_case
 from torchcoll.core.collectives import PAIR
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import Spec
@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 Units = tuple[tuple[int, ...], ...]  # the ranks of each unit, units in ascending order
 
 BY = ("rank", "node")
-LATENCY_NBYTES = 8
+LATENCY_BYTES = 8
 ITERS = 10
 LATENCY_ITERS = 20  # at least: they cost nothing, and their good calls are to be found
 SIZES = (8 << 20,)
@@ -28,10 +28,10 @@ PASSES = 4  # alone, see pairs/suspects.py
 # pairs of one kind scatter by some percent; what people lose is more: one of four lanes 25 %, one
 # of two rails 50 %, a link at the speed of the generation before 50 %.
 THRESHOLD = 0.2
-_FILE_NBYTES = 950  # of a record beside its samples, as measured
-_SAMPLE_NBYTES = 9
-_HELD_NBYTES, _HELD_SAMPLE_NBYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
-_MUCH_NBYTES = 1 << 30  # of rank 0's memory: --dry-run then names the other way
+_FILE_BYTES = 950  # of a record beside its samples, as measured
+_SAMPLE_BYTES = 9
+_HELD_BYTES, _HELD_SAMPLE_BYTES = 1800, 40  # the same in rank 0's memory (CPython 3.11)
+_MUCH_BYTES = 1 << 30  # of rank 0's memory: --dry-run then names the other way
 _USUAL_RANKS = 8  # a node, where nobody said
 # What --dry-run reckons with, for nobody knows the network before.
 _ASSUMED_GBPS, _AGREEMENT_US = 10.0, 40.0
@@ -104,12 +104,12 @@ def pair_cases(spec: Spec, group: str, first: Case) -> tuple[Case, ...]:
     """
     (dtype,) = spec.dtypes
 
-    plain = replace(first, collective=PAIR, op=None, in_place=False, cadence="isolated")
-    points: list[tuple[int, int | None]] = [(LATENCY_NBYTES, None)]
-    points += [(nbytes, root) for nbytes in spec.sizes for root in (None, 0, 1)]
+    plain = replace(first, collective=PAIR, op=None, in_place=False, mode="synchronized")
+    points: list[tuple[int, int | None]] = [(LATENCY_BYTES, None)]
+    points += [(size_bytes, root) for size_bytes in spec.sizes for root in (None, 0, 1)]
     return tuple(
-        replace(plain, nbytes=nbytes, dtype=dtype, root=root, group=group)
-        for nbytes, root in points
+        replace(plain, size_bytes=size_bytes, dtype=dtype, root=root, group=group)
+        for size_bytes, root in points
     )
 
 
@@ -126,9 +126,9 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     pairs, schedule = count * (count - 1) // 2, rounds_of(count)
     calls = (spec.iters or 0) + 1
     (dtype,) = spec.dtypes
-    largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "isolated", "", "")
-    need = need_nbytes(size_case(largest, 2), 0, spec.check)
-    moved = sum(3 * calls * nbytes for nbytes in spec.sizes)
+    largest = Case(PAIR, max(spec.sizes), dtype, None, None, False, "synchronized", "", "")
+    need = need_bytes(size_case(largest, 2), 0, spec.check)
+    moved = sum(3 * calls * size_bytes for size_bytes in spec.sizes)
     each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6
     time = format_time(each_s * schedule * 1e9, 3).strip()
     file, held = _kept(spec, pairs, len(units[0]))
@@ -153,7 +153,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
         f"Memory: {format_bytes(need)} a rank, and on rank 0 about {format_bytes(held)} of host "
         f"memory for all results. Result file: about {format_bytes(file)}.",
     ]
-    if options.by == "rank" and held > _MUCH_NBYTES:
+    if options.by == "rank" and held > _MUCH_BYTES:
         each = options.ranks_per_node or _USUAL_RANKS
         nodes = -(-ranks // each)
         pairs = nodes * (nodes - 1) // 2
@@ -178,6 +178,6 @@ def _kept(spec: Spec, pairs: int, at_once: int) -> tuple[int, int]:
     each = _kinds(spec) * ((spec.iters or 0) + 1) + LATENCY_ITERS
     samples = pairs * each * 2 * at_once
     return (
-        cases * _FILE_NBYTES + samples * _SAMPLE_NBYTES,
-        cases * _HELD_NBYTES + samples * _HELD_SAMPLE_NBYTES,
+        cases * _FILE_BYTES + samples * _SAMPLE_BYTES,
+        cases * _HELD_BYTES + samples * _HELD_SAMPLE_BYTES,
     )

@@ -48,10 +48,10 @@ _NONE, _SELF = "?", "\\"
 
 def matrix_grid(pairs: Pairs, key: tuple[str, int], out: Destination) -> Grid:
     """A row and a column a unit; cells are GB/s (latency: us), or shades of the kind's median."""
-    kind, nbytes = key
+    kind, size_bytes = key
     if kind == EXCHANGE:
         per = "node" if pairs.by == "node" else "rank"
-        above = f"{format_size(nbytes)} both ways at once, GB/s sent by each {per}"
+        above = f"{format_size(size_bytes)} both ways at once, GB/s sent by each {per}"
     else:
         above = "latency in us"
     times, count = pairs.times[key], len(pairs.units)
@@ -199,11 +199,11 @@ def _units(pairs: Pairs, format: str) -> Grid:
     """A line a unit: the medians over its pairs."""
     keys = list(pairs.times)
     heads = [Head(pairs.by), Head("host", left=True)]
-    for kind, nbytes in keys:
+    for kind, size_bytes in keys:
         if kind == LATENCY:
             heads.append(Head("latency", repeat=True))
             continue
-        size = format_size(nbytes)
+        size = format_size(size_bytes)
         words = ("both ways",) if kind == EXCHANGE else ("sends", "receives")
         heads += [Head(word, f"{size} (GB/s)") for word in words]
     shown: Sequence[int] = range(len(pairs.units))
@@ -257,8 +257,8 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
 
 def _halved(run: Run) -> list[str]:
     """What --bisect accuses, as it was decided on the ranks: pairs say nothing of it."""
-    told = [e for e in run.events if e.get("kind") == "suspect"]
-    texts = [one_line(event.get("message")) for event in told]
+    stated = [e for e in run.events if e.get("kind") == "suspect"]
+    texts = [one_line(event.get("message")) for event in stated]
     return [text for text in texts if text.startswith("bisect: ")]
 
 
@@ -344,7 +344,7 @@ def _records(pairs: Pairs) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         "kind": kind,
-                        "nbytes": key[1],
+                        "size_bytes": key[1],
                         "alone": number > 0,
                         "pass": number,
                         "first": pair[0],
@@ -384,7 +384,7 @@ def _object(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) 
 def _suspect_object(pairs: Pairs, one: Suspect) -> dict[str, Any]:
     evidence = [
         {
-            **picked(e, "kind=what nbytes within_node=within ratio"),
+            **picked(e, "kind=what size_bytes within_node=within ratio"),
             "z": e.z if abs(e.z) != float("inf") else None,
             **picked(e, "slow_pairs=slow pairs alone_ratio stands"),
         }

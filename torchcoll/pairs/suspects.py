@@ -65,7 +65,7 @@ class Evidence:
     """
 
     what: str
-    nbytes: int
+    size_bytes: int
     within: bool  # pairs of one node
     ratio: float
     z: float
@@ -100,7 +100,7 @@ class Noise:
     """
 
     what: str
-    nbytes: int
+    size_bytes: int
     within: bool
     calls: int
     spread: float
@@ -166,12 +166,12 @@ def suspects(
         for link, evidence in table.links(bad):
             found[link].append(evidence)
     ordered = sorted(found.items(), key=lambda item: (len(item[0]), item[0]))
-    told = [
+    stated = [
         Suspect(units, tuple(sorted(evidence, key=lambda one: (one.stands is False, one.ratio))))
         for units, evidence in ordered
     ]
-    standing = {one.units[0] for one in told if one.stands and not one.is_link}
-    return [one for one in told if with_hidden or not one.is_link or not {*one.units} & standing]
+    standing = {one.units[0] for one in stated if one.stands and not one.is_link}
+    return [one for one in stated if with_hidden or not one.is_link or not {*one.units} & standing]
 
 
 def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None) -> list[Noise]:
@@ -182,8 +182,8 @@ def noise(pairs: Pairs, found: Sequence[Suspect], threshold: float | None = None
         return []
     units = {one.units[0] for one in found if not one.is_link}
     links = {one.units for one in found if one.is_link}
-    told = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
-    return [one for one in told if one]
+    stated = [table.noise(units, links) for table in _tables(pairs, threshold or pairs.threshold)]
+    return [one for one in stated if one]
 
 
 def _tables(pairs: Pairs, threshold: float) -> list[_Table]:
@@ -286,10 +286,10 @@ class _Table:
         _, between = robust([math.log(self._speeds[pair]) for pair in sound])
         spread = median([timing.spread for timing in timings])
         calls = round(median([timing.calls for timing in timings]))
-        what, nbytes = self._key
+        what, size_bytes = self._key
         what = "one way" if what == SEND else what
-        told = Noise(what, nbytes, self._within, calls, spread, between, self._threshold)
-        return told if told.seen > self._threshold else None
+        stated = Noise(what, size_bytes, self._within, calls, spread, between, self._threshold)
+        return stated if stated.seen > self._threshold else None
 
     def _evidence(self, what: str, met: Sequence[Pair], slow: int, others: _Others) -> Evidence:
         speed = median([self._speeds[pair] for pair in met])
@@ -352,9 +352,11 @@ def again_alone(pairs: Pairs, found: Sequence[Suspect]) -> tuple[list[Pair], dic
 
 def kinds_of(found: Iterable[Suspect]) -> set[tuple[str, int]]:
     """The kinds of calls by which they are still suspected: what runs again."""
-    told = [one for suspect in found for one in suspect.evidence if one.stands is not False]
-    kinds = {(one.what, one.nbytes) for one in told}
-    return {(what if what in (LATENCY, EXCHANGE) else SEND, nbytes) for what, nbytes in kinds}
+    stated = [one for suspect in found for one in suspect.evidence if one.stands is not False]
+    kinds = {(one.what, one.size_bytes) for one in stated}
+    return {
+        (what if what in (LATENCY, EXCHANGE) else SEND, size_bytes) for what, size_bytes in kinds
+    }
 
 
 def without(pairs: Pairs, found: Sequence[Suspect]) -> list[int]:
@@ -385,8 +387,8 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
     else:
         who = pairs.ranks(suspect.units[0])
     words = []
-    told = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
-    for one in told[:_TOLD]:
+    stated = [one for one in suspect.evidence if one.stands is not False or not suspect.stands]
+    for one in stated[:_TOLD]:
         where = "" if len({*pairs.hosts}) in (1, len(pairs.units)) else _where(one)
         count = "" if suspect.is_link else f", {one.slow} of {one.pairs} pairs slow"
         alone = (
@@ -396,7 +398,7 @@ def suspect_text(pairs: Pairs, suspect: Suspect) -> str:
         )
         z = "" if one.z == float("-inf") else f", z {one.z:.0f}"
         words.append(f"{one.what}{where} {100 * one.ratio:.0f} %{count}{z}{alone}")
-    more = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    more = f"; and {len(stated) - _TOLD} more" if len(stated) > _TOLD else ""
     return f"{who}: of the others' speed " + "; ".join(words) + more
 
 
@@ -408,20 +410,20 @@ def noise_text(pairs: Pairs, several: Sequence[Noise]) -> str:
     measured.
     """
     bandwidth = any(kind != LATENCY for kind, _ in pairs.times)
-    told = [one for one in several if not bandwidth or one.what != LATENCY]
-    if not told:
+    stated = [one for one in several if not bandwidth or one.what != LATENCY]
+    if not stated:
         return ""
     actions = []
-    if any(one.what != LATENCY and one.nbytes < SIZES[0] for one in told):
+    if any(one.what != LATENCY and one.size_bytes < SIZES[0] for one in stated):
         actions.append(f"--sizes {format_size(SIZES[0])}")
-    if any(one.calls < ITERS for one in told):
+    if any(one.calls < ITERS for one in stated):
         actions.append(f"-n {ITERS}")
-    least = max(map(_least, told))
+    least = max(map(_least, stated))
     if not actions and least < 100 and bandwidth:
         actions = [f"--threshold {least}%"]
     use = f"; use {' '.join(actions)}" if actions else ""
-    words = ", ".join(noise_words(pairs, one) for one in told)
-    return f"too noisy to accuse at {100 * told[0].threshold:g} %: {words}{use}"
+    words = ", ".join(noise_words(pairs, one) for one in stated)
+    return f"too noisy to accuse at {100 * stated[0].threshold:g} %: {words}{use}"
 
 
 def noise_words(pairs: Pairs, one: Noise) -> str:
@@ -430,7 +432,7 @@ def noise_words(pairs: Pairs, one: Noise) -> str:
     scatter = f"spread by {100 * one.spread:.0f} %"
     if one.between > one.spread:
         scatter = f"differ by {100 * one.between:.0f} % from pair to pair"
-    calls = f"{one.what}{where} {format_size(one.nbytes)} x {one.calls} calls"
+    calls = f"{one.what}{where} {format_size(one.size_bytes)} x {one.calls} calls"
     return f"{calls} {scatter} (seen from {_least(one)} % on)"
 
 
@@ -448,7 +450,7 @@ def events(pairs: Pairs, found: Sequence[Suspect]) -> list[dict[str, Any]]:
     """
     standing = [one for one in found if one.stands]
     nodes: defaultdict[str, list[Suspect]] = defaultdict(list)
-    told = []
+    stated = []
     for one in standing:
         if not one.is_link:
             nodes[pairs.hosts[one.units[0]]].append(one)
@@ -458,11 +460,11 @@ def events(pairs: Pairs, found: Sequence[Suspect]) -> list[dict[str, Any]]:
         if len(own) > 1:
             of = sum(1 for unit_host in pairs.hosts if unit_host == host)
             message = f"{len(own)} of {of} ranks of node {host}; {message}"
-        told.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
+        stated.append({"kind": "suspect", "message": message, "host": host, "ranks": ranks})
     for one in standing:
         if one.is_link:
             ends = [pairs.hosts[unit] for unit in one.units]
             ranks = [rank for unit in one.units for rank in pairs.units[unit]]
             message = suspect_text(pairs, one)
-            told.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
-    return told
+            stated.append({"kind": "suspect", "message": message, "link": ends, "ranks": ranks})
+    return stated

@@ -41,8 +41,8 @@ from torchcoll.machine.launcher import Launch
 from torchcoll.pairs.schedule import (
     BY,
     ITERS,
+    LATENCY_BYTES,
     LATENCY_ITERS,
-    LATENCY_NBYTES,
     PASSES,
     SIZES,
     THRESHOLD,
@@ -119,11 +119,11 @@ def halve(
             halves = group[start : start + middle], group[start + middle : start + 2 * middle]
             if not comparable(*halves):
                 continue
-            told = speeds(*halves)
-            steps.append(Step(halves, told))
-            slow = 0 if told[0] < told[1] else 1
-            if told[slow] < (1 - threshold) * told[1 - slow]:
-                slower, ratio = halves[slow], told[slow] / told[1 - slow]
+            stated = speeds(*halves)
+            steps.append(Step(halves, stated))
+            slow = 0 if stated[0] < stated[1] else 1
+            if stated[slow] < (1 - threshold) * stated[1 - slow]:
+                slower, ratio = halves[slow], stated[slow] / stated[1 - slow]
                 break
         if not slower:
             break
@@ -190,12 +190,12 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
         raise UsageError("resume", options.resume, "none: pairs are measured in one go")
     choice(options.format, "format", ("table", "markdown", "csv", "json"))
     sizes = spec.sizes or SIZES
-    if min(sizes) <= LATENCY_NBYTES:
-        expected = f"more than {LATENCY_NBYTES} bytes"
+    if min(sizes) <= LATENCY_BYTES:
+        expected = f"more than {LATENCY_BYTES} bytes"
         raise UsageError("sizes", min(sizes), expected, "The latency is measured in any case.")
-    for nbytes in sizes:
-        if nbytes % LATENCY_NBYTES:  # of every type a whole number of elements
-            raise UsageError("sizes", nbytes, f"a multiple of {LATENCY_NBYTES} bytes")
+    for size_bytes in sizes:
+        if size_bytes % LATENCY_BYTES:  # of every type a whole number of elements
+            raise UsageError("sizes", size_bytes, f"a multiple of {LATENCY_BYTES} bytes")
     if len(spec.dtypes) > 1:
         raise UsageError("dtype", ",".join(spec.dtypes), "one type")
     iters = ITERS if spec.iters is None else spec.iters
@@ -222,11 +222,11 @@ _TIMES = 2  # each step; the better one counts, for what slows a half for a mome
 
 
 def bisect(
-    session: Session, units: Units, threshold: float, told: Callable[[str], None]
+    session: Session, units: Units, threshold: float, stated: Callable[[str], None]
 ) -> Halving:
     """Halve the units; rank 0 records what it came to. Collective."""
     spec = replace(session.spec, fresh_group=True)
-    case, span = session.sizings[-1].case, session.sizings[-1].span_nbytes
+    case, span = session.sizings[-1].case, session.sizings[-1].span_bytes
     step = 0
 
     def speeds(first: Group, second: Group) -> tuple[float, float]:
@@ -237,10 +237,10 @@ def bisect(
         parts += [tuple(sorted(rest))] if rest else []
         sweep = Sweep(session, spec, tuple(parts))
         own = replace(case, group=f"bisect {step}")
-        sizing = size_case(own, max(map(len, parts)), span_nbytes=span)
+        sizing = size_case(own, max(map(len, parts)), span_bytes=span)
         seen: list[tuple[float, float]] = []
         for _ in range(_TIMES):
-            told(f"bisect, step {step}")
+            stated(f"bisect, step {step}")
             try:
                 sweep.one_case(sizing)
             except RuntimeError as error:
@@ -299,9 +299,9 @@ def _record(
     ranks = ranks_of(units, found.group)
     hosts = list(dict.fromkeys(members[rank]["host"] for rank in ranks))
     waiting = {host for host, _ in crowded(members)} if on_cpu else set()
-    told = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
-    if told & waiting:
-        names = ", ".join(sorted(told & waiting)[:8])
+    stated = {members[rank]["host"] for half in last.halves for rank in ranks_of(units, half)}
+    if stated & waiting:
+        names = ", ".join(sorted(stated & waiting)[:8])
         recorder.event(
             "bisect",
             f"bisect: {halves}, but ranks wait for a core on {names}: no fault is sought there",
@@ -332,8 +332,10 @@ class _Own:
 class PairsRun:
     """All pairs of one session. ``told`` is called on rank 0 with how far it is."""
 
-    def __init__(self, session: Session, options: PairOptions, told: Callable[[str], None]) -> None:
-        self.session, self.options, self._told = session, options, told
+    def __init__(
+        self, session: Session, options: PairOptions, stated: Callable[[str], None]
+    ) -> None:
+        self.session, self.options, self._stated = session, options, stated
         self._all = Sweep(session)
         self.units = units_of(options.by, [m["host"] for m in session.control.members])
         check_units(self.units, options.by)
@@ -361,10 +363,10 @@ class PairsRun:
                 )
         self._buffers.clear()
         session.device.release()
-        self._told("all ranks together")
+        self._stated("all ranks together")
         self._all.run()
         if self.options.bisect:
-            bisect(session, self.units, self.options.threshold, self._told)
+            bisect(session, self.units, self.options.threshold, self._stated)
         self._on_rank_0(self._events)
 
     # -- before -----------------------------------------------------------------------------
@@ -379,9 +381,9 @@ class PairsRun:
         try:
             for case in self._cases:
                 sizing = size_case(case, 2)
-                if case.nbytes not in self._buffers:
+                if case.size_bytes not in self._buffers:
                     buffers = allocate(session.torch, sizing, 0, session.device.name)
-                    self._buffers[case.nbytes] = buffers
+                    self._buffers[case.size_bytes] = buffers
                     Checker(session.torch, sizing, 0, buffers, session.progress.beat).prepare()
         except (RuntimeError, MemoryError) as error:
             failure = brief(error)
@@ -414,7 +416,7 @@ class PairsRun:
             text += f" ({' '.join(f'{low}-{high}' for low, high in met)})"
         elif own:
             text += f", pair {own.pair[0]}-{own.pair[1]}"
-        self._told(text)
+        self._stated(text)
         # In the file a round is in flight, not one of its pairs.
         started = replace(self._cases[0], group=f"{rule}/{text}")
         self._on_rank_0(lambda: self._recorder.started(started))
@@ -425,7 +427,7 @@ class PairsRun:
     def _one_kind(self, case: Case, own: _Own | None, text: str) -> list[Any]:
         """This kind of call on all pairs of the round; [rank] of samples on rank 0."""
         session, iters = self.session, self.session.spec.iters or 0
-        if case.nbytes == LATENCY_NBYTES:
+        if case.size_bytes == LATENCY_BYTES:
             iters = max(iters, LATENCY_ITERS)
         kind = f"{text}: {case.describe()}"
         cold: list[int] = []
@@ -438,8 +440,8 @@ class PairsRun:
             self._first(None, case)
         else:
             sizing = size_case(case, 2)
-            buffers = self._buffers[case.nbytes]
-            small = self._buffers[self._cases[0].nbytes]
+            buffers = self._buffers[case.size_bytes]
+            small = self._buffers[self._cases[0].size_bytes]
             call = self._call(own, buffers, case.root)
             align = self._call(own, small, None)
             self._first(lambda: self._timed(call, nothing, 1, cold), case, own)
@@ -451,7 +453,7 @@ class PairsRun:
         return session.control.gather([cold, steady, checked])
 
     def _timed(self, call: Any, align: Any, calls: int, durations: list[int]) -> None:
-        self.session.device.isolated(call, align, calls, {"host": durations, "issue": []})
+        self.session.device.synchronized(call, align, calls, {"host": durations, "issue": []})
 
     def _first(self, call: Callable[[], None] | None, case: Case, own: _Own | None = None) -> None:
         """The first call of all: a backend that cannot send says so here, on all ranks alike."""
@@ -580,14 +582,14 @@ def _sweep(
 
     The text of what makes the exit code 1: a case that failed, a suspect.
     """
-    told: Callable[[str], None] = nothing_told
+    stated: Callable[[str], None] = nothing_stated
     line = None
     if session.rank == 0 and not options.quiet:
         from torchcoll.report.destination import ProgressLine
 
         line = ProgressLine(sys.stderr, 80)
-        told = line.show
-    PairsRun(session, pairs, told).sweep()
+        stated = line.show
+    PairsRun(session, pairs, stated).sweep()
     failure = None
     if output:
         if line:
@@ -598,7 +600,7 @@ def _sweep(
     return agreed
 
 
-def nothing_told(text: str) -> None:
+def nothing_stated(text: str) -> None:
     pass
 
 
@@ -609,6 +611,6 @@ def _show(run: Run, options: Options, pairs: PairOptions) -> None:
 
 
 def _accused(run: Run) -> str | None:
-    told = [event["message"] for event in run.events if event["kind"] == "suspect"]
-    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
-    return f"suspect: {told[0]}{more}" if told else None
+    stated = [event["message"] for event in run.events if event["kind"] == "suspect"]
+    more = f" (and {len(stated) - 1} more)" if len(stated) > 1 else ""
+    return f"suspect: {stated[0]}{more}" if stated else None

@@ -14,7 +14,7 @@ from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.result import CaseResult
-from torchcoll.core.summary import PERIOD, Row, quantile, steady_times, told
+from torchcoll.core.summary import PERIOD, Row, quantile, stated, steady_times
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
@@ -25,7 +25,7 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 DIMENSIONS = (
     *("collective", "backend", "device", "ranks", "dtype", "op"),
     *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
-    *("coalesce", "rehearsal", "splits", "communicator", "cadence", "clock"),
+    *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
 _INTERVALS = (
@@ -43,9 +43,9 @@ class Entry:
     marks: str = ""
     how: str = "max"
 
-    def told(self, name: str) -> Any:
+    def stated(self, name: str) -> Any:
         """A field of the row; None where it is unknown."""
-        return told(self.row, name, self.result.given is not None)
+        return stated(self.row, name, self.result.reported is not None)
 
     @property
     def has_data(self) -> bool:
@@ -61,7 +61,7 @@ class Column:
 
 def _text(key: str, first: str, second: str = "", left: bool = True) -> Column:
     def cell(entry: Entry) -> str:
-        value = entry.told(key)
+        value = entry.stated(key)
         return "-" if value is None else one_line(value)
 
     return Column(key, Head(first, second, left), cell)
@@ -80,13 +80,13 @@ def _bandwidth(key: str, first: str, drop: int = 0) -> Column:
 def _size(key: str, first: str, second: str = "", drop: int = 0) -> Column:
     def cell(entry: Entry) -> str:
         # A case that did not run may have no actual size: then what was asked for stands there.
-        nbytes = entry.told(key)
-        if nbytes is None:
+        size_bytes = entry.stated(key)
+        if size_bytes is None:
             return "-"
-        nbytes = nbytes or entry.row.nbytes_requested
-        return format_size(nbytes) if entry.has_data else "-"
+        size_bytes = size_bytes or entry.row.size_bytes_requested
+        return format_size(size_bytes) if entry.has_data else "-"
 
-    return Column(key, Head(first, second, drop=drop, repeat=key == "nbytes"), cell)
+    return Column(key, Head(first, second, drop=drop, repeat=key == "size_bytes"), cell)
 
 
 def _first_call(entry: Entry) -> str:
@@ -127,13 +127,13 @@ COLUMNS: dict[str, Column] = {
         Column("rehearsal", Head("rehearsal", left=True), lambda e: _yes_no(e.row.rehearsal)),
         _text("splits", "splits"),
         _text("communicator", "communicator"),
-        _text("cadence", "cadence"),
+        _text("mode", "mode"),
         _text("clock", "clock"),
-        _size("nbytes_requested", "size", "asked", drop=2),
-        _size("nbytes", "size"),
+        _size("size_bytes_requested", "size", "asked", drop=2),
+        _size("size_bytes", "size"),
         _text("count", "count", left=False),
-        _size("nbytes_in", "bytes", "in"),
-        _size("nbytes_out", "bytes", "out"),
+        _size("bytes_in", "bytes", "in"),
+        _size("bytes_out", "bytes", "out"),
         Column("first_call_ns", Head("first", "call ", drop=1, width=9), _first_call),
         _time("second_call_ns", "second", "call"),
         _text("statistic", "statistic"),
@@ -155,10 +155,10 @@ COLUMNS: dict[str, Column] = {
 }
 
 _ALWAYS = (
-    *("nbytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
+    *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
     *("calls", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
-_OF_DATA = ("nbytes", "algbw_gbps", "busbw_gbps")
+_OF_DATA = ("size_bytes", "algbw_gbps", "busbw_gbps")
 
 
 def _yes_no(value: bool | None) -> str:
@@ -200,7 +200,7 @@ def default_columns(
         if len(values := values_of(items, name)) > 1 or (name == "group" and values)
     ]
     if resized:
-        keys.append("nbytes_requested")
+        keys.append("size_bytes_requested")
     for key in _ALWAYS:
         if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
             continue
@@ -216,7 +216,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
     columns = default_columns(
         rows,
         p99=any(row.p99_ns is not None for row in rows),
-        resized=any(row.nbytes != row.nbytes_requested for row in data if row.nbytes),
+        resized=any(row.size_bytes != row.size_bytes_requested for row in data if row.size_bytes),
         has_data=bool(data),
         algorithm=any(row.algorithm for row in rows),
     )

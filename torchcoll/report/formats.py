@@ -25,7 +25,7 @@ from torchcoll.report.columns import (
 )
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, print_grids
-from torchcoll.report.notes import Notes, lines_beside, problems_of
+from torchcoll.report.notes import Notes, note_lines, problems_of
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     """One dictionary a row."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
     return [
-        {name: entry.told(name) for name in names}
+        {name: entry.stated(name) for name in names}
         | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
         for entry in view.entries(run)
     ]
@@ -302,7 +302,7 @@ def print_forms(
     out.flush()
 
 
-def tell_beside(found: Any, format: str) -> None:
+def print_notes(found: Any, format: str) -> None:
     """On stderr what csv and json of what was found in ``found.runs`` have no place for."""
-    for text in lines_beside(format, found.runs, [f"note: {text}" for text in found.notes]):
+    for text in note_lines(format, found.runs, [f"note: {text}" for text in found.notes]):
         tell(f"torchcoll: {text}")

@@ -12,7 +12,7 @@ from typing import Any
 from torchcoll.core.backends import communicates
 from torchcoll.core.case import Case
 from torchcoll.core.errors import one_line
-from torchcoll.core.result import CaseResult, Given, Run
+from torchcoll.core.result import CaseResult, Reported, Run
 from torchcoll.core.summary import (
     COLD_CALL,
     PERIOD,
@@ -29,7 +29,7 @@ from torchcoll.report.columns import statistics_of, values_of
 # -------------------------------------------------------------------------------------------------
 # What a table is about, in words: the kind of case and what tells it from the others.
 
-_ALWAYS = ("collective", "nbytes", "dtype", "op", "ranks", "backend")
+_ALWAYS = ("collective", "size_bytes", "dtype", "op", "ranks", "backend")
 _PLAIN = ("collective", "dtype", "op", "backend")
 
 
@@ -52,7 +52,7 @@ def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
             words.append("in place" if value else "out of place")
         elif name == "ranks":
             words.append(f"{value} rank{'s' * (value != 1)}")
-        elif name == "nbytes":
+        elif name == "size_bytes":
             words.append(f"{format_size(value)} bytes" if value < 1024 else format_size(value))
         elif name in _PLAIN:
             words.append(one_line(value))
@@ -63,16 +63,16 @@ def _text(kind: Mapping[str, Any], names: Sequence[str]) -> str:
 
 # -------------------------------------------------------------------------------------------------
 
-_CADENCES = {
-    "isolated": "isolated (a barrier before every call, outside the stamps)",
-    "stream": "stream (calls back to back, no barrier)",
+_MODES = {
+    "synchronized": "synchronized (a barrier before every call, outside the stamps)",
+    "back-to-back": "back-to-back (calls queued, no barrier)",
     "graph": "graph (captured calls, replayed)",
 }
 _READINGS = {
-    "max": "completion = max over ranks",
-    "mean": "time = mean over ranks, not the completion",
-    "min": "time = min over ranks, not the completion",
-    "rank0": "time = rank 0 alone, not the completion",
+    "max": "slowest rank = max over ranks",
+    "mean": "time = mean over ranks, not the slowest rank",
+    "min": "time = min over ranks, not the slowest rank",
+    "rank0": "time = rank 0 alone, not the slowest rank",
 }
 _PERIODS = {
     "max": "period = time of the batches on the slowest rank / calls",
@@ -80,7 +80,7 @@ _PERIODS = {
     "min": "period = time of the batches on the fastest rank / calls",
     "rank0": "period = time of the batches on rank 0 / calls",
 }
-NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is not the completion"
+NOT_ALIGNED = "ranks are not aligned: the maximum over ranks is no call's time"
 _FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names them all
 
 
@@ -94,8 +94,8 @@ def header_lines(
     what = f"{program_text(run)}: {what_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
     clock = ", ".join(map(one_line, clocks))
-    cadences = [_CADENCES.get(name, one_line(name)) for name in values_of(items, "cadence")]
-    words = [f"clock: {clock}" if clock else "", *(f"cadence: {name}" for name in cadences)]
+    modes = [_MODES.get(name, one_line(name)) for name in values_of(items, "mode")]
+    words = [f"clock: {clock}" if clock else "", *(f"mode: {name}" for name in modes)]
     lines.append("; ".join(filter(None, words)))
     if how:
         lines.append(given_text(run) or reading(items, how))
@@ -123,28 +123,28 @@ def reading(items: Sequence[Any], how: str) -> str:
     periods = [_PERIODS[how]] if PERIOD in known else []
     if known == [PERIOD]:
         return periods[0]
-    others = {i.cadence for i in items if statistics_of([i]) != [PERIOD]}
-    if how == "max" and not others <= {"isolated"}:
+    others = {i.mode for i in items if statistics_of([i]) != [PERIOD]}
+    if how == "max" and not others <= {"synchronized"}:
         return "; ".join([*periods, "time = max over ranks", NOT_ALIGNED])
     return "; ".join([_READINGS[how], *periods])
 
 
 def given_text(run: Run) -> str:
     """What the figures of an imported file are; '' where there are samples."""
-    given = [result.given for result in run.results if result.given and not result.time_ns]
-    if not given or len(given) < sum(bool(result.time_ns) for result in run.results):
+    reported = [result.reported for result in run.results if result.reported and not result.time_ns]
+    if not reported or len(reported) < sum(bool(result.time_ns) for result in run.results):
         return ""
     words = []
-    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in given):
+    for text, derived in dict.fromkeys((given_reading(g), g.derived) for g in reported):
         words.append(f"{text}, computed from the bandwidth given" if derived else text)
     return f"time = {' or '.join(words)}: figures of the source, which has no samples"
 
 
-def given_reading(given: Given) -> str:
+def given_reading(reported: Reported) -> str:
     """What a figure without samples is of the calls and of the ranks."""
-    over = given.over_ranks
+    over = reported.over_ranks
     ranks = "over ranks: unknown" if over == "unknown" else f"{one_line(over)} over ranks"
-    calls = COLD_CALL if given.one_cold_call else f"{one_line(given.statistic)} over calls"
+    calls = COLD_CALL if reported.one_cold_call else f"{one_line(reported.statistic)} over calls"
     return f"{calls}, {ranks}"
 
 

@@ -95,8 +95,8 @@ def _of_issue(result: CaseResult) -> Iterable[str]:
     if bound := host_bound(result):
         issued, period = (format_time(ns, 3).strip() for ns in bound)
         text = f"host-bound: the host takes {issued} to issue a call of {period}"
-        graph = result.case.device == "cuda" and result.case.cadence == "stream"
-        yield f"{text}; --cadence graph shows the device's own time" if graph else text
+        graph = result.case.device == "cuda" and result.case.mode == "back-to-back"
+        yield f"{text}; --mode graph shows the device's own time" if graph else text
 
 
 def _range(ns: tuple[float, float]) -> str:
@@ -161,8 +161,8 @@ def _stretch(rows: Sequence[Row]) -> str:
 def launch_lines(run: Run) -> list[str]:
     """What happened beside the cases, the launches of --resume, and how it all ended."""
     reason = (run.end or {}).get("reason")
-    told = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
-    lines = [*dict.fromkeys(map(_event_text, told)), *_continuation_lines(run)]
+    stated = [e for e in run.events if not reason or e.get("message") != reason or e.get("resumed")]
+    lines = [*dict.fromkeys(map(_event_text, stated)), *_continuation_lines(run)]
     lines += problems_of(run)
     return [*lines, one_line(run.way_on)] if run.way_on else lines
 
@@ -186,7 +186,7 @@ def found_lines(notes: Sequence[str], runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(map(one_line, [*notes, *runs_lines(runs)])))
 
 
-def lines_beside(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
+def note_lines(format: str, runs: Sequence[Run], notes: Sequence[str] = ()) -> list[str]:
     """What a table says and csv and json have no place for: the problems of the files, each with
     its file, and of csv ``notes``.
     """

@@ -68,13 +68,13 @@ def style_of(number: int) -> dict[str, Any]:
     return {"color": f"C{number % _COLOURS}", "linestyle": style}
 
 
-def draw_band(axis: Axes, told: Sequence[tuple[int, float, float]], colour: str) -> None:
+def draw_band(axis: Axes, stated: Sequence[tuple[int, float, float]], colour: str) -> None:
     """(x, low, high) of each point; between fewer than two a band has no area, so it is bars."""
-    if not told:
+    if not stated:
         return
-    places, low, high = zip(*told, strict=True)
+    places, low, high = zip(*stated, strict=True)
     axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-    if len(told) == 1:
+    if len(stated) == 1:
         axis.vlines(places, low, high, color=colour, linewidth=1)
 
 

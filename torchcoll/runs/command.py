@@ -63,7 +63,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         if path := getattr(options, what):
             check_new(path, what, options.force)
     from torchcoll.core.file import leave_out, load_all
-    from torchcoll.report.notes import lines_beside
+    from torchcoll.report.notes import note_lines
     from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
 
     files, traffic = _by_kind(options.files)
@@ -85,7 +85,7 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     if _asks(options) and not has_verdict(options.format, _has_view(options)):
         choices = {k: v for k, v in choices.items() if k not in _OF_VERDICT}  # theirs alone
     show(*runs, **choices)
-    for text in lines_beside(options.format, runs):
+    for text in note_lines(options.format, runs):
         tell(f"torchcoll: {text}")
     if traffic:
         print()
@@ -93,14 +93,14 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     return _judged(runs, options)
 
 
-def _by_kind(given: Sequence[str]) -> tuple[list[str], list[str]]:
+def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
     """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
     from torchcoll.core.file import expanded, is_traffic
     from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
     traffic: list[str] = []
-    for path in given:
+    for path in reported:
         inside = [str(file) for file in expanded(path)]
         sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
         results += [file for file in inside if file not in sent]
@@ -182,7 +182,7 @@ def _judged(runs: Sequence[Run], options: argparse.Namespace) -> ExitCode:
 
 def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
     from torchcoll.core.file import load_all
-    from torchcoll.runs.reference import is_points, load_points, points_of, show_beside
+    from torchcoll.runs.reference import is_points, load_points, points_of, show_reference
 
     if options.format not in ("table", "markdown"):
         expected = "one of table, markdown with --reference"
@@ -192,7 +192,7 @@ def _show_reference(runs: Sequence[Run], options: argparse.Namespace) -> None:
         points = load_points(path)
     else:
         points = [p for run in load_all([path]) for p in points_of(run)]
-    show_beside(runs, points, options.format)
+    show_reference(runs, points, options.format)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UnavailableError, UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import Row, over_ranks_of, told
+from torchcoll.core.summary import Row, over_ranks_of, stated
 from torchcoll.core.traffic import Traffic
 from torchcoll.report.columns import statistics_of
 from torchcoll.report.formats import View
@@ -44,7 +44,7 @@ def table(
 ) -> pandas.DataFrame:
     """One row a case; the columns are the fields of core.summary.Row, in base units.
 
-    Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the completion of a
+    Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: None for each case's default.
 
     Of a Traffic one row a collective and size, with the fields of TrafficRow (analysis/traffic.py).
@@ -62,7 +62,7 @@ def table(
         names = [field.name for field in dataclasses.fields(Row)]
         rows = zip(summarise_run(run, over_ranks, clock), run.results, strict=True)
         records = [
-            {name: told(row, name, result.given is not None) for name in names}
+            {name: stated(row, name, result.reported is not None) for name in names}
             for row, result in rows
         ]
     frame: pandas.DataFrame = pandas.DataFrame(records, columns=names)
@@ -143,7 +143,7 @@ def block_start(
 ) -> list[str]:
     """The lines before the first row of one collective on one backend, in one sub-group."""
     first = cases[0]
-    sizes = [case.nbytes for case in cases]
+    sizes = [case.size_bytes for case in cases]
     spec = run.header.get("spec") or {}
     if spec.get("step_bytes"):
         step = f"{spec['step_bytes']}(bytes)"
@@ -160,15 +160,15 @@ def block_start(
         f"# Collective test starting: {program(first.collective)}",
         f"# nThread 1 nGpus 1 minBytes {min(sizes)} maxBytes {max(sizes)} step: {step} warmup "
         f"iters: {warmup} iters: {iters} agg iters: {first.coalesce} validation: "
-        f"{int(spec.get('check') or False)} graph: {int(first.cadence == 'graph')}",
+        f"{int(spec.get('check') or False)} graph: {int(first.mode == 'graph')}",
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
-        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, cadence "
-        f"{one_line(first.cadence)}{group}",
+        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, mode "
+        f"{one_line(first.mode)}{group}",
         f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
     ]
     if text := given_text(run):
         lines[-1] = f"# torchcoll: {text}"
-    elif how == "max" and first.cadence != "isolated" and not first.back_to_back:
+    elif how == "max" and first.mode != "synchronized" and not first.back_to_back:
         lines.append(f"# torchcoll: {NOT_ALIGNED}")
     lines.append(f"# torchcoll: buffer reuse: {one_line(first.buffer_reuse)}")
     if run.ranks == 1:
@@ -244,7 +244,7 @@ def row_text(out_of_place: Pair | None, in_place: Pair | None) -> str:
     kind, op = one_line(row.dtype or "none"), one_line(row.op or "none")
     root = -1 if row.root is None else row.root
     kind = _NCCL_TESTS_TYPES.get(kind, kind)
-    start = f"{row.nbytes:12}  {row.count:12}  {kind:>8}  {op:>6}  {root:6}"
+    start = f"{row.size_bytes:12}  {row.count:12}  {kind:>8}  {op:>6}  {root:6}"
     return start + _block(*first) + _block(*second)
 
 

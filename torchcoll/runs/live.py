@@ -225,7 +225,7 @@ class _Clock:
     """The clock that a case will be shown on, as a Row names it."""
 
     def __init__(self, case: Case) -> None:
-        on_host = case.device == "cpu" or case.cadence == "isolated"
+        on_host = case.device == "cpu" or case.mode == "synchronized"
         self.clock = "host" if on_host else "device"
 
 
@@ -237,11 +237,11 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
     columns = default_columns(
         cases,
         p99=iters is None or iters >= P99_CALLS,
-        resized=any(a != case.nbytes for a, case in zip(actual, data, strict=True)),
+        resized=any(a != case.size_bytes for a, case in zip(actual, data, strict=True)),
         has_data=bool(data),
         algorithm="library_log" in run.header,
     )
-    sizes = [format_size(n) for n in (*actual, *(case.nbytes for case in data))]
+    sizes = [format_size(n) for n in (*actual, *(case.size_bytes for case in data))]
     widths = []
     for column in columns:
         texts = [column.head.first, column.head.second]
@@ -249,7 +249,7 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
             texts += [str(value) for value in values_of(cases, column.key)]
             if column.key == "group":
                 texts.append(f"{texts[-1]}/{run.ranks}")
-        elif column.key.startswith("nbytes"):
+        elif column.key.startswith("size_bytes"):
             texts += sizes
         elif column.key == "verified":
             texts.append("unchecked")
@@ -259,6 +259,6 @@ def stream_columns(run: Run, cases: Sequence[Case]) -> tuple[list[Column], list[
 
 def _actual_size(case: Case, ranks: int) -> int:
     try:
-        return size_case(case, ranks).nbytes
+        return size_case(case, ranks).size_bytes
     except TorchcollError:  # splits that do not fit the ranks: that case will say so itself
-        return case.nbytes
+        return case.size_bytes

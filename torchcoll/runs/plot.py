@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.comparison.matching import NAMES, conditions, value_of
 from torchcoll.comparison.results import is_right
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, value_of_fact
@@ -56,7 +56,7 @@ class PlotPoint:
     nothing was communicated.
     """
 
-    nbytes: int
+    size_bytes: int
     time_ns: float
     low_ns: float | None
     high_ns: float | None
@@ -96,9 +96,9 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
     for side in sides:
         which = f"{side.name}: " if side.name else ""
         facts = [(part.ranks, known_of(part)) for part in side.parts]
-        apart = kept_apart(facts)
+        separate = kept_separate(facts)
         launches = f"the launches of {side.name}" if side.name else "the launches"
-        notes.append(hidden_note(hidden_among([own for _, own in facts], apart), launches))
+        notes.append(hidden_note(hidden_among([own for _, own in facts], separate), launches))
         groups: dict[str, tuple[dict[str, Any], list[Measured]]] = {}
         missing: Counter[str] = Counter()
         for item in side.measured("time", Reading(over_ranks)):
@@ -106,9 +106,9 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
                 continue
             if not item.figure:
                 missing[item.row.status] += 1
-            elif item.row.nbytes:  # a barrier has no size
+            elif item.row.size_bytes:  # a barrier has no size
                 values = {name: value_of(item, name) for name in NAMES}
-                values |= {name: value_of_fact(item.facts, name) for name in apart}
+                values |= {name: value_of_fact(item.facts, name) for name in separate}
                 values["statistic"] = item.row.statistic
                 groups.setdefault(repr(values), (values, []))[1].append(item)
         for status, count in missing.items():
@@ -129,17 +129,17 @@ def picture_of(sides: Sequence[Side], over_ranks: str = "max", filter: str = "")
 
 def _line(side: str, values: dict[str, Any], items: Sequence[Measured]) -> PlotLine:
     line = PlotLine(side, values, rows=[item.row for item in items])
-    for nbytes in sorted({item.row.nbytes for item in items}):
-        own = [item for item in items if item.row.nbytes == nbytes]
+    for size_bytes in sorted({item.row.size_bytes for item in items}):
+        own = [item for item in items if item.row.size_bytes == size_bytes]
         right = [item for item in own if is_right(item)]
         if right:
-            line.points.append(_point(nbytes, right))
+            line.points.append(_point(size_bytes, right))
         if len(right) < len(own):
-            line.doubted.append(_point(nbytes, [item for item in own if not is_right(item)]))
+            line.doubted.append(_point(size_bytes, [item for item in own if not is_right(item)]))
     return line
 
 
-def _point(nbytes: int, items: Sequence[Measured]) -> PlotPoint:
+def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
     by_launch: dict[int, list[float]] = {}
     for item in items:
         by_launch.setdefault(item.launch, []).append(item.figure or 0.0)
@@ -155,7 +155,7 @@ def _point(nbytes: int, items: Sequence[Measured]) -> PlotPoint:
         high = None if None in highs else max(x for x in highs if x is not None)
     busbw = geometric([item.row.busbw_gbps for item in items])
     time_ns = geometric(medians) or 0.0
-    return PlotPoint(nbytes, time_ns, low, high, busbw or None, len(medians))
+    return PlotPoint(size_bytes, time_ns, low, high, busbw or None, len(medians))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def lines_figure(
         here = [(name, one) for name, one in limits if collective in one.collectives]
         for name, limit in here:
             _draw_limit(right, name, limit)
-        sizes = [p.nbytes for line in lines for p in (*line.points, *line.doubted)]
+        sizes = [p.size_bytes for line in lines for p in (*line.points, *line.doubted)]
         for axis in (left, right):
             size_axis(axis, sizes)
         time_axis(left)
@@ -201,23 +201,27 @@ def _names(lines: Sequence[PlotLine]) -> list[str]:
 def _draw(left: Axes, right: Axes, line: PlotLine, name: str, style: dict[str, Any]) -> None:
     points = line.points
     if points:
-        sizes = [p.nbytes for p in points]
+        sizes = [p.size_bytes for p in points]
         many: dict[str, Any] = {"marker": "o", "markersize": 3.5 if len(points) < 40 else 0}
         left.plot(sizes, [p.time_ns for p in points], label=name, **many, **style)
-        told = [(p.nbytes, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
-        draw_band(left, told, style["color"])
-        wide = [(p.nbytes, p.busbw_gbps) for p in points if p.busbw_gbps]
+        stated = [(p.size_bytes, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+        draw_band(left, stated, style["color"])
+        wide = [(p.size_bytes, p.busbw_gbps) for p in points if p.busbw_gbps]
         if wide:
             right.plot(*zip(*wide, strict=True), label=name, **many, **style)
         # busbw is size / time x a factor: the longest time is the lowest.
         spread = [
-            (p.nbytes, p.busbw_gbps * p.time_ns / p.high_ns, p.busbw_gbps * p.time_ns / p.low_ns)
+            (
+                p.size_bytes,
+                p.busbw_gbps * p.time_ns / p.high_ns,
+                p.busbw_gbps * p.time_ns / p.low_ns,
+            )
             for p in points
             if p.busbw_gbps and p.low_ns and p.high_ns
         ]
         draw_band(right, spread, style["color"])
     for axis, key in ((left, "time_ns"), (right, "busbw_gbps")):
-        doubted = [(p.nbytes, value) for p in line.doubted if (value := getattr(p, key))]
+        doubted = [(p.size_bytes, value) for p in line.doubted if (value := getattr(p, key))]
         if doubted:
             words = " and ".join(dict.fromkeys(_doubt(row) for row in line.rows if _doubt(row)))
             axis.plot(
@@ -268,15 +272,15 @@ def _caption(picture: Picture, over_ranks: str) -> list[str]:
     where = " on ".join(", ".join(values_of(rows, name)) for name in ("backend", "device"))
     ranks = [str(n) for n in values_of(rows, "ranks") if n] or ["an unknown number of"]
     words = [what_text(rows), f"{where}, {', '.join(ranks)} ranks"]
-    words += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "cadence")]
+    words += [f"{name} {', '.join(values_of(rows, name))}" for name in ("clock", "mode")]
     words.append(reading(rows, over_ranks) if sampled else "")
-    told = [f"{one} over calls" for one in values_of(rows, "statistic")]
+    stated = [f"{one} over calls" for one in values_of(rows, "statistic")]
     bands = ["p5 to p95 of the calls of a launch"] if sampled else []
     bands += (
         ["least to largest of the launches' medians where there are several"] if several else []
     )
-    words.append(f"line: {' or '.join(told)}, geometric mean over launches" if several else
-                 f"line: {' or '.join(told)}")  # fmt: skip
+    words.append(f"line: {' or '.join(stated)}, geometric mean over launches" if several else
+                 f"line: {' or '.join(stated)}")  # fmt: skip
     words.append(f"band: {'; '.join(bands)}" if bands else "no band: the source has no samples")
     return ["; ".join(filter(None, words)), *picture.notes]
 
@@ -297,7 +301,7 @@ def plot(
     """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced).
 
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
-    what ``cold`` (first calls over ranks) or ``transitions`` (laws and zones) found. Runs and
+    what ``cold`` (first calls over ranks) or ``transitions`` (laws and transitions) found. Runs and
     files: time and busbw over sizes, a row for each collective, a line for what differs in nothing
     but the size; launches of one side are pooled (geometric mean of their medians). over_ranks:
     max, mean, min, rank0. filter: as of ``compare``. fabric, rules: whose limits are drawn; without
@@ -307,7 +311,7 @@ def plot(
     there is nothing to draw, UnreadableError for a file.
     """
     from torchcoll.comparison.sides import side
-    from torchcoll.curves.show import regimes_figure
+    from torchcoll.curves.show import ranges_figure
     from torchcoll.curves.transitions import Transitions
     from torchcoll.startup.cold import Cold
     from torchcoll.startup.show import cold_figure
@@ -316,11 +320,11 @@ def plot(
     choice(over_ranks, "over-ranks", OVER_RANKS)
     if isinstance(what, Cold | Transitions):
         how = "" if over_ranks == "max" else over_ranks
-        given = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
-        for name, value in given.items():
+        reported = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
+        for name, value in reported.items():
             if value:
                 raise UsageError(name, value, "runs or files beside it, not what was found in them")
-        figure = cold_figure(what) if isinstance(what, Cold) else regimes_figure(what)
+        figure = cold_figure(what) if isinstance(what, Cold) else ranges_figure(what)
         write_figure(figure, path)
         return
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
@@ -346,7 +350,7 @@ def _limits(
         rows = [row for row in summarise_run(run) if fabric.connects(row)]
         for limit in fabric.limits:
             # At whatever size: the line says how far there is to go.
-            reached = (replace(row, nbytes=limit.least(row.ranks)) for row in rows)
+            reached = (replace(row, size_bytes=limit.least(row.ranks)) for row in rows)
             if any(map(limit.holds, reached)):
                 busbw, source = capped(limit, device_of(run) if fabric.several_hosts else None)
                 known = fabric.name, replace(limit, busbw_gbps=busbw, source=source)

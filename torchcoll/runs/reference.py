@@ -30,11 +30,11 @@ STATUSES = ("measured", "derived", "implausible", "unknown")
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """busbw_gbps of a collective. nbytes: None for a peak over sizes; ranks: 0 if not told."""
+    """busbw_gbps of a collective. size_bytes: None for a peak over sizes; ranks: 0 if not told."""
 
     name: str
     collective: str
-    nbytes: int | None
+    size_bytes: int | None
     ranks: int
     busbw_gbps: float
     status: str
@@ -66,11 +66,11 @@ def _point(record: dict[str, Any]) -> PublishedFigure:
     point = PublishedFigure(**record)
     if point.collective not in COLLECTIVES or point.status not in STATUSES:
         raise ValueError(f"{point.name}: unknown collective or status")
-    whole = (point.ranks, 0 if point.nbytes is None else point.nbytes)
+    whole = (point.ranks, 0 if point.size_bytes is None else point.size_bytes)
     if not isinstance(point.busbw_gbps, (int, float)) or not 0 < point.busbw_gbps < math.inf:
         raise ValueError(f"{point.name}: busbw_gbps is no number above 0")
     if any(type(value) is not int or value < 0 for value in whole):
-        raise ValueError(f"{point.name}: ranks or nbytes is no whole number")
+        raise ValueError(f"{point.name}: ranks or size_bytes is no whole number")
     return point
 
 
@@ -79,7 +79,7 @@ def points_of(run: Run) -> list[PublishedFigure]:
     name = one_line(run.source.get("file") or run.path or "run")
     return [
         PublishedFigure(
-            name, row.collective, row.nbytes, row.ranks, row.busbw_gbps or 0.0, *_status(row)
+            name, row.collective, row.size_bytes, row.ranks, row.busbw_gbps or 0.0, *_status(row)
         )
         for row in _with_figures(run)
     ]
@@ -113,7 +113,7 @@ def beside(run: Run, points: Sequence[PublishedFigure]) -> Grid:
         lines.append(
             [
                 point.collective,
-                "peak" if point.nbytes is None else format_size(point.nbytes),
+                "peak" if point.size_bytes is None else format_size(point.size_bytes),
                 str(own.ranks or "-"),
                 format_bandwidth(own.busbw_gbps),
                 str(point.ranks or "-"),
@@ -146,13 +146,13 @@ def _own(rows: Sequence[Row], point: PublishedFigure) -> Row | None:
     cannot be is taken only where there is nothing else.
     """
     same = [r for r in rows if r.collective == point.collective]
-    if point.nbytes is not None:
-        same = [r for r in same if point.nbytes in (r.nbytes, r.nbytes_requested)]
+    if point.size_bytes is not None:
+        same = [r for r in same if point.size_bytes in (r.size_bytes, r.size_bytes_requested)]
     same = [r for r in same if r.status == "ok"] or same
     return max(same, key=lambda r: r.busbw_gbps or 0.0, default=None)
 
 
-def show_beside(
+def show_reference(
     runs: Sequence[Run], points: Sequence[PublishedFigure], format: str, file: TextIO | None = None
 ) -> None:
     out = Destination(file)

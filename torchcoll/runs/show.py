@@ -132,7 +132,7 @@ def show(
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
     format: table, markdown, csv, json, nccl-tests. columns: names of Row fields, or ``all``.
-    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the completion of a
+    percentiles: further columns, such as ``50,90,99.9``. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: host, device, issue; None: each case's default. pivot: sizes
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
@@ -144,13 +144,13 @@ def show(
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
     if others:
-        given: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
-        given |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
-        given |= {"over-ranks": None if over_ranks == "max" else over_ranks}
-        given |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
+        reported: dict[str, Any] = {"percentiles": percentiles, "clock": clock, "pivot": pivot}
+        reported |= {"metric": metric, "per-rank": per_rank or None, "calls": calls or None}
+        reported |= {"over-ranks": None if over_ranks == "max" else over_ranks}
+        reported |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
         run = getattr(against, "path", against) or "a run"
-        given |= {"against": None if against is None else run}
-        _show_others(others, len(sources), format, columns, file, given)
+        reported |= {"against": None if against is None else run}
+        _show_others(others, len(sources), format, columns, file, reported)
         return
     choice(format, "format", RUN_FORMATS)
     if metric is not None:
@@ -206,10 +206,10 @@ def _show_others(
     format: str,
     columns: str | Sequence[str] | None,
     file: TextIO | None,
-    given: dict[str, Any],
+    reported: dict[str, Any],
 ) -> None:
-    for name in (name for name, value in given.items() if value is not None):
-        raise UsageError(name, given[name], f"none with {type(others[0]).__name__}")
+    for name in (name for name, value in reported.items() if value is not None):
+        raise UsageError(name, reported[name], f"none with {type(others[0]).__name__}")
     kinds = list(dict.fromkeys(type(one).__name__ for one in others))
     if len(kinds) > 1 or len(others) < count:
         got = " and ".join([*kinds, *(["a run"] if len(others) < count else [])])

@@ -139,11 +139,11 @@ def _column(run: Run, row: Row, key: str) -> str:
 
 def _varies(points: Sequence[_Point], name: str) -> bool:
     """True if a column would mix several values; that two columns differ is no mixture."""
-    told: dict[str, set[Any]] = {}
+    stated: dict[str, set[Any]] = {}
     for point in points:
         if _has(point.row, name):
-            told.setdefault(point.column, set()).add(getattr(point.row, name))
-    return any(len(values) > 1 for values in told.values())
+            stated.setdefault(point.column, set()).add(getattr(point.row, name))
+    return any(len(values) > 1 for values in stated.values())
 
 
 def _groups(points: Sequence[_Point], hidden: Sequence[str]) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
         columns.sort(key=int)
     cells: dict[tuple[int, str], list[Row]] = {}
     for point in points:
-        cells.setdefault((point.row.nbytes_requested, point.column), []).append(point.row)
+        cells.setdefault((point.row.size_bytes_requested, point.column), []).append(point.row)
     sizes = sorted({size for size, _ in cells})
     rows = [
         [
@@ -203,8 +203,8 @@ def _grid(points: Sequence[_Point], key: str, metric: str, group: dict[str, Any]
     if launches != {1}:
         words.append(f"median of {_span(launches)} results")
     below = []
-    data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.nbytes]
-    if any(row.nbytes != row.nbytes_requested for row in data):
+    data = [p.row for p in points if COLLECTIVES[p.row.collective].has_data and p.row.size_bytes]
+    if any(row.size_bytes != row.size_bytes_requested for row in data):
         below.append("size is what was asked for; some actual sizes differ")
     heads = [Head("size", repeat=True), *(Head(column) for column in columns)]
     return Grid(heads, rows, above=[", ".join(words)], below=below)
@@ -236,23 +236,23 @@ def _read_as(points: Sequence[_Point], view: View) -> list[str]:
     figures what each source tells.
     """
     sampled = [p.row for p in points if p.result.time_ns]
-    told = [p.result.given for p in points if p.result.given and not p.result.time_ns]
+    stated = [p.result.reported for p in points if p.result.reported and not p.result.time_ns]
     read = " or ".join(
         f"{statistic} over calls, {view.over_ranks} over ranks"
         for statistic in values_of(sampled, "statistic") or ["median"]
     )
-    words = [read] if sampled or not told else []
-    if told:
-        readings = " or ".join(dict.fromkeys(map(given_reading, told)))
+    words = [read] if sampled or not stated else []
+    if stated:
+        readings = " or ".join(dict.fromkeys(map(given_reading, stated)))
         words.append(f"{readings} (imported figures: as their source has them)")
     words = [" or ".join(words)]
-    for name in ("clock", "cadence"):
+    for name in ("clock", "mode"):
         values = values_of(_rows(points), name)
         words += [f"{name}: {', '.join(map(one_line, values))}"] if values else []
     ran = [row for row in sampled if row.statistic != PERIOD]
-    if not sampled and not told:
+    if not sampled and not stated:
         ran = _rows(points)
-    if view.over_ranks == "max" and set(values_of(ran, "cadence")) - {"isolated"}:
+    if view.over_ranks == "max" and set(values_of(ran, "mode")) - {"synchronized"}:
         words.append(NOT_ALIGNED)
     return ["; ".join(words)]
 
@@ -266,7 +266,7 @@ WAITING = (
     "has the shortest"
 )
 # What names a case in the rows of csv and json.
-_CASE_FIELDS = (*DIMENSIONS[:-1], "nbytes_requested", "nbytes")
+_CASE_FIELDS = (*DIMENSIONS[:-1], "size_bytes_requested", "size_bytes")
 RANK_FIELDS = (
     *(*_CASE_FIELDS, "status", "rank", "host", "rank_device", "clock", "calls", "median_ns"),
     *("longer_than_fastest_ns", "longest_share"),
@@ -436,7 +436,7 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
 
 
 def _calls(result: CaseResult, row: Row, how: str) -> Grid:
-    completes = how == "max" and result.case.cadence == "isolated"
+    completes = how == "max" and result.case.mode == "synchronized"
     heads = [
         Head("call", repeat=True),
         Head("kind", left=True),

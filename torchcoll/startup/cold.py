@@ -1,7 +1,7 @@
 """What starting costs: set-up, the first calls of each launch, and cases that pay again later.
 
-The unit is the launch. Of its calls the completion is read, the maximum over ranks. Nothing is said
-of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
+The unit is the launch. Of its calls the slowest rank is read, the maximum over ranks. Nothing is
+said of growth with the number of ranks here: that needs a law, which is ``torchcoll scaling``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.differences import hidden_among, hidden_note, kept_apart
+from torchcoll.comparison.differences import hidden_among, hidden_note, kept_separate
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
@@ -101,7 +101,7 @@ def init_parts(launch: Run) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Late:
-    """One case of launches alike: geometric means over the launches, completions in ns.
+    """One case of launches alike: geometric means over the launches, of the slowest rank, in ns.
 
     settled_ns: the steady figure (median, or period) or the last cold call, whichever is larger:
     the steady calls may be on another clock and back to back. cold: of how many ``launches`` the
@@ -112,7 +112,7 @@ class Late:
 
     kind: Mapping[str, Any]
     ranks: int
-    nbytes: int
+    size_bytes: int
     ordinal: int | None
     algorithm: str | None
     why: str
@@ -134,7 +134,7 @@ class _Seen:
     why: str
 
 
-def late_cases(launches: Iterable[Sequence[Measured]], apart: Sequence[str]) -> list[Late]:
+def late_cases(launches: Iterable[Sequence[Measured]], separate: Sequence[str]) -> list[Late]:
     """Cases that were cold in more than half of their launches, and those that the log shows to
     use an algorithm first; the first case of each launch aside.
     """
@@ -142,8 +142,8 @@ def late_cases(launches: Iterable[Sequence[Measured]], apart: Sequence[str]) -> 
     kinds: dict[str, dict[str, Any]] = {}
     for items in launches:
         for seen in _seen(items):
-            kind = kind_of(seen.item, apart)
-            key = repr((kind, seen.item.row.ranks, seen.item.row.nbytes_requested))
+            kind = kind_of(seen.item, separate)
+            key = repr((kind, seen.item.row.ranks, seen.item.row.size_bytes_requested))
             groups.setdefault(key, []).append(seen)
             kinds[key] = kind
     found = [_late(kinds[key], own) for key, own in groups.items()]
@@ -185,7 +185,7 @@ def _late(kind: dict[str, Any], seen: Sequence[_Seen]) -> Late:
     return Late(
         kind=kind,
         ranks=rows[0].ranks,
-        nbytes=rows[0].nbytes_requested,
+        size_bytes=rows[0].size_bytes_requested,
         ordinal=min(ordinals, default=None),
         algorithm=", ".join(names) or None,
         why="; ".join(causes),
@@ -293,14 +293,14 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
     """
     files = side("files", sources)
     launches = files.parts
-    apart = kept_apart((launch.ranks, known_of(launch)) for launch in launches)
+    separate = kept_separate((launch.ranks, known_of(launch)) for launch in launches)
     measured: list[list[Measured]] = [[] for _ in launches]
     for item in files.measured("time", Reading()):
         measured[item.part].append(item)
     found = [
         row
         for launch, items, placed in zip(launches, measured, places_of(launches), strict=True)
-        for row in _rows(launch, items, placed, apart)
+        for row in _rows(launch, items, placed, separate)
     ]
     if not found:
         raise UsageError(
@@ -310,26 +310,26 @@ def cold(sources: Source | Sequence[Source]) -> Cold:
         )
     found.sort(key=lambda row: row.placed.order)
     pairs, pooled = pairs_of(_like(found))
-    found = _told_apart(found, pairs, pooled)
+    found = _distinguished(found, pairs, pooled)
     scales = _scales(found, pairs)
-    late = late_cases(measured, apart)
-    return Cold(files.runs, found, scales, pooled, late, _notes(files, found, apart))
+    late = late_cases(measured, separate)
+    return Cold(files.runs, found, scales, pooled, late, _notes(files, found, separate))
 
 
 # -- one launch ------------------------------------------------------------------------------
 
 
 def _rows(
-    launch: Run, items: Sequence[Measured], placed: Placed, apart: Sequence[str]
+    launch: Run, items: Sequence[Measured], placed: Placed, separate: Sequence[str]
 ) -> Iterable[ColdRow]:
     results = [one.result for one in items]
     for backend in backends_of(results):
         firsts, own = _firsts([r for r in results if r.case.backend == backend])
         if not firsts:
             continue
-        told = [next(one for one in items if one.result is result) for result in firsts]
-        item = told[0]
-        steady = [ns for one in told if (ns := one.figure) and one.result.time_ns]
+        stated = [next(one for one in items if one.result is result) for result in firsts]
+        item = stated[0]
+        steady = [ns for one in stated if (ns := one.figure) and one.result.time_ns]
         by_rank = cold_by_rank(firsts)
         calls = over_ranks(list(by_rank.values())) if by_rank else _calls_of_rows(firsts)
         bad = [r.status for r in firsts if r.status != "ok"]
@@ -338,13 +338,13 @@ def _rows(
         yield ColdRow(
             name=_name(launch),
             launch=launch,
-            kind=kind_of(item, apart) | {"nbytes": item.row.nbytes_requested},
+            kind=kind_of(item, separate) | {"size_bytes": item.row.size_bytes_requested},
             ranks=launch.ranks or item.row.ranks,
             hosts=len({m["host"] for m in launch.members if m.get("host")}) or None,
             placed=placed,
             # A broken clock gives durations that have no logarithm.
             calls_ns=tuple(ns if ns and ns > 0 else None for ns in calls),
-            sizes=tuple(r.nbytes for r in firsts) if not by_rank else (item.row.nbytes,),
+            sizes=tuple(r.size_bytes for r in firsts) if not by_rank else (item.row.size_bytes,),
             own=own,
             # Sub-groups make their calls together: the slowest one tells.
             steady_ns=max(steady, default=None),
@@ -363,7 +363,7 @@ def _firsts(results: Sequence[CaseResult]) -> tuple[list[CaseResult], bool]:
     if firsts := first_results(results):
         return firsts, True
     # Rows of one call each: the process' first calls, as the importer says.
-    rows = [r for r in results if r.given and r.given.first_call_ns and r.ordinal is not None]
+    rows = [r for r in results if r.reported and r.reported.first_call_ns and r.ordinal is not None]
     if rows:
         return sorted(rows, key=lambda r: r.ordinal or 0), True
     return [r for r in results if r.cold_ns and all(r.cold_ns)][:1], False
@@ -371,7 +371,7 @@ def _firsts(results: Sequence[CaseResult]) -> tuple[list[CaseResult], bool]:
 
 def _calls_of_rows(rows: Sequence[CaseResult]) -> list[float | None]:
     """By their numbers: a row that could not be read leaves its place empty."""
-    by_number = {r.ordinal: r.given.first_call_ns for r in rows if r.given}
+    by_number = {r.ordinal: r.reported.first_call_ns for r in rows if r.reported}
     return [by_number.get(number) for number in range(1 + max(n or 0 for n in by_number))]
 
 
@@ -401,7 +401,7 @@ def _like(rows: Sequence[ColdRow]) -> list[tuple[str, int, Placed, float, str]]:
     ]
 
 
-def _told_apart(
+def _distinguished(
     rows: Sequence[ColdRow],
     pairs: Mapping[tuple[str, int], LaunchPairs],
     pooled: Sequence[LaunchPairs],
@@ -454,25 +454,25 @@ def _scale(rows: Sequence[ColdRow], again: LaunchPairs | None) -> Scale:
     )
 
 
-def _notes(files: Side, rows: Sequence[ColdRow], apart: Sequence[str]) -> list[str]:
+def _notes(files: Side, rows: Sequence[ColdRow], separate: Sequence[str]) -> list[str]:
     notes = []
     silent = len(files.parts) - len({row.placed.order for row in rows})
     if silent:
         notes.append(f"{silent} of {len(files.parts)} launches tell no first call")
     if any(not row.own for row in rows):
         notes.append("(used): others had used the communicator before; its connecting is not here")
-    steady = dict.fromkeys((row.kind["cadence"], row.clock) for row in rows if row.clock)
-    for cadence, clock in steady:
-        if (cadence, clock) != ("isolated", "host"):
+    steady = dict.fromkeys((row.kind["mode"], row.clock) for row in rows if row.clock)
+    for mode, clock in steady:
+        if (mode, clock) != ("synchronized", "host"):
             notes.append(
-                f"1st, 2nd, 3rd: host clock, one by one; steady: {clock} clock, {cadence} cadence"
+                f"1st, 2nd, 3rd: host clock, one by one; steady: {clock} clock, {mode} mode"
             )
     bad = [row for row in rows if row.status != "ok"]
     if bad:
         words = ", ".join(f"{row.name} {row.status}" for row in bad[:4])
         notes.append(f"in no mean, as their first case did not end well: {words}")
     notes.append(files.rehearsal_note)
-    varying = (hidden_among([row.facts for row in kind], apart) for kind in _kinds(rows))
+    varying = (hidden_among([row.facts for row in kind], separate) for kind in _kinds(rows))
     notes += map(hidden_note, varying)
     return list(dict.fromkeys(filter(None, notes)))
 

@@ -16,7 +16,7 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.report.formats import FORMATS, tell_beside
+    from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
     from torchcoll.startup.cold import cold
@@ -27,7 +27,7 @@ def run_cold(options: argparse.Namespace) -> ExitCode:
         check_path(options.plot, options.force)
     found = cold(options.files)
     show_cold([found], options.format)
-    tell_beside(found, options.format)
+    print_notes(found, options.format)
     if options.plot:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")

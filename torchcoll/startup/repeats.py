@@ -121,8 +121,8 @@ def in_job(
 
 
 def _same(pairs: Sequence[LaunchPairs]) -> bool:
-    verdicts = {one.judged.verdict for one in pairs}
-    return "same" in verdicts and not verdicts & {"faster", "slower"}
+    results = {one.judged.result for one in pairs}
+    return "same" in results and not results & {"faster", "slower"}
 
 
 Likes = Sequence[tuple[str, int, Placed, float, str]]

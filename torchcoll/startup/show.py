@@ -39,7 +39,7 @@ _WORDS = {
     "communicator": "connect",
     "nccl_init": "NCCL init",
 }
-READING = "completion = max over ranks"
+READING = "slowest rank = max over ranks"
 _RESULT = "to first result: connecting, as far as the 1st call does not, and the 1st call"
 _CALLS = (
     "1st, 2nd, 3rd: the first calls of a launch, one by one, of one case; steady: the figure "
@@ -178,7 +178,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
             ),
             (Head("2nd launch", "/ 1st"), lambda s: second(s, 0)),
             (Head("95 %"), lambda s: second(s, 1)),
-            (Head("verdict", left=True), lambda s: second(s, 2)),
+            (Head("result", left=True), lambda s: second(s, 2)),
         ],
         scales,
         above=["by number of ranks; geometric means over the launches"],
@@ -187,12 +187,12 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
 
 
 def _again_cells(pairs: LaunchPairs | None) -> tuple[str, str, str]:
-    """ratio, interval, verdict"""
+    """ratio, interval, result"""
     if pairs is None:
         return "-", "-", "-"
     judged = pairs.judged
     ratio = format_ratio(judged.ratio.ratio if judged.ratio else None)
-    return ratio, interval_text(judged), f"{judged.verdict} ({one_line(judged.reason)})"
+    return ratio, interval_text(judged), f"{judged.result} ({one_line(judged.reason)})"
 
 
 def _spans(scales: Sequence[Scale]) -> list[str]:
@@ -228,10 +228,10 @@ def _spans_of(scales: Sequence[Scale], place: str) -> list[str]:
 def _again_lines(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> list[str]:
     lines = []
     for one in again:
-        ratio, interval, verdict = _again_cells(one)
+        ratio, interval, result = _again_cells(one)
         jobs = f"{len(one.judged.base)} jobs of {one.ranks[0]} to {one.ranks[-1]} ranks"
         between = f" (95 %: {interval})" if interval != "-" else ""
-        lines.append(f"2nd launch / 1st, {jobs}: {ratio}{between}: {verdict}")
+        lines.append(f"2nd launch / 1st, {jobs}: {ratio}{between}: {result}")
     pairs = [*(scale.again for scale in scales if scale.again), *again]
     if pairs:
         figures = " or ".join(dict.fromkeys(one.figure for one in pairs))
@@ -295,7 +295,7 @@ def _late(late: Sequence[Late]) -> Grid:
                 lambda o: named.get(repr(o.kind), "-"),
             ),
             (Head("ranks"), lambda o: str(o.ranks or "-")),
-            (Head("size", repeat=True), lambda o: format_size(o.nbytes)),
+            (Head("size", repeat=True), lambda o: format_size(o.size_bytes)),
             (
                 Head("calls", "before"),
                 lambda o: "-" if o.ordinal is None else str(o.ordinal),
@@ -384,7 +384,7 @@ def _scale_record(scale: Scale) -> dict[str, Any]:
 
 
 def _pairs_record(pairs: LaunchPairs) -> dict[str, Any]:
-    figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value verdict reason"
+    figures = "ratio=ratio.ratio ratio_low=ratio.low ratio_high=ratio.high p_value result reason"
     judged = pairs.judged
     return {
         **picked(pairs, "ranks figure"),
@@ -411,7 +411,7 @@ def cold_figure(found: Cold) -> Figure:
     several = any(scale.in_job for scale in found.scales)
     titles = kind_texts(
         [{**own.kind, "in job": own.in_job or None} for own, *_ in kinds.values()],
-        always=("collective", "nbytes", "dtype", "op", "backend", *(["in job"] * several)),
+        always=("collective", "size_bytes", "dtype", "op", "backend", *(["in job"] * several)),
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
         axis.set_title(literal(title), loc="left", fontsize="small")
@@ -438,8 +438,8 @@ def _draw_scales(axis: Axes, scales: Sequence[Scale]) -> None:
             axis.plot(
                 *zip(*known, strict=True), marker="o", markersize=4, label=word, **style_of(number)
             )
-    told = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
-    draw_band(axis, told, "C0")
+    stated = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
+    draw_band(axis, stated, "C0")
     axis.set_xscale("log", base=2)
     ranks = sorted({scale.ranks for scale in scales})
     axis.set_xticks(ranks, [str(one) for one in ranks])

@@ -42,7 +42,7 @@ from torchcoll.training.plans import MIB, BucketPlan
 _MEASURE = "Measure it: torchrun --nproc-per-node N -m torchcoll.allreduce -b 64K -e 256M -J FILE."
 # What all points of one curve share, beside the dtype and the op.
 _ALIKE = (
-    *("ranks", "backend", "device", "cadence", "clock", "asynchronous", "buffers", "buffer_reuse"),
+    *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
     "group",
 )
 
@@ -58,21 +58,21 @@ class MeasuredCurve:
     times_ns: tuple[float, ...]
     hides: bool = True
 
-    def time_ns(self, nbytes: float) -> float:
+    def time_ns(self, size_bytes: float) -> float:
         """Below the smallest size its time, for latency does not shrink; above the largest the
         last piece goes on: callers say where they use that (``beyond``).
         """
-        if nbytes <= self.sizes[0]:
+        if size_bytes <= self.sizes[0]:
             return self.times_ns[0]
-        above = min(bisect_left(self.sizes, nbytes), len(self.sizes) - 1)
+        above = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
         (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
         # Noise can make the last piece fall: beyond it, time does not.
-        slope = (v - y) / (u - x) if nbytes <= u else max(0.0, (v - y) / (u - x))
-        return v + slope * (nbytes - u)
+        slope = (v - y) / (u - x) if size_bytes <= u else max(0.0, (v - y) / (u - x))
+        return v + slope * (size_bytes - u)
 
-    def beyond(self, nbytes: float) -> bool:
+    def beyond(self, size_bytes: float) -> bool:
         """True where the size is above all that were measured."""
-        return nbytes > self.sizes[-1]
+        return size_bytes > self.sizes[-1]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def curves_of(side: Side, dtype: str | None) -> MeasuredCurves:
 def _points(items: Iterable[Measured]) -> dict[int, list[Row]]:
     points: dict[int, list[Row]] = {}
     for item in items:
-        points.setdefault(item.row.nbytes, []).append(item.row)
+        points.setdefault(item.row.size_bytes, []).append(item.row)
     return points
 
 
@@ -151,7 +151,7 @@ def _useless(row: Row) -> str:
     """Why a row is no point of a curve; '' where it is one."""
     if row.status != "ok" or row.verified == "wrong":
         return "wrong" if row.verified == "wrong" else row.status
-    if not row.median_ns or not row.nbytes:
+    if not row.median_ns or not row.size_bytes:
         return "without a time"
     if row.clock == "issue":
         return "on the clock issue, which does not wait for the transfer"
@@ -206,11 +206,11 @@ class Proposal:
 
     setting: ``cap`` (bucket_cap_mb), ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a
     first bucket of 1 MiB, then 25) or ``sent`` (as in the traffic). buckets: how many all_reduce
-    calls; largest_nbytes of them. communication_ns: all of them one after the other. exposed_ns:
+    calls; largest_bytes of them. communication_ns: all of them one after the other. exposed_ns:
     see above; None without a backward time. low, high: least and most over the launches of the
     curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
     to that of the best; its interval is 95 % over the launches, of one launch the range over its
-    median and these two. verdict: best, ``within noise`` of it, ``within 2 %``, worse, that of the
+    median and these two. result: best, ``within noise`` of it, ``within 2 %``, worse, that of the
     Setting where it has one (``unknown``: its buckets and all times are None; ``could be as sent``:
     buckets is the least and the rest is None), or BEYOND, where a
     bucket is larger than what was measured: there low, high and interval are None, since each curve
@@ -220,7 +220,7 @@ class Proposal:
     setting: str
     caps_mb: tuple[float, ...]
     buckets: int | None = None
-    largest_nbytes: int | None = None
+    largest_bytes: int | None = None
     communication_ns: float | None = None
     communication_low_ns: float | None = None
     communication_high_ns: float | None = None
@@ -230,7 +230,7 @@ class Proposal:
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
-    verdict: str = ""
+    result: str = ""
     exposed_16bit_ns: float | None = None
 
     @property
@@ -253,11 +253,11 @@ def exposed_ns(
     scale: of the bytes that are sent.
     """
     if not curve.hides:
-        return sum(curve.time_ns(scale * message.nbytes) for message in messages)
+        return sum(curve.time_ns(scale * message.size_bytes) for message in messages)
     end = 0.0
     for message in messages:
         ready = found.ready_ns(message.ready, backward_ns)
-        end = max(end, ready) + curve.time_ns(scale * message.nbytes)
+        end = max(end, ready) + curve.time_ns(scale * message.size_bytes)
     return end - backward_ns
 
 
@@ -276,21 +276,21 @@ def proposals(
     found: Gradients,
     backward_ns: float | None,
 ) -> list[Proposal]:
-    """A row for each setting; with verdicts where the backward time is known."""
+    """A row for each setting; with results where the backward time is known."""
     rows: list[Proposal] = []
     ends: list[list[float]] = []
     for one in settings:
-        if one.verdict in (COULD_BE_SENT, UNKNOWN):
+        if one.result in (COULD_BE_SENT, UNKNOWN):
             count = len(one.messages) or None
-            rows.append(Proposal(one.kind, one.caps_mb, count, verdict=one.verdict))
+            rows.append(Proposal(one.kind, one.caps_mb, count, result=one.result))
             ends.append([])
             continue
-        sums = [sum(c.time_ns(m.nbytes) for m in one.messages) for c in curves.every]
+        sums = [sum(c.time_ns(m.size_bytes) for m in one.messages) for c in curves.every]
         row = Proposal(one.kind, one.caps_mb, len(one.messages), round(one.largest), sums[0])
-        row = replace(row, verdict=one.verdict)
+        row = replace(row, result=one.result)
         beyond = curves.centre.beyond(one.largest)
         if beyond:
-            row = replace(row, verdict=one.verdict or BEYOND)
+            row = replace(row, result=one.result or BEYOND)
         elif curves.others:
             low, high = min(sums[1:]), max(sums[1:])
             row = replace(row, communication_low_ns=low, communication_high_ns=high)
@@ -335,8 +335,8 @@ def _interval(ratios: Sequence[float], launches: int) -> Interval:
 def _judged(
     rows: Sequence[Proposal], ends: Sequence[Sequence[float]], launches: int
 ) -> list[Proposal]:
-    """The rows with verdicts. ends: backward + exposed of each row on each curve."""
-    able = [i for i, row in enumerate(rows) if not row.verdict]
+    """The rows with results. ends: backward + exposed of each row on each curve."""
+    able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
     deciding = slice(1, None) if launches > 1 else slice(1)
@@ -350,12 +350,12 @@ def _judged(
         ratio, low, high = _interval(ratios, launches)
         if row.exposed_low_ns is None:
             ratio, low, high = ratios[0], None, None
-        verdict = "best" if i == best else row.verdict or _verdict(ratio, low)
-        judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, verdict=verdict))
+        result = "best" if i == best else row.result or _result(ratio, low)
+        judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result))
     return judged
 
 
-def _verdict(ratio: float, low: float | None) -> str:
+def _result(ratio: float, low: float | None) -> str:
     if low is not None and low <= 1:
         return "within noise"
     return "within 2 %" if ratio <= 1 + THRESHOLD else "worse"
@@ -374,11 +374,11 @@ _ASSUMED = (0.25, 1, 4)
 class Advice:
     """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
 
-    what: what the gradients are; nbytes of them, dtype (``float32, bfloat16`` of several). curve: a
-    row of the curve, for what its points have in common; sizes: the smallest and the largest
-    measured; launches of it. backward_ns and where it comes from. accumulate: backward passes an
-    optimiser step. measured_ns: what the traffic had exposed after a backward pass, with waits for
-    other ranks, median over passes and ranks; None unknown; measured_as: what that is.
+    what: what the gradients are; size_bytes of them, dtype (``float32, bfloat16`` of several).
+    curve: a row of the curve, for what its points have in common; sizes: the smallest and the
+    largest measured; launches of it. backward_ns and where it comes from. accumulate: backward
+    passes an optimiser step. measured_ns: what the traffic had exposed after a backward pass, with
+    waits for other ranks, median over passes and ranks; None unknown; measured_as: what that is.
     best: the row with the least exposed time, without a backward time the one that is best with all
     of ``assumed``; None where it cannot be told. low_cap_mb, high_cap_mb: the smallest and the
     largest cap that is judged and not worse. compression: (ratio, low, high) of backward + exposed
@@ -388,7 +388,7 @@ class Advice:
     """
 
     what: str
-    nbytes: int
+    size_bytes: int
     dtype: str | None
     curve: Row
     sizes: tuple[int, int]
@@ -415,8 +415,8 @@ class Advice:
     @property
     def judged(self) -> list[Proposal]:
         """The rows to choose from: those whose buckets are known, measured, and no other's."""
-        told = ("", "best", "within noise", "within 2 %", "worse")
-        return [row for row in self.rows if row.verdict in told]
+        stated = ("", "best", "within noise", "within 2 %", "worse")
+        return [row for row in self.rows if row.result in stated]
 
 
 def advise(
@@ -431,7 +431,7 @@ def advise(
     """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
 
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
-    its file or folder, where some caps get no verdict, since it does not tell the parameters; or a
+    its file or folder, where some caps get no result, since it does not tell the parameters; or a
     number of parameters, of ``dtype`` (float32): there buckets are taken for even. curve: Runs,
     files, folders or globs with all_reduce over sizes on as many ranks; several are launches, and
     give an interval. caps_mb: the bucket_cap_mb to look at (MiB) without plans; None: 1 to 800.
@@ -465,7 +465,7 @@ def advise(
     halves, halved = _halves(measured, curves, found)
     sizes = curves.centre.sizes
     advice = Advice(
-        found.what, found.nbytes, found.mixed or found.dtype,
+        found.what, found.size_bytes, found.mixed or found.dtype,
         curves.row, (sizes[0], sizes[-1]), curves.launches,
         found.backward_ns, found.backward_source, accumulate or 1,
         proposals(settings, curves, halves, found, found.backward_ns),
@@ -478,7 +478,7 @@ def advise(
             advice.best = next(row for row in advice.judged if row.name in names)
     else:
         _settle(advice, settings, curves, halves, found, found.backward_ns)
-    smallest = min(message.nbytes for one in settings for message in one.messages)
+    smallest = min(message.size_bytes for one in settings for message in one.messages)
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
     return advice
@@ -515,9 +515,9 @@ def _settings(
     """The default, the caps in order, what was sent; and which caps change nothing more."""
     if plans:
         settings = [*found.known]
-    elif found.nbytes > _MOST_BYTES:
+    elif found.size_bytes > _MOST_BYTES:
         raise UsageError(
-            "gradients", f"{found.nbytes} bytes", f"{format_size(_MOST_BYTES)} at most"
+            "gradients", f"{found.size_bytes} bytes", f"{format_size(_MOST_BYTES)} at most"
         )
     else:
         caps: Sequence[float] = CAPS_MB
@@ -525,25 +525,25 @@ def _settings(
             if isinstance(caps_mb, str) or not isinstance(caps_mb, Iterable):
                 raise UsageError("caps_mb", caps_mb, "a list of MiB, such as [10, 25, 100]")
             caps = sorted({_number(cap, "bucket-cap-mb", 1 / MIB) for cap in caps_mb})
-            if not caps or found.nbytes / caps[0] / MIB > _MOST_BUCKETS:
-                got = f"{caps[0]:g} for {found.nbytes} bytes" if caps else "none"
+            if not caps or found.size_bytes / caps[0] / MIB > _MOST_BUCKETS:
+                got = f"{caps[0]:g} for {found.size_bytes} bytes" if caps else "none"
                 raise UsageError("bucket-cap-mb", got, f"{_MOST_BUCKETS} buckets at most")
-        able = [cap for cap in caps if found.nbytes / cap / MIB <= _MOST_BUCKETS]
+        able = [cap for cap in caps if found.size_bytes / cap / MIB <= _MOST_BUCKETS]
         settings = [found.setting(None), *map(found.setting, able), *found.known]
     order = {"default": 0, "cap": 1, "caps": 2, "sent": 3}
     settings.sort(key=lambda one: (order[one.kind], one.caps_mb))
     kept: list[Setting] = []
     same: dict[float, list[str]] = {}
     for one in settings:
-        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.verdict
+        caps_alike = kept and one.kind == kept[-1].kind == "cap" and not one.result
         if caps_alike and one.messages == kept[-1].messages:
             same.setdefault(kept[-1].caps_mb[0], []).append(f"{one.caps_mb[0]:g}")
         else:
             kept.append(one)
     default = next((one.messages for one in kept if one.kind == "default"), ())
     for i, one in enumerate(kept):
-        if one.kind in ("cap", "caps") and not one.verdict and one.messages == default:
-            kept[i] = replace(one, verdict=AS_DEFAULT)
+        if one.kind in ("cap", "caps") and not one.result and one.messages == default:
+            kept[i] = replace(one, result=AS_DEFAULT)
     words = "; ".join(f"{', '.join(caps)} the same as {cap:g}" for cap, caps in same.items())
     return kept, [f"bucket_cap_mb that make the same buckets: {words}"] if same else []
 
@@ -571,12 +571,12 @@ def _settle(
 ) -> None:
     """The best row, which caps are no worse, and what 16 bits change there."""
     for row, setting in zip(advice.rows, settings, strict=True):
-        if row.verdict == "best":
+        if row.result == "best":
             advice.best = row
             if halves:
                 advice.compression = compression(setting, curves, halves, found, backward_ns)
     fine = [
-        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.verdict != "worse"
+        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != "worse"
     ]
     if advice.best and fine:
         advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
@@ -586,33 +586,33 @@ def _assumed(
     advice: Advice, settings: Sequence[Setting], curves: MeasuredCurves, found: Gradients
 ) -> list[tuple[float, str]]:
     """The best where the backward pass took so many times the communication of what there is."""
-    told: list[tuple[float, str]] = []
+    stated: list[tuple[float, str]] = []
     if len(advice.judged) < 2:
-        return told
+        return stated
     base = advice.present or advice.rows[0]
     for times in _ASSUMED:
         backward_ns = times * (base.communication_ns or 0)
         judged = proposals(settings, curves, None, found, backward_ns)
-        told += [(backward_ns, row.name) for row in judged if row.verdict == "best"]
-    return told
+        stated += [(backward_ns, row.name) for row in judged if row.result == "best"]
+    return stated
 
 
 def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float) -> Iterable[str]:
     row, (least, most) = curves.row, advice.sizes
-    verdicts = {one.verdict for one in advice.rows}
-    if COULD_BE_SENT in verdicts:
+    results = {one.result for one in advice.rows}
+    if COULD_BE_SENT in results:
         yield (
             f"{COULD_BE_SENT}: this may be the cap that was set, or a smaller one, which makes "
             "more buckets wherever those sent are not of one parameter"
         )
-    if UNKNOWN in verdicts:
+    if UNKNOWN in results:
         yield (
             f"{UNKNOWN}: sent buckets are larger than that cap (the default's first is 1 MiB), and "
             "may be parameters as large as that, or be parted"
         )
-    beyond = [one for one in advice.rows if one.verdict == BEYOND]
+    beyond = [one for one in advice.rows if one.result == BEYOND]
     if beyond:
-        largest = max(one.largest_nbytes or 0 for one in beyond)
+        largest = max(one.largest_bytes or 0 for one in beyond)
         yield (
             f"{BEYOND}: buckets above {format_size(most)}, the largest size measured; their times "
             "go on as its last piece does, without low, high and range, and they are not chosen "

@@ -43,7 +43,7 @@ UNKNOWN = "unknown"
 class Message:
     """One all_reduce. ready: the share of all gradients that is ready when it can start."""
 
-    nbytes: float
+    size_bytes: float
     ready: float
 
 
@@ -52,7 +52,7 @@ class Setting:
     """What DDP sends with one bucket_cap_mb.
 
     kind: ``cap``, ``caps`` (bucket_cap_mb_list), ``default`` (neither is set: a first bucket of 1
-    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two. verdict: known
+    MiB, then 25) or ``sent`` (as the traffic has it). caps_mb: () of the last two. result: known
     before any time is: AS_SENT, COULD_BE_SENT, AS_DEFAULT, or UNKNOWN, which has no messages; such
     a setting is not chosen.
     """
@@ -60,27 +60,27 @@ class Setting:
     kind: str
     caps_mb: tuple[float, ...]
     messages: tuple[Message, ...]
-    verdict: str = ""
+    result: str = ""
 
     @property
     def largest(self) -> float:
-        return max((message.nbytes for message in self.messages), default=0)
+        return max((message.size_bytes for message in self.messages), default=0)
 
 
 @dataclass
 class Gradients:
     """What is known of one backward pass.
 
-    nbytes: of all gradients. known: settings whose buckets are known. sent: (bytes, dtype) of each
-    bucket of the traffic, from which those of other caps follow; () there is none, then they are
-    taken for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown;
+    size_bytes: of all gradients. known: settings whose buckets are known. sent: (bytes, dtype) of
+    each bucket of the traffic, from which those of other caps follow; () there is none, then they
+    are taken for even. ranks: 0 unknown. backward_ns: how long the pass takes, None unknown;
     backward_source: where that comes from. points: (share of the gradients, share of the pass at
     which it is ready), ascending; () unknown, then they become ready in proportion to their bytes.
     measured_ns: what was exposed in the traffic, and measured_as what that is. what: a line that
     says what was given. dtype: that of most bytes; mixed: all of them, where there are several.
     """
 
-    nbytes: int
+    size_bytes: int
     dtype: str | None
     what: str
     known: tuple[Setting, ...] = ()
@@ -113,16 +113,16 @@ class Gradients:
         filling: dict[str | None, Message] = {}
         closed, before = Counter[str | None](), Counter[str | None]()
         could, larger, done = True, False, 0
-        for place, (nbytes, dtype) in enumerate(self.sent):
-            done += nbytes
+        for place, (size_bytes, dtype) in enumerate(self.sent):
+            done += size_bytes
             own = limits[min(before[dtype], len(limits) - 1)]
-            could &= nbytes >= own or place == last[dtype]
+            could &= size_bytes >= own or place == last[dtype]
             before[dtype] += 1
             limit = limits[min(closed[dtype], len(limits) - 1)]
-            larger |= nbytes > limit
-            so_far = filling.pop(dtype).nbytes if dtype in filling else 0
-            message = Message(so_far + nbytes, done / self.nbytes)
-            if message.nbytes >= limit:
+            larger |= size_bytes > limit
+            so_far = filling.pop(dtype).size_bytes if dtype in filling else 0
+            message = Message(so_far + size_bytes, done / self.size_bytes)
+            if message.size_bytes >= limit:
                 messages.append(message)
                 closed[dtype] += 1
             else:
@@ -130,7 +130,7 @@ class Gradients:
         messages += filling.values()
         kind, caps = ("cap", (cap_mb,)) if cap_mb else ("default", ())
         if could:
-            sent = in_order([nbytes for nbytes, _ in self.sent])
+            sent = in_order([size_bytes for size_bytes, _ in self.sent])
             return Setting(kind, caps, sent, COULD_BE_SENT if larger else AS_SENT)
         if larger:
             return Setting(kind, caps, (), UNKNOWN)
@@ -139,7 +139,7 @@ class Gradients:
     def _even(self, cap_mb: float | None) -> Setting:
         """As many buckets as it takes, all of one size, not above the cap; None: DDP's default."""
         sizes: list[float] = []
-        left, first = self.nbytes, DEFAULT_FIRST_MB * MIB
+        left, first = self.size_bytes, DEFAULT_FIRST_MB * MIB
         if cap_mb is None and left > first:
             sizes, left = [first], left - first
         count = max(1, math.ceil(left / ((cap_mb or DEFAULT_CAP_MB) * MIB)))
@@ -165,24 +165,24 @@ def of_plans(plans: Sequence[BucketPlan]) -> Gradients:
     first = plans[0]
     settings = []
     for plan in plans:
-        if plan.nbytes != first.nbytes:
-            got = f"plans of {first.nbytes} and of {plan.nbytes} bytes"
+        if plan.size_bytes != first.size_bytes:
+            got = f"plans of {first.size_bytes} and of {plan.size_bytes} bytes"
             raise UsageError("gradients", got, "plans of one model")
-        messages = in_order([bucket.nbytes for bucket in plan.buckets])
-        if plan.used_map_nbytes:
-            messages = (*messages, Message(plan.used_map_nbytes, 1.0))
+        messages = in_order([bucket.size_bytes for bucket in plan.buckets])
+        if plan.used_map_bytes:
+            messages = (*messages, Message(plan.used_map_bytes, 1.0))
         cap = plan.bucket_cap_mb
         caps = () if cap is None else cap if isinstance(cap, tuple) else (cap,)
         kind = "caps" if isinstance(cap, tuple) else "cap" if caps else "default"
         settings.append(Setting(kind, caps, messages))
     dtypes = Counter[str]()
     for bucket in first.buckets:
-        dtypes[bucket.dtype] += bucket.nbytes
+        dtypes[bucket.dtype] += bucket.size_bytes
     count = sum(len(bucket.parameters) for bucket in first.buckets)
     what = f"{count} parameters, DDP's own buckets"
     notes = list(dict.fromkeys(note for plan in plans for note in plan.notes))
     return Gradients(
-        first.nbytes,
+        first.size_bytes,
         dtypes.most_common(1)[0][0],
         what,
         known=tuple(settings),
@@ -235,10 +235,10 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
     sizes = sizes_of(alike[0])
     dtypes: Counter[str | None] = Counter()
     for call in alike[0]:
-        dtypes[call.dtype] += call.nbytes_in
+        dtypes[call.dtype] += call.bytes_in
     known = traffic.groups.get(group) or Group(group)
-    told = accumulate or planned or count > 1
-    whose = "a backward pass" if told else "a step, taken for one backward pass"
+    stated = accumulate or planned or count > 1
+    whose = "a backward pass" if stated else "a step, taken for one backward pass"
     sent = Setting("sent", (), in_order(sizes))
     measured_ns, measured_as = measured_exposed(alike, traffic.source)
     found = Gradients(
@@ -246,7 +246,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
         dtypes.most_common(1)[0][0],
         f"{len(sizes)} all_reduce {whose} ({traffic.source})",
         known=(sent,),
-        sent=tuple((call.nbytes_in, call.dtype) for call in alike[0]),
+        sent=tuple((call.bytes_in, call.dtype) for call in alike[0]),
         ranks=len(known.ranks) or traffic.ranks,
         notes=[*traffic.problems, *steps.notes],
         mixed=_several(dtypes),
@@ -263,7 +263,7 @@ def of_traffic(traffic: Traffic, accumulate: int | None) -> Gradients:
             f"each step makes the same {len(sizes)} all_reduce calls {count} times, with nothing "
             "in flight in between: all figures are of one of these backward passes"
         )
-    elif not told and (place := second_pass(each)):
+    elif not stated and (place := second_pass(each)):
         found.notes.append(
             f"nothing was in flight when all_reduce {place + 1} of {len(sizes)} began, and there "
             "alone: if another model's backward pass begins there, capture one at a time; if not, "
@@ -315,8 +315,8 @@ def _group_of(traffic: Traffic) -> str:
     for own in traffic.calls.values():
         for call in own:
             if call.collective == "all_reduce" and _floats(call):
-                moved[call.group] += call.nbytes_in
-            sharded += call.nbytes_in if call.collective == "reduce_scatter" else 0
+                moved[call.group] += call.bytes_in
+            sharded += call.bytes_in if call.collective == "reduce_scatter" else 0
     if sharded > sum(moved.values()):
         raise UsageError(
             "traffic",

@@ -92,8 +92,8 @@ def capture_name(folder: Path) -> str | None:
     key = f"torchcoll/capture/{folder}/{restart}/{_captures[folder]}"
     try:
         store = dist.distributed_c10d._get_default_store()
-        told: bytes = store.compare_set(key, "", f"{utc} {secrets.token_hex(4)}")
-        return told.decode()
+        stated: bytes = store.compare_set(key, "", f"{utc} {secrets.token_hex(4)}")
+        return stated.decode()
     except Exception:  # stores of others: training goes on without
         return None
 
@@ -138,12 +138,12 @@ class RecordedCall:
     work: kept where torch tells only afterwards from whom a message came.
     """
 
-    __slots__ = ("clock", "fields", "future", "start", "step", "time_ns", "untold", "work")
+    __slots__ = ("clock", "fields", "future", "start", "step", "time_ns", "unstated", "work")
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.fields: dict[str, Any] | None = None
-        self.clock, self.untold = "host", ""
+        self.clock, self.unstated = "host", ""
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
@@ -220,7 +220,9 @@ class CallRecorder:
     def _flush(self, final: bool = False) -> None:
         while self._open:
             call = self._open[0]
-            known = call.fields == {} or (call.fields and (call.untold or call.time_ns is not None))
+            known = call.fields == {} or (
+                call.fields and (call.unstated or call.time_ns is not None)
+            )
             if not (known or final):
                 break
             self._open.popleft()
@@ -260,8 +262,8 @@ class CallRecorder:
             self.note(_UNKNOWN.format("{}", collective))
         if collective in COLLECTIVES and COLLECTIVES[collective].has_op and fields["op"] is None:
             self.note(_HIDDEN)
-        if call.untold:
-            self.note(call.untold)
+        if call.unstated:
+            self.note(call.unstated)
         elif call.time_ns is None:
             self.note(_UNENDED)
         elif call.clock == "host" and fields["asynchronous"] is not False:
@@ -298,7 +300,7 @@ class DeviceTimes:
 
     def watch(self, call: RecordedCall, work: Any) -> None:
         if work is None or _capturing():
-            call.untold = _REFUSED
+            call.unstated = _REFUSED
             return
         self.poll()
         self._waiting.append((call, work))
@@ -313,7 +315,7 @@ class DeviceTimes:
                         return
                     call.time_ns, call.clock = round(1e6 * work._get_duration()), "device"
                 except (RuntimeError, NotImplementedError):
-                    call.untold = _REFUSED
+                    call.unstated = _REFUSED
                 self._waiting.popleft()
 
     def finish(self) -> None:
@@ -517,7 +519,7 @@ class _Watch:
             except (RuntimeError, AttributeError):
                 call.future = None
                 what = OPERATORS[name].collective if name in OPERATORS else name
-                call.untold = _NOT_TOLD.format("{}", what, group.name())
+                call.unstated = _NOT_TOLD.format("{}", what, group.name())
         if name == "c10d::recv_any_source_":
             call.work = work
 

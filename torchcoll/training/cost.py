@@ -108,11 +108,11 @@ def isolated(
     alike = [one for one in candidates if one.row.asynchronous == point.asynchronous]
     ways: dict[tuple[object, ...], dict[int, Row]] = {}
     for number, row in ((one.run, one.row) for one in alike or candidates):
-        way = (row.asynchronous, row.cadence, row.clock, row.backend, row.op, row.in_place)
+        way = (row.asynchronous, row.mode, row.clock, row.backend, row.op, row.in_place)
         ways.setdefault(way, {}).setdefault(number, row)
     rows = list(max(ways.values(), key=len).values())
     row = rows[0]
-    words = [row.cadence, f"{row.clock} clock", row.backend]
+    words = [row.mode, f"{row.clock} clock", row.backend]
     words += ["async"] if row.asynchronous else []
     words += [row.op] if op is None and row.op else []  # the training does not tell its own
     words += [f"geometric mean of {len(rows)} launches"] if len(rows) > 1 else []
@@ -143,8 +143,8 @@ def _conditions(
         lambda found: f"measured on ranks {_places(found)}, not on {format_ranges(members)}",
     )
     yield (
-        lambda one: point.nbytes in (one.row.nbytes, one.row.nbytes_requested),
-        lambda found: f"not measured at {format_size(point.nbytes)}",
+        lambda one: point.size_bytes in (one.row.size_bytes, one.row.size_bytes_requested),
+        lambda found: f"not measured at {format_size(point.size_bytes)}",
     )
     yield (
         lambda one: backend in ("", one.row.backend),
@@ -185,18 +185,18 @@ _RUN = "a Run, its file, or a list of them"
 class CostRow:
     """Calls of one collective, size, dtype and group in the steady steps. Times: medians in ns.
 
-    nbytes: the size S of nccl-tests; None where there is none, or (all_to_all_v) it varies. calls:
-    collectives, each once for all of its ranks. queued: the share of the ranks' calls that were
-    issued while an earlier one of the group was in flight: their times hold the wait for it; None
-    unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest. transfer_ns:
-    the shortest rank's time. isolated_ns: the completion measured alone, isolated_as: how.
-    contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. late_ns: by how much
-    each call's time may be too long, for its end was stamped late; 0 where it was not. reason: why
-    something is None.
+    size_bytes: the size S of nccl-tests; None where there is none, or (all_to_all_v) it varies.
+    calls: collectives, each once for all of its ranks. queued: the share of the ranks' calls that
+    were issued while an earlier one of the group was in flight: their times hold the wait for it;
+    None unknown. in_place_ns: the slowest rank's. wait_ns: of the rank that waited longest.
+    transfer_ns: the shortest rank's time. isolated_ns: the completion measured alone, isolated_as:
+    how. contention_ns: transfer_ns - isolated_ns. Medians do not add up exactly. late_ns: by how
+    much each call's time may be too long, for its end was stamped late; 0 where it was not. reason:
+    why something is None.
     """
 
     collective: str
-    nbytes: int | None
+    size_bytes: int | None
     dtype: str | None
     group: str
     group_ranks: int
@@ -261,7 +261,7 @@ def cost(
         for now, before in zip(calls, whole.calls[rank], strict=True)
         if now is not before
     }
-    joined, apart = join_ranks(traffic)
+    joined, separate = join_ranks(traffic)
     steps = steps_of(traffic)
     found: dict[tuple[object, ...], list[Joined]] = defaultdict(list)
     every: dict[Joined, None] = {}
@@ -278,7 +278,7 @@ def cost(
     rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
     split = [one for one in every if not _not_split(one)]
     late, ties = late_ranks(split, traffic.source)
-    notes = [*traffic.problems, *steps.notes, *apart]
+    notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, every, traffic.source, cut)
     if every and not split and len(traffic.calls) < traffic.ranks:
         notes.append(
@@ -289,10 +289,10 @@ def cost(
     return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
 
 
-def _runs(given: object) -> list[Run]:
+def _runs(reported: object) -> list[Run]:
     """Raises UsageError for what is no run, and UnreadableError for a file."""
     runs = []
-    for one in given if isinstance(given, (list, tuple)) else [given]:
+    for one in reported if isinstance(reported, (list, tuple)) else [reported]:
         one = load(one) if isinstance(one, (str, os.PathLike)) else one
         if not isinstance(one, Run):
             action = "torchcoll.run returns it on rank 0 alone." if one is None else ""
@@ -307,7 +307,7 @@ def _size(call: TrafficCall, traffic: Traffic) -> int | None:
     if has_splits(call.collective):
         return None
     point, _ = point_of(call, len(traffic.members(call)))
-    return point.nbytes or None if point else max(call.nbytes_in, call.nbytes_out) or None
+    return point.size_bytes or None if point else max(call.bytes_in, call.bytes_out) or None
 
 
 def _not_split(one: Joined) -> str:
@@ -395,7 +395,7 @@ class _Alone:
 
     def of(self, call: TrafficCall, backend: str, clock: str | None) -> Isolated:
         kind = call.collective, call.dtype, call.op, call.asynchronous, call.group
-        key = (*kind, call.nbytes_in, call.nbytes_out, backend, clock)
+        key = (*kind, call.bytes_in, call.bytes_out, backend, clock)
         if key not in self._known:
             self._known[key] = self._read(call, backend, clock)
         return self._known[key]

@@ -92,7 +92,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
-def nbytes(held: Sequence[torch.Tensor]) -> int:
+def size_bytes(held: Sequence[torch.Tensor]) -> int:
     return sum(
         tensor.nbytes
         if tensor.layout is torch.strided
@@ -116,8 +116,8 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
         collective, sent = name, list(tensors(list(bound.values())))
         received = list(tensors(result))
     fields: dict[str, Any] = {
-        "nbytes_in": nbytes(sent),
-        "nbytes_out": nbytes(received),
+        "bytes_in": size_bytes(sent),
+        "bytes_out": size_bytes(received),
         "dtype": _dtype([*sent, *received]),
         "op": _reduction(bound.get("reduce_op")),
     }

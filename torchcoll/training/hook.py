@@ -32,7 +32,7 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     In a new Traffic each bucket is a call, and ``traffic.step()`` marks the end of a training step;
     durations are known on the CPU. In that of a capture the capture records the calls. In both
     ``traffic.environment["ddp_buckets"]`` has each set of buckets that a backward pass had, in the
-    order of their first use: lists of index, nbytes, dtype and parameters (how many).
+    order of their first use: lists of index, size_bytes, dtype and parameters (how many).
 
     Gradients are those of DDP to the last bit, but for ``gradient_as_bucket_view=True`` on a number
     of ranks that is no power of two: DDP divides there, where it else multiplies by 1 / n. Not for
@@ -92,7 +92,11 @@ class _Buckets:
         """Records a bucket. Returns what is to be called at its end."""
         buffer, index = bucket.buffer(), bucket.index()
         dtype = str(buffer.dtype).removeprefix("torch.")
-        sizes = {"nbytes": buffer.nbytes, "dtype": dtype, "parameters": len(bucket.parameters())}
+        sizes = {
+            "size_bytes": buffer.nbytes,
+            "dtype": dtype,
+            "parameters": len(bucket.parameters()),
+        }
         self._pass = [*(self._pass if index else []), {"index": index, **sizes}]
         if bucket.is_last() and self._pass not in self._passes:
             self._passes.append(self._pass)

@@ -51,14 +51,14 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
         for key, call in zip(keys[rank], calls, strict=True):
             if key:
                 found[key][rank] = call
-    apart: dict[str, str] = {}
+    separate: dict[str, str] = {}
     for key, own in found.items():
         if len({(call.collective, call.dtype, call.step) for call in own.values()}) > 1:
-            apart.setdefault(key[0], _disagreement(key, own))
+            separate.setdefault(key[0], _disagreement(key, own))
     together = {
         key: Joined(own, traffic.groups[key[0]].ranks)
         for key, own in found.items()
-        if key[0] not in apart
+        if key[0] not in separate
     }
     joined = {
         rank: [
@@ -67,7 +67,7 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
         ]
         for rank, calls in traffic.calls.items()
     }
-    return joined, [*apart.values(), *_not_told(traffic)]
+    return joined, [*separate.values(), *_not_stated(traffic)]
 
 
 def _keys(rank: int, calls: Sequence[TrafficCall], traffic: Traffic) -> list[Key | None]:
@@ -97,7 +97,7 @@ def _disagreement(key: Key, own: Mapping[int, TrafficCall]) -> str:
     )
 
 
-def _not_told(traffic: Traffic) -> list[str]:
+def _not_stated(traffic: Traffic) -> list[str]:
     if len(traffic.calls) < 2:
         return []
     calls = [call for own in traffic.calls.values() for call in own if not call.point_to_point]
@@ -160,7 +160,7 @@ def cut_at_marks(
 
 
 def _kind(call: TrafficCall) -> tuple[object, ...]:
-    return (call.collective, call.nbytes_in, call.nbytes_out, call.dtype, call.op, call.group)
+    return (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.op, call.group)
 
 
 def _left(call: TrafficCall, spans: Sequence[tuple[int, int]]) -> int | None:

@@ -40,7 +40,7 @@ def planned(
 class Bucket:
     """Gradients that one all_reduce sends; ``parameters`` in the order in which they lie in it."""
 
-    nbytes: int
+    size_bytes: int
     dtype: str
     parameters: tuple[str, ...]
 
@@ -66,12 +66,12 @@ class BucketPlan:
     notes: tuple[str, ...] = ()
 
     @property
-    def nbytes(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of all gradients: the same in each step."""
-        return sum(bucket.nbytes for bucket in self.buckets)
+        return sum(bucket.size_bytes for bucket in self.buckets)
 
     @property
-    def used_map_nbytes(self) -> int:
+    def used_map_bytes(self) -> int:
         """Bytes of the int32 a parameter that find_unused sends after the buckets, each step."""
         return 4 * sum(len(bucket.parameters) for bucket in self.buckets) * self.find_unused
 
@@ -82,9 +82,9 @@ class BucketPlan:
         """
         whole_number(ranks, "ranks", 1)
         world = Group("data", tuple(range(ranks)), description="DistributedDataParallel")
-        sent = [(b.nbytes, b.dtype) for b in (self.first_step if first_step else self.buckets)]
+        sent = [(b.size_bytes, b.dtype) for b in (self.first_step if first_step else self.buckets)]
         if self.find_unused:
-            sent.append((self.used_map_nbytes, "int32"))
+            sent.append((self.used_map_bytes, "int32"))
         calls = [
             # DDP divides before it sends: the op is a sum.
             TrafficCall("all_reduce", n, n, dtype, "sum", group=world.name, asynchronous=True)
@@ -144,7 +144,7 @@ class Tried:
         return paired_ratio([median(own) / median(base) for own, base in pairs])
 
     @property
-    def verdict(self) -> str:
+    def result(self) -> str:
         """Against the first cap, in this launch."""
         ratio, low, high = self.ratio
         if self.times_ns is self.base_ns:
@@ -175,5 +175,5 @@ class Trial:
 
     @property
     def best(self) -> Tried:
-        """The least median; whether it differs is another question, see ``verdict``."""
+        """The least median; whether it differs is another question, see ``result``."""
         return min(self.rows, key=lambda row: row.median_ns)

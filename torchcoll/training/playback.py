@@ -65,7 +65,7 @@ def usual_steps(traffic: Traffic, rank: int) -> list[Step]:
     calls: dict[Step, list[Any]] = {}
     for call in own:
         if call.step is not None:
-            sent = (call.collective, call.nbytes_in, call.nbytes_out, call.dtype, call.group)
+            sent = (call.collective, call.bytes_in, call.bytes_out, call.dtype, call.group)
             calls.setdefault(call.step, []).append((*sent, call.peer))
     if not calls:
         return [None] if own else []
@@ -140,7 +140,7 @@ def _point(call: TrafficCall, members: tuple[int, ...], rank: int) -> tuple[Exac
             raise UsageError("traffic", got, "a rank to send to or receive from")
         return None, ""
     if call.splits:  # as it was, byte for byte; what a rank moves may be nothing
-        return ExactCall(uneven(call.collective), max(call.nbytes_in, call.nbytes_out), "uint8"), ""
+        return ExactCall(uneven(call.collective), max(call.bytes_in, call.bytes_out), "uint8"), ""
     return point_of(call, len(members))
 
 
@@ -183,11 +183,11 @@ def digest(part: Part, rank: int) -> list[list[Any]]:
         call = play.call
         if play.point is None:
             pair = (rank, call.peer) if call.collective == "send" else (call.peer, rank)
-            nbytes = call.nbytes_in or call.nbytes_out
-            sent.setdefault((*pair, "message"), []).append(nbytes)
+            size_bytes = call.bytes_in or call.bytes_out
+            sent.setdefault((*pair, "message"), []).append(size_bytes)
             continue
         point = play.point
-        size = None if has_splits(point.collective) else point.nbytes  # its ranks differ
+        size = None if has_splits(point.collective) else point.size_bytes  # its ranks differ
         words = [point.collective, size, point.dtype, point.op, call.root]
         sent.setdefault(play.members, []).append(words)
     return [[list(key), len(words), fingerprint(words)] for key, words in sent.items()]
@@ -195,11 +195,11 @@ def digest(part: Part, rank: int) -> list[list[Any]]:
 
 def mismatch(digests: Sequence[Sequence[Sequence[Any]]]) -> str:
     """'' where all ranks fit together, else what does not and on which rank. ``digests[rank]``."""
-    told: dict[tuple[Any, ...], dict[int, tuple[int, str]]] = {}
+    stated: dict[tuple[Any, ...], dict[int, tuple[int, str]]] = {}
     for rank, own in enumerate(digests):
         for key, count, words in own:
-            told.setdefault(tuple(key), {})[rank] = (count, words)
-    for key, said in told.items():
+            stated.setdefault(tuple(key), {})[rank] = (count, words)
+    for key, said in stated.items():
         text = _messages(key, said) if key[-1] == "message" else _group(key, said)
         if text:
             return text

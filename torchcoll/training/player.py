@@ -142,7 +142,7 @@ class _Item:
     def text(self) -> str:
         """``all_reduce 1M float32 sum``: how messages name it."""
         call, point = self.play.call, self.play.point
-        size = format_size(point.nbytes if point else call.nbytes_in or call.nbytes_out)
+        size = format_size(point.size_bytes if point else call.bytes_in or call.bytes_out)
         words = (call.collective, size, call.dtype, point and point.op)
         return " ".join(word for word in words if word)
 
@@ -175,17 +175,17 @@ class Player:
     # -- buffers -----------------------------------------------------------------------------
 
     @property
-    def need_nbytes(self) -> int:
+    def need_bytes(self) -> int:
         """Bytes of all buffers. Calls that are alike share theirs."""
         sizes: dict[Any, int] = {}
         for play in self._part.plays:
             call = play.call
             if play.point and not call.splits:
                 sizing, place = self._sizing(play)
-                sizes[sizing.case, play.members] = sizing.buffer_nbytes(place)
+                sizes[sizing.case, play.members] = sizing.buffer_bytes(place)
             else:
-                sizes["sent", call.nbytes_in] = call.nbytes_in
-                sizes["received", call.nbytes_out] = call.nbytes_out
+                sizes["sent", call.bytes_in] = call.bytes_in
+                sizes["received", call.bytes_out] = call.bytes_out
         return sum(sizes.values())
 
     def _sizing(self, play: Play) -> tuple[Sizing, int]:
@@ -197,12 +197,12 @@ class Player:
             root = play.members.index(play.call.root) if play.call.root in play.members else 0
         case = Case(
             point.collective,
-            point.nbytes,
+            point.size_bytes,
             point.dtype,
             point.op,
             root,
             entry.placements[0],
-            "isolated",
+            "synchronized",
             self._entry.name,
             self._session.device.kind,
         )
@@ -246,11 +246,11 @@ class Player:
             self._buffers[side, case, members] = buffer.zero_()
         return prepared(session, sizing, rank, buffers, self._groups[members])
 
-    def _bytes(self, side: str, nbytes: int) -> Any:
-        torch, key = self._session.torch, (side, nbytes)
+    def _bytes(self, side: str, size_bytes: int) -> Any:
+        torch, key = self._session.torch, (side, size_bytes)
         if key not in self._buffers:
             device = self._session.device.name
-            self._buffers[key] = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+            self._buffers[key] = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
         return self._buffers[key]
 
     def _uneven(self, play: Play, received: list[int]) -> Any:
@@ -269,8 +269,8 @@ class Player:
         for place in item.places:
             call = self._part.plays[place].call
             sends = call.collective == "send"
-            side, nbytes = ("sent", call.nbytes_in) if sends else ("received", call.nbytes_out)
-            messages.append((sends, self._bytes(side, nbytes), call.peer))
+            side, size_bytes = ("sent", call.bytes_in) if sends else ("received", call.bytes_out)
+            messages.append((sends, self._bytes(side, size_bytes), call.peer))
         batch = [
             dist.P2POp(dist.isend if sends else dist.irecv, buffer, peer, group)
             for sends, buffer, peer in messages

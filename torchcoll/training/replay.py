@@ -104,7 +104,7 @@ def play(
         found.environment = session.run.environment
         found.notes = [
             *_what_was_played(gathered, traffic, step, compute),
-            *_untold(found, session.entries[0].name),
+            *_unstated(found, session.entries[0].name),
             *([_ON_DEVICE] if player.clock == "device" else []),
             *(event["message"] for event in session.run.events),
         ]
@@ -169,7 +169,7 @@ def _player(session: Session, part: Part, compute: bool) -> Player:
         groups[members] = session.communicators.over(session.entries[0], members)
     player = Player(session, part, groups, compute)
     session.progress.step("replay: buffers")
-    words = session.control.gather({"need": player.need_nbytes, **free_memory(session.device)})
+    words = session.control.gather({"need": player.need_bytes, **free_memory(session.device)})
     needs = {rank: word["need"] for rank, word in enumerate(words)}
     text = session.control.decide(lacks_memory(needs, words))
     if text:
@@ -281,8 +281,8 @@ def _what_was_played(
     return list(dict.fromkeys([*notes, *(note for words in gathered for note in words["notes"])]))
 
 
-def _untold(found: Traffic, backend: str) -> list[str]:
+def _unstated(found: Traffic, backend: str) -> list[str]:
     calls = [c.collective for own in found.calls.values() for c in own if c.time_ns is None]
     names = ", ".join(dict.fromkeys(calls))
-    told = f"{backend} does not tell when they end ({names})"
-    return [f"{len(calls)} asynchronous calls have no duration: {told}"] if calls else []
+    stated = f"{backend} does not tell when they end ({names})"
+    return [f"{len(calls)} asynchronous calls have no duration: {stated}"] if calls else []

@@ -221,16 +221,16 @@ class _Step:
         return made
 
     def _all_gather(self, unit: _Unit) -> TrafficCall:
-        dtypes, nbytes = set(), 0
+        dtypes, size_bytes = set(), 0
         for parameter in unit.parameters.values():
             cast = self.param_dtype if parameter.dtype.is_floating_point else None
             dtypes.add(cast or parameter.dtype)
-            nbytes += self._shard(parameter) * (cast or parameter.dtype).itemsize
+            size_bytes += self._shard(parameter) * (cast or parameter.dtype).itemsize
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8  # mixed ones go as bytes
         return TrafficCall(
             "all_gather",
-            nbytes,
-            nbytes * self.shards,
+            size_bytes,
+            size_bytes * self.shards,
             _name(dtype),
             group="shard",
             asynchronous=False,
@@ -251,9 +251,9 @@ class _Step:
         sizes = {"reduce_scatter": (shard * self.shards, shard, "shard")}
         if self.replicas > 1:
             sizes["all_reduce"] = (shard, shard, "replicate")
-        for collective, (nbytes_in, nbytes_out, group) in sizes.items():
+        for collective, (bytes_in, bytes_out, group) in sizes.items():
             yield TrafficCall(
-                collective, nbytes_in, nbytes_out, _name(dtype), op, group=group, asynchronous=False
+                collective, bytes_in, bytes_out, _name(dtype), op, group=group, asynchronous=False
             )
 
     def _shard(self, parameter: nn.Parameter) -> int:

@@ -43,7 +43,7 @@ def advice_grid(advice: Advice) -> Grid:
     known = advice.backward_ns is not None
     heads.append(Head("all_reduce", "together", drop=1 if known else 0))
     if known:
-        # The interval of the ratio is what the verdict stands on: it stays as long as that does.
+        # The interval of the ratio is what the result stands on: it stays as long as that does.
         heads += [Head("exposed"), *([Head("low", drop=3), Head("high", drop=3)] if spread else [])]
         heads += [Head("ratio", legend=_RATIO)]
         if spread:
@@ -52,13 +52,13 @@ def advice_grid(advice: Advice) -> Grid:
         heads += [Head("exposed", "16 bits", drop=5)] if halved else []
     elif spread:
         heads += [Head("low"), Head("high")]
-    marked = any(row.verdict for row in advice.rows)
-    heads += [Head("verdict", left=True)] if marked else []
+    marked = any(row.result for row in advice.rows)
+    heads += [Head("result", left=True)] if marked else []
     rows = []
     for row in advice.rows:
-        largest = "-" if row.largest_nbytes is None else format_bytes(row.largest_nbytes)
+        largest = "-" if row.largest_bytes is None else format_bytes(row.largest_bytes)
         buckets = "-" if row.buckets is None else str(row.buckets)
-        cells = [row.name, ">= " * (row.verdict == "could be as sent") + buckets, largest]
+        cells = [row.name, ">= " * (row.result == "could be as sent") + buckets, largest]
         cells.append(format_time(row.communication_ns))
         if known:
             cells.append(format_time(row.exposed_ns))
@@ -70,8 +70,8 @@ def advice_grid(advice: Advice) -> Grid:
             cells += [format_time(row.exposed_16bit_ns)] if halved else []
         elif spread:
             cells += [format_time(row.communication_low_ns), format_time(row.communication_high_ns)]
-        rows.append([*cells, *([row.verdict] if marked else [])])
-    styles = [_ADVICE_STYLES.get(row.verdict, "") for row in advice.rows]
+        rows.append([*cells, *([row.result] if marked else [])])
+    styles = [_ADVICE_STYLES.get(row.result, "") for row in advice.rows]
     return Grid(heads, rows, _above(advice, spread), _below(advice), styles)
 
 
@@ -93,10 +93,10 @@ def _time(ns: float | None) -> str:
 def _above(advice: Advice, spread: bool) -> list[str]:
     row, (least, most) = advice.curve, advice.sizes
     words = [row.dtype, f"on {row.backend}", f"{row.ranks or 'unknown'} ranks"]
-    words += [row.cadence, f"{row.clock} clock"]
+    words += [row.mode, f"{row.clock} clock"]
     launches = f"{advice.launches} launch{'es' if advice.launches > 1 else ''}"
     lines = [
-        f"gradients: {format_bytes(advice.nbytes)} of {advice.dtype or 'unknown type'}: "
+        f"gradients: {format_bytes(advice.size_bytes)} of {advice.dtype or 'unknown type'}: "
         f"{one_line(advice.what)}",
         f"curve: all_reduce {', '.join(one_line(w) for w in words if w)}; "
         f"{format_size(least)} to {format_size(most)}, {launches}",
@@ -146,17 +146,17 @@ def _proposal(advice: Advice) -> list[str]:
     if advice.backward_ns is None or best is None:
         return _assumed(advice)
     line = f"proposal: {_named(best)}"
-    told = {row.verdict for row in advice.rows}
-    known = " of those whose buckets are known" * bool(told & {"unknown", "could be as sent"})
-    if present and present.verdict in ("best", "within noise", "within 2 %"):
+    stated = {row.result for row in advice.rows}
+    known = " of those whose buckets are known" * bool(stated & {"unknown", "could be as sent"})
+    if present and present.result in ("best", "within noise", "within 2 %"):
         of = known if present is best else f" of {_named(best)}"
-        line = f"proposal: {_left(present)} is {present.verdict}{of}"
-    fine = [row for row in advice.judged if row.verdict in ("within noise", "within 2 %")]
+        line = f"proposal: {_left(present)} is {present.result}{of}"
+    fine = [row for row in advice.judged if row.result in ("within noise", "within 2 %")]
     others = ", ".join(row.name for row in fine if row.setting == "cap")
     if best.setting == "cap" and others:
         line += f"; as good within noise or 2 %: {others}"
     line += f"; exposed {_time(best.exposed_ns)}"
-    if present and present is not best and present.verdict != "beyond the curve":
+    if present and present is not best and present.result != "beyond the curve":
         line += f", now {_time(present.exposed_ns)}"
         line += " (now = the default cap, assumed)" * (present.setting == "default")
     if advice.measured_ns is not None:
@@ -178,7 +178,7 @@ def _measured(advice: Advice) -> list[str]:
         "for other ranks"
     ]
     modelled = present.exposed_ns
-    if modelled is None or present.verdict == "beyond the curve":
+    if modelled is None or present.result == "beyond the curve":
         return lines
     if not modelled <= _FAR * measured <= _FAR**2 * modelled:
         lines.append(
@@ -193,11 +193,11 @@ def _assumed(advice: Advice) -> list[str]:
     best, present = advice.best, advice.present
     times = [_time(ns) for ns, _ in advice.assumed]
     if best is None:
-        told = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
+        stated = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
         lines = [
             "no proposal: which is best depends on how long the backward pass takes: give it with "
             "--backward-ms (backward_ms of torchcoll.advise)",
-            f"the model's best: {told}",
+            f"the model's best: {stated}",
         ]
     else:
         what = f"{_left(best)} leaves" if best is present else f"{_named(best)} leaves"
@@ -226,11 +226,11 @@ def _named(row: Proposal) -> str:
 
 
 def advice_object(advice: Advice) -> dict[str, Any]:
-    curve = picked(advice.curve, "collective dtype op ranks backend device cadence clock")
+    curve = picked(advice.curve, "collective dtype op ranks backend device mode clock")
     ratio, low, high = advice.compression or (None, None, None)
     return {
         "schema": ADVICE_SCHEMA,
-        **picked(advice, "what nbytes dtype backward_ns backward_source accumulate"),
+        **picked(advice, "what size_bytes dtype backward_ns backward_source accumulate"),
         **picked(advice, "measured_ns measured_as"),
         "curve": {**curve, **picked(advice, "sizes launches")},
         **picked(advice, "best=best.name low_cap_mb high_cap_mb"),
@@ -277,7 +277,7 @@ def plan_grids(plans: Sequence[BucketPlan], model: str) -> list[Grid]:
     one = plans[0]
     dtypes = dict.fromkeys(bucket.dtype for bucket in one.buckets)
     gradients = sum(len(bucket.parameters) for bucket in one.buckets)
-    size = f"{format_bytes(one.nbytes)} a step in {gradients} tensors"
+    size = f"{format_bytes(one.size_bytes)} a step in {gradients} tensors"
     first = f"gradients of {one_line(model)}: {size}, {', '.join(dtypes)}"
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
     return [Grid((), [], [first, *notes]), *map(plan_grid, plans)]
@@ -300,7 +300,7 @@ def cap_text(plan: BucketPlan) -> str:
 
 
 def _in_short(buckets: Sequence[Bucket]) -> str:
-    sizes = [bucket.nbytes for bucket in buckets]
+    sizes = [bucket.size_bytes for bucket in buckets]
     if len(sizes) == 1:
         return f"1 bucket of {format_bytes(sizes[0])}"
     least, most = format_bytes(min(sizes)), format_bytes(max(sizes))
@@ -311,20 +311,20 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
     """One for each size and dtype, in the order in which the first of them is sent."""
     alike: dict[tuple[int, str], list[int]] = {}
     for number, bucket in enumerate(plan.buckets):
-        alike.setdefault((bucket.nbytes, bucket.dtype), []).append(number)
+        alike.setdefault((bucket.size_bytes, bucket.dtype), []).append(number)
     rows = []
-    for (nbytes, dtype), numbers in alike.items():
+    for (size_bytes, dtype), numbers in alike.items():
         sent = format_ranges(numbers)
         names = plan.buckets[numbers[0]].parameters
         between = " ... " if len(names) > 2 else ", "
         rows.append(
             [
                 sent if len(sent) <= _LONG else f"{sent[: sent.rindex(',', 0, _LONG - 3)]},...",
-                format_size(nbytes),
+                format_size(size_bytes),
                 dtype,
                 str(len(numbers)),
-                format_bytes(nbytes * len(numbers)),
-                f"{100 * nbytes * len(numbers) / (plan.nbytes or 1):.1f} %",
+                format_bytes(size_bytes * len(numbers)),
+                f"{100 * size_bytes * len(numbers) / (plan.size_bytes or 1):.1f} %",
                 str(sum(len(plan.buckets[n].parameters) for n in numbers)),
                 one_line(between.join(dict.fromkeys((names[0], names[-1])))),
             ]
@@ -334,7 +334,7 @@ def _rows(plan: BucketPlan) -> list[list[str]]:
 
 def plan_object(plan: BucketPlan) -> dict[str, Any]:
     return {
-        **picked(plan, "bucket_cap_mb find_unused order nbytes unused notes"),
+        **picked(plan, "bucket_cap_mb find_unused order size_bytes unused notes"),
         "first_step": [vars(bucket) for bucket in plan.first_step],
         "buckets": [vars(bucket) for bucket in plan.buckets],
     }
@@ -366,7 +366,7 @@ def trial_grid(trial: Trial) -> Grid:
     """A row for each cap, in the order in which they were given."""
     heads = [Head("bucket_cap_mb", repeat=True), Head("steps", drop=2), Head("step", "median")]
     heads += [Head("low", "p5", drop=1), Head("high", "p95", drop=1), Head("ratio"), Head("95 %")]
-    heads.append(Head("verdict", left=True))
+    heads.append(Head("result", left=True))
     base = trial.rows[0].name
     above = [
         f"training steps of DistributedDataParallel: {one_line(trial.backend)}, {trial.device}, "
@@ -380,7 +380,7 @@ def trial_grid(trial: Trial) -> Grid:
     rows = []
     for row in trial.rows:
         ratio, low, high = row.ratio
-        known = row.verdict != "base" and low is not None and high is not None
+        known = row.result != "base" and low is not None and high is not None
         rows.append(
             [
                 row.name,
@@ -388,19 +388,19 @@ def trial_grid(trial: Trial) -> Grid:
                 *map(format_time, (row.median_ns, row.low_ns, row.high_ns)),
                 format_ratio(ratio),
                 f"{format_ratio(low)} to {format_ratio(high)}" if known else "-",
-                row.verdict,
+                row.result,
             ]
         )
     best = trial.best
-    than = "than" if best.verdict in ("faster", "slower") else "of"
-    said = "" if best.verdict == "base" else f", {best.verdict} {than} {base}"
+    than = "than" if best.result in ("faster", "slower") else "of"
+    said = "" if best.result == "base" else f", {best.result} {than} {base}"
     below = [
         f"least median: bucket_cap_mb {best.name}{said}",
         "one launch is one replicate: several launches alone tell how they differ",
         *map(one_line, trial.notes),
     ]
     return Grid(
-        heads, rows, above, below, [_TRIAL_STYLES.get(row.verdict, "") for row in trial.rows]
+        heads, rows, above, below, [_TRIAL_STYLES.get(row.result, "") for row in trial.rows]
     )
 
 
@@ -408,7 +408,7 @@ def trial_records(trial: Trial) -> list[dict[str, Any]]:
     """The figures of each cap; the steps themselves are in the object."""
     found = []
     for row in trial.rows:
-        figures = picked(row, "cap_mb name steps median_ns low_ns high_ns verdict")
+        figures = picked(row, "cap_mb name steps median_ns low_ns high_ns result")
         ratio, low, high = row.ratio
         found.append({**figures, "ratio": ratio, "ratio_low": low, "ratio_high": high})
     return found

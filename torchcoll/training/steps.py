@@ -25,15 +25,15 @@ class Kind(NamedTuple):
     """
 
     collective: str
-    nbytes_in: int | None
-    nbytes_out: int | None
+    bytes_in: int | None
+    bytes_out: int | None
     dtype: str | None
     op: str | None
     asynchronous: bool | None
     group: tuple[str, int, int]
 
     def __str__(self) -> str:
-        size = "" if self.nbytes_in is None else format_size(self.nbytes_in or self.nbytes_out or 0)
+        size = "" if self.bytes_in is None else format_size(self.bytes_in or self.bytes_out or 0)
         return " ".join(filter(None, (self.collective, size, self.dtype)))
 
 
@@ -56,8 +56,8 @@ def kinds_of(calls: Sequence[TrafficCall], groups: Mapping[str, Group]) -> list[
         vary = has_splits(call.collective)
         kind = Kind(
             call.collective,
-            None if vary else call.nbytes_in,
-            None if vary else call.nbytes_out,
+            None if vary else call.bytes_in,
+            None if vary else call.bytes_out,
             call.dtype,
             call.op,
             call.asynchronous,
@@ -240,7 +240,7 @@ def _changed(one: Counter[Kind], usual: Counter[Kind]) -> str:
 
 def _listed(kinds: Mapping[Kind, int]) -> str:
     """``2 all_reduce 1M float32 and 4 other calls``."""
-    many = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].nbytes_in or 0))
+    many = sorted(kinds.items(), key=lambda pair: -pair[1] * (pair[0].bytes_in or 0))
     words = [f"{count} {kind}" for kind, count in many[:_MOST]]
     rest = sum(count for _, count in many[_MOST:])
     return ", ".join(words) + (f" and {rest} other call{'s' if rest > 1 else ''}" if rest else "")
@@ -267,7 +267,7 @@ _SAY = (
 
 
 def sizes_of(calls: Calls) -> tuple[int, ...]:
-    return tuple(call.nbytes_in for call in calls)
+    return tuple(call.bytes_in for call in calls)
 
 
 def usual(each: Sequence[Calls]) -> list[Calls]:

@@ -120,9 +120,9 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
 
 
 def _default(rows: Sequence[TrafficRow], varying: Sequence[str]) -> list[str]:
-    keys = ["collective", "nbytes_in"]
-    if any(row.nbytes_out != row.nbytes_in for row in rows):
-        keys.append("nbytes_out")
+    keys = ["collective", "bytes_in"]
+    if any(row.bytes_out != row.bytes_in for row in rows):
+        keys.append("bytes_out")
     keys += [*varying, "calls_per_step", "bytes_per_step"]
     figures = ("time_per_step_ns", "median_ns", "share", "exposed_ns", "algorithm")
     return keys + [name for name in figures if any(getattr(row, name) is not None for row in rows)]
@@ -143,11 +143,13 @@ def _title(traffic: Traffic, table: TrafficTable, common: Sequence[str]) -> str:
 
 def _step_lines(table: TrafficTable) -> list[str]:
     calls = sum(row.calls_per_step for row in table.rows)
-    nbytes = sum(row.bytes_per_step for row in table.rows)
+    size_bytes = sum(row.bytes_per_step for row in table.rows)
     alone = len({row.ranks for row in table.rows}) == 1  # else it is another sum for each rank
     several = "" if calls == 1 else "s"
     sent = (
-        f"{_count(calls)} call{several}, {format_bytes(nbytes)} put in by a rank" if alone else ""
+        f"{_count(calls)} call{several}, {format_bytes(size_bytes)} put in by a rank"
+        if alone
+        else ""
     )
     if not table.marked or not table.rows:
         return [sent] if table.rows and sent else []
@@ -172,8 +174,8 @@ def _size_grid(sizes: Sequence[SizeBin], several: bool) -> Grid:
     rows = [
         [one.ranks] * several
         + [
-            f"{format_size(one.low_nbytes)} to {format_size(one.high_nbytes)}"
-            if one.low_nbytes
+            f"{format_size(one.low_bytes)} to {format_size(one.high_bytes)}"
+            if one.low_bytes
             else "0",
             _count(one.calls_per_step),
             _bytes(one.bytes_per_step),
@@ -187,8 +189,10 @@ def _count(number: float) -> str:
     return f"{number:.0f}" if float(number).is_integer() else f"{number:.4g}"
 
 
-def _bytes(nbytes: float) -> str:
-    return format_size(int(nbytes)) if float(nbytes).is_integer() else format_bytes(nbytes)
+def _bytes(size_bytes: float) -> str:
+    return (
+        format_size(int(size_bytes)) if float(size_bytes).is_integer() else format_bytes(size_bytes)
+    )
 
 
 def _traffic_cell(name: str) -> Callable[[Any], str]:
@@ -225,8 +229,8 @@ def _hint(row: TrafficRow) -> str:
 # Every field of a TrafficRow, in order: its heading and its cell.
 _COLUMNS: dict[str, tuple[Head, Callable[[Any], str]]] = {
     "collective": (Head("collective", left=True, repeat=True), _traffic_cell("collective")),
-    "nbytes_in": (Head("bytes", "in", repeat=True), _size("nbytes_in")),
-    "nbytes_out": (Head("bytes", "out"), _size("nbytes_out")),
+    "bytes_in": (Head("bytes", "in", repeat=True), _size("bytes_in")),
+    "bytes_out": (Head("bytes", "out"), _size("bytes_out")),
     "dtype": (Head("dtype", left=True), _traffic_cell("dtype")),
     "op": (Head("op", left=True), _traffic_cell("op")),
     "group": (Head("group", left=True), _traffic_cell("group")),
@@ -289,7 +293,7 @@ def cost_grids(found: Cost) -> list[Grid]:
     rows = [
         [
             row.collective,
-            format_size(row.nbytes) if row.nbytes else "-",
+            format_size(row.size_bytes) if row.size_bytes else "-",
             *(_cost_cell(getattr(row, name)) for name in varying),
             str(row.calls),
             "-" if row.queued is None else f"{100 * row.queued:.0f} %",

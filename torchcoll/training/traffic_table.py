@@ -23,7 +23,7 @@ from torchcoll.training.steps import Kind, Steps, described, steps_of
 class TrafficRow:
     """One line of the table: calls that are alike, over the steady steps. None is unknown.
 
-    nbytes_in, nbytes_out: bytes of one call that a rank puts in and gets; None where they vary
+    bytes_in, bytes_out: bytes of one call that a rank puts in and gets; None where they vary
     (all_to_all_v). group: its name, or the description that several groups share, which do alike;
     group_ranks: how many ranks each has, 0 unknown; groups: how many there are. ranks: who sends
     it (``0-3``). calls_per_step, bytes_per_step: of one rank. time_per_step_ns: the calls of a step
@@ -35,8 +35,8 @@ class TrafficRow:
     """
 
     collective: str
-    nbytes_in: int | None
-    nbytes_out: int | None
+    bytes_in: int | None
+    bytes_out: int | None
     dtype: str | None
     op: str | None
     group: str
@@ -57,11 +57,11 @@ class TrafficRow:
 
 @dataclass(frozen=True)
 class SizeBin:
-    """Calls into which one rank puts from low_nbytes to below high_nbytes; both 0: nothing."""
+    """Calls into which one rank puts from low_bytes to below high_bytes; both 0: nothing."""
 
     ranks: str
-    low_nbytes: int
-    high_nbytes: int
+    low_bytes: int
+    high_bytes: int
     calls_per_step: float
     bytes_per_step: float
 
@@ -150,8 +150,8 @@ class _TrafficReader:
         duration = self.steps.duration_ns
         return TrafficRow(
             kind.collective,
-            _only(call.nbytes_in for call in calls),
-            _only(call.nbytes_out for call in calls),
+            _only(call.bytes_in for call in calls),
+            _only(call.bytes_out for call in calls),
             kind.dtype,
             kind.op,
             group_text(groups),
@@ -161,7 +161,7 @@ class _TrafficReader:
             kind.asynchronous,
             format_ranges(ranks),
             len(calls) / share,
-            sum(call.nbytes_in for call in calls) / share,
+            sum(call.bytes_in for call in calls) / share,
             per_step,
             median(known) if known else None,
             _joined_texts(call.clock for call in calls if call.time_ns is not None) or None,
@@ -198,14 +198,14 @@ class _TrafficReader:
         for rank, at in self.steps.at.items():
             bins: dict[int, list[int]] = defaultdict(list)
             for i in (i for step in self.steps.steady for i in at.get(step, ())):
-                nbytes = self.traffic.calls[rank][i].nbytes_in
-                bins[1 << (nbytes.bit_length() - 1) if nbytes else 0].append(nbytes)
+                size_bytes = self.traffic.calls[rank][i].bytes_in
+                bins[1 << (size_bytes.bit_length() - 1) if size_bytes else 0].append(size_bytes)
             for low, own in bins.items():
                 alike[low, len(own), sum(own)].append(rank)
         steps = len(self.steps.steady)
         return [
-            SizeBin(format_ranges(ranks), low, 2 * low, count / steps, nbytes / steps)
-            for (low, count, nbytes), ranks in sorted(alike.items())
+            SizeBin(format_ranges(ranks), low, 2 * low, count / steps, size_bytes / steps)
+            for (low, count, size_bytes), ranks in sorted(alike.items())
         ]
 
     def busy_ns(self) -> float | None:
@@ -265,7 +265,7 @@ def _ranks_notes(traffic: Traffic, rows: Sequence[TrafficRow]) -> list[str]:
 
 def _row_notes(rows: Sequence[TrafficRow]) -> list[str]:
     notes = []
-    uneven = (row for row in rows if has_splits(row.collective) and row.nbytes_in is None)
+    uneven = (row for row in rows if has_splits(row.collective) and row.bytes_in is None)
     for name in dict.fromkeys(row.collective for row in uneven):
         notes.append(f"{name}: bytes vary from call to call; bytes a step are a mean over them")
     if any(row.asynchronous is not False and row.clock == "host" for row in rows):

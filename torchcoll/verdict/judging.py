@@ -80,9 +80,11 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{100 * worst:.1f} % in {case_text(row)} "
         f"({format_time(before_ns).strip()} to {format_time(row.median_ns).strip()})"
     )
-    untold = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
-    if untold:
-        text += f"; {counted(untold, 'case')} matched without buffer reuse: one side does not tell"
+    unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
+    if unstated:
+        text += (
+            f"; {counted(unstated, 'case')} matched without buffer reuse: one side does not tell"
+        )
     if word == PASS and worst < POOR:
         return Phrase(WARN, f"{text}, a case below {100 * POOR:g} %")
     return Phrase(word, text)
@@ -103,14 +105,14 @@ def _collectives(shares: Sequence[Share]) -> list[str]:
 def _at_largest(shares: Sequence[Share], collective: str) -> Share:
     """The median share of the cases of its largest size, and one of them."""
     own = [pair for pair in shares if pair[1].collective == collective]
-    top = max(row.nbytes for _, row in own)
-    largest = [pair for pair in own if pair[1].nbytes == top]
+    top = max(row.size_bytes for _, row in own)
+    largest = [pair for pair in own if pair[1].size_bytes == top]
     return median([share for share, _ in largest]), largest[0][1]
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     names = [name for name in SWEEP if name != _UNTOLD]
-    return tuple(getattr(row, name) for name in (*names, "nbytes"))
+    return tuple(getattr(row, name) for name in (*names, "size_bytes"))
 
 
 def _alike(row: Row, known: Sequence[Row]) -> Row | None:
@@ -200,8 +202,8 @@ def judge(
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference = []
     unread = () if failures else _unread(run)
-    told = [*problems, *unread, *odd_links(run), *_told(run, "machine")]
-    warnings = [Phrase(WARN, text) for text in told if text]
+    stated = [*problems, *unread, *odd_links(run), *_stated(run, "machine")]
+    warnings = [Phrase(WARN, text) for text in stated if text]
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
     phrases = [*failures, *reference, *warnings, *_facts(run, rows, failures, reference)]
@@ -257,13 +259,13 @@ def _suspected(run: Run) -> list[str]:
     from torchcoll.pairs.matches import read_pairs
     from torchcoll.pairs.suspects import suspect_text, suspects
 
-    told = _messages(run, "suspect")
-    if not told and (pairs := read_pairs(run)):
-        told = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
-    return _first(told, "suspect")
+    stated = _messages(run, "suspect")
+    if not stated and (pairs := read_pairs(run)):
+        stated = [suspect_text(pairs, one) for one in suspects(pairs) if one.stands]
+    return _first(stated, "suspect")
 
 
-def _told(run: Run, kind: str) -> list[str]:
+def _stated(run: Run, kind: str) -> list[str]:
     return _first(_messages(run, kind), kind)
 
 
@@ -272,8 +274,8 @@ def _messages(run: Run, kind: str) -> list[str]:
     return [str(event.get("message") or f"{kind} event without a text") for event in own]
 
 
-def _first(told: Iterable[str], kind: str) -> list[str]:
-    texts = dict.fromkeys(told)
+def _first(stated: Iterable[str], kind: str) -> list[str]:
+    texts = dict.fromkeys(stated)
     first = list(texts)[:_MOST_TOLD]
     more = len(texts) - len(first)
     return [*first, f"{more} more of the {kind} events above"] if more else first
@@ -358,7 +360,7 @@ def _suite(run: Run, verdict: Verdict) -> str:
     kind = "failure" if failed[0] else "skipped" if skipped else ""
     tests = [_test("verdict", kind, verdict.line)]
     for row in summarise_run(run):
-        what = (row.collective, row.nbytes or row.nbytes_requested, row.dtype, row.op)
+        what = (row.collective, row.size_bytes or row.size_bytes_requested, row.dtype, row.op)
         title = " ".join(str(part) for part in what if part)
         text = f"{row.status}: {row.reason or row.verified}"
         expected = row.status in EXPECTED_STATUSES and row.verified != "wrong"

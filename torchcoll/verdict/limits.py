@@ -47,7 +47,7 @@ def word_of(share: float) -> str:
 
 
 def case_text(row: Row) -> str:
-    size = format_size(row.nbytes or row.nbytes_requested)
+    size = format_size(row.size_bytes or row.size_bytes_requested)
     return f"{row.collective} {size}" if COLLECTIVES[row.collective].has_data else row.collective
 
 
@@ -166,7 +166,9 @@ def _doubts(
 ) -> Iterator[Phrase]:
     """What the headline, which is the best of each collective, does not say."""
     for share, row, _ in judged:
-        alike = [r for r in rows if (r.collective, r.nbytes) == (row.collective, row.nbytes)]
+        alike = [
+            r for r in rows if (r.collective, r.size_bytes) == (row.collective, row.size_bytes)
+        ]
         alike = [r for r in alike if _usable(r, fabric) and _held_by_any(fabric, r)]
         worst = min(alike, key=lambda r: r.busbw_gbps or 0.0)
         least = worst.busbw_gbps or 0.0
@@ -185,7 +187,7 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phr
     word = word_of(lowest[0])
     reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
     share, row, limit = next(reduced, lowest) if word == PASS else lowest
-    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.nbytes)}"
+    text = f"{row.busbw_gbps:.4g} GB/s busbw at {format_size(row.size_bytes)}"
     text += f" of {row.collective}" if len(judged) > 1 else ""
     text += f", {100 * share:.1f} % of the {limit.algorithm} limit of {fabric.name}"
     text += f" ({limit.source})"
@@ -214,11 +216,14 @@ def _held(rows: Sequence[Row], fabric: Fabric) -> str:
     for limit in fabric.limits:
         for name in limit.collectives:
             known[name] = min(limit.least(ranks), known.get(name, limit.least(ranks)))
-    asked = {name: nbytes for name, nbytes in known.items() if name in ran} or known
+    asked = {name: size_bytes for name, size_bytes in known.items() if name in ran} or known
     by_size: dict[int, list[str]] = {}
-    for name, nbytes in asked.items():
-        by_size.setdefault(nbytes, []).append(name)
-    texts = (f"{', '.join(names)} from {format_size(nbytes)}" for nbytes, names in by_size.items())
+    for name, size_bytes in asked.items():
+        by_size.setdefault(size_bytes, []).append(name)
+    texts = (
+        f"{', '.join(names)} from {format_size(size_bytes)}"
+        for size_bytes, names in by_size.items()
+    )
     return f"it has limits for {' and '.join(texts)}"
 
 
@@ -232,8 +237,8 @@ def _judged(
         own = [row for row in own if _held_by_any(fabric, row)]
         if not own:
             continue
-        largest = max(row.nbytes for row in own)
-        row = max((r for r in own if r.nbytes == largest), key=lambda r: r.busbw_gbps or 0)
+        largest = max(row.size_bytes for row in own)
+        row = max((r for r in own if r.size_bytes == largest), key=lambda r: r.busbw_gbps or 0)
         limit = _limit_of(row, fabric, device)
         yield (row.busbw_gbps or 0.0) / limit.busbw_gbps, row, limit
 

@@ -28,7 +28,7 @@ _LIMIT = (
     *("only", "source"),
 )
 _ONLY = ("ranks", "dtype", "op")  # fields of a Row
-_MOST_NBYTES = 1 << 16  # of a file of rules; ours have 1 KB
+_MOST_BYTES = 1 << 16  # of a file of rules; ours have 1 KB
 _MOST_GBPS = 1e9  # beyond, a figure is a slip
 _LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GPU alone
 
@@ -37,7 +37,7 @@ _LINKS = {"nvlinks", "to_switch"}  # a fabric is never known by the name of a GP
 class Limit:
     """busbw that an algorithm can reach, for these collectives.
 
-    From ``nbytes`` on, and from ``nbytes_per_rank`` for each rank: what a ring costs beside its
+    From ``size_bytes`` on, and from ``bytes_per_rank`` for each rank: what a ring costs beside its
     bandwidth grows with the ranks. only: fields of a Row and the values that they may have; what a
     source does not tell of type and operation is taken for nccl-tests' default, which all have.
     """
@@ -46,19 +46,19 @@ class Limit:
     collectives: tuple[str, ...]
     busbw_gbps: float
     source: str
-    nbytes: int = 1
-    nbytes_per_rank: int = 0
+    size_bytes: int = 1
+    bytes_per_rank: int = 0
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def least(self, ranks: int) -> int:
-        return max(self.nbytes, self.nbytes_per_rank * ranks)
+        return max(self.size_bytes, self.bytes_per_rank * ranks)
 
     def holds(self, row: Row) -> bool:
         """Whether the row can be measured by it."""
-        if row.collective not in self.collectives or row.nbytes < self.least(row.ranks):
+        if row.collective not in self.collectives or row.size_bytes < self.least(row.ranks):
             return False
-        told = ((getattr(row, name), values) for name, values in self.only.items())
-        return all(value is None or value in values for value, values in told)
+        stated = ((getattr(row, name), values) for name, values in self.only.items())
+        return all(value is None or value in values for value, values in stated)
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ def _rule(file: Any) -> Rule:
         else:
             import tomli as tomllib
         with file.open("rb") as opened:
-            content = opened.read(_MOST_NBYTES + 1)
-        if len(content) > _MOST_NBYTES:
-            raise UsageError("rules", file, f"a file of at most {_MOST_NBYTES} bytes")
+            content = opened.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise UsageError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
         table = tomllib.loads(content.decode())
     except ImportError:
         raise UsageError(

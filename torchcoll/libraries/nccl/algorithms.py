@@ -38,7 +38,7 @@ PROTOCOLS = ("LL", "LL128", "SIMPLE")
 _PLAIN = {name.replace("_", ""): name for name in (*ALGORITHMS, *PROTOCOLS)}
 TOTAL, PER_RANK = "total", "per rank"
 # torch's barrier is an all-reduce of so many bytes, and NCCL 2.20 to 2.22 names no function.
-_BARRIER_NBYTES = 4
+_BARRIER_BYTES = 4
 
 _NUMBERED = re.compile(r"(?:(\w+): )?(\d+) Bytes -> Algo (\d+) +proto (\d+) +time [\d.]+", re.I)
 _NAMED = re.compile(
@@ -61,36 +61,38 @@ def call_of(message: str) -> LoggedCall | None:
     A line that ends early is refused, not guessed: ``proto LL`` may be the start of LL128.
     """
     if found := _NAMED.search(message):
-        function, nbytes, algorithm, protocol, low, high = found.groups()
+        function, size_bytes, algorithm, protocol, low, high = found.groups()
         names = canonical(algorithm), canonical(protocol)
         if names[0] not in ALGORITHMS or names[1] not in PROTOCOLS:
             return None
         channels = int(high) - int(low) + 1
-        return LoggedCall(function, int(nbytes), str(names[0]), str(names[1]), channels, PER_RANK)
+        return LoggedCall(
+            function, int(size_bytes), str(names[0]), str(names[1]), channels, PER_RANK
+        )
     if found := _NUMBERED.search(message):
-        function, nbytes, algorithm, protocol = found.groups()
+        function, size_bytes, algorithm, protocol = found.groups()
         if int(algorithm) >= len(ALGORITHMS) or int(protocol) >= len(PROTOCOLS):
             return None
         names = ALGORITHMS[int(algorithm)], PROTOCOLS[int(protocol)]
-        return LoggedCall(function or "", int(nbytes), *names, None, TOTAL)
+        return LoggedCall(function or "", int(size_bytes), *names, None, TOTAL)
     if found := _SYMMETRIC.search(message):
         kernel = found[3].removeprefix(f"{found[1]}_")
         return LoggedCall(found[1], int(found[2]), "SYMMETRIC", kernel, int(found[4]), PER_RANK)
     if found := _COPIED.search(message):
-        function, engine, nbytes = found.groups()
+        function, engine, size_bytes = found.groups()
         name = "COPY_ENGINE" if engine == "Copy Engine" else "HIERARCHICAL_CE"
-        return LoggedCall(function, int(nbytes), name, basis=PER_RANK)
+        return LoggedCall(function, int(size_bytes), name, basis=PER_RANK)
     return None
 
 
-def logged_nbytes(collective: str, nbytes: int, ranks: int, basis: str) -> int:
-    """The bytes that NCCL's log gives for a case of size S = ``nbytes`` (nccl-tests' size).
+def logged_bytes(collective: str, size_bytes: int, ranks: int, basis: str) -> int:
+    """The bytes that NCCL's log gives for a case of size S = ``size_bytes`` (nccl-tests' size).
 
     Up to 2.23 it gives what the cost model gets: all bytes of all ranks. From 2.24 on the count of
     the call: for all-gather what a rank sends, for reduce-scatter what it receives.
     """
     per_rank = basis == PER_RANK and collective in ("all_gather", "reduce_scatter")
-    return nbytes // ranks if per_rank and ranks else nbytes
+    return size_bytes // ranks if per_rank and ranks else size_bytes
 
 
 def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
@@ -101,14 +103,14 @@ def choices_of(result: CaseResult, calls: Iterable[LoggedCall]) -> list[Choice]:
     """
     case, found = result.case, dict[Choice, None]()
     function = FUNCTIONS.get(case.collective)
-    if function is None or result.ranks < 2 or not result.nbytes:
+    if function is None or result.ranks < 2 or not result.size_bytes:
         return []
     for call in calls:
         if call.function not in (function, ""):
             continue
-        if not call.function and call.size <= _BARRIER_NBYTES:
+        if not call.function and call.size <= _BARRIER_BYTES:
             continue
-        if call.size == logged_nbytes(case.collective, result.nbytes, result.ranks, call.basis):
+        if call.size == logged_bytes(case.collective, result.size_bytes, result.ranks, call.basis):
             found[Choice(call.algorithm, call.protocol, call.channels)] = None
     return list(found)
 
@@ -282,9 +284,9 @@ class TunerRule:
     nodes: int | None = None
     ranks: int | None = None
 
-    def matches(self, function: str, nbytes: int, ranks: int) -> bool:
+    def matches(self, function: str, size_bytes: int, ranks: int) -> bool:
         """Whether the plugin would take it; on the number of nodes that it was made for."""
-        inside = self.low <= nbytes <= (MAX_BYTES if self.high is None else self.high)
+        inside = self.low <= size_bytes <= (MAX_BYTES if self.high is None else self.high)
         return self.function == function and inside and self.ranks in (None, ranks)
 
     def line(self) -> str:

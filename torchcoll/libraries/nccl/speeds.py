@@ -81,14 +81,14 @@ def _pci_wire_gbps(node: Node) -> float | None:
     return width * rate / 8 * (128 / 130 if rate > 5 else 0.8)
 
 
-def network_gbps(nics: list[Nic], told: Topology) -> float | None:
+def network_gbps(nics: list[Nic], stated: Topology) -> float | None:
     """All these interfaces together, one direction; None where one does not tell its speed.
 
     The ports of one device share the PCI links from it up to where a GPU joins, beyond which data
     need not go. Such a link counts, as NCCL takes it, where even its wire is below the ports: NCCL
     takes 48 GB/s for one that carries a port of 400 Gbit/s.
     """
-    joins = _gpus_below(told.gpus)
+    joins = _gpus_below(stated.gpus)
     devices: dict[Node, list[Nic]] = {}
     for nic in nics:
         devices.setdefault(nic.node, []).append(nic)
@@ -159,11 +159,11 @@ class Ceiling:
     wire_gbps: float | None = None
 
 
-def ring_ceiling(told: Topology) -> Ceiling:
+def ring_ceiling(stated: Topology) -> Ceiling:
     """Every GPU sends all of a ring's data once, so the one whose links carry least bounds it."""
-    gpus = told.told
-    what = "XGMI" if told.library == "RCCL" else "NVLink"
-    if told.cut:
+    gpus = stated.stated
+    what = "XGMI" if stated.library == "RCCL" else "NVLink"
+    if stated.cut:
         return Ceiling(None, "the file is cut off: what is missing may be the slowest")
     if not gpus:
         return Ceiling(None, f"the file has no <gpu>: {what} is not told in it")
@@ -173,15 +173,15 @@ def ring_ceiling(told: Topology) -> Ceiling:
         return Ceiling(None, "ranks share a GPU, and so its links")
     joined = islands(gpus)
     if len(joined) == 1:
-        return _of_links(gpus, what, told.library)
-    if len(joined) < len(gpus) or told.hosts > 1:
+        return _of_links(gpus, what, stated.library)
+    if len(joined) < len(gpus) or stated.hosts > 1:
         names = " and ".join(" ".join(gpu.name for gpu in members) for members in joined)
         return Ceiling(None, f"{what} joins GPUs {names}, but not these with each other")
     speeds = [pci_gbps(gpu.node) for gpu in gpus]
     if any(gbps is None for gbps in speeds):
         source = f"no {what} joins the GPUs, and the file does not tell their PCI links"
         assumed = min(assumed_pci_gbps(gpu.node) for gpu in gpus)
-        return Ceiling(None, f"{source} ({told.library} then takes {assumed:g} GB/s)")
+        return Ceiling(None, f"{source} ({stated.library} then takes {assumed:g} GB/s)")
     # A ring crosses every link that has some of its GPUs on one side and some on the other.
     below = _gpus_below(gpus)
     crossed = [
@@ -192,7 +192,7 @@ def ring_ceiling(told: Topology) -> Ceiling:
     ]
     least, node, gpu = min(crossed, key=lambda one: one[0])
     which = "of one GPU" if node is gpu.node else f"between GPU {gpu.name} and its CPU"
-    source = f"the PCI link {which}, {told.library} topo.cc"
+    source = f"the PCI link {which}, {stated.library} topo.cc"
     return Ceiling(least, f"{source}; CPUs and shared switches may allow less")
 
 

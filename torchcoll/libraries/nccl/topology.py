@@ -216,7 +216,7 @@ class Gpu(TopologyDevice):
     10. gcn: AMD's name or number of the generation. part: of a GPU that ranks share (MLOPart).
     """
 
-    told: bool = False
+    stated: bool = False
     dev: int | None = None
     rank: int | None = None
     sm: int | None = None
@@ -256,8 +256,8 @@ class Topology:
     nics: list[Nic]
 
     @property
-    def told(self) -> list[Gpu]:
-        return [gpu for gpu in self.gpus if gpu.told]
+    def stated(self) -> list[Gpu]:
+        return [gpu for gpu in self.gpus if gpu.stated]
 
 
 def topology(root: Node, file: str = "") -> Topology:
@@ -322,25 +322,25 @@ def _cores(mask: str) -> Iterator[int]:
 
 def _bare(node: Node, classes: tuple[str, ...]) -> bool:
     """A PCI device of these classes whose ``<gpu>`` or ``<nic>`` is not in the file."""
-    told = any(node.each("gpu", "nic"))
-    return node.text("class").lower().startswith(classes) and not told
+    stated = any(node.each("gpu", "nic"))
+    return node.text("class").lower().startswith(classes) and not stated
 
 
 def _gpus(node: Node, of: dict[Node, TopologyCpu]) -> Iterator[Gpu]:
-    told, bare = list(node.each("gpu")), _bare(node, _GPU)
-    if not told and not bare:
+    stated, bare = list(node.each("gpu")), _bare(node, _GPU)
+    if not stated and not bare:
         return
     busid, cpu = node.text("busid").lower(), _cpu_of(node, of)
     if bare:
         yield Gpu(node, cpu, busid, node.whole)
-    for own in told:
+    for own in stated:
         gcn = own.text("gcn")
         yield Gpu(
             node,
             cpu,
             busid,
             own.whole,
-            told=True,
+            stated=True,
             dev=own.whole_number("dev"),
             rank=own.whole_number("rank"),
             sm=None if gcn else own.whole_number("sm"),

@@ -74,9 +74,9 @@ def _thresholds(asked: Sequence[str]) -> list[Forcing]:
     for stage, sizes in _THRESHOLDS.items():
         names = {name: f"CCL_SYCL_{_SYCL[name]}_{stage}_THRESHOLD" for name in able}
         names = {name: variable for name, variable in names.items() if variable in NAMES}
-        for nbytes in sizes if names else ():
-            settings = dict.fromkeys(names.values(), str(nbytes))
-            name = f"sycl-{stage.lower()}-{format_size(nbytes)}"
+        for size_bytes in sizes if names else ():
+            settings = dict.fromkeys(names.values(), str(size_bytes))
+            name = f"sycl-{stage.lower()}-{format_size(size_bytes)}"
             found.append(Forcing(name, tuple(names), settings))
     return found
 
@@ -100,11 +100,11 @@ def selection(parts: Iterable[tuple[str, int, int | None]]) -> str:
     )
 
 
-def algorithm_at(value: str, nbytes: int) -> str | None:
+def algorithm_at(value: str, size_bytes: int) -> str | None:
     """What a value of ``CCL_<COLLECTIVE>`` says for a size; None where it says nothing."""
     for part in value.split(";"):
         if found := re.fullmatch(r"(\w+)(?::(\d+)-(?:(\d+)|max))?", part):
             name, low, high = found.groups()
-            if int(low or 0) <= nbytes and (high is None or nbytes <= int(high)):
+            if int(low or 0) <= size_bytes and (high is None or size_bytes <= int(high)):
                 return name
     return None
