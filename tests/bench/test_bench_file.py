@@ -158,7 +158,7 @@ def interrupted(launch, options: str, cases: int, ranks: int = 2, collective="al
 
         def prepare(dist, layout, send, recv, *rest):
             call = entry.prepare(dist, layout, send, recv, *rest)
-            return call if recv.size_bytes < 1 << 20 else lambda: time.sleep(100)
+            return call if recv.nbytes < 1 << 20 else lambda: time.sleep(100)
 
         COLLECTIVES[collective] = dataclasses.replace(entry, prepare=prepare)
 

@@ -327,11 +327,11 @@ def test_isolated_calls():
     """The barrier lies outside the stamps."""
     clock, samples = FakeClock(), [7]
     align = clock.call([1000, 2000, 4000])
-    Cpu(clock.now).isolated(clock.call([5, 6, 8]), align, 3, {"host": samples})
+    Cpu(clock.now).synchronized(clock.call([5, 6, 8]), align, 3, {"host": samples})
     assert samples == [7, 5, 6, 8]
     assert clock.now() == 7000 + 19
     starts = {"host": [], "start": []}
-    Cpu(clock.now).isolated(clock.call([5, 6]), clock.call([10, 20]), 2, starts)
+    Cpu(clock.now).synchronized(clock.call([5, 6]), clock.call([10, 20]), 2, starts)
     assert starts == {"host": [5, 6], "start": [7019 + 10, 7019 + 10 + 5 + 20]}
 
 
@@ -361,7 +361,7 @@ def test_stream_counts_what_is_between_the_calls():
     assert samples == [10, 15, 20]
     ticks = iter([0, 10, 25, 45])
     samples = []
-    Cpu(lambda: next(ticks)).isolated(lambda: None, lambda: None, 2, {"host": samples})
+    Cpu(lambda: next(ticks)).synchronized(lambda: None, lambda: None, 2, {"host": samples})
     assert samples == [10, 20]
 
 
@@ -369,7 +369,7 @@ def test_samples_are_there_as_they_are_made():
     """The watchdog reads progress from the length of the list."""
     samples: list[int] = []
     lengths: list[int] = []
-    Cpu().isolated(lambda: lengths.append(len(samples)), lambda: None, 3, {"host": samples})
+    Cpu().synchronized(lambda: lengths.append(len(samples)), lambda: None, 3, {"host": samples})
     Cpu().stream(lambda: lengths.append(len(samples)), 2, {"host": samples}, 0, [])
     assert lengths == [0, 1, 2, 3, 4]
 
@@ -377,7 +377,7 @@ def test_samples_are_there_as_they_are_made():
 def test_noise_is_by_seed():
     def durations(seed: int) -> list[int]:
         clock, samples = FakeClock(seed), []
-        Cpu(clock.now).isolated(clock.noisy(1000, 0.2), lambda: None, 200, {"host": samples})
+        Cpu(clock.now).synchronized(clock.noisy(1000, 0.2), lambda: None, 200, {"host": samples})
         return samples
 
     assert durations(3) == durations(3) != durations(4)

@@ -68,7 +68,7 @@ def compared(session: Session, rank: int, size_bytes: int, same: bool) -> list[t
             if arm or same:
                 bare_block(tensor, samples, CALLS)
             else:
-                session.device.isolated(call, align, CALLS, {"host": samples})
+                session.device.synchronized(call, align, CALLS, {"host": samples})
             medians[arm] = statistics.median(samples)
         pairs.append((medians[0], medians[1]))
     return pairs
@@ -87,7 +87,7 @@ def added_on_fake() -> float:
             call()
         bare = time.perf_counter_ns() - start
         start = time.perf_counter_ns()
-        Cpu().isolated(call, nothing, calls, {"host": []})
+        Cpu().synchronized(call, nothing, calls, {"host": []})
         added.append((time.perf_counter_ns() - start - bare) / calls)
     dist.destroy_process_group()
     return statistics.median(added)
