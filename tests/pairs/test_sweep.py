@@ -295,7 +295,7 @@ def test_a_backend_that_sends_nothing():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ("--mode back-to-back", "mode: got back-to-back, expected none: torchcoll.pairs has no such"),
+        ("--mode back-to-back", "mode: got back-to-back, expected none: torchcoll.pairs"),
         ("--seed 1", "seed: got 1, expected none: torchcoll.pairs has no such choice"),
         ("--resume x", "resume: got x, expected none: pairs are measured in one go"),
         ("--format nccl-tests", "format: got nccl-tests, expected one of table, markdown, csv"),
