@@ -119,7 +119,7 @@ def test_a_part_is_not_counted_beside_its_whole(path, capsys):
         (["show", "--per"], ["--per-rank", "--percentiles"]),
         (["show", "se"], ["setup.cfg"]),
         (["show", "--reference", "se"], ["setup.cfg"]),
-        (["matrix", "--output", "torchc"], ["torchcoll"]),
+        (["matrix", "--output", "exam"], ["examples"]),
         (["--print"], ["--print-completion"]),
     ],
 )
