@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,7 +45,7 @@ TABLE = {
 }
 # Files that run on ranks, in rooms of questions.
 ON_RANKS = {
-    *("pairs.__main__", "pairs.sweep"),
+    *("pairs.__main__", "pairs.bisect", "pairs.sweep"),
     *(
         f"training.{name}"
         for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards")
@@ -314,3 +315,15 @@ def test_stub(module):
     argument = repr(names[module]) if module in names else ""
     assert [ast.unparse(node) for node in tree.body[2].body] == [f"main({argument})"]
     assert f"torchcoll.{module}" in ast.get_docstring(tree)
+
+
+def test_files_that_comments_name_are_there():
+    """A file of ours, by its room, elsewhere than in itself: a move takes its mentions along."""
+    ours = {str(path.relative_to(PACKAGE)) for path in MODULES}
+    found = {
+        (str(path.relative_to(PACKAGE)), named)
+        for path in MODULES
+        for named in re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)+\.py)\b", path.read_text())
+        if named.partition("/")[0] in {*ROOMS, "analysis", "commands", "matrix", "train"}
+    }
+    assert {(path, named) for path, named in found if named not in ours or named == path} == set()

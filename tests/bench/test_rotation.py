@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from torchcoll.bench import measure
-from torchcoll.bench.verify import MOST_PLACES, Checker, Rotation, allocate
+from torchcoll.bench.buffers import MOST_PLACES, Rotation
+from torchcoll.bench.verify import Checker, allocate
 from torchcoll.core.case import Case, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec

@@ -27,14 +27,16 @@ from common import title
 from scipy import special, stats
 
 from torchcoll.cli import main
-from torchcoll.comparison.statistics import (
-    LEVEL,
+from torchcoll.comparison.needed import (
     MOST_LAUNCHES,
-    ORDERED,
     Target,
     asked,
     launches_needed,
     launches_range,
+)
+from torchcoll.comparison.statistics import (
+    LEVEL,
+    ORDERED,
     least_squares,
     model_of,
     noise_share,

@@ -8,17 +8,19 @@ import numpy
 import pytest
 from scipy import stats
 
+from torchcoll.comparison.needed import (
+    asked,
+    launches_needed,
+    launches_range,
+    launches_to_bound,
+    power,
+)
 from torchcoll.comparison.statistics import (
     ONE_NOISE,
     ORDERED,
     PAIRED,
     Ratio,
-    asked,
-    launches_needed,
-    launches_range,
-    launches_to_bound,
     paired_ratio,
-    power,
     ratio_of,
 )
 

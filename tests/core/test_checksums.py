@@ -62,7 +62,7 @@ def stated(run):
 
 
 def test_the_check_sum_by_hand(text):
-    """As another program would compute it from the description in core/checksums.py."""
+    """As another program would compute it from the description in core/jsonl.py."""
     header, second, *_ = text.splitlines()
     body, crc, _ = header.rpartition(b',"crc"')
     own = zlib.crc32(body)

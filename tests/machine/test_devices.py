@@ -17,8 +17,8 @@ import pytest
 import torch
 from fake_machine import Machine
 
+from torchcoll.bench.buffers import allocate_in_pool, deregister, register
 from torchcoll.bench.communicators import Communicator, Communicators
-from torchcoll.bench.verify import allocate_in_pool, deregister, register
 from torchcoll.bench.watchdog import Progress
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case, size_case

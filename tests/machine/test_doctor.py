@@ -20,10 +20,8 @@ from torchcoll.machine.doctor import CHECKS, findings, interfaces, launchers, ra
 from torchcoll.machine.doctor_facts import (
     IPEX,
     Facts,
-    backends,
     command_facts,
     cpu_facts,
-    devices,
     gpu_facts,
     launch_facts,
     limits,
@@ -32,6 +30,7 @@ from torchcoll.machine.doctor_facts import (
 from torchcoll.machine.launcher import Launch
 from torchcoll.machine.placement import matching
 from torchcoll.machine.show import show_doctor
+from torchcoll.machine.usable import backends, devices
 
 BINDINGS = "oneccl_bindings_for_pytorch"
 

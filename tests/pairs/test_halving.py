@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from torchcoll.pairs.sweep import halve
+from torchcoll.pairs.bisect import halve
 
 
 def network(*culprits, slow=0.5):

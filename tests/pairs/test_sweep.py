@@ -17,9 +17,10 @@ from torchcoll.cli import main as torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.machine import environment
 from torchcoll.pairs import sweep
+from torchcoll.pairs.bisect import Halving, Step
+from torchcoll.pairs.bisect import _record as record_bisection
 from torchcoll.pairs.matches import EXCHANGE, LATENCY, SEND, read_pairs
-from torchcoll.pairs.sweep import Halving, Step, parse_pairs
-from torchcoll.pairs.sweep import _record as record_bisection
+from torchcoll.pairs.sweep import parse_pairs
 
 # On a busy machine any rank may be slow for a while: with this threshold nobody is a suspect.
 CALM = "--sizes 1K,4K -n 2 --threshold 0.9999"

@@ -259,8 +259,6 @@ class Communicators:
 
 # -------------------------------------------------------------------------------------------------
 # --rehearse: several ranks on one GPU, which shows that it works and not how fast it is.
-#
-# Loaded where it is asked for.
 
 # Each rank looks like a host of its own, so that NCCL accepts several on one GPU. P2P and shared
 # memory would be chosen on one host; few channels, because all ranks share the GPU's processors.

@@ -64,7 +64,7 @@ def own_part(dist: Any, store: Any, several: bool) -> tuple[Any, Any]:
 
 
 def open_store(torch: Any, launch: Launch, timeout_s: float) -> Any:
-    """The store of this launch: torchrun's own, else one that rank 0 serves (bench/rendezvous.py).
+    """The store of this launch: torchrun's own, else one that rank 0 serves (bench/meeting.py).
 
     Raises HangError when it cannot be reached within ``timeout_s``.
     """

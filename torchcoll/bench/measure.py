@@ -17,8 +17,8 @@ from torchcoll.core.errors import HangError, TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
+    from torchcoll.bench.buffers import Rotation
     from torchcoll.bench.session import Session, Sweep
-    from torchcoll.bench.verify import Rotation
     from torchcoll.core.result import CaseResult
 
 
@@ -117,7 +117,7 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | lis
         if sizing.case.buffers == "default":
             buffers = allocate(torch, sizing, place, device)
         else:
-            from torchcoll.bench.verify import allocate_in_pool, register
+            from torchcoll.bench.buffers import allocate_in_pool, register
 
             buffers = allocate_in_pool(torch, sizing, place, device, group)
     except (RuntimeError, MemoryError) as error:
@@ -137,7 +137,7 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | lis
         assert buffers is not None
         yield buffers
     if buffers is not None and buffers.pool is not None:
-        from torchcoll.bench.verify import deregister
+        from torchcoll.bench.buffers import deregister
 
         deregister(torch, buffers, device, group)
 
@@ -168,7 +168,7 @@ class _Measurement:
             return call
 
         if sizing.places > 1:
-            from torchcoll.bench.verify import Rotation
+            from torchcoll.bench.buffers import Rotation
 
             self.rotation = Rotation(session.torch, sizing, self.place, buffers, made, beat)
             self.refill = self.rotation.refill

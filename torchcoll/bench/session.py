@@ -569,8 +569,6 @@ class Sweep:
 
 # -------------------------------------------------------------------------------------------------
 # The end of a result file whose writer, rank 0, is gone: another rank that reaches it appends it.
-#
-# Loaded when that has happened.
 
 
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:

@@ -71,7 +71,7 @@ class Progress:
         return self.doing + calls
 
     def word(self) -> dict[str, Any]:
-        """For the others: steps, doing, part and calls of bench/culprit.py."""
+        """For the others: steps, doing, part and calls of bench/whereabouts.py."""
         word = {"steps": self.done, "doing": self.stated(), "part": self.part}
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
             counts = [int(group._get_sequence_number_for_group()) for group in self.groups]

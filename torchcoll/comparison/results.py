@@ -10,18 +10,16 @@ from typing import Any
 
 from torchcoll.comparison.differences import unlike, unlike_ranks
 from torchcoll.comparison.matching import Pair
+from torchcoll.comparison.needed import MOST_LAUNCHES, asked, launches_range
 from torchcoll.comparison.sides import METRICS, Measured, Side
 from torchcoll.comparison.statistics import (
     LEVEL,
-    MOST_LAUNCHES,
     Figures,
     Outlier,
     Ratio,
-    asked,
     common_share,
     geometric,
     holm,
-    launches_range,
     least_mann_whitney,
     mann_whitney,
     outliers,

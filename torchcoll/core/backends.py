@@ -70,7 +70,7 @@ class BackendEntry:
     interfaces: the variable that names its network interfaces.
     module: what must be imported before torch knows the backend.
     store: module and class of the store that it wants; importing the module makes it known.
-    library: the shared library that communicates, as its file name begins (bench/provenance.py).
+    library: the shared library that communicates, as its file name begins (machine/provenance.py).
     prefixes: of the environment variables that it reads, which a file keeps.
     absent: what to do where this torch lacks it.
     since: the build of torch that has it, where builds for its device without it are about.

@@ -220,7 +220,7 @@ def read_records(
 
     What either raises of UNUSABLE refuses the file, or makes the line one of ``problems``. what:
     the kind of file, in messages. schema: that of this version, such as ``torchcoll/2``. Lines that
-    do not match their check sums (core/jsonl.py) are among the problems. Raises UnreadableError
+    do not match their check sums are among the problems. Raises UnreadableError
     for a file that is missing, empty, of another kind or another major schema, and for two in one.
     """
     expected = f'a torchcoll {what}, whose first line holds "schema":"{schema}"'

@@ -337,7 +337,7 @@ class Run:
 
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.
     phases: set-up phase -> ns per rank. machine: the state of each host before and after the run
-    (bench/state/watch.py). events: what happened beside the cases. end: the last
+    (machine/state.py). events: what happened beside the cases. end: the last
     record, None when the file is truncated. in_flight: the case that had started and not ended.
     problems: one line for each thing that reading found wrong. lost: cases that the file had, as
     its end says, and that could not be read. continuations: the launches of

@@ -67,7 +67,7 @@ class Spec:
     mode: ``synchronized``, ``back-to-back`` or ``graph``; None: synchronized on CPU, back-to-back
     on accelerators. backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/groups.py. buffer_reuse
+    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/case.py. buffer_reuse
     (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU,
     bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
@@ -75,7 +75,7 @@ class Spec:
     progress for so long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix
     file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
     backends A B B A; the default with several). points: exact calls in place of the product of
-    collectives, dtypes, ops and sizes, which then hold what the points have; see core/points.py.
+    collectives, dtypes, ops and sizes, which then hold what the points have.
     Raises UsageError naming the field.
     """
 

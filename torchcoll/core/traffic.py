@@ -1,6 +1,6 @@
 """What a training step sends: the calls of every process group, rank by rank.
 
-Times are whole nanoseconds, sizes bytes. The file: core/traffic.py.
+Times are whole nanoseconds, sizes bytes. The file is described below.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ all of these comparisons are left out of all cases. Three questions with three a
 
 * Is AUTO beaten? The model's t of AUTO against every forced cell at every size, Holm over all of
   them: no cell is picked first, so no winner's curse. Beaten: p below 0.05, beyond the threshold.
-* Is AUTO near-optimal? Where the 95 % interval of its regret (forcing/contest.py) ends below the
+* Is AUTO near-optimal? Where the 95 % interval of its regret ends below the
   threshold. It is said of a table only if it holds at every size; such an 'all of them' needs no
   correction (R. L. Berger, Technometrics 24 (1982) 295).
 * Which cell wins? Those that may be the best are ties; neighbouring sizes with a winner in common
@@ -26,6 +26,7 @@ from typing import Any
 import numpy
 from scipy import stats
 
+from torchcoll.comparison.needed import asked, launches_needed, launches_to_bound
 from torchcoll.comparison.results import p_text, percent
 from torchcoll.comparison.statistics import (
     LEVEL,
@@ -33,12 +34,9 @@ from torchcoll.comparison.statistics import (
     Figures,
     Outlier,
     Ratio,
-    asked,
     common_share,
     geometric,
     holm,
-    launches_needed,
-    launches_to_bound,
     outliers,
     side_ratio,
 )

@@ -1,6 +1,6 @@
 """nccl-tests' text, of all versions, and rccl-tests'.
 
-Lines become launches here; nccl_tests_row.py reads one row. Sources: src/util.cu and src/common.cu
+Lines become launches here; ``parse_row`` reads one row. Sources: src/util.cu and src/common.cu
 of nccl-tests from 2.0 to 2.19.
 """
 

@@ -34,7 +34,7 @@ _MOST_DEVICES = 1024  # of each kind: every interface is looked at beside every 
 
 @dataclass
 class Dump:
-    """kind: ``topology`` or ``graphs``. facts, tables: as those of a JobLog (analysis/log.py).
+    """kind: ``topology`` or ``graphs``. facts, tables: as those of a JobLog.
 
     links: (links, to a switch, GB/s) of a GPU where all have the same ones.
     """

@@ -297,7 +297,7 @@ def show_logs(
     file: TextIO | None = None,
     dumps: Sequence[Dump] = (),
 ) -> None:
-    """Print jobs, and of each of ``files`` (analysis/log.py, file_rows) how much was understood.
+    """Print jobs, and of each of ``files`` (``file_rows``) how much was understood.
 
     Before them ``dumps``, topologies and graphs in XML.
 

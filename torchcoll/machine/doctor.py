@@ -13,17 +13,12 @@ from torchcoll.machine.doctor_facts import (
     BINDINGS,
     IPEX,
     Facts,
-    Usable,
-    backends,
-    devices,
     gather,
     launch_facts,
-    nccl_version,
-    no,
-    no_torch,
     wait_for_rank_0,
 )
 from torchcoll.machine.traps import SEVERITIES, Finding
+from torchcoll.machine.usable import Usable, backends, devices, nccl_version, no, no_torch
 
 # -------------------------------------------------------------------------------------------------
 # Which launchers and network interfaces this process can use.

@@ -12,16 +12,9 @@ from torchcoll.core.units import format_bytes
 from torchcoll.libraries.known_variables import unknown_variables
 from torchcoll.libraries.nccl import variables as nccl
 from torchcoll.libraries.oneccl import variables as oneccl
-from torchcoll.machine.doctor_facts import (
-    IPEX,
-    MASKS,
-    Facts,
-    ccl_on_cpu,
-    hiding,
-    nccl_version,
-    own_device,
-)
+from torchcoll.machine.doctor_facts import IPEX, Facts, own_device
 from torchcoll.machine.placement import interface_problem, matching
+from torchcoll.machine.usable import MASKS, ccl_on_cpu, hiding, nccl_version
 
 _NCCL, _ONECCL = of_family(NCCL), of_family(ONECCL)
 

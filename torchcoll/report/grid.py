@@ -1,7 +1,7 @@
 """A table of finished text cells, and how it becomes lines: the one layout of every view.
 
 Views fill a Grid; it is drawn with rich on a terminal, as aligned ASCII elsewhere, and as markdown
-by report/grid.py. Nothing is ever cut: where the terminal is too narrow, whole columns are left
+by ``markdown_text``. Nothing is ever cut: where the terminal is too narrow, whole columns are left
 out, the least important first, and a line below the table names them. What may not be left out goes
 into further tables below.
 """

@@ -47,7 +47,7 @@ def table(
     Times in ns, bandwidth in GB/s, unknown is NaN or None. over_ranks: max (the slowest rank of a
     call), mean, min, rank0. clock: None for each case's default.
 
-    Of a Traffic one row a collective and size, with the fields of TrafficRow (analysis/traffic.py).
+    Of a Traffic one row a collective and size, with the fields of TrafficRow.
     Raises UsageError for other readings of it, and for what is neither.
     """
     if not isinstance(run, (Run, Traffic)):

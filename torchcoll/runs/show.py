@@ -32,7 +32,7 @@ SHOWN = "a table, markdown or json"  # what has a verdict
 
 @dataclass(frozen=True)
 class Judging:
-    """What the verdict is measured by: see verdict/judge.py."""
+    """What the verdict is measured by: see verdict/judging.py."""
 
     fabric: str | None = None
     rules: Sequence[str | os.PathLike[str]] = ()

@@ -319,7 +319,7 @@ def _late(late: Sequence[Late]) -> Grid:
 
 
 # -------------------------------------------------------------------------------------------------
-# What starting costs, printed: tables and markdown (startup/show.py), CSV and JSON.
+# What starting costs, printed: tables and markdown, CSV and JSON.
 
 SCHEMA = "torchcoll-cold/1"
 

@@ -439,7 +439,7 @@ def advise(
     accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
     times in a step is refused where it does not tell how many passes they are.
 
-    The model is told in training/advise.py. Caps that differ from bucket to bucket
+    The model: the comment above ``Proposal``. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
     for traffic without marked steps, for another number of ranks than the curve has, for no curve
     that could be meant, and for numbers out of range; UnreadableError for a file.

@@ -87,7 +87,7 @@ class TrafficTable:
 
 
 def summarise_traffic(traffic: Traffic) -> TrafficTable:
-    """The table of a traffic: see TrafficRow, and analysis/steps.py for which steps count."""
+    """The table of a traffic: see TrafficRow, and training/steps.py for which steps count."""
     traffic = cut_at_marks(traffic)
     joined, notes = join_ranks(traffic)
     steps = steps_of(traffic)

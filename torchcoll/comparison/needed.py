@@ -1,0 +1,170 @@
+"""How many launches a result takes: by exact power, and as a range.
+
+The truth is known no better than from the launches that there are: six of them leave the noise
+open by a factor of 1.8 and the ratio too, so that one number is off by 3 either way. The range is
+that of the fiducial distribution: the noise is s times the root of degrees / chi squared, the
+difference what was seen plus as much normal noise. Of difference / noise that is the interval
+which the noncentral t gives (the same inequality, read the other way).
+
+It is printed for what the launches left unclear, and those are the unlucky ones: with a truth
+that takes 14 launches and 12 that were made, plain 10 and 90 % hold it in 4 of 100. So a draw
+counts by 1 / the chance that it leaves the case unclear, and the low end is that of 5 %. Where
+the truth is at the threshold no number of launches is enough, and no range says so in time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+from scipy import special
+
+from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, Design, Ratio
+
+POWER = 0.9  # with which a case is settled
+MOST_LAUNCHES = 1000  # beyond, the answer is 'never' rather than a number
+_LOW, _HIGH = 0.05, 0.1  # left out of the range on either end
+_MOST_LIKELY = 10  # times a draw counts that would hardly have left the case unclear
+_DRAWS = 12  # each, of the noise and of the difference
+_NODES, _FEW_NODES = 400, 24  # of the integral; the few are right to 0.01, as the draws are
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a result asks: a difference at ``level`` that is seen beyond the threshold, or a 90 %
+    interval within it.
+    """
+
+    threshold: float
+    level: float
+
+    @property
+    def limit(self) -> float:
+        return math.log1p(self.threshold)
+
+
+def asked(threshold: float, tested: int, found: int = 0) -> Target:
+    """Of ``tested`` cases ``found`` are shown to differ: Holm leaves the next one LEVEL / rest."""
+    return Target(threshold, LEVEL / max(tested - found, 1))
+
+
+def power(
+    what: Target,
+    design: Design,
+    launches: int,
+    difference: numpy.ndarray,
+    spread: numpy.ndarray,
+    nodes: int = _NODES,
+) -> numpy.ndarray:
+    """How often so many launches a side give the result that is true of this ``difference`` of
+    logarithms and ``spread`` of one launch: a difference beyond the threshold, the same within it.
+
+    Exact: given the noise that is seen, the rest is normal; over that noise, chi of the degrees
+    over their root, it is integrated (Gauss and Legendre).
+    """
+    differs, same = _chances(what, design, launches, difference, spread, nodes)
+    return numpy.where(numpy.abs(difference) > what.limit, differs, same)
+
+
+def _chances(
+    what: Target,
+    design: Design,
+    launches: int,
+    difference: numpy.ndarray,
+    spread: numpy.ndarray,
+    nodes: int,
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Of a difference in the direction of the truth, and of the same."""
+    degrees = design.degrees(launches)
+    if degrees < 1:
+        none = numpy.zeros(numpy.broadcast(difference, spread).shape)
+        return none, none
+    seen, weights = _chi(degrees, nodes)
+    away = numpy.abs(difference)[..., None]
+    error = design.error(launches) * numpy.asarray(spread)[..., None]
+    least = numpy.maximum(what.limit, _quantile(degrees, 1 - what.level / 2) * seen * error)
+    differs = special.ndtr((away - least) / error) @ weights
+    margin = _quantile(degrees, 0.95) * seen
+    inside = special.ndtr((what.limit - away) / error - margin)
+    inside = inside - special.ndtr((-what.limit - away) / error + margin)
+    return differs, numpy.maximum(inside, 0.0) @ weights
+
+
+@functools.lru_cache(maxsize=4096)
+def _chi(degrees: float, count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Nodes and weights of what the root of chi squared / degrees is."""
+    width = 8 / math.sqrt(2 * degrees)
+    low, high = max(0.0, 1 - width), 1 + width
+    points, weights = numpy.polynomial.legendre.leggauss(count)
+    nodes = (high + low) / 2 + (high - low) / 2 * points
+    constant = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+    logs = constant + (degrees - 1) * numpy.log(nodes) - degrees * nodes**2 / 2
+    return nodes, numpy.exp(logs) * weights * (high - low) / 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _quantile(degrees: float, share: float) -> float:
+    return float(special.stdtrit(degrees, share))
+
+
+def launches_needed(what: Target, design: Design, difference: float, spread: float) -> int | None:
+    """The least number of launches a side (of pairs) with POWER, if that is the truth; None: more
+    than MOST_LAUNCHES, for the ratio is at the threshold.
+    """
+    truth = numpy.array([difference]), numpy.array([spread])
+    return _least(lambda launches: float(power(what, design, launches, *truth)[0]) >= POWER)
+
+
+def launches_range(what: Target, ratio: Ratio, launches: int) -> tuple[int | None, int | None]:
+    """Between what the number lies with 80 %, as far as the ``launches`` a side behind ``ratio``
+    tell, which left it unclear; None as in ``launches_needed``.
+    """
+    if ratio.spread is None or ratio.error is None or launches >= MOST_LAUNCHES:
+        return None, None
+    shares = (numpy.arange(_DRAWS) + 0.5) / _DRAWS
+    noise = numpy.sqrt(ratio.degrees / special.chdtri(ratio.degrees, shares))[:, None]
+    difference = math.log(ratio.ratio) + ratio.error * noise * special.ndtri(shares)[None, :]
+    spread = numpy.broadcast_to(ratio.spread * noise, difference.shape)
+    settled_now = sum(_chances(what, ratio.design, launches, difference, spread, _FEW_NODES))
+    weights = 1 / numpy.maximum(1 - settled_now, 1 / _MOST_LIKELY)
+    weights /= weights.sum()
+
+    @functools.cache
+    def settled(number: int) -> float:
+        enough = power(what, ratio.design, number, difference, spread, _FEW_NODES) >= POWER
+        return float(weights[enough].sum())
+
+    low = _least(lambda number: settled(number) >= _LOW, launches + 1)
+    return low, _least(lambda number: settled(number) >= 1 - _HIGH, low) if low else None
+
+
+def launches_to_bound(ratio: Ratio, threshold: float) -> int | None:
+    """Launches a side for which the 95 % interval of a ratio ends below 1 + ``threshold`` with
+    POWER; None as in ``launches_needed``, and where the ratio itself is beyond. By noncentral t.
+    """
+    margin = math.log1p(threshold) - math.log(ratio.ratio)
+    if ratio.spread is None or margin < NO_SPREAD:
+        return None
+    design, spread = ratio.design, ratio.spread
+
+    def enough(launches: int) -> bool:
+        degrees = design.degrees(launches)
+        far = margin / (design.error(launches) * spread)
+        return degrees > 0 and special.nctdtr(degrees, far, _quantile(degrees, 0.975)) <= 1 - POWER
+
+    return _least(enough)
+
+
+def _least(enough: Callable[[int], bool], start: int = 2) -> int | None:
+    """The least number of launches, from ``start`` on, that is enough; doubled, then halved."""
+    low, high = start - 1, start
+    while not enough(high):
+        if high >= MOST_LAUNCHES:
+            return None
+        low, high = high, min(2 * high, MOST_LAUNCHES)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
