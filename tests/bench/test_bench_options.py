@@ -159,7 +159,7 @@ BAD = [
     ("--format xml", f"format: got xml, expected one of {FORMATS}"),
     (
         "--ranks 4",
-        "ranks: got 4, expected --dry-run or --backend fake beside it. "
+        "ranks: got 4, expected --dry-run or --backend fake with it. "
         "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
     ),
     ("--ranks 0 --dry-run", "ranks: got 0, expected a whole number from 1 on"),

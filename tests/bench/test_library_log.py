@@ -281,7 +281,7 @@ def test_no_output_and_library_log_exclude_each_other():
         parse(["--library-log", "--no-output"], "all_reduce", "x")
     assert str(caught.value) == (
         "library-log: got --library-log and --no-output, expected one of them. "
-        "The log lies beside the result file."
+        "The log lies next to the result file."
     )
 
 

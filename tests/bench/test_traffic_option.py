@@ -94,7 +94,7 @@ def test_dry_run(launch, tmp_path):
         (
             "--sizes 1K",
             2,
-            "spec: got sizes beside a traffic, which says what is sent, "
+            "spec: got sizes with a traffic, which says what is sent, "
             "expected fields that say how to measure",
         ),
         ("--groups 0;1,2,3", 2, "groups: got 0;1,2,3, expected groups='0,1;2,3'"),

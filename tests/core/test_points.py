@@ -282,7 +282,7 @@ def test_changes_do_not_say_what(name):
     with pytest.raises(UsageError) as caught:
         sent(reduced(8)).spec(**{name: ()})
     assert str(caught.value) == (
-        f"spec: got {name} beside a traffic, which says what is sent, "
+        f"spec: got {name} with a traffic, which says what is sent, "
         "expected fields that say how to measure"
     )
 

@@ -221,14 +221,14 @@ def test_a_launch_that_tells_no_variables_is_not_pooled_with_auto():
     found = algorithms([*RUNS, unstated("old.out")])
     assert [s.regret for s in found.tables[0].sizes] == [s.regret for s in table_of(*RUNS).sizes]
     assert (
-        "left out: no variable of the library is told, and other launches tell of AUTO: old.out "
+        "left out: no variable of the library is known, and other launches tell of AUTO: old.out "
         + said
     ) in found.notes
     forced = [one for one in RUNS if one.labels["cell"] != "auto"]
     found = algorithms([*forced, unstated("old.out")])
     assert found.tables[0].sizes[0].auto.values == (900_000,)
     assert (
-        f"taken for AUTO, though no variable of the library is told: old.out {said}" in found.notes
+        f"taken for AUTO, though no variable of the library is known: old.out {said}" in found.notes
     )
 
 
@@ -442,7 +442,7 @@ def test_machines_read_it(folder, capsys):
     [
         (["--export-env", "--export-oneccl"], "got --export-env and --export-oneccl, expected one"),
         (["--check"], "check: got no export, expected --export-env"),
-        (["--channels", "4"], "channels: got 4, expected --export-tuner beside it"),
+        (["--channels", "4"], "channels: got 4, expected --export-tuner with it"),
         (["--export-tuner", "t.csv", "--channels", "x"], "channels: got x, expected a whole"),
         (["--export-tuner", "t.csv", "--channels", "99"], "channels: got 99, expected 1 to 64"),
         (["--export-tuner", "no/t.csv"], "expected a file that can be written"),

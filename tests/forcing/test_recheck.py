@@ -117,7 +117,7 @@ def test_the_exported_variables_are_launched_against_auto(capsys):
     assert [line for line in lines if line[0] != "#"] == [f"export NCCL_ALGO={RING}"]
     (row,) = (line for line in lines if line.startswith("#    8  "))
     assert row.split()[2:7] == ["1.000", "us", "1.000", "us", "1.000"]
-    assert "what ran is not told: the launches kept no log of the library" in lines[-1]
+    assert "what ran is not known: the launches kept no log of the library" in lines[-1]
 
 
 def test_readers_of_the_matrix_do_not_see_the_check(capsys):

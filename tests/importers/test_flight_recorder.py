@@ -138,7 +138,7 @@ def test_gloo_configures_no_ranks(read):
         "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo runs "
         "it, and leaves out send and recv",
         HIDDEN_OP,
-        "group 3: its ranks are not told, taken for 0,2, which made calls in it",
+        "group 3: its ranks are not known, taken for 0,2, which made calls in it",
     ]
 
 

@@ -450,14 +450,14 @@ def test_what_is_not_told_is_left_out_but_counted(read):
         info=GLOO,
     )
     assert fields(only(found), "collective", "sequence") == ("all_reduce", 1)
-    assert found.notes[0] == "left out: 1 call of scatter: dtype not told"
+    assert found.notes[0] == "left out: 1 call of scatter: dtype not known"
 
 
 def test_a_trace_without_shapes(read):
     with pytest.raises(UnreadableError) as caught:
         read(event("c10d::allreduce_", 0, 10), work("gloo:all_reduce", 5, 10), info=GLOO)
     assert str(caught.value).endswith(
-        "t.json: got all_reduce: dtype not told, expected sizes of its calls. Profile with "
+        "t.json: got all_reduce: dtype not known, expected sizes of its calls. Profile with "
         "record_shapes=True."
     )
 

@@ -132,7 +132,7 @@ def test_algorithms_are_judged_from_nccl_tests(in_tmp_path, capsys):
     assert (first["size_bytes"], first["best"]) == (1 << 20, "tree")
     assert first["regret"] == pytest.approx(80 / 50)
     assert [n for n in found["notes"] if n.startswith("taken for AUTO")] == [
-        "taken for AUTO, though no variable of the library is told: auto.out (NCCL_DEBUG=INFO, or "
+        "taken for AUTO, though no variable of the library is known: auto.out (NCCL_DEBUG=INFO, or "
         "import --label NCCL_ALGO=auto, tells)"
     ]
 
@@ -165,5 +165,5 @@ def test_compare_and_transitions_tell_the_variable(in_tmp_path, capsys):
     assert "  NCCL_ALGO: unset -> Tree\n  NCCL_PROTO: LL -> unset\n" in out
     assert main(["scaling", "ring.out", "tree.out", "auto.out"]) == 0
     out = capsys.readouterr().out
-    for value in ("Ring", "Tree", "not told"):
+    for value in ("Ring", "Tree", "not known"):
         assert f"NCCL_ALGO {value}" in out

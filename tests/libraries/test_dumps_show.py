@@ -235,7 +235,7 @@ def test_a_file_for_nccl(here, capsys):
     assert shown(capsys, "azure.xml")[:3] == [
         "NCCL topology: 1 GPU, 1 NUMA node (AuthenticAMD x86_64), 0 network interfaces",
         "no <gpu> in it: a file for NCCL_TOPO_FILE, to which NCCL adds what it finds",
-        "ring: no ceiling: the file has no <gpu>: NVLink is not told in it",
+        "ring: no ceiling: the file has no <gpu>: NVLink is not in it",
     ]
 
 

@@ -284,7 +284,7 @@ def test_an_interface_beside_a_gpu_does_not_need_the_link_to_the_cpu(tmp_path):
 @pytest.mark.parametrize(
     ("cpus", "why"),
     [
-        ([cpu(0)], "the file has no <gpu>: NVLink is not told in it"),
+        ([cpu(0)], "the file has no <gpu>: NVLink is not in it"),
         (
             [cpu(0, gpu(0, switches(12)))],
             "one GPU alone: a communicator of one rank on this host",

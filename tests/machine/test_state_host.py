@@ -115,7 +115,7 @@ def test_children_that_end(proc):
 
 
 def test_ranks_that_cannot_be_seen(proc):
-    """In other containers: what is theirs and what is others' cannot be told."""
+    """In other containers: what is theirs and what is others' cannot be known."""
     processes = {RANK: stat_line(RANK, "python3", 1, 50)}
     first, last, root = samples(proc, {0: (60, 0, 0, 140, 0, 0, 0, 0)}, processes)
     found = state.shares(first, last, [RANK, 999], {0}, 100, root)

@@ -305,7 +305,7 @@ def test_a_backend_that_sends_nothing():
         ("-d float32,int32", "dtype: got float32,int32, expected one type"),
         ("-n 0", "iters: got 0, expected a whole number from 1 on"),
         ("--ranks-per-node 0", "ranks-per-node: got 0, expected a whole number from 1 on"),
-        ("--ranks-per-node 2", "ranks-per-node: got 2, expected --dry-run beside it"),
+        ("--ranks-per-node 2", "ranks-per-node: got 2, expected --dry-run with it"),
     ],
 )
 def test_options_that_are_refused(arguments, text):

@@ -593,11 +593,11 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
         ),
         (
             {"metric": "time"},
-            "metric: got time, expected --pivot beside it. A table has --columns.",
+            "metric: got time, expected --pivot with it. A table has --columns.",
         ),
         (
             {"metric": "time", "format": "csv"},
-            "metric: got time, expected --pivot beside it. A table has --columns.",
+            "metric: got time, expected --pivot with it. A table has --columns.",
         ),
         (
             {"columns": "size_bytes,calls", "format": "nccl-tests"},

@@ -458,7 +458,7 @@ def test_curves_that_are_refused(runs, text):
         ([], {}, "gradients: got list, expected a Traffic, plans of gradient_buckets, or a number"),
         ({"a": 1}, {}, "gradients: got dict, expected a Traffic"),
         ([plan(None, 8), plan(1, 4)], {}, "gradients: got plans of 8388608 and of 4194304 bytes"),
-        (plan(None, 8), {"caps_mb": [1]}, "caps_mb: got [1], expected none beside plans"),
+        (plan(None, 8), {"caps_mb": [1]}, "caps_mb: got [1], expected none with plans"),
         (plan(None, 8), {"dtype": "bf16"}, "dtype: got bf16, expected none: the gradients have"),
         (0, {}, "parameters: got 0, expected a number from 1 to 1e12"),
         (float("nan"), {}, "parameters: got nan, expected a number from 1 to 1e12"),

@@ -191,8 +191,8 @@ def test_proposals(folder, capsys, asked, last):
         ("advised:make --dtype bf16 --curve one.jsonl", "dtype: got bf16, expected none"),
         ("advised:make --fsdp Linear --curve one.jsonl", "fsdp: got Linear with --curve, expected "
          "DDP's gradients. FSDP2 has no bucket_cap_mb."),
-        ("--parameters 7e9", "parameters: got 7e9, expected --curve RUN beside it"),
-        ("advised:make --backward-ms 9", "backward-ms: got 9, expected --curve RUN beside it"),
+        ("--parameters 7e9", "parameters: got 7e9, expected --curve RUN with it"),
+        ("advised:make --backward-ms 9", "backward-ms: got 9, expected --curve RUN with it"),
         ("", "model: got none, expected package.module:factory, such as train:make_model"),
     ],
 )  # fmt: skip
@@ -213,5 +213,5 @@ def test_a_folder_of_captured_files(folder, capsys):
     assert main(["gradients", "sent"]) == 2  # without a curve
     assert capsys.readouterr().err == (
         "torchcoll: error: model: got sent, expected package.module:factory. Traffic takes --curve "
-        "RUN beside it; `torchcoll trace` shows what it sends.\n"
+        "RUN with it; `torchcoll trace` shows what it sends.\n"
     )

@@ -229,7 +229,7 @@ def test_the_command_refuses_what_is_for_runs(tmp_path, capsys):
     path = tmp_path / "traffic.jsonl"
     sent().save(path)
     assert main(["show", str(path), "--reference", "points.json"]) == 2
-    assert "reference: got points.json, expected result files beside it, not" in (
+    assert "reference: got points.json, expected result files with it, not" in (
         capsys.readouterr().err
     )
     assert main(["show", str(path), "--rules", "mine.toml"]) == 2

@@ -536,9 +536,7 @@ def test_against_a_run_with_nothing_in_common():
 def test_one_reference_at_a_time(tmp_path):
     with pytest.raises(UsageError) as caught:
         judge(times(1), "nvswitch-h200", against=times(1))
-    assert str(caught.value) == (
-        "against: got a run beside a fabric or rules, expected one of them"
-    )
+    assert str(caught.value) == ("against: got a run with a fabric or rules, expected one of them")
 
 
 def test_a_run_of_python_is_complete():

@@ -225,7 +225,7 @@ ONE = "expected one of busbw_gbps and busbw_gbps_each, above 0"
         (
             'parameter = "ports"',
             "",
-            "busbw_gbps_each in FILE, expected parameter = TEXT beside it: what it is for each of",
+            "busbw_gbps_each in FILE, expected parameter = TEXT with it: what it is for each of",
         ),
         (
             "[[limit]]",

@@ -68,7 +68,7 @@ def test_rules_and_fabrics_that_are_not_there(path, rules, tmp_path, capsys):
         (["--fabric", "ib-ndr:8"], "fabric: got ib-ndr:8 for a run on 1 host, expected a fabric "),
         (["--rules", f"{tmp_path}/none"], f"rules: got {tmp_path}/none, expected a file that can"),
         (["--rules", rules, "--rules", str(other)], "rules: got 2 fabrics, expected --fabric NAME"),
-        (["--against", path, "--rules", rules], "against: got a run beside a fabric or rules, "),
+        (["--against", path, "--rules", rules], "against: got a run with a fabric or rules, "),
     ):
         assert main(["show", path, *words]) == 2
         out, err = capsys.readouterr()

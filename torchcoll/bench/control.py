@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torchcoll.core.case import Sizing, fingerprint
+from torchcoll.core.case import NotRun, Sizing, fingerprint
 from torchcoll.core.errors import ExitCode, HangError, TorchcollError, UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import format_bytes
@@ -392,14 +392,9 @@ FREE_SHARE = 0.8  # of the free memory of a host; the rest is for what else live
 
 
 def admit(
-    sizing: Sizing,
-    parts: Sequence[Sequence[int]],
-    words: list[dict[str, Any]],
-    control: Control,
-    check: bool,
-) -> list[str] | None:
-    """None to run it, else [status, reason]; ["disagreement", what, got, expected, action] where
-    the ranks are not about to run the same case.
+    sizing: Sizing, parts: Sequence[Sequence[int]], words: list[dict[str, Any]], check: bool
+) -> NotRun | None:
+    """None to run it.
 
     ``sizing`` is that of the largest of the sub-groups ``parts``. ``words``: from each rank the
     hash of its case, where its buffers live and the free bytes there.
@@ -408,20 +403,18 @@ def admit(
 
     sizes = sorted({len(part) for part in parts})
     refused = next(filter(None, (impossible(sizing.case, size) for size in sizes)), None)
-    return (
-        _disagreement(sizing, words, control)
-        or (list(refused) if refused else None)
-        or _too_large(sizing, parts, words, check)
-    )
+    return refused or _too_large(sizing, parts, words, check)
 
 
-def _disagreement(
-    sizing: Sizing, words: list[dict[str, Any]], control: Control
-) -> list[str] | None:
+def disagreement(sizing: Sizing, words: list[dict[str, Any]], control: Control) -> list[str] | None:
+    """The arguments of a UsageError where the ranks are not about to run the same case.
+
+    ``words``: as of ``admit``.
+    """
     hashes = [word["case"] for word in words]
     if len(set(hashes)) == 1:
         return None
-    return ["disagreement", *of_case(control, hashes, sizing.case.describe())]
+    return of_case(control, hashes, sizing.case.describe())
 
 
 def _too_large(
@@ -429,7 +422,7 @@ def _too_large(
     parts: Sequence[Sequence[int]],
     words: list[dict[str, Any]],
     check: bool,
-) -> list[str] | None:
+) -> NotRun | None:
     """``words``: where each rank's buffers live, and how much is free there."""
     from torchcoll.bench.plan import needs_bytes
 
@@ -439,7 +432,7 @@ def _too_large(
         rank: needs[place] for part in parts for place, rank in enumerate(part) if rank < len(words)
     }
     text = lacks_memory(of_rank, words)
-    return ["skipped", text] if text else None
+    return NotRun("skipped", text) if text else None
 
 
 def lacks_memory(needs: Mapping[int, int], words: Sequence[Mapping[str, Any]]) -> str:

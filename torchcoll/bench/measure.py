@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.bench.communicators import Communicator
 from torchcoll.bench.verify import Buffers, Checker, allocate
 from torchcoll.core.backends import backend_of
-from torchcoll.core.case import Case, Sizing, calls_of_batch, size_case
+from torchcoll.core.case import Case, NotRun, Sizing, calls_of_batch, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import HangError, TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
@@ -66,15 +66,15 @@ def first_call(session: Session, what: str, call: Callable[[], object] | None) -
     return ""
 
 
-def measure_case(sweep: Sweep, asked: Sizing, verdict: list[str] | None) -> list[CaseResult]:
-    """Run the case, sized for the largest sub-group, unless ``verdict`` says otherwise.
+def measure_case(sweep: Sweep, asked: Sizing, not_run: NotRun | None) -> list[CaseResult]:
+    """Run the case, sized for the largest sub-group, unless ``not_run`` says why not.
 
     The results on rank 0, one for each sub-group; elsewhere none.
     """
     sizing = size_case(asked.case, len(sweep.part), span_bytes=asked.span_bytes)
-    verdict = verdict or _unsupported(sweep.session, asked.case)
-    if verdict:
-        return _results(sweep, sizing, {}, status=verdict[0], reason=verdict[1])
+    not_run = not_run or _unsupported(sweep.session, asked.case)
+    if not_run:
+        return _results(sweep, sizing, {}, **not_run._asdict())
     try:
         return _measured(sweep, sizing)
     finally:
@@ -88,12 +88,12 @@ def _measured(sweep: Sweep, sizing: Sizing) -> list[CaseResult]:
         sweep.session.communicators.of(backend, fresh) as communicator,
         _buffers(sweep, sizing, communicator.group) as buffers,
     ):
-        if isinstance(buffers, list):
-            return _results(sweep, sizing, {}, status=buffers[0], reason=buffers[1])
+        if isinstance(buffers, NotRun):
+            return _results(sweep, sizing, {}, **buffers._asdict())
         return _Measurement(sweep, sizing, buffers, communicator).measure()
 
 
-def _unsupported(session: Session, case: Case) -> list[str] | None:
+def _unsupported(session: Session, case: Case) -> NotRun | None:
     """What torch has no way to do; equal on all ranks."""
     reason = ""
     if case.mode == "graph" and not session.device.captures:
@@ -102,12 +102,12 @@ def _unsupported(session: Session, case: Case) -> list[str] | None:
         reason = f"a {case.collective} waits on the host, which no graph can capture"
     elif case.buffers != "default" and not backend_of(case.backend).buffers:
         reason = f"{case.backend} has no {case.buffers} buffers"
-    return ["unsupported", reason] if reason else None
+    return NotRun("unsupported", reason) if reason else None
 
 
 @contextlib.contextmanager
-def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | list[str]]:
-    """The buffers, or [status, reason] where some rank has none: then no rank goes on."""
+def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | NotRun]:
+    """The buffers, or why not where some rank has none: then no rank goes on."""
     session = sweep.session
     torch, device = session.torch, session.device.name
     buffers, failure = None, ""
@@ -132,7 +132,9 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | lis
     if lacking:
         names, text = lacking
         plain = sizing.case.buffers == "default" or _is_memory(text)
-        yield ["oom", f"no memory on {names}: {text}"] if plain else ["unsupported", text]
+        yield (
+            NotRun("oom", f"no memory on {names}: {text}") if plain else NotRun("unsupported", text)
+        )
     else:
         assert buffers is not None
         yield buffers
@@ -228,8 +230,7 @@ class _Measurement:
             self.sizing,
             samples,
             steady=self.gathered,
-            status=failed[0] if failed else "ok",
-            reason=failed[1] if failed else "",
+            **(failed._asdict() if failed else {}),
             batches=self.batches,
             batch_start_ns=[start for start, _ in self.batch_starts],
             batch_start_wall_us=[wall for _, wall in self.batch_starts],
@@ -273,8 +274,8 @@ class _Measurement:
         if rule:
             self.settled = rule.settled
 
-    def _captured(self, name: str) -> tuple[Call, list[str] | None]:
-        """The replay of the captured call, or [status, reason] where some rank has none."""
+    def _captured(self, name: str) -> tuple[Call, NotRun | None]:
+        """The replay of the captured call, or why not where some rank has none."""
         replay, failure = self.call, ""
         self.session.progress.step(f"{name}: graph capture")
         try:
@@ -282,11 +283,11 @@ class _Measurement:
         except RuntimeError as error:
             failure = brief(error)
         failed = self.session.control.failed(failure)
-        return replay, ["unsupported", f"graph capture: {failed[1]}"] if failed else None
+        return replay, NotRun("unsupported", f"graph capture: {failed[1]}") if failed else None
 
-    def _measure_steady(self, name: str) -> list[str] | None:
-        """Batches until rank 0's stopping rules are content with the times of the calls;
-        [status, reason] where no rank began.
+    def _measure_steady(self, name: str) -> NotRun | None:
+        """Batches until rank 0's stopping rules are content with the times of the calls; why not
+        where no rank began.
         """
         session, spec, rule = self.session, self.spec, None
         if session.rank == 0:
@@ -350,9 +351,9 @@ class _Measurement:
         waiting = ended - self.batch_starts[-1][0] - lead - calls
         self.spent["barriers"] += max(0, waiting)
 
-    def _check(self, samples: dict[str, Any], name: str) -> list[str] | None:
-        """One more call on fresh data, two where one cannot tell; [status, reason] where some rank
-        could not check.
+    def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:
+        """One more call on fresh data, two where one cannot tell; why not where some rank could
+        not check.
         """
         session, failure = self.session, ""
         sizing = self.sizing
@@ -387,7 +388,7 @@ class _Measurement:
             return None
         names, text = failed
         status = "oom" if _is_memory(text) else "failed"
-        return [status, f"verification on {names}: {text}"]
+        return NotRun(status, f"verification on {names}: {text}")
 
 
 def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:

@@ -297,7 +297,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
     if options.no_output and options.library_log:
-        action = "The log lies beside the result file."
+        action = "The log lies next to the result file."
         raise UsageError("library-log", "--library-log and --no-output", "one of them", action)
     return options
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, Sizing, need_bytes
+from torchcoll.core.case import CHECK_CHUNK_BYTES, Case, NotRun, Sizing, need_bytes
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.spec import Spec
@@ -25,18 +25,19 @@ WIDTH = 80
 BITWISE = ("band", "bor", "bxor")
 
 
-def impossible(case: Case, ranks: int) -> tuple[str, str] | None:
-    """(status, reason) where no backend can run the case on so many ranks, else None."""
+def impossible(case: Case, ranks: int) -> NotRun | None:
+    """Why where no backend can run the case on so many ranks, else None."""
     entry = COLLECTIVES[case.collective]
     if ranks < entry.min_ranks:
-        return "skipped", f"{entry.name} needs {entry.min_ranks} ranks or more"
+        return NotRun("skipped", f"{entry.name} needs {entry.min_ranks} ranks or more")
     if entry.power_of_two and ranks & (ranks - 1):
-        return "skipped", f"{entry.name} needs a power of two of ranks, here {ranks}"
+        text = f"{entry.name} needs a power of two of ranks, here {ranks}"
+        return NotRun("skipped", text)
     if case.in_place not in entry.placements:
         only = "in place" if entry.placements[0] else "out of place"
-        return "unsupported", f"torch.distributed has {entry.name} {only} only"
+        return NotRun("unsupported", f"torch.distributed has {entry.name} {only} only")
     if case.op in BITWISE and case.dtype and DTYPES[case.dtype].kind == "float":
-        return "unsupported", f"{case.op} needs whole numbers, not {case.dtype}"
+        return NotRun("unsupported", f"{case.op} needs whole numbers, not {case.dtype}")
     return None
 
 

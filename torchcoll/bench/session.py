@@ -21,7 +21,7 @@ from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
 from torchcoll.bench.measure import measure_case
 from torchcoll.bench.watchdog import Progress, Watchdog, complain
 from torchcoll.core import backends
-from torchcoll.core.case import Sizing, fingerprint
+from torchcoll.core.case import NotRun, Sizing, fingerprint
 from torchcoll.core.errors import (
     ExitCode,
     HangError,
@@ -522,9 +522,9 @@ class Sweep:
         session, case = self.session, sizing.case
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         session.progress.step(case.describe())
-        verdict = self.agree_on_case(sizing)
+        not_run = self.agree_on_case(sizing)
         session.on_rank_0(lambda recorder: recorder.started(case))
-        results = measure_case(self, sizing, verdict)
+        results = measure_case(self, sizing, not_run)
         for result in results:
             result.start_ns, result.start_wall_us = start_ns, wall_us
             result.spent_ns["case"] = time.perf_counter_ns() - start_ns
@@ -538,20 +538,23 @@ class Sweep:
             if self._on_case:
                 self._on_case(result)
 
-    def agree_on_case(self, sizing: Sizing) -> list[str] | None:
-        """[status, reason] where the case is not to run: decided by rank 0 for all."""
+    def agree_on_case(self, sizing: Sizing) -> NotRun | None:
+        """None to run the case: decided by rank 0 for all. Raises UsageError where the ranks are
+        not about to run the same one.
+        """
         session, control = self.session, self.session.control
         seen = fingerprint([sizing.case.to_json(), sizing.count, self._weights])
         words = control.gather({"case": seen, **environment.free_memory(session.device)})
-        verdict: list[str] | None = None
+        decision: list[list[str] | None] = [None, None]
         if session.recorder:
-            from torchcoll.bench.control import admit
+            from torchcoll.bench.control import admit, disagreement
 
-            verdict = admit(sizing, self.parts, words, control, self.spec.check)
-        verdict = control.decide(verdict)
-        if verdict and verdict[0] == "disagreement":
-            raise UsageError(*verdict[1:])
-        return verdict
+            not_run = admit(sizing, self.parts, words, self.spec.check)
+            decision = [disagreement(sizing, words, control), list(not_run) if not_run else None]
+        refusal, found = control.decide(decision)
+        if refusal:
+            raise UsageError(*refusal)
+        return NotRun(*found) if found else None
 
     def _cost_of_measuring(self, backend: str) -> None:
         """Recorded after the first case that ran: a barrier before would pay for its connecting."""

@@ -195,7 +195,7 @@ def _text(path: str) -> str:
 # thread spins or sleeps where those of the others wait, it is behind. Else nobody is.
 
 # What a rank says of itself. steps: how far it is; doing: in words. place, text, how, s: see
-# Whereabouts.told. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
+# Whereabouts.stated. part, calls: the sub-group, and the calls that torch has counted in it. lacks:
 # ranks for whose word rank 0 waits. Unknown ones are not there.
 Word = dict[str, Any]
 Names = Callable[[Sequence[int]], str]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchcoll.comparison.matching import Pair
 from torchcoll.comparison.sides import (
-    UNTOLD,
+    NOT_KNOWN,
     Measured,
     Side,
     known_of,
@@ -86,7 +86,7 @@ def _values(facts: dict[str, list[str]], name: str) -> list[str]:
     if name in facts or not name.isupper():
         return facts.get(name, ["none"] if name.startswith("label=") else [])
     value = value_of_fact(dict.fromkeys(facts, ""), name)
-    return [] if value == UNTOLD else [value]
+    return [] if value == NOT_KNOWN else [value]
 
 
 def _place(name: str) -> int:
@@ -147,8 +147,8 @@ def check_unmixed(base: Side, new: Side) -> None:
     names = {name for own in (*ours, *theirs) for name in own}.difference(_OF_THE_PLACE)
     # Labels say best what was meant, then variables.
     for name in sorted(names, key=lambda n: (not n.startswith("label="), not n.isupper(), n)):
-        known = {_stated(own, name) for own in ours} - {UNTOLD}
-        values = [value for own in theirs if (value := _stated(own, name)) != UNTOLD]
+        known = {_stated(own, name) for own in ours} - {NOT_KNOWN}
+        values = [value for own in theirs if (value := _stated(own, name)) != NOT_KNOWN]
         alike = sum(value in known for value in values)
         if not 0 < alike < len(values):
             continue
@@ -164,7 +164,7 @@ def check_unmixed(base: Side, new: Side) -> None:
 def _stated(facts: Mapping[str, str], name: str) -> str:
     if name.startswith("label="):
         return facts.get(name, "none")
-    return value_of_fact(facts, name) if name.isupper() else facts.get(name, UNTOLD)
+    return value_of_fact(facts, name) if name.isupper() else facts.get(name, NOT_KNOWN)
 
 
 def hidden_among(launches: Sequence[Mapping[str, str]], separate: Sequence[str]) -> str:

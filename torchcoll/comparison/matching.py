@@ -29,7 +29,7 @@ _COMPARED = (
 # A case that did not run has none of these: it is taken for one like the others.
 _OF_SAMPLES = ("communicator", "clock")
 NAMES = (*_SAME, *_COMPARED)
-_TOLD_ONCE = 2  # not told, and the one value of all that tell: the others are taken for it
+_KNOWN_ONCE = 2  # not known, and the one value of all that tell: the others are taken for it
 
 Key = tuple[tuple[str, Any], ...]
 
@@ -102,7 +102,7 @@ def _pairs(
     free: Sequence[str],
     alone: Mapping[str, Any],
 ) -> list[Pair]:
-    """``alone``: what is not told is taken for this."""
+    """``alone``: what is not known is taken for this."""
     shared = [n for n in names if n not in free]
     size = _size_of([*base, *new])
     found: dict[tuple[Key, int], tuple[dict[Key, list[Measured]], dict[Key, list[Measured]]]] = {}
@@ -165,7 +165,7 @@ def _is_free(name: str, base: Sequence[Measured], new: Sequence[Measured]) -> bo
         return False
     if ours & theirs:  # perhaps that both do not tell
         alone = [all(_unstated(m, name) for m in side) for side in (base, new)]
-        several = len(ours | theirs) > _TOLD_ONCE
+        several = len(ours | theirs) > _KNOWN_ONCE
         return name in _COMPARED and name not in _OF_SAMPLES and any(alone) and several
     return name in _COMPARED or ours == {None} or theirs == {None}
 

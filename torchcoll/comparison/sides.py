@@ -31,7 +31,7 @@ from torchcoll.libraries.known_variables import OF_NCCL
 METRICS = {"time": "median_ns", "algbw": "algbw_gbps", "busbw": "busbw_gbps"}
 
 UNTIL_PRECISE = "until precise"  # without -n
-UNTOLD = "not told"  # a variable of a launch that tells none
+NOT_KNOWN = "not known"  # a variable of a launch that tells none
 _TELLING = 3  # so many figures of an imported run make it one that cannot be another
 _REHEARSALS = "rehearsals: ranks shared a GPU, and no time means anything"
 _PUBLISHED = "a published table"  # as importers/plain.py names the source of a table
@@ -180,7 +180,7 @@ def _stated(reported: Reported | None) -> str:
         return f"{COLD_CALL}, {reported.over_ranks} over ranks"
     known = [f"{way} {what}" for way, what in ways if way != "unknown"]
     unknown = [what for way, what in ways if way == "unknown"]
-    return ", ".join(known + [f"not told {what}" for what in unknown])
+    return ", ".join(known + [f"not known {what}" for what in unknown])
 
 
 def reading_of(base: Side, new: Side, over_ranks: str | None) -> Reading:
@@ -350,7 +350,7 @@ def values_of_facts(facts: Sequence[dict[str, str]]) -> dict[str, list[str]]:
 
 
 def value_of_fact(facts: Mapping[str, str], name: str) -> str:
-    """A variable or label of a launch; ``unset``; ``not told`` where a file cannot say so.
+    """A variable or label of a launch; ``unset``; ``not known`` where a file cannot say so.
 
     NCCL looks at OF_NCCL in every launch, and its log names what it finds set: a file that names
     any variable of NCCL would name these.
@@ -358,4 +358,4 @@ def value_of_fact(facts: Mapping[str, str], name: str) -> str:
     if name in facts:
         return facts[name]
     stated = name in OF_NCCL and any(other.startswith("NCCL_") for other in facts)
-    return "unset" if stated or "torch" in facts or not name.isupper() else UNTOLD
+    return "unset" if stated or "torch" in facts or not name.isupper() else NOT_KNOWN

@@ -45,8 +45,9 @@ _LARGEST = math.log(sys.float_info.max)
 @dataclass(frozen=True)
 class Design:
     """What N launches a side (or N pairs) would tell: ``figures`` N - ``parameters`` degrees of
-    freedom. in_order: the launch number is a parameter, and the launches alternate. told: the share
-    of the degrees that is left where one side is noisier; 1 / 2 where one has all the noise.
+    freedom. in_order: the launch number is a parameter, and the launches alternate. stated:
+    the share of the degrees that is left where one side is noisier; 1 / 2 where one has all of
+    the noise.
     """
 
     figures: int
@@ -183,7 +184,7 @@ def least_mann_whitney(base: int, new: int) -> float:
 
 OUTLIER_LEVEL = 0.01  # with which a comparison without any outlier loses a launch
 MOST_OUTLIERS = 2  # more are no outliers, but what the machine does
-_LEAST_FREE = 0.1  # degrees of a side; with fewer its noise is not told from the other's
+_LEAST_FREE = 0.1  # degrees of a side; with fewer its noise cannot be told from the other's
 _FEWEST = 2  # launches of a side that must remain
 _FEWEST_DEGREES = 3  # of the others: a line through fewer often fits by chance
 _PARAMETERS = 3

@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchcoll.core.backends import communicates
 from torchcoll.core.collectives import COLLECTIVES, Layout
@@ -28,6 +28,13 @@ CHECK_ELEMENT_BYTES = 24
 # rounds its counts to 16 bytes; ours are not rounded, and calls would be timed on addresses that
 # alignment alone makes slow.
 PLACE_BYTES = 128
+
+
+class NotRun(NamedTuple):
+    """Why a case has no figures: the ``status`` of its result, and the reason that is shown."""
+
+    status: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class Choice:
     """What the communication library chose for calls of a case, as its own log tells.
 
     algorithm, protocol: the library's words (RING, NVLS, recursive_doubling; LL, LL128, SIMPLE; ''
-    where it has none). channels: how many, None where not told. source: ``log`` or ``kernel name``,
+    where it has none). channels: how many, None: unknown. source: ``log`` or ``kernel name``,
     which is a hint only.
     """
 
@@ -182,7 +182,7 @@ class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
 
     ranks, count, bytes_in and bytes_out are 0 where an imported file does not tell them.
-    given: the figures of an imported file that holds no samples.
+    reported: the figures of an imported file that holds no samples.
 
     cold_ns[rank][k]: the first calls in order, host clock, device complete at both stamps.
     warmup_ns[rank][k]: further calls before the steady ones, same clock.

@@ -465,7 +465,7 @@ def spec_of(traffic: Traffic, groups: str | None, changes: Mapping[str, Any]) ->
     """``Traffic.spec``."""
     taken = [name for name in _OF_POINTS if name in changes]
     if taken:
-        got = f"{taken[0]} beside a traffic, which says what is sent"
+        got = f"{taken[0]} with a traffic, which says what is sent"
         raise UsageError("spec", got, "fields that say how to measure")
     chosen = _choose(traffic, groups)
     members = set(chosen or [tuple(range(traffic.ranks))])

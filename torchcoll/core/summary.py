@@ -268,8 +268,8 @@ _UNSTATED_AT_0 = ("ranks", "count", "bytes_in", "bytes_out", "calls")
 
 
 def stated(row: Row, name: str, reported: bool) -> Any:
-    """A field of a row; None where its source does not tell it. given: its figures are a source's,
-    not our own samples.
+    """A field of a row; None where its source does not tell it. reported: they are
+    the figures of a source, not our own samples.
     """
     value = getattr(row, name)
     return None if reported and not value and name in _UNSTATED_AT_0 else value

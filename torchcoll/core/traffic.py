@@ -86,7 +86,7 @@ POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True)
 class Group:
-    """A process group: ranks of the world in the order of the group; () where not told."""
+    """A process group: ranks of the world in the order of the group; () where not known."""
 
     name: str
     ranks: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ class TrafficCall:
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
-    only; '' where not told.
+    only; '' where not known.
     """
 
     collective: str
@@ -175,7 +175,7 @@ class Traffic:
     source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,
     ``replay`` (a captured step, played again). ranks: size of the world. calls[rank]: in the order
     of issue; not all ranks need be there, and one that made no call has an empty list.
-    groups: by their names, which the calls have; one that is missing was not told.
+    groups: by their names, which the calls have; one that is missing was not known.
     environment: versions, host and variables as the source tells them, {} where it does not.
     path: the file, or the folder of several; None without one.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
@@ -213,7 +213,7 @@ class Traffic:
     def members(self, call: TrafficCall) -> tuple[int, ...]:
         """Ranks of the world in the group of the call, in the group's order.
 
-        All ranks where the group is not told, as in a process group that was never named.
+        All ranks where the group is not known, as in a process group that was never named.
         """
         group = self.groups.get(call.group)
         return (group.ranks if group else ()) or tuple(range(self.ranks))
@@ -501,7 +501,7 @@ def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:
 
 
 def _capture_of(part: Traffic) -> tuple[str, int]:
-    """When it began; where that is not told, the number in the name of its file."""
+    """When it began; where that is not known, the number in the name of its file."""
     stated = part.environment.get("capture")
     if isinstance(stated, str):
         return stated, 0

@@ -21,7 +21,7 @@ from torchcoll.comparison.differences import hidden_among, hidden_note, kept_sep
 from torchcoll.comparison.fits import counted_share
 from torchcoll.comparison.matching import NAMES, value_of
 from torchcoll.comparison.sides import (
-    UNTOLD,
+    NOT_KNOWN,
     Measured,
     Reading,
     Side,
@@ -392,7 +392,7 @@ def _add_forced(files: Side, over_ranks: str, curves: Sequence[CurveRanges]) -> 
             for one, other in itertools.pairwise(table.ranges)
         ]
         for curve in curves:
-            auto = all(curve.common.get(name, "unset") in ("unset", UNTOLD) for name in FORCING)
+            auto = all(curve.common.get(name, "unset") in ("unset", NOT_KNOWN) for name in FORCING)
             same = (curve.common.get(name) == table.common.get(name) for name in NAMES)
             if auto and all(same):
                 curve.forced = changes

@@ -282,8 +282,8 @@ def _unstated(
         if _tells_nothing(facts)
     ]
     texts = (
-        ("taken for AUTO, though no variable of the library is told", False),
-        ("left out: no variable of the library is told, and other launches tell of AUTO", True),
+        ("taken for AUTO, though no variable of the library is known", False),
+        ("left out: no variable of the library is known, and other launches tell of AUTO", True),
     )
     notes = []
     for text, out in texts:

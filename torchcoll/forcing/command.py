@@ -50,7 +50,7 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
     if options.check and not chosen:
         raise UsageError("check", "no export", "--export-env, --export-oneccl or --export-tuner")
     if options.channels is not None and not options.export_tuner:
-        raise UsageError("channels", options.channels, "--export-tuner beside it")
+        raise UsageError("channels", options.channels, "--export-tuner with it")
     choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
     found = algorithms(

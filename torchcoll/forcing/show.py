@@ -274,7 +274,7 @@ def _cell_record(at: CellAt) -> dict[str, Any]:
 def ran_lines(ran: Sequence[Ran], cases: int) -> list[str]:
     """ran: the cases of which the log tells what ran; cases: all that were launched."""
     if not ran:
-        return ["what ran is not told: the launches kept no log of the library (--library-log)"]
+        return ["what ran is not known: the launches kept no log of the library (--library-log)"]
     other: dict[tuple[str, str, str], dict[int, None]] = {}
     for one in ran:
         if one.others:

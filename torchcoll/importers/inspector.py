@@ -185,7 +185,7 @@ def _result(
     if len(calls.clocks) > 1:
         remarks.append(f"several clocks together: {', '.join(sorted(calls.clocks))}")
     if "unknown" in calls.clocks:
-        remarks.append("the clock is not told: read as the host's")
+        remarks.append("the clock is not known: read as the host's")
     result = make_result(
         name,
         size_bytes,

@@ -284,14 +284,14 @@ def _backend(config: str, on_device: bool) -> str:
 
 @dataclass
 class Calls:
-    """Makes calls of events of one rank. left: what is not told of some, and of how many."""
+    """Makes calls of events of one rank. left: what is not known of some, and of how many."""
 
     rank: int
     groups: Mapping[str, Group]
     left: Counter[str] = field(default_factory=Counter)
 
     def make(self, one: Issued, dtype: str | None) -> TrafficCall:
-        """Without time, step and number; both sizes UNKNOWN where one is not told.
+        """Without time, step and number; both sizes UNKNOWN where one is not known.
 
         dtype: for operators that do not tell it themselves.
         """
@@ -375,7 +375,7 @@ class Calls:
         known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         size_bytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
         if not known:
-            self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not told"] += 1
+            self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
         if any(splits):
             collective = uneven(collective)
@@ -395,7 +395,7 @@ class Calls:
         )
 
     def _world(self, rank: int | None, group: str) -> int | None:
-        """The rank of the world that has this rank in a group; None where that is not told."""
+        """The rank of the world that has this rank in a group; None where that is not known."""
         ranks = self.groups[group].ranks if group in self.groups else ()
         return ranks[rank] if rank is not None and rank < len(ranks) else None
 
@@ -634,7 +634,7 @@ def _numbered(pairs: Sequence[Pair], calls: Sequence[TrafficCall]) -> list[Traff
     counted: set[str] = set()
     for place, call in zip(stated, calls, strict=True):
         if not call.point_to_point:
-            if place <= last[call.group]:  # not told, or the same for several
+            if place <= last[call.group]:  # not known, or the same for several
                 counted.add(call.group)
             last[call.group] = place
     numbers, found = Numbers(), []

@@ -175,7 +175,7 @@ def _with_ranks(traffic: Traffic) -> Traffic:
         elif everyone:
             traffic.groups[name] = dataclasses.replace(group, ranks=tuple(sorted(makers)))
             traffic.notes.append(
-                f"group {name}: its ranks are not told, taken for {format_ranges(makers)}, which "
+                f"group {name}: its ranks are not known, taken for {format_ranges(makers)}, which "
                 "made calls in it"
             )
     return traffic

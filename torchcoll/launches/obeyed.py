@@ -139,7 +139,7 @@ def _mapped(run: Run) -> Iterator[tuple[int, list[dict[str, Any]]]]:
 
 
 def _nccl_version(run: Run) -> str:
-    """'' where it is not told, or nothing ran on NCCL: torch brings one that gloo never asks."""
+    """'' where it is not known, or nothing ran on NCCL: torch brings one that gloo never asks."""
     backends = {result.case.backend for result in run.results}
     ran = [name for name in sorted(backends) if backend_of(name).family == NCCL]
     if not ran:

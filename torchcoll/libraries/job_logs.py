@@ -30,7 +30,7 @@ Job = nccl_jobs.NcclJob | oneccl.OneCclJob
 _NCCL = re.compile(rb" NCCL (?:INFO|WARN|TRACE|CALL) ")
 _ONECCL = re.compile(rb"\d\)?(?::\[\d+\])? \|CCL_[A-Z]+\||^\|[A-Z]+\| \[\w+:\d+\]")
 
-_BESIDE = ".jsonl.logs"
+_LOG_FOLDER = ".jsonl.logs"
 _WRITES = "A run with --library-log writes such a log."
 
 
@@ -46,8 +46,8 @@ def files_of(paths: Iterable[str]) -> list[str]:
             found.append(path)
             continue
         entries = sorted(os.scandir(path), key=_by_number)
-        beside = [e for e in entries if e.is_dir() and e.name.endswith(_BESIDE)]
-        inside = [e for folder in beside for e in sorted(os.scandir(folder), key=_by_number)]
+        folders = [e for e in entries if e.is_dir() and e.name.endswith(_LOG_FOLDER)]
+        inside = [e for folder in folders for e in sorted(os.scandir(folder), key=_by_number)]
         inside = inside or [e for e in entries if e.name[0] != "." and not _is_result(e.name)]
         inside = [entry for entry in inside if entry.is_file()]
         found += [entry.path for entry in inside]

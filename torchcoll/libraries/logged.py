@@ -15,7 +15,7 @@ class LoggedCall(NamedTuple):
 
     function: the library's name of it, '' where the log has none. size: in ``unit``, which is
     ``bytes`` (NCCL) or ``elements`` (oneCCL). basis: what the size is of, ``total`` or ``per
-    rank``, where all-gather and reduce-scatter count differently. channels: None where not told.
+    rank``, where all-gather and reduce-scatter count differently. channels: None where not known.
     """
 
     function: str

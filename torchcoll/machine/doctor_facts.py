@@ -75,14 +75,14 @@ def _nccl(torch: Any) -> str | None:
 def _devices(torch: Any, kind: str, launch: Launch) -> tuple[list[dict[str, Any]], str]:
     """The devices of one kind, and what went wrong with them."""
     module = getattr(torch, kind, None)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             count = module.device_count() if module and module.is_available() else 0
         except Exception as error:
             return [], _first_line(error)
         # torch warns of a driver that is too old, and only says False.
-    text = next((_first_line(w.message) for w in said), "")
+    text = next((_first_line(w.message) for w in warned), "")
     devices = []
     for index in range(count):
         facts = device_facts(torch, f"{kind}:{index}")

@@ -276,7 +276,7 @@ class _Gpu:
 
     def nvlinks(self) -> dict[str, Any]:
         states = [self.number("nvmlDeviceGetNvLinkState", link) for link in range(_MAX_LINKS)]
-        if all(state is None for state in states):  # no NVLink, or not told
+        if all(state is None for state in states):  # no NVLink, or not known
             return {"nvlinks": None, "nvlink_to": None, "nvlink_errors": None}
         active = [link for link, state in enumerate(states) if state]
         remotes: dict[str, int] = {}

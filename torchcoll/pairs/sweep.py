@@ -135,7 +135,7 @@ def parse_pairs(argv: Sequence[str]) -> tuple[Options, PairOptions]:
     if per_node is not None:
         per_node = whole_number(number(per_node, int), "ranks-per-node", 1)
         if not options.dry_run:
-            raise UsageError("ranks-per-node", per_node, "--dry-run beside it")
+            raise UsageError("ranks-per-node", per_node, "--dry-run with it")
     pairs = PairOptions(own.by, own.bisect, threshold, per_node)
     # A reading of the file judges as the run did.
     other = Other("pairs", pairs, {"threshold": threshold})
@@ -157,7 +157,7 @@ class _Own:
 
 
 class PairsRun:
-    """All pairs of one session. ``told`` is called on rank 0 with how far it is."""
+    """All pairs of one session. ``stated`` is called on rank 0 with how far it is."""
 
     def __init__(
         self, session: Session, options: PairOptions, stated: Callable[[str], None]
@@ -204,7 +204,7 @@ class PairsRun:
         for case in self._cases:
             sizing = size_case(case, session.ranks)
             if refused := self._all.agree_on_case(sizing):
-                raise TorchcollError(f"pairs: {case.describe()}: {refused[1]}")
+                raise TorchcollError(f"pairs: {case.describe()}: {refused.reason}")
         try:
             for case in self._cases:
                 sizing = size_case(case, 2)

@@ -129,7 +129,7 @@ def _show_traffic(options: argparse.Namespace, paths: Sequence[str]) -> ExitCode
 
     for name in ("reference", "gate", "junit", "health"):
         if value := getattr(options, name):
-            raise UsageError(name, value, "result files beside it, not traffic")
+            raise UsageError(name, value, "result files with it, not traffic")
     found = [Traffic.load(path) for path in paths]
     show(*found, **_choices(options))
     for traffic in found if options.format in ("csv", "json") else ():

@@ -323,7 +323,7 @@ def plot(
         reported = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
         for name, value in reported.items():
             if value:
-                raise UsageError(name, value, "runs or files beside it, not what was found in them")
+                raise UsageError(name, value, "runs or files with it, not what was found in them")
         figure = cold_figure(what) if isinstance(what, Cold) else ranges_figure(what)
         write_figure(figure, path)
         return

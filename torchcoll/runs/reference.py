@@ -30,7 +30,7 @@ STATUSES = ("measured", "derived", "implausible", "unknown")
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """busbw_gbps of a collective. size_bytes: None for a peak over sizes; ranks: 0 if not told."""
+    """busbw_gbps of a collective. size_bytes: None for a peak over sizes; ranks: 0 if not known."""
 
     name: str
     collective: str
@@ -94,7 +94,7 @@ def _status(row: Row) -> tuple[str, str]:
     return (IMPLAUSIBLE, row.reason) if row.status == IMPLAUSIBLE else ("measured", "")
 
 
-def beside(run: Run, points: Sequence[PublishedFigure]) -> Grid:
+def with_published(run: Run, points: Sequence[PublishedFigure]) -> Grid:
     """Each point of a collective that the run has, and what the run has at that size."""
     rows = _with_figures(run)
     notes = Notes()
@@ -158,7 +158,7 @@ def show_reference(
     out = Destination(file)
     for place, run in enumerate(runs):
         out.write("\n" if place else "")
-        grid = beside(run, points)
+        grid = with_published(run, points)
         if format == "markdown":
             out.write(markdown_text(grid))
         else:

@@ -241,7 +241,7 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
     if format not in formats:
         raise unknown("format", format, formats, f"one of {{}} with --{chosen}")
     if metric and chosen != "pivot":
-        raise UsageError("metric", metric, "--pivot beside it", "A table has --columns.")
+        raise UsageError("metric", metric, "--pivot with it", "A table has --columns.")
     where = f"--{chosen}" if chosen else "--format nccl-tests" if format == "nccl-tests" else ""
     if where and view.columns:
         raise UsageError("columns", ",".join(view.columns), f"none with {where}")

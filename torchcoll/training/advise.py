@@ -380,7 +380,7 @@ class Advice:
     passes an optimiser step. measured_ns: what the traffic had exposed after a backward pass, with
     waits for other ranks, median over passes and ranks; None unknown; measured_as: what that is.
     best: the row with the least exposed time, without a backward time the one that is best with all
-    of ``assumed``; None where it cannot be told. low_cap_mb, high_cap_mb: the smallest and the
+    of ``assumed``; None where it cannot be known. low_cap_mb, high_cap_mb: the smallest and the
     largest cap that is judged and not worse. compression: (ratio, low, high) of backward + exposed
     with 16 bits an element to that without, at the best. assumed: where no backward time is known,
     (a backward time in ns, the name of the best row with it): 1/4, 1 and 4 times the communication
@@ -451,7 +451,7 @@ def advise(
         raise UsageError("curve", "None", "a Run, or files", action)
     found, plans = _gradients(gradients, dtype, accumulate)
     if plans and caps_mb is not None:
-        raise UsageError("caps_mb", caps_mb, "none beside plans: each has its own cap")
+        raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
     if backward_ms is not None:
         found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
         found.backward_source = "given"

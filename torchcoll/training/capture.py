@@ -134,7 +134,7 @@ class RecordedCall:
     """A call that was issued and may not have ended. Stamps are of perf_counter_ns.
 
     fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
-    untold: why its duration will never be known; "" while it may. future: that calls ``end``.
+    unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
     work: kept where torch tells only afterwards from whom a message came.
     """
 

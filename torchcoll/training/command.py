@@ -56,7 +56,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table, markdown, csv or json")
 
 
-_OF_TRAFFIC = "Traffic takes --curve RUN beside it; `torchcoll trace` shows what it sends."
+_OF_TRAFFIC = "Traffic takes --curve RUN with it; `torchcoll trace` shows what it sends."
 _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
 
 
@@ -69,7 +69,7 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
         return _show_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
-            raise UsageError(name.replace("_", "-"), value, "--curve RUN beside it")
+            raise UsageError(name.replace("_", "-"), value, "--curve RUN with it")
     if options.model is None:
         raise UsageError("model", "none", "package.module:factory, such as train:make_model")
     if options.fsdp is not None:

@@ -60,7 +60,7 @@ class Isolated:
 class Candidate(NamedTuple):
     """A row, and the ranks of the training's world that it was measured on.
 
-    members: () where that cannot be told: a launch of another size, or on all of its ranks.
+    members: () where that cannot be known: a launch of another size, or on all of its ranks.
     run: which of the runs it is of.
     """
 
@@ -222,7 +222,7 @@ class CostRow:
 
 @dataclass
 class Cost:
-    """What ``cost`` found. ties: calls in which it cannot be told which rank came last."""
+    """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
 
     rows: list[CostRow]
     late: list[LateRank]

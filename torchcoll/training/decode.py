@@ -138,7 +138,7 @@ def decode(name: str, bound: dict[str, Any], result: Any) -> dict[str, Any]:
 
 
 def of_world(fields: dict[str, Any], ranks: Sequence[int]) -> None:
-    """Turns root and peer, ranks of the group, into ranks of the world; None where not told."""
+    """Turns root and peer, ranks of the group, into ranks of the world; None where not known."""
     for name in ("root", "peer"):
         place = fields.get(name)
         if place is not None:

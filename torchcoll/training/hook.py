@@ -18,7 +18,7 @@ _ALONE = (
     "DDP's gradient buckets alone: a hook sees no other collective, and of the first step what "
     "comes after its first bucket"
 )
-_UNTIMED = "buckets on an accelerator have no duration: a hook is not told when they end"
+_UNTIMED = "buckets on an accelerator have no duration: a hook is not known when they end"
 _WHAT = "state of ddp_hook"
 
 

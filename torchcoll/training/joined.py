@@ -42,7 +42,7 @@ def join_ranks(traffic: Traffic) -> tuple[dict[int, list[Joined]], list[str]]:
     """The Joined of each call, by rank and in the order of ``traffic.calls``; and what is apart.
 
     send and recv stay alone: their two sides do different things. So do calls of groups whose ranks
-    are not told, and of groups in which one number means different calls on different ranks: their
+    are not known, and of groups in which one number means different calls on different ranks: their
     numbers do not begin at the same call, so that no pair of that group can be trusted.
     """
     keys = {rank: _keys(rank, calls, traffic) for rank, calls in traffic.calls.items()}
@@ -86,11 +86,11 @@ def _keys(rank: int, calls: Sequence[TrafficCall], traffic: Traffic) -> list[Key
 
 
 def _disagreement(key: Key, own: Mapping[int, TrafficCall]) -> str:
-    said: dict[str, list[int]] = defaultdict(list)
+    ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, call in own.items():
         step = "" if call.step is None else f" in step {call.step}"
-        said[f"{call.collective} {call.dtype or ''}".strip() + step].append(rank)
-    words = ", ".join(f"{text} on rank {format_ranges(ranks)}" for text, ranks in said.items())
+        ranks_of[f"{call.collective} {call.dtype or ''}".strip() + step].append(rank)
+    words = ", ".join(f"{text} on rank {format_ranges(ranks)}" for text, ranks in ranks_of.items())
     return (
         f"group {key[0]}: call {key[1]} is {words}: the ranks do not count alike: its "
         "calls are not put together, and times are each rank's own"
@@ -200,7 +200,7 @@ def error_ns(one: Joined, source: str) -> int:
 
 
 def late_ranks(split: Iterable[Joined], source: str) -> tuple[list[LateRank], int]:
-    """A row for each rank, and of how many calls it cannot be told. source: of the traffic."""
+    """A row for each rank, and of how many calls it cannot be known. source: of the traffic."""
     waits: dict[int, list[int]] = defaultdict(list)  # rank -> the waits that it caused
     shares: dict[int, list[float]] = defaultdict(list)  # rank -> 1 / ranks of each of its calls
     ties = 0

@@ -199,16 +199,16 @@ def mismatch(digests: Sequence[Sequence[Sequence[Any]]]) -> str:
     for rank, own in enumerate(digests):
         for key, count, words in own:
             stated.setdefault(tuple(key), {})[rank] = (count, words)
-    for key, said in stated.items():
-        text = _messages(key, said) if key[-1] == "message" else _group(key, said)
+    for key, made in stated.items():
+        text = _messages(key, made) if key[-1] == "message" else _group(key, made)
         if text:
             return text
     return ""
 
 
-def _messages(key: tuple[Any, ...], said: Mapping[int, tuple[int, str]]) -> str:
+def _messages(key: tuple[Any, ...], made: Mapping[int, tuple[int, str]]) -> str:
     source, target, _ = key
-    sends, receives = (said.get(rank, (0, "")) for rank in (source, target))
+    sends, receives = (made.get(rank, (0, "")) for rank in (source, target))
     if sends == receives:
         return ""
     if sends[0] != receives[0]:
@@ -217,15 +217,15 @@ def _messages(key: tuple[Any, ...], said: Mapping[int, tuple[int, str]]) -> str:
     return f"rank {source} sends rank {target} other sizes than it receives"
 
 
-def _group(key: tuple[Any, ...], said: Mapping[int, tuple[int, str]]) -> str:
+def _group(key: tuple[Any, ...], made: Mapping[int, tuple[int, str]]) -> str:
     where = f"group of ranks {','.join(map(str, key))}"
-    absent = [rank for rank in key if rank not in said]
+    absent = [rank for rank in key if rank not in made]
     if absent:
-        return f"rank {absent[0]} makes no call in the {where}, where rank {min(said)} does"
-    usual = Counter(said.values()).most_common(1)[0][0]
-    odd = next((rank for rank in key if said[rank] != usual), None)
+        return f"rank {absent[0]} makes no call in the {where}, where rank {min(made)} does"
+    usual = Counter(made.values()).most_common(1)[0][0]
+    odd = next((rank for rank in key if made[rank] != usual), None)
     if odd is None:
         return ""
-    if said[odd][0] != usual[0]:
-        return f"rank {odd} makes {counted(said[odd][0], 'call')} in the {where}, others {usual[0]}"
+    if made[odd][0] != usual[0]:
+        return f"rank {odd} makes {counted(made[odd][0], 'call')} in the {where}, others {usual[0]}"
     return f"rank {odd} makes other calls in the {where} than the others"

@@ -393,9 +393,9 @@ def trial_grid(trial: Trial) -> Grid:
         )
     best = trial.best
     than = "than" if best.result in ("faster", "slower") else "of"
-    said = "" if best.result == "base" else f", {best.result} {than} {base}"
+    shown = "" if best.result == "base" else f", {best.result} {than} {base}"
     below = [
-        f"least median: bucket_cap_mb {best.name}{said}",
+        f"least median: bucket_cap_mb {best.name}{shown}",
         "one launch is one replicate: several launches alone tell how they differ",
         *map(one_line, trial.notes),
     ]

@@ -254,7 +254,7 @@ def _listed(kinds: Mapping[Kind, int]) -> str:
 # lies between them: a proposal that is simply wrong. What tells them apart: DDP waits for all its
 # buckets at the end of a pass, so that nothing is in flight when the next one begins. That alone
 # proves nothing, for small buckets end before the next is ready; so sizes that repeat count too.
-# Where it cannot be told, only the user can say it.
+# Where it cannot be known, only the user can say it.
 
 Calls = Sequence[TrafficCall]
 # One interval of a backward pass may be most of it, for early layers of a CNN compute much and have

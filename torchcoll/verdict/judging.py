@@ -192,7 +192,7 @@ def judge(
     found, problems = None, [label_problem(run)]
     if against is not None:
         if fabric or rules:
-            raise UsageError("against", "a run beside a fabric or rules", "one of them")
+            raise UsageError("against", "a run with a fabric or rules", "one of them")
 
         reference = [nothing] if nothing else [against_phrase(good, run, against)]
     else:
@@ -219,7 +219,7 @@ def _fabric(
     if not stated and len(own) == 1:
         stated = next(iter(own))
     elif not stated and own and "fabric" not in run.labels:
-        raise UsageError("rules", f"{len(own)} fabrics", "--fabric NAME beside them")
+        raise UsageError("rules", f"{len(own)} fabrics", "--fabric NAME with them")
     try:
         return fabric_of(run, stated, own), ""
     except UsageError as error:

@@ -245,7 +245,7 @@ def _limit(limit: Mapping[str, Any], number: float | None, path: str) -> Limit:
         raise _refuse(got, path, "one of busbw_gbps and busbw_gbps_each, above 0")
     if keys[0] == "busbw_gbps_each":
         if number is None:
-            raise _refuse(keys[0], path, "parameter = TEXT beside it: what it is for each of")
+            raise _refuse(keys[0], path, "parameter = TEXT with it: what it is for each of")
         figure *= number
     names = limit.get("collectives")
     if not _is_list(names, str) or not names:

@@ -46,7 +46,7 @@ class Graph(NamedTuple):
 
 @dataclass(eq=False)
 class Member:
-    """One rank of one communicator, as its process tells; None and '' are not told.
+    """One rank of one communicator, as its process tells; None and '' are not known.
 
     comm_id: equal on all ranks (NCCL >= 2.18; of a split where it is told). parent, split: the
     handle that it was split from, and (number of the split, color). timings: the parts of 'Init

@@ -64,7 +64,7 @@ def _pci(node: Node) -> tuple[int | None, int | None]:
 
 
 def narrowest_pci_gbps(device: TopologyDevice) -> float | None:
-    """Of the links from the device up to its CPU; None where one of them is not told."""
+    """Of the links from the device up to its CPU; None where one of them is not known."""
     chain = [device.node, *device.node.above()]
     speeds = [pci_gbps(node) for node in chain if node.tag == "pci"]
     known = [gbps for gbps in speeds if gbps is not None]
@@ -166,7 +166,7 @@ def ring_ceiling(stated: Topology) -> Ceiling:
     if stated.cut:
         return Ceiling(None, "the file is cut off: what is missing may be the slowest")
     if not gpus:
-        return Ceiling(None, f"the file has no <gpu>: {what} is not told in it")
+        return Ceiling(None, f"the file has no <gpu>: {what} is not in it")
     if len(gpus) == 1:
         return Ceiling(None, "one GPU alone: a communicator of one rank on this host")
     if len({gpu.node for gpu in gpus}) < len(gpus):

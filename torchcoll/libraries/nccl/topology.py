@@ -212,7 +212,7 @@ class TopologyDevice:
 
 @dataclass(eq=False)
 class Gpu(TopologyDevice):
-    """told: it has a ``<gpu>``; without one only its PCI device is known. sm: compute capability x
+    """stated: it has a ``<gpu>``; else only its PCI device is known. sm: compute capability x
     10. gcn: AMD's name or number of the generation. part: of a GPU that ranks share (MLOPart).
     """
 
@@ -233,7 +233,7 @@ class Gpu(TopologyDevice):
 
 @dataclass(eq=False)
 class Nic(TopologyDevice):
-    """speed_mbps: Mbit/s; None where it is not told (NCCL then takes 10000)."""
+    """speed_mbps: Mbit/s; None where it is not known (NCCL then takes 10000)."""
 
     name: str = ""
     dev: int | None = None
@@ -282,7 +282,7 @@ def topology(root: Node, file: str = "") -> Topology:
 
 def distance(one: TopologyDevice, other: TopologyDevice) -> str | None:
     """The PCI path between two devices in NCCL's words: PIX through one switch, PXB through
-    several, PHB through the CPU, SYS from CPU to CPU. None between hosts, and where it is not told.
+    several, PHB through the CPU, SYS from CPU to CPU. None between hosts, and where unknown.
 
     As src/graph/paths.cc counts, but for some switches of Broadcom, whose two levels NCCL takes for
     one: their PXB is its PIX.
@@ -424,7 +424,7 @@ class Graphs:
     """One graph. channels: as its attribute says; those that are whole in the file are ``orders``.
 
     Bandwidths in GB/s a channel: between GPUs of a host, and to its network. Types are NCCL's names
-    of the longest path that the search allowed. None is not told.
+    of the longest path that the search allowed. None is not known.
     """
 
     id: int | None
