@@ -261,8 +261,8 @@ def test_a_picture_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("choices", "text"),
     [
-        ({"fabric": "ib-ndr:8"}, "fabric: got ib-ndr:8, expected runs or files beside"),
-        ({"over_ranks": "mean"}, "over-ranks: got mean, expected runs or files beside"),
+        ({"fabric": "ib-ndr:8"}, "fabric: got ib-ndr:8, expected runs or files with it"),
+        ({"over_ranks": "mean"}, "over-ranks: got mean, expected runs or files with it"),
         ({"over_ranks": "sum"}, "over-ranks: got sum, expected one of max, mean, min, rank0"),
     ],
 )

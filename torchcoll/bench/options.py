@@ -289,7 +289,7 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         raise UsageError(
             "ranks",
             ranks,
-            "--dry-run or --backend fake beside it",
+            "--dry-run or --backend fake with it",
             "The launcher sets the number of ranks: torchrun --nproc-per-node N.",
         )
     if options.dry_run and options.resume:
