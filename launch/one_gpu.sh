@@ -157,7 +157,7 @@ everything() {
         "$PYTHON" -W ignore "$ROOT/tests/test_cuda.py" || status=1
     fi
     shown 'one rank: all collectives, verified' 1 suite --sizes 4K,16M,256M --max-time 0.3
-    for mode in isolated stream graph; do
+    for mode in synchronized back-to-back graph; do
         shown "one rank: $mode" 1 allreduce --mode "$mode" --op avg --sizes 4K,1M,256M -n 200
     done
     for ranks in 2 4; do
