@@ -168,6 +168,11 @@ everything() {
     done
     shown 'rehearsal with 3 ranks: pairs' 3 pairs --sizes 64K -n 5
     shown 'one rank: registered buffers' 1 allreduce --buffers registered --op avg --sizes 64M -n 50
+    for ranks in 1 2; do
+        shown "$ranks of 1 GPU: beside a matrix product" "$ranks" allreduce --op avg \
+            --beside matmul:64M --sizes 1M,256M -n 20
+    done
+    shown 'one rank: beside a copy' 1 allreduce --op avg --beside copy:256M --sizes 256M -n 20
     dumped
     printf '\n'
     if [ "$status" -ne 0 ]; then

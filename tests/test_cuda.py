@@ -287,6 +287,42 @@ def test_asynchronous_and_coalesced(tmp_path):
             assert result.verification.wrong == 0
 
 
+PRODUCTS = """
+import torch
+a = torch.full((4096, 4096), 1 / 4096, device="cuda")
+out = torch.empty_like(a)
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+for _ in range(2):
+    begin.record()
+    for _ in range(50):
+        torch.mm(a, a, out=out)
+    end.record()
+    torch.cuda.synchronize()
+print(begin.elapsed_time(end) * 1e6 / 50)
+"""
+
+
+def test_beside(tmp_path):
+    """A product alone, on a stream of its own, takes as long as in a bare loop: within 20 %. At
+    once nothing ends before the longer of both would alone.
+    """
+    for ranks, options in ((1, ""), (2, "--rehearse")):
+        words = f"{options} --sizes 64M --op avg -n 20 --beside matmul:64M"
+        found = Started(tmp_path, "allreduce", words, ranks).only().beside
+        assert (found.work, found.threads, len(found.alone_ns)) == ("matmul:64M", None, ranks)
+        alone, both = (min(map(min, times)) for times in (found.work_ns, found.both_ns))
+        print(f"{ranks} ranks: {found.repeats} products alone {alone} ns, at once {both} ns")
+        assert both > 0.9 * alone
+        if ranks == 1:
+            done = subprocess.run(
+                [sys.executable, "-c", PRODUCTS], capture_output=True, text=True, timeout=120
+            )
+            bare = float(done.stdout)
+            own = statistics.median(found.work_ns[0]) / found.repeats
+            print(f"a product: bare loop {bare:.0f} ns, torchcoll {own:.0f} ns")
+            assert 0.8 < own / bare < 1.2
+
+
 def test_implementations_side_by_side(tmp_path):
     """torch 2.15 has two under the names nccl and nccl-legacy."""
     if not torch.distributed.is_backend_available("nccl-legacy"):

@@ -20,7 +20,17 @@ ROOMS = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 # What a file may import at its top: rooms, or files of a room, and other packages; and what besides
 # inside a function, or for type checkers only. `torchcoll` itself is free: it loads nothing.
-QUESTIONS = {"comparison", "curves", "forcing", "pairs", "runs", "startup", "training", "verdict"}
+QUESTIONS = {
+    "comparison",
+    "contention",
+    "curves",
+    "forcing",
+    "pairs",
+    "runs",
+    "startup",
+    "training",
+    "verdict",
+}
 SCIENCE = {"numpy", "scipy", "pandas"}
 DRAWN = {"rich", "matplotlib", "pandas"}
 TABLE = {
@@ -37,6 +47,7 @@ TABLE = {
     "forcing": ({"core", "libraries", "comparison", "launches"}, SCIENCE, set()),
     "curves": ({"core", "libraries", "comparison", "startup", "forcing"}, SCIENCE, set()),
     "pairs": ({"core", "libraries"}, SCIENCE, set()),
+    "contention": ({"core", "libraries"}, SCIENCE, set()),
     "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
     "cli": ({"core"}, set(), {"machine", "bench", "shtab"}),

@@ -19,9 +19,11 @@ from fake_machine import Machine
 
 from torchcoll.bench.buffers import allocate_in_pool, deregister, register
 from torchcoll.bench.communicators import Communicator, Communicators
+from torchcoll.bench.options import parse
 from torchcoll.bench.watchdog import Progress
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.case import Case, size_case
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UnavailableError
 from torchcoll.core.spec import Spec
 from torchcoll.machine import devices as devices
@@ -32,6 +34,7 @@ from torchcoll.machine.devices import (
     refuse_shared,
 )
 from torchcoll.machine.launcher import Launch
+from torchcoll.pairs.sweep import parse_pairs
 
 # -- which device ------------------------------------------------------------------------------
 
@@ -614,6 +617,38 @@ def test_one_gpu_asked_wrongly(arguments, stated):
     code, line = one_gpu(*arguments)
     assert (code, line.count("\n")) == (2, 1)
     assert line.startswith(f"torchcoll: error: {stated}")
+
+
+def test_what_one_gpu_all_starts_is_understood(tmp_path):
+    """Its own python is one that keeps what it is asked: every command line is parsed here."""
+    log, python = tmp_path / "log", tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+        printf '%s\\n' "$*" | tr '\\n' ' ' >>{log}
+        echo >>{log}
+        case $* in
+            *version_info*) echo "3.12 $0" ;;
+            *cuda.is_available*) echo yes ;;
+        esac
+        """
+    )
+    python.chmod(0o755)
+    environment = {**os.environ, "NO_INSTALL": "1", "PYTHON": str(python), "RESULTS": str(tmp_path)}
+    words = ["bash", str(SCRIPT), "--all"]
+    subprocess.run(words, env=environment, capture_output=True, timeout=60)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    started = [words for words in lines if words[:2] == ["-m", "torch.distributed.run"]]
+    assert len(started) >= 12
+    modes = set()
+    for words in started:
+        module = words[words.index("-m", 1) + 1].removeprefix("torchcoll.")
+        arguments = words[words.index(f"torchcoll.{module}") + 1 :]
+        if module == "pairs":
+            parse_pairs(arguments)
+        else:
+            names = {entry.module: name for name, entry in COLLECTIVES.items()}
+            modes.add(parse(arguments, names.get(module), module).spec.mode)
+    assert modes == {None, "synchronized", "back-to-back", "graph"}
 
 
 # -- what this torch really has ------------------------------------------------------------------

@@ -188,6 +188,7 @@ class _Measurement:
         self.settled: int | None = None
         self.stops: list[str] = []  # rank 0: of each sub-group
         self.steady_ns: int | None = None
+        self.calls_beside = 0
 
     def measure(self) -> list[CaseResult]:
         session, name = self.session, self.sizing.case.describe()
@@ -217,12 +218,13 @@ class _Measurement:
             self._cold(name)
             session.progress.step(f"{name}: warm-up calls", self.warmup)
             self._timed_alone(self.warmup, self.spec.warmup)
-            refused = self._measure_steady(name)
+            refused = self._measure_steady(name) or self._beside(samples, name)
         except RuntimeError as error:
             session.trouble(brief(error))
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
+        calls += self.calls_beside
         if self.communicator.calls is not None:
             self.communicator.calls += calls * self.sizing.case.coalesce
         return _results(
@@ -350,6 +352,26 @@ class _Measurement:
         self.spent["gathers"] += gathers
         waiting = ended - self.batch_starts[-1][0] - lead - calls
         self.spent["barriers"] += max(0, waiting)
+
+    def _beside(self, samples: dict[str, Any], name: str) -> NotRun | None:
+        """What --beside asks for; why not where some rank has no room for the work."""
+        if not self.spec.works_beside:
+            return None
+        from torchcoll.bench.beside import Work, measure_beside
+
+        session, failure, work = self.session, "", None
+        try:
+            work = Work(session.torch, str(self.spec.beside), self.device)
+        except (RuntimeError, MemoryError) as error:
+            failure = brief(error)
+        failed = session.control.failed(failure)
+        if failed or work is None:
+            names, text = failed or ("", "")
+            return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
+        found = measure_beside(session, self.timed, work, self.refill, self.align, name)
+        self.calls_beside = found.pop("all_calls")
+        samples["beside"] = found
+        return None
 
     def _check(self, samples: dict[str, Any], name: str) -> NotRun | None:
         """One more call on fresh data, two where one cannot tell; why not where some rank could

@@ -30,6 +30,7 @@ _PLAIN = (
     "buffer_reuse",
     "asynchronous",
     "rehearse",
+    "beside",
 )
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
@@ -202,6 +203,13 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "--rehearse",
         action="store_true",
         help="several nccl ranks on one GPU",
+        **text,
+    )
+    how.add_argument(
+        "--beside",
+        metavar="WORK",
+        help="matmul, copy or both, with :SIZE: what it and each case do to each other; or "
+        "external:LABEL, kept in the file",
         **text,
     )
     how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)

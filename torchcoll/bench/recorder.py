@@ -12,7 +12,7 @@ from torchcoll.bench.verify import tolerance_ulp
 from torchcoll.core import plausibility
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.file import SCHEMA
-from torchcoll.core.result import CaseResult, Run, Verification
+from torchcoll.core.result import BLOCKS_OF_BESIDE, Beside, CaseResult, Run, Verification
 from torchcoll.machine import environment
 from torchcoll.machine.environment import utc_now
 from torchcoll.machine.state import before, during
@@ -207,6 +207,9 @@ def _result(
     }
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
+    if "beside" in first:
+        blocks = {name: [s["beside"][name] for s in gathered] for name in BLOCKS_OF_BESIDE}
+        result.beside = Beside.from_json({**first["beside"], **blocks})
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))

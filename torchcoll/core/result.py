@@ -86,7 +86,7 @@ class Verification:
         return bool(self.wrong or self.changed)
 
 
-# Fields of Given that are no floating-point figures.
+# Fields of Reported that are no floating-point figures.
 _NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "size_bytes", "size_basis"}
 
 
@@ -177,6 +177,51 @@ class Choice:
         return choice
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
+
+    work: ``matmul:1M`` and the like (core/spec.py). threads: that a matrix product may take on the
+    CPU; None on accelerators. calls, repeats: of the collective and of the work in one block, equal
+    on all ranks. Each matrix is [rank][block] in ns from the start of the block: alone_ns and
+    work_ns until the calls or the work had ended alone; both_calls_ns, both_work_ns and both_ns
+    until the calls, the work and all of it had ended at once.
+    """
+
+    work: str
+    threads: int | None
+    calls: int
+    repeats: int
+    alone_ns: Matrix
+    work_ns: Matrix
+    both_calls_ns: Matrix
+    both_work_ns: Matrix
+    both_ns: Matrix
+
+    @property
+    def blocks(self) -> int:
+        return len(self.alone_ns[0]) if self.alone_ns else 0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Beside:
+        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
+        found = cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
+        matrices = [getattr(found, name) for name in BLOCKS_OF_BESIDE]
+        for matrix in matrices:
+            if not isinstance(matrix, list):
+                raise TypeError("blocks are not lists by rank")
+            check_lists(*matrix, durations=True)
+        if len({(len(m), *map(len, m)) for m in matrices}) > 1:
+            raise ValueError("blocks of unlike number")
+        check_whole(found.calls, found.repeats, *or_none(found.threads))
+        if not isinstance(found.work, str) or min(found.calls, found.repeats) < 1:
+            raise ValueError("a block of nothing")
+        return found
+
+
+BLOCKS_OF_BESIDE = tuple(f.name for f in dataclasses.fields(Beside) if f.name.endswith("_ns"))
+
+
 @dataclass
 class CaseResult:
     """One case as it ran: raw samples of all ranks, nothing derived.
@@ -203,6 +248,7 @@ class CaseResult:
     aside (0: it had to connect; None: others had used it before).
     settled: calls until the cold calls settled; None if they did not within their limit.
     choices: algorithms that the communication library's log names for it; [] is unknown.
+    beside: what --beside measured, after the steady calls.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
     together with all that lies between them, as rank 0 saw it; None is unknown.
     """
@@ -239,6 +285,7 @@ class CaseResult:
     warnings: list[str] = field(default_factory=list)
     reported: Reported | None = None
     choices: list[Choice] = field(default_factory=list)
+    beside: Beside | None = None
 
     @property
     def expected(self) -> bool:
@@ -261,6 +308,10 @@ class CaseResult:
             data["choices"] = [dataclasses.asdict(choice) for choice in self.choices]
         else:
             del data["choices"]
+        if self.beside:
+            data["beside"] = dataclasses.asdict(self.beside)
+        else:
+            del data["beside"]
         return data
 
     @classmethod
@@ -276,6 +327,8 @@ class CaseResult:
         if values.get("reported") is not None:
             values["reported"] = Reported.from_json(data["reported"])
         values["choices"] = [Choice.from_json(choice) for choice in data.get("choices") or ()]
+        if values.get("beside") is not None:
+            values["beside"] = Beside.from_json(data["beside"])
         result = cls(**values)
         result._check_types()
         return result

@@ -37,6 +37,9 @@ ORDERS = ("size", "shuffled", "interleaved")
 INITS = ("lazy", "eager")
 BUFFERS = ("default", "registered", "symmetric")
 BUFFER_REUSES = ("same", "rotate")
+WORKS = ("matmul", "copy", "both")  # beside a collective; or external:LABEL
+LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
+_EXTERNAL = "external:"
 # Fields of Spec that are numbers, their types and the least value.
 _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
     *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
@@ -74,7 +77,8 @@ class Spec:
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
     progress for so long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix
     file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
-    backends A B B A; the default with several). points: exact calls in place of the product of
+    backends A B B A; the default with several). beside: work on the same device that each
+    case is measured beside too, see ``read_work``. points: exact calls in place of the product of
     collectives, dtypes, ops and sizes, which then hold what the points have.
     Raises UsageError naming the field.
     """
@@ -110,6 +114,7 @@ class Spec:
     asynchronous: bool = False
     coalesce: int = 1
     rehearse: bool = False
+    beside: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     points: tuple[ExactCall, ...] = ()
 
@@ -144,6 +149,10 @@ class Spec:
             roots = (roots,)
         put("roots", _unique(_number(root, "root", int, 0) for root in roots))
         put("labels", dict(self.labels))
+        if self.beside is not None:
+            put("beside", read_work(self.beside))
+            if self.beside.startswith(_EXTERNAL):
+                put("labels", {**self.labels, "beside": self.beside})
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         for name in ("collectives", "dtypes", "ops", "roots"):
@@ -257,6 +266,11 @@ class Spec:
         return any(map(communicates, self.backends))
 
     @property
+    def works_beside(self) -> bool:
+        """Whether this launch itself works beside its calls."""
+        return bool(self.beside) and not str(self.beside).startswith(_EXTERNAL)
+
+    @property
     def has_splits(self) -> bool:
         """Whether any of its collectives divides its buffers as ``splits`` says."""
         return any(map(has_splits, self.collectives))
@@ -316,6 +330,21 @@ class Spec:
         """Unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in data.items() if k in names})
+
+
+def read_work(text: str) -> str:
+    """What runs beside a collective: ``matmul:1M`` (a matrix of so many bytes), ``copy:64M``,
+    ``both``; or ``external:LABEL``, somebody else's work. Raises UsageError.
+    """
+    name, colon, rest = str(text).partition(":")
+    if f"{name}:" == _EXTERNAL and rest:
+        return text
+    if name not in WORKS:
+        words = f"{', '.join(WORKS)}, each with :SIZE, or {_EXTERNAL}LABEL"
+        raise UsageError("beside", text, words)
+    if colon and parse_size(rest, "beside") < LEAST_WORK:
+        raise UsageError("beside", text, f"a size of at least {LEAST_WORK} bytes")
+    return text
 
 
 def _flag(name: str) -> str:

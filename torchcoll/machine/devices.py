@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -123,6 +124,40 @@ class Cpu:
         """Empty samples of the clocks that this mode reads; the first is the one shown."""
         return {"host": []}
 
+    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
+        """ns from one start until the calls, the work and both had ended (0 of what is not there).
+
+        The work runs in a thread of its own, also where it is alone: the three blocks that are
+        held against each other are made alike.
+        """
+        now, ends, errors = self._now, [0], list[RuntimeError]()
+        start_together = threading.Lock()
+
+        def work_through() -> None:
+            try:
+                with start_together:
+                    pass
+                for _ in range(repeats):
+                    work()
+            except RuntimeError as error:
+                errors.append(error)
+            ends.append(now())
+
+        worker = threading.Thread(target=work_through, daemon=True)
+        with start_together:
+            if repeats:
+                worker.start()
+            start = now()
+        for _ in range(calls):
+            call()
+        called = now() if calls else start
+        if repeats:
+            worker.join()
+        if errors:
+            raise errors[0]
+        worked = ends[-1] if repeats else start
+        return called - start, worked - start, max(called, worked) - start
+
 
 class Accelerator:
     """Calls are queued: the device's own clock, or the host's with a synchronise at both ends."""
@@ -138,6 +173,7 @@ class Accelerator:
         self._now = now
         self.captures = hasattr(self._module, "CUDAGraph")
         self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
+        self._side: Any = None  # the stream of work beside the calls
 
     def open(self) -> None:
         """Select the device and make its context: the first allocation does."""
@@ -205,6 +241,37 @@ class Accelerator:
         ]
         lead += times[:leads]
         clocks["device"] += times[leads:]
+
+    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
+        """As on the CPU, on the device's clock; the work has a stream of its own.
+
+        The work is issued first: its calls are long, so the host is soon done with them, and the
+        collective's own first event comes right before its first call.
+        """
+        begun, worked, calling, called = (
+            self._torch.Event(self.name, enable_timing=True) for _ in range(4)
+        )
+        self.synchronize()
+        if repeats:
+            if self._side is None:
+                self._side = self._module.Stream()
+            with self._module.stream(self._side):
+                begun.record()
+                for _ in range(repeats):
+                    work()
+                worked.record()
+        calling.record()
+        for _ in range(calls):
+            call()
+        called.record()
+        self.synchronize()
+        first = begun if repeats else calling
+        pairs = ((calling, called, calls), (begun, worked, repeats))
+        of_calls, of_work = (
+            round(start.elapsed_time(end) * 1e6) if there else 0 for start, end, there in pairs
+        )
+        whole = max(first.elapsed_time(end) for _, end, there in pairs if there)
+        return of_calls, of_work, round(whole * 1e6)
 
     def graph(self, call: Call) -> Call:
         """``call`` captured once; the result replays it (where ``captures``).

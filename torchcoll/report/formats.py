@@ -160,9 +160,8 @@ def _plain(event: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in event.items() if isinstance(v, (str, int, float))}
 
 
-def json_text(runs: Sequence[Run], view: View, records: Records = ROWS, judging: Any = None) -> str:
+def json_text(found: Sequence[dict[str, Any]]) -> str:
     """An object for one run, an array of them for several."""
-    found = [run_object(run, view, records, judging) for run in runs]
     return json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n"
 
 

@@ -39,7 +39,7 @@ from torchcoll.report.grid import (
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.runs.show import Judging, row_style, show, with_verdict
+from torchcoll.runs.show import Judging, beside_grids, row_style, show, with_verdict
 from torchcoll.runs.views import pivot_grids
 
 _PATIENCE_S = 2.0
@@ -212,6 +212,9 @@ class _Rows(Reporter):
         self.out.lines(["", *with_verdict(below, Judging().verdict(self.run, rows))])
         if len(values_of(rows, "backend")) > 1:
             self._side_by_side()
+        for grid in beside_grids(self.run):
+            self.out.write("\n")
+            print_grid(grid, self.out)
 
     def _side_by_side(self) -> None:
         """The same cases, a column for each backend."""

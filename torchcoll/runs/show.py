@@ -22,6 +22,7 @@ from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 
 if TYPE_CHECKING:
+    from torchcoll.contention.overlap import Overlap
     from torchcoll.verdict.judging import Verdict
 
 
@@ -256,13 +257,14 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
 def _machine_text(
     runs: Sequence[Run], view: View, format: str, per_rank: bool, calls: bool, judging: Judging
 ) -> str:
-    from torchcoll.report.formats import ROWS, csv_text, json_text
+    from torchcoll.report.formats import ROWS, csv_text, json_text, run_object
     from torchcoll.runs.views import CALLS, RANKS
 
     records = RANKS if per_rank else CALLS if calls else ROWS
     if format == "csv":
         return csv_text(runs, view, records)
-    return json_text(runs, view, records, judging)
+    found = [{**run_object(run, view, records, judging), **_beside_object(run)} for run in runs]
+    return json_text(found)
 
 
 def _titled_grids(
@@ -286,9 +288,32 @@ def _titled_grids(
         if per_rank
         else calls_grids
         if calls
-        else lambda r, v: [table_grid(r, v, judging)]
+        else lambda r, v: [table_grid(r, v, judging), *beside_grids(r)]
     )
     return [(title_of(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
+
+
+def beside_grids(run: Run) -> list[Grid]:
+    """What --beside measured; [] where nothing was."""
+    from torchcoll.contention.show import beside_grid
+
+    found = _overlaps(run)
+    return [beside_grid(found)] if found else []
+
+
+def _beside_object(run: Run) -> dict[str, Any]:
+    from torchcoll.contention.show import beside_records
+
+    found = _overlaps(run)
+    return {"beside": beside_records(found)} if found else {}
+
+
+def _overlaps(run: Run) -> list[Overlap]:
+    if not any(result.beside for result in run.results):
+        return []
+    from torchcoll.contention.overlap import overlaps
+
+    return overlaps(run)
 
 
 def title_of(run: Run) -> str:

@@ -1,0 +1,140 @@
+"""Slowdowns and overlap of blocks whose answer is known, and of a device whose overlap is."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from torchcoll.bench.beside import BLOCKS, measure_beside
+from torchcoll.contention.overlap import overlap, overlaps
+from torchcoll.core.case import Case
+from torchcoll.core.result import Beside, CaseResult, Run
+
+CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
+CALL_NS, WORK_NS = 4_000_000, 10_000_000
+
+
+class OverlappingDevice:
+    """Calls and work of known length, of which ``share`` of the shorter is hidden by the other."""
+
+    kind = name = "cpu"
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.made: list[tuple[int, int]] = []
+
+    def together(self, call, calls: int, work, repeats: int) -> tuple[int, int, int]:
+        """One after the other as far as nothing is hidden: each ends at the end of all."""
+        self.made.append((calls, repeats))
+        of_calls, of_work = calls * CALL_NS, repeats * WORK_NS
+        whole = round(of_calls + of_work - self.share * min(of_calls, of_work))
+        if calls and repeats:
+            return whole, whole, whole
+        return of_calls, of_work, whole
+
+
+def measured(share: float) -> CaseResult:
+    device = OverlappingDevice(share)
+    session = SimpleNamespace(
+        device=device,
+        progress=SimpleNamespace(step=lambda *words: None),
+        control=SimpleNamespace(all_gather=lambda value: [value]),
+    )
+    work = SimpleNamespace(name="matmul:1M", threads=1)
+    found = measure_beside(session, None, work, list, list, "case")
+    assert found.pop("all_calls") == sum(calls for calls, _ in device.made)
+    single = {name: [blocks] for name, blocks in found.items() if name.endswith("_ns")}
+    result = CaseResult(CASE, "ok", 1, beside=Beside(**{**found, **single}))
+    assert CaseResult.from_json(result.to_json()) == result
+    return result
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_known_overlap_is_found(share):
+    """5 calls of 4 ms are the 20 ms of a block; 3 products of 10 ms are the least that cover them
+    1.25 times. At once they take 50 ms less what is hidden of 20 ms: 50, 40 and 30 ms.
+    """
+    found = overlap(measured(share))
+    assert (found.calls, found.repeats, found.blocks) == (5, 3, BLOCKS)
+    assert found.efficiency.value == pytest.approx(share, abs=1e-6)
+    assert found.slowdown.value == pytest.approx({0.0: 2.5, 0.5: 2.0, 1.0: 1.5}[share])
+    assert found.work_slowdown.value == pytest.approx({0.0: 5 / 3, 0.5: 4 / 3, 1.0: 1.0}[share])
+    assert found.covered
+
+
+def blocks(*values: float) -> list[list[int]]:
+    return [[round(value) for value in values]]
+
+
+def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
+    """Two ranks, two blocks. Calls alone: 100 and 200; at once 150 and 400: ratios 1.5 and 2, their
+    geometric mean sqrt 3 = 1.732. t of one degree at 90 %: 6.3138; the logs are 0.40547 and
+    0.69315, so half the interval is 6.3138 x 0.20342 / sqrt 2 = 0.90818.
+    Efficiency: (100 + 300 - 350) / 100 = 0.5 and (200 + 400 - 400) / 200 = 1.
+    """
+    found = overlap(
+        CaseResult(
+            CASE,
+            "ok",
+            2,
+            beside=Beside(
+                *("copy:64M", None, 10, 3),
+                alone_ns=[[100, 150], [90, 200]],
+                work_ns=[[300, 400], [200, 100]],
+                both_calls_ns=[[150, 100], [140, 400]],
+                both_work_ns=[[320, 390], [350, 400]],
+                both_ns=[[320, 390], [350, 400]],
+            ),
+        )
+    )
+    assert found.calls_ns == 15
+    assert found.slowdown.value == pytest.approx(math.sqrt(3))
+    assert found.slowdown.low == pytest.approx(math.sqrt(3) * math.exp(-0.90818), rel=1e-4)
+    assert found.slowdown.high == pytest.approx(math.sqrt(3) * math.exp(0.90818), rel=1e-4)
+    assert found.efficiency.value == pytest.approx(0.75)
+    assert found.covered
+
+
+def test_work_that_ended_before_the_calls_is_too_short():
+    """On rank 1 the work lasts 80 of the 100 that the calls take, in every block."""
+    found = overlap(
+        CaseResult(
+            CASE,
+            "ok",
+            2,
+            beside=Beside(
+                *("matmul:1M", 1, 10, 3),
+                alone_ns=[[100] * 3] * 2,
+                work_ns=[[80] * 3] * 2,
+                both_calls_ns=[[100] * 3] * 2,
+                both_work_ns=[[100] * 3, [80] * 3],
+                both_ns=[[100] * 3] * 2,
+            ),
+        )
+    )
+    assert (found.uncovered, found.covered) == (3, False)
+
+
+def test_cases_without_work_are_not_there():
+    assert overlaps(Run(results=[CaseResult(CASE, "ok", 2)])) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"alone_ns": [[1, 2]]},
+        {"alone_ns": [[-1]]},
+        {"alone_ns": {}},
+        {"work": 7},
+        {"calls": 0},
+        {"threads": "two"},
+    ],
+)
+def test_a_broken_record_is_refused(change):
+    good = {name: [[1]] for name in Beside.__dataclass_fields__ if name.endswith("_ns")}
+    good |= {"work": "copy:1M", "threads": None, "calls": 1, "repeats": 1}
+    assert Beside.from_json(good).blocks == 1
+    with pytest.raises((TypeError, ValueError)):
+        Beside.from_json({**good, **change})

@@ -1,0 +1,130 @@
+"""What a collective and other work on its device do to each other: ``--beside``.
+
+Three blocks in turn: the calls alone, the work alone, both at once, each begun by all ranks
+together. The order of the three turns from block to block (A W B, W B A, B A W): what drifts with
+time favours none. Loaded where it is asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from torchcoll.bench.session import Session
+    from torchcoll.machine.devices import Call, Device
+
+BLOCKS = 12  # a multiple of 3: each of the three is first, second and third equally often
+BLOCK_NS = 20_000_000  # that the calls of a block take alone
+LEAST_CALLS, MOST_CALLS = 2, 2000
+COVER = 1.25  # so much longer than the calls the work is, to be there until they end
+MOST_REPEATS = 100_000
+_TRIES = 4
+# Without :SIZE: a matrix product of some ms on one core, and on a GPU of today.
+_CPU_SIZE, _SIZE = "1M", "64M"
+
+
+class Work:
+    """Work on the device: a call does it once. Raises RuntimeError where there is no memory.
+
+    text: as Spec has it. name: with its size. threads: that a matrix product takes on the CPU.
+    """
+
+    def __init__(self, torch: Any, text: str, device: Device) -> None:
+        kind, _, size = text.partition(":")
+        size_bytes = parse_size(size or (_CPU_SIZE if device.kind == "cpu" else _SIZE))
+        self.name = f"{kind}:{format_size(size_bytes)}"
+        self.threads = _threads(torch) if device.kind == "cpu" else None
+        makers: dict[str, Callable[[Any, int, str], Call]] = {"matmul": _matmul, "copy": _copy}
+        kinds = makers if kind == "both" else (kind,)
+        self._parts = [makers[part](torch, size_bytes, device.name) for part in kinds]
+
+    def __call__(self) -> None:
+        for part in self._parts:
+            part()
+
+
+def _threads(torch: Any) -> int:
+    """OpenMP has a number of threads for each thread: that of a new one, as the work runs in."""
+    found: list[int] = []
+    worker = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    worker.start()
+    worker.join()
+    return found[0]
+
+
+def _matmul(torch: Any, size_bytes: int, device: str) -> Call:
+    order = math.isqrt(size_bytes // 4)
+    factor = torch.full((order, order), 1 / order, device=device)
+    product, multiply = torch.empty_like(factor), torch.mm
+    return lambda: multiply(factor, factor, out=product)
+
+
+def _copy(torch: Any, size_bytes: int, device: str) -> Call:
+    source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return lambda: target.copy_(source)
+
+
+def measure_beside(
+    session: Session, once: Call, work: Work, refill: Call, align: Call, name: str
+) -> dict[str, Any]:
+    """This rank's part of the result's ``beside``; and ``all_calls``, those of finding out too.
+
+    refill: what puts the buffers right before a block: sums in place grow with every call.
+    """
+    device, step, all_calls = session.device, session.progress.step, 0
+
+    def block(calls: int, repeats: int) -> tuple[int, int, int]:
+        nonlocal all_calls
+        all_calls += calls
+        refill()
+        align()
+        return device.together(once, calls, work, repeats)
+
+    def longest(calls: int, repeats: int) -> int:
+        return max(session.control.all_gather(block(calls, repeats)[2]))
+
+    step(f"{name}: how long {work.name} takes")
+    longest(LEAST_CALLS, 1)  # the first of each is slow
+    call_ns = longest(LEAST_CALLS, 0) / LEAST_CALLS
+    calls = round(min(max(BLOCK_NS / max(call_ns, 1), LEAST_CALLS), MOST_CALLS))
+    target_ns, repeats = COVER * longest(calls, 0), 1
+    while (took := longest(0, repeats)) < target_ns / 2 and repeats < MOST_REPEATS:
+        # Short work is timed in many repeats: one alone is mostly how it was started.
+        repeats = min(MOST_REPEATS, 4 * repeats)
+    repeats = max(1, min(MOST_REPEATS, math.ceil(repeats * target_ns / max(took, 1))))
+    for _ in range(
+        _TRIES
+    ):  # the work slows the calls down, and has to last as long as they then do
+        of_calls, of_work, _ = block(calls, repeats)
+        lasts = max(session.control.all_gather(of_calls / max(of_work, 1)))
+        if lasts <= 1:
+            break
+        repeats = min(MOST_REPEATS, math.ceil(repeats * lasts * COVER))
+    alone: list[tuple[int, int, int]] = []
+    working: list[tuple[int, int, int]] = []
+    both: list[tuple[int, int, int]] = []
+    kinds = ((alone, calls, 0), (working, 0, repeats), (both, calls, repeats))
+    turns = itertools.cycle((kinds, (*kinds[1:], kinds[0]), (kinds[2], *kinds[:2])))
+    for number in range(BLOCKS):
+        step(f"{name}: beside {work.name}, block {number + 1}")
+        for times, of_calls, of_work in next(turns):
+            times.append(block(of_calls, of_work))
+    return {
+        "work": work.name,
+        "threads": work.threads,
+        "calls": calls,
+        "repeats": repeats,
+        "alone_ns": [of_calls for of_calls, _, _ in alone],
+        "work_ns": [of_work for _, of_work, _ in working],
+        "both_calls_ns": [of_calls for of_calls, _, _ in both],
+        "both_work_ns": [of_work for _, of_work, _ in both],
+        "both_ns": [whole for _, _, whole in both],
+        "all_calls": all_calls,
+    }

@@ -1,0 +1,124 @@
+"""What a collective and the work beside it did to each other: slowdowns, and how much overlapped.
+
+The blocks of one launch are the replicates (bench/beside.py): intervals say what more blocks of
+this launch would show, not what another launch would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchcoll.core.case import Case
+
+if TYPE_CHECKING:
+    from torchcoll.core.result import CaseResult, Matrix, Run
+
+LEVEL = 0.9  # of the intervals
+_COVERED = 0.95  # of the time of the calls: so long the work has to be there
+_FEW = 0.1  # of the blocks: so many may be uncovered
+
+
+class Estimate(NamedTuple):
+    """A mean over blocks and its 90 % interval (Student's t); of one block no interval."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """One case and the work beside it.
+
+    calls_ns, work_ns: one call of the slowest rank, and the work of a block, alone: medians over
+    the blocks. slowdown, work_slowdown: at once over alone. efficiency: of the time that could
+    have been hidden, the part that was, (calls + work - at once) / min(calls, work), each that of
+    the rank that was last: 1 is all of it, 0 is one after the other, below 0 is worse than that.
+    uncovered: blocks in which the work of some rank ended before its calls did.
+    """
+
+    case: Case
+    ranks: int
+    work: str
+    threads: int | None
+    calls: int
+    repeats: int
+    blocks: int
+    calls_ns: float
+    work_ns: float
+    slowdown: Estimate
+    work_slowdown: Estimate
+    efficiency: Estimate
+    uncovered: int
+
+    @property
+    def covered(self) -> bool:
+        return self.uncovered <= _FEW * self.blocks
+
+
+def overlaps(run: Run) -> list[Overlap]:
+    """Of each case that was measured beside other work; [] where none was."""
+    return [overlap(result) for result in run.results if result.beside and result.beside.blocks]
+
+
+def overlap(result: CaseResult) -> Overlap:
+    """Raises AssertionError for a result without ``beside``."""
+    found = result.beside
+    assert found is not None
+    alone, work, whole = (
+        _last(matrix) for matrix in (found.alone_ns, found.work_ns, found.both_ns)
+    )
+    both_calls, both_work = _last(found.both_calls_ns), _last(found.both_work_ns)
+    by_rank = zip(found.both_calls_ns, found.both_work_ns, strict=True)
+    short = [[w < _COVERED * c for c, w in zip(*pair, strict=True)] for pair in by_rank]
+    return Overlap(
+        result.case,
+        result.ranks,
+        found.work,
+        found.threads,
+        found.calls,
+        found.repeats,
+        found.blocks,
+        _median(alone) / found.calls,
+        _median(work),
+        _ratio(both_calls, alone),
+        _ratio(both_work, work),
+        _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
+        sum(map(any, zip(*short, strict=True))),
+    )
+
+
+def _last(matrix: Matrix) -> list[float]:
+    """Of each block the rank that was last; at least 1 ns, for it is divided by."""
+    return [max(1.0, *block) for block in zip(*matrix, strict=True)]
+
+
+def _median(values: Sequence[float]) -> float:
+    import statistics
+
+    return statistics.median(values)
+
+
+def _ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
+    """Of the geometric means."""
+    logs = [math.log(a / b) for a, b in zip(over, under, strict=True)]
+    mean, low, high = _mean(logs)
+    return Estimate(
+        math.exp(mean),
+        None if low is None else math.exp(low),
+        None if high is None else math.exp(high),
+    )
+
+
+def _mean(values: Sequence[float]) -> Estimate:
+    count, mean = len(values), math.fsum(values) / len(values)
+    if count < 2:
+        return Estimate(mean, None, None)
+    from scipy import stats
+
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1)) * spread / math.sqrt(count)
+    return Estimate(mean, mean - half, mean + half)
