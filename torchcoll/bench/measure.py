@@ -400,6 +400,10 @@ class _Measurement:
             try:
                 elements, differing = self.checker.count_wrong()
                 changed += self.checker.count_changed()
+                if differing and "first_wrong" not in samples:
+                    samples["first_wrong"] = self.checker.first_wrong()
+                if self.sweep.digested:
+                    samples.setdefault("digests", []).append(list(self.checker.digest()))
             except (RuntimeError, MemoryError) as error:
                 failure = failure or brief(error)
             else:
@@ -436,7 +440,7 @@ def _results(
     """
     session = sweep.session
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
-    gathered = session.control.gather(samples)
+    gathered = sweep.gathered = session.control.gather(samples)
     if session.rank:
         return []
     from torchcoll.bench.recorder import results_of

@@ -16,7 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import ORDERS, Spec
-from torchcoll.core.units import format_size, whole_number
+from torchcoll.core.units import format_size, parse_duration, whole_number
 from torchcoll.core.variables import masked_labels
 
 # Options that Spec takes as they are, under their own name.
@@ -74,6 +74,7 @@ class Options:
     gate: bool = False
     require_idle: bool = False
     rendezvous_file: str | None = None
+    soak: str | None = None
     other: Other | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
@@ -222,6 +223,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         **text,
     )
     how.add_argument(
+        "--soak",
+        metavar="TIME",
+        help="repeat all cases for so long (90s, 30m, 8h) and check every round; SIGUSR1 ends it",
+        **text,
+    )
+    how.add_argument(
         "--require-idle",
         action="store_true",
         help="refuse to start while another process uses a device (cpu: 5%% of the cores)",
@@ -302,6 +309,11 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         )
     if options.dry_run and options.resume:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
+    if options.soak is not None:
+        parse_duration(options.soak, "soak")
+        for name, value in (("resume", options.resume), ("traffic", options.traffic)):
+            if value:
+                raise UsageError("soak", f"{options.soak} with --{name}", "one of them")
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
     if options.no_output and options.library_log:

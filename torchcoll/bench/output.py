@@ -197,6 +197,10 @@ class Output:
             traceback.print_exc()
             tell("torchcoll: warning: the display failed; the measurement goes on")
 
+    def tell_round(self, text: str) -> None:
+        """How far --soak is: on a terminal, in the line of progress."""
+        self.show(lambda: self._reporter.note(text))
+
     def on_case(self, result: CaseResult) -> None:
         self.show(lambda: self._reporter.done(result))
 
