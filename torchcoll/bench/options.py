@@ -31,6 +31,7 @@ _PLAIN = (
     "asynchronous",
     "rehearse",
     "beside",
+    "mesh",
 )
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
@@ -209,9 +210,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "--beside",
         metavar="WORK",
-        help="matmul, copy or both, with :SIZE: what it and each case do to each other; or "
-        "external:LABEL, kept in the file",
+        help="matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS: what it and each case do to "
+        "each other; external:LABEL is kept in the file",
         **text,
+    )
+    how.add_argument(
+        "--mesh", metavar="AxB", help="each case in columns of B apart, and in rows at once", **text
     )
     how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
     how.add_argument("--order", help=f"{' or '.join(ORDERS)} ({default.order})", **text)

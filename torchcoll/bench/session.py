@@ -339,11 +339,7 @@ class Session:
             self.hosts = Hosts(self, places, options.require_idle)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=self.device.kind)
-        self.parts: Parts = (tuple(range(self.ranks)),)
-        if self.spec.groups:
-            from torchcoll.core.case import partition
-
-            self.parts = partition(self.spec.groups, self.ranks)
+        self.parts: Parts = self.spec.parts(self.ranks)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
         self._write_header(argv)
         if self.library_log:

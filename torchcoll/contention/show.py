@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.units import counted, format_size, format_time
+from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
 from torchcoll.report.formats import picked
 from torchcoll.report.grid import Grid, Head, filled
 
@@ -28,11 +28,14 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
+            (Head("group", left=True), lambda o: o.case.group or "-"),
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
             (Head("work", "slowdown"), lambda o: _text(o.work_slowdown, "x")),
             (Head("overlap"), lambda o: _text(o.efficiency)),
+            (Head("busbw", "alone"), lambda o: _busbw(o, 0)),
+            (Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)),
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         found,
@@ -42,14 +45,15 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
 
 
 def _heads(found: Sequence[Overlap]) -> list[str]:
-    works = Counter((o.work, o.threads, o.ranks) for o in found)
     lines = []
-    for work, threads, ranks in works:
-        where = "in a stream of its own"
-        if threads is not None:
-            where = f"in a thread of its own, {counted(threads, 'thread')} a product"
-        lines.append(f"beside {work} on each of {counted(ranks, 'rank')}, {where}")
-    return lines
+    for work, threads, bus_bytes in Counter((o.work, o.threads, o.work_bus_bytes) for o in found):
+        where = "on every rank, in a stream of its own"
+        if bus_bytes is not None:
+            where = "on groups of its own"
+        elif threads is not None:
+            where = f"on every rank, in a thread of its own; {counted(threads, 'thread')} a product"
+        lines.append(f"beside {work}, {where}")
+    return list(dict.fromkeys(lines))
 
 
 def _notes(found: Sequence[Overlap]) -> list[str]:
@@ -65,6 +69,10 @@ def _notes(found: Sequence[Overlap]) -> list[str]:
     return below
 
 
+def _busbw(one: Overlap, which: int) -> str:
+    return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
+
+
 def _text(value: Estimate, unit: str = "") -> str:
     text = f"{value.value:.2f}{unit}"
     if value.low is None or value.high is None:
@@ -72,9 +80,11 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
-    "backend=case.backend ranks work threads calls repeats blocks calls_ns work_ns "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks calls_ns "
+    "work_ns "
     "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
     "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "
     "work_slowdown_high=work_slowdown.high efficiency=efficiency.value "

@@ -19,7 +19,7 @@ _HOUR_US = 3600e6
 
 
 @dataclass(frozen=True)
-class Drift:
+class SoakDrift:
     """By how much the median grows, as a share of itself, from the first window to the last, with
     its 90 % interval: least squares of log median over time (Student's t of the slope).
 
@@ -45,7 +45,7 @@ class SoakedCase:
     medians_ns: tuple[float, ...]
     p99_ns: float
     max_ns: float
-    drift: Drift | None
+    drift: SoakDrift | None
     worst: int
     worst_us: int
     slowest: tuple[int, float] | None
@@ -118,7 +118,7 @@ def _quantile(bins: Counter[int], share: float) -> float:
     return 0.0
 
 
-def _drift(at_us: Sequence[float], medians_ns: Sequence[float]) -> Drift | None:
+def _drift(at_us: Sequence[float], medians_ns: Sequence[float]) -> SoakDrift | None:
     if len(at_us) < _LEAST or min(medians_ns) <= 0:
         return None
     from scipy import stats
@@ -128,4 +128,4 @@ def _drift(at_us: Sequence[float], medians_ns: Sequence[float]) -> Drift | None:
     line = stats.linregress(share, [math.log(ns) for ns in medians_ns])
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(at_us) - 2) * line.stderr)
     slope = float(line.slope)
-    return Drift(*(math.expm1(value) for value in (slope, slope - half, slope + half)))
+    return SoakDrift(*(math.expm1(value) for value in (slope, slope - half, slope + half)))

@@ -181,7 +181,8 @@ class Choice:
 class Beside:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
-    work: ``matmul:1M`` and the like (core/spec.py). threads: that a matrix product may take on the
+    work: ``matmul:1M`` and the like (core/spec.py). work_bus_bytes: of a collective, the bytes that
+    one repeat counts for busbw; None for other work. threads: that a matrix product may take on the
     CPU; None on accelerators. calls, repeats: of the collective and of the work in one block, equal
     on all ranks. Each matrix is [rank][block] in ns from the start of the block: alone_ns and
     work_ns until the calls or the work had ended alone; both_calls_ns, both_work_ns and both_ns
@@ -197,6 +198,7 @@ class Beside:
     both_calls_ns: Matrix
     both_work_ns: Matrix
     both_ns: Matrix
+    work_bus_bytes: int | None = None
 
     @property
     def blocks(self) -> int:
@@ -205,7 +207,8 @@ class Beside:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beside:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        found = cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
+        known = {f.name for f in dataclasses.fields(cls)}
+        found = cls(**{name: value for name, value in data.items() if name in known})
         matrices = [getattr(found, name) for name in BLOCKS_OF_BESIDE]
         for matrix in matrices:
             if not isinstance(matrix, list):
@@ -213,7 +216,7 @@ class Beside:
             check_lists(*matrix, durations=True)
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
-        check_whole(found.calls, found.repeats, *or_none(found.threads))
+        check_whole(found.calls, found.repeats, *or_none(found.threads, found.work_bus_bytes))
         if not isinstance(found.work, str) or min(found.calls, found.repeats) < 1:
             raise ValueError("a block of nothing")
         return found
