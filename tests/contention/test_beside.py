@@ -128,7 +128,7 @@ def test_the_work():
     [
         (
             "gemm",
-            "beside: got gemm, expected matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or external:LABEL",
+            "beside: got gemm, expected matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or ",
         ),
         ("external:", "beside: got external:, expected matmul, copy, both"),
         ("copy:12", "beside: got copy:12, expected a size of at least 1024 bytes"),
