@@ -10,7 +10,7 @@ import pytest
 import torch
 from ranks import Measured
 
-from torchcoll.bench.beside import BLOCKS, Work
+from torchcoll.bench.beside import BLOCKS, computation
 from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Cpu
@@ -26,8 +26,49 @@ def test_two_ranks(tmp_path, capsys):
     assert row["slowdown"] > 0
     show(path)
     out = capsys.readouterr().out
-    assert "beside copy:64K on each of 2 ranks, in a thread of its own" in out
+    assert "beside copy:64K, on every rank, in a thread of its own; 1 thread a product" in out
     assert "correct" in out  # the values are checked after the blocks
+
+
+def test_a_mesh(tmp_path):
+    """2 x 2: columns 0,2 and 1,3 beside rows 0,1 and 2,3. An all_reduce of 1 KiB on two ranks
+    counts 2 (n - 1) / n = 1 KiB for busbw.
+    """
+    arguments = "--sizes 1K -n 5 --mesh 2x2"
+    results = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0).run.results
+    assert [result.members for result in results] == [[0, 2], [1, 3]]
+    for result in results:
+        assert (result.status, result.beside.work) == ("ok", "all_reduce:div:2:1K")
+        assert result.beside.work_bus_bytes == 1024
+        assert len(result.beside.both_ns) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"mesh": "4by2"}, "mesh: got 4by2, expected ROWSxCOLUMNS, such as 4x2"),
+        ({"mesh": "0x2"}, "mesh: got 0x2, expected ROWSxCOLUMNS, such as 4x2"),
+        ({"mesh": "4x2", "groups": "div:2"}, "mesh: got 4x2 with --groups, expected one of them"),
+        ({"mesh": "4x2", "beside": "copy"}, "mesh: got 4x2 with --beside, expected one of them"),
+        ({"beside": "all_gather:2"}, "beside: got all_gather:2, expected all_gather:mod:N or "),
+        (
+            {"beside": "barrier:mod:2"},
+            "beside: got barrier:mod:2, expected a collective that moves",
+        ),
+    ],
+)
+def test_what_is_no_mesh_and_no_collective_beside(options, line):
+    with pytest.raises(UsageError) as caught:
+        Spec(**options)
+    assert line in str(caught.value)
+
+
+def test_a_mesh_of_another_number_of_ranks():
+    spec = Spec(mesh="4x2")
+    assert spec.parts(8) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    with pytest.raises(UsageError) as caught:
+        spec.parts(4)
+    assert "mesh: got 4x2, which is 8 ranks, expected one of 4 ranks" in str(caught.value)
 
 
 def test_the_work_runs_while_the_calls_run():
@@ -74,18 +115,21 @@ class _Watched:
 def test_the_work():
     """4 KiB are a matrix of 32 x 32 float32, each 1 / 32: so is its square, 32 times 1 / 1024."""
     watched = _Watched()
-    work = Work(watched, "matmul:4K", Cpu())
+    work = computation(watched, "matmul:4K", Cpu())
     assert work.name == "matmul:4K"
     work()
     (product,) = watched.products
     assert torch.equal(product, torch.full((32, 32), 1 / 32))
-    assert Work(torch, "both", Cpu()).name == "both:1M"
+    assert computation(torch, "both", Cpu()).name == "both:1M"
 
 
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("gemm", "beside: got gemm, expected matmul, copy, both, each with :SIZE, or external:"),
+        (
+            "gemm",
+            "beside: got gemm, expected matmul, copy, both, each with :SIZE, COLLECTIVE:GROUPS or ",
+        ),
         ("external:", "beside: got external:, expected matmul, copy, both"),
         ("copy:12", "beside: got copy:12, expected a size of at least 1024 bytes"),
         ("copy:1KB", "beside: got 1KB"),

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.beside import BLOCKS, measure_beside
+from torchcoll.bench.beside import BLOCKS, Work, measure_beside
 from torchcoll.contention.overlap import overlap, overlaps
 from torchcoll.core.case import Case
 from torchcoll.core.result import Beside, CaseResult, Run
@@ -42,7 +42,7 @@ def measured(share: float) -> CaseResult:
         progress=SimpleNamespace(step=lambda *words: None),
         control=SimpleNamespace(all_gather=lambda value: [value]),
     )
-    work = SimpleNamespace(name="matmul:1M", threads=1)
+    work = Work("matmul:1M", list, threads=1)
     found = measure_beside(session, None, work, list, list, "case")
     assert found.pop("all_calls") == sum(calls for calls, _ in device.made)
     single = {name: [blocks] for name, blocks in found.items() if name.endswith("_ns")}
@@ -95,6 +95,31 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
     assert found.slowdown.high == pytest.approx(math.sqrt(3) * math.exp(0.90818), rel=1e-4)
     assert found.efficiency.value == pytest.approx(0.75)
     assert found.covered
+
+
+def test_two_collectives_share_what_there_is():
+    """All_reduce of 1 MiB on 2 ranks counts 2^20 bytes: in 100 us alone 10.49 GB/s; its calls
+    take twice as long at once. The other one: 3 times 2^20 bytes in 600 us are 5.24 GB/s, and 1.5
+    times as long. At once 10.49 / 2 + 5.24 / 1.5 = 8.74 GB/s.
+    """
+    found = overlap(
+        CaseResult(
+            CASE,
+            "ok",
+            2,
+            beside=Beside(
+                *("all_reduce:div:2:1M", None, 10, 3),
+                alone_ns=[[1_000_000]],
+                work_ns=[[600_000]],
+                both_calls_ns=[[2_000_000]],
+                both_work_ns=[[900_000]],
+                both_ns=[[2_000_000]],
+                work_bus_bytes=1 << 20,
+            ),
+        )
+    )
+    assert found.busbw_gbps == pytest.approx((10.48576, 8.738133))
+    assert found.slowdown == (2.0, None, None)
 
 
 def test_work_that_ended_before_the_calls_is_too_short():

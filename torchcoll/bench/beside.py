@@ -7,17 +7,25 @@ time favours none. Loaded where it is asked for.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.bench.verify import Checker, allocate
+from torchcoll.core.case import Sizing, partition, size_case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.spec import SAME, other_collective
 from torchcoll.core.units import format_size, parse_size
+from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
-    from torchcoll.bench.session import Session
-    from torchcoll.machine.devices import Call, Device
+    from torchcoll.bench.session import Session, Sweep
+    from torchcoll.machine.devices import Device
 
 BLOCKS = 12  # a multiple of 3: each of the three is first, second and third equally often
 BLOCK_NS = 20_000_000  # that the calls of a block take alone
@@ -29,24 +37,75 @@ _TRIES = 4
 _CPU_SIZE, _SIZE = "1M", "64M"
 
 
+@dataclass(frozen=True)
 class Work:
-    """Work on the device: a call does it once. Raises RuntimeError where there is no memory.
+    """Work on the device: a call does it once.
 
-    text: as Spec has it. name: with its size. threads: that a matrix product takes on the CPU.
+    name: with its size. threads: that a matrix product takes on the CPU. bus_bytes: of a
+    collective, what one call counts for busbw. refill: what goes before each block.
     """
 
-    def __init__(self, torch: Any, text: str, device: Device) -> None:
-        kind, _, size = text.partition(":")
-        size_bytes = parse_size(size or (_CPU_SIZE if device.kind == "cpu" else _SIZE))
-        self.name = f"{kind}:{format_size(size_bytes)}"
-        self.threads = _threads(torch) if device.kind == "cpu" else None
-        makers: dict[str, Callable[[Any, int, str], Call]] = {"matmul": _matmul, "copy": _copy}
-        kinds = makers if kind == "both" else (kind,)
-        self._parts = [makers[part](torch, size_bytes, device.name) for part in kinds]
+    name: str
+    once: Call
+    threads: int | None = None
+    bus_bytes: int | None = None
+    refill: Call = nothing
 
     def __call__(self) -> None:
-        for part in self._parts:
+        self.once()
+
+
+def computation(torch: Any, text: str, device: Device) -> Work:
+    """``matmul``, ``copy`` or ``both``. Raises RuntimeError where there is no memory."""
+    kind, _, size = text.partition(":")
+    size_bytes = parse_size(size or (_CPU_SIZE if device.kind == "cpu" else _SIZE))
+    makers: dict[str, Callable[[Any, int, str], Call]] = {"matmul": _matmul, "copy": _copy}
+    kinds = makers if kind == "both" else (kind,)
+    parts = [makers[part](torch, size_bytes, device.name) for part in kinds]
+
+    def once() -> None:
+        for part in parts:
             part()
+
+    threads = _threads(torch) if device.kind == "cpu" else None
+    return Work(f"{kind}:{format_size(size_bytes)}", once, threads)
+
+
+@contextlib.contextmanager
+def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> Iterator[Work]:
+    """Another collective on groups of its own, which last as long as this is open; all ranks have
+    to come. prepare: measure's own, which makes the call of a case. Raises RuntimeError where
+    there is no memory.
+    """
+    session, case = sweep.session, sizing.case
+    found = other_collective(str(sweep.spec.beside))
+    assert found is not None
+    name, rule, size_bytes = found
+    name = case.collective if name == SAME else name
+    entry, parts = COLLECTIVES[name], partition(rule, session.ranks)
+    part = next(part for part in parts if session.rank in part)
+    other = dataclasses.replace(
+        case,
+        collective=name,
+        size_bytes=size_bytes or case.size_bytes,
+        op=(case.op or "sum") if entry.has_op else None,
+        root=(case.root or 0) if entry.has_root else None,
+        in_place=entry.placements[0],
+        splits=sweep.spec.splits if entry.has_splits else None,
+        group=rule,
+    )
+    made, place = size_case(other, len(part)), part.index(session.rank)
+    progress = session.progress
+    groups, first = progress.groups, progress.part
+    with session.communicators.of(case.backend, parts) as communicator:
+        progress.groups, progress.part = groups, first
+        buffers = allocate(session.torch, made, place, session.device.name)
+        checker = Checker(session.torch, made, place, buffers, progress.beat)
+        once = prepare(session, made, place, buffers, communicator.group)
+        bus_bytes = round(made.size_bytes * entry.bus_factor(len(part)))
+        text = f"{name}:{rule}:{format_size(other.size_bytes)}"
+        yield Work(text, once, bus_bytes=bus_bytes, refill=checker.refill)
+    progress.groups, progress.part = groups, first
 
 
 def _threads(torch: Any) -> int:
@@ -84,6 +143,7 @@ def measure_beside(
         nonlocal all_calls
         all_calls += calls
         refill()
+        work.refill()
         align()
         return device.together(once, calls, work, repeats)
 
@@ -119,6 +179,7 @@ def measure_beside(
     return {
         "work": work.name,
         "threads": work.threads,
+        "work_bus_bytes": work.bus_bytes,
         "calls": calls,
         "repeats": repeats,
         "alone_ns": [of_calls for of_calls, _, _ in alone],

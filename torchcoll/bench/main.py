@@ -22,6 +22,7 @@ from torchcoll.core.errors import (
     printable,
     tell,
 )
+from torchcoll.core.units import parse_duration
 from torchcoll.machine.launcher import ContradictionOnAllRanks, Launch, detect, likely_rank
 
 if TYPE_CHECKING:
@@ -114,7 +115,15 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
     from torchcoll.bench.session import Sweep
 
     missing = session.control.decide(output and output.begin(session))
-    Sweep(session, on_case=output.on_case if output else None).run(missing)
+    sweep = Sweep(session, on_case=output.on_case if output else None)
+    if session.soak_s is None:
+        sweep.run(missing)
+    else:
+        from torchcoll.bench.soak import soak
+
+        stop = soak(sweep, session.soak_s, output.tell_round if output else None)
+        if stop:
+            return stop
     failure: str | None = session.control.decide(output and output.failure())
     return failure
 
@@ -144,6 +153,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         options.library_log,
         options.require_idle,
         repr(options.other),
+        options.soak,
     ]
     what = SessionOptions(
         options.spec,
@@ -156,6 +166,7 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         require_idle=options.require_idle,
         recorder=output.recorder if output else None,
         on_leaving=output.abandon if output else (lambda: None),
+        soak_s=None if options.soak is None else parse_duration(options.soak, "soak"),
     )
     try:
         with opened(torch, what) as session:

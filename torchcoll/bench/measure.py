@@ -17,6 +17,7 @@ from torchcoll.core.errors import HangError, TorchcollError, brief
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
+    from torchcoll.bench.beside import Work
     from torchcoll.bench.buffers import Rotation
     from torchcoll.bench.session import Session, Sweep
     from torchcoll.core.result import CaseResult
@@ -357,18 +358,23 @@ class _Measurement:
         """What --beside asks for; why not where some rank has no room for the work."""
         if not self.spec.works_beside:
             return None
-        from torchcoll.bench.beside import Work, measure_beside
+        from torchcoll.bench.beside import collective, computation, measure_beside
 
-        session, failure, work = self.session, "", None
-        try:
-            work = Work(session.torch, str(self.spec.beside), self.device)
-        except (RuntimeError, MemoryError) as error:
-            failure = brief(error)
-        failed = session.control.failed(failure)
-        if failed or work is None:
-            names, text = failed or ("", "")
-            return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
-        found = measure_beside(session, self.timed, work, self.refill, self.align, name)
+        session, failure = self.session, ""
+        with contextlib.ExitStack() as stack:
+            work: Work | None = None
+            try:
+                if self.spec.beside_collective:
+                    work = stack.enter_context(collective(self.sweep, self.sizing, prepared))
+                else:
+                    work = computation(session.torch, str(self.spec.beside), self.device)
+            except (RuntimeError, MemoryError) as error:
+                failure = brief(error)
+            failed = session.control.failed(failure)
+            if failed or work is None:
+                names, text = failed or ("", "")
+                return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
+            found = measure_beside(session, self.timed, work, self.refill, self.align, name)
         self.calls_beside = found.pop("all_calls")
         samples["beside"] = found
         return None
@@ -400,6 +406,10 @@ class _Measurement:
             try:
                 elements, differing = self.checker.count_wrong()
                 changed += self.checker.count_changed()
+                if differing and "first_wrong" not in samples:
+                    samples["first_wrong"] = self.checker.first_wrong()
+                if self.sweep.digested:
+                    samples.setdefault("digests", []).append(list(self.checker.digest()))
             except (RuntimeError, MemoryError) as error:
                 failure = failure or brief(error)
             else:
@@ -436,7 +446,7 @@ def _results(
     """
     session = sweep.session
     session.progress.step(f"{sizing.case.describe()}: samples to rank 0")
-    gathered = session.control.gather(samples)
+    gathered = sweep.gathered = session.control.gather(samples)
     if session.rank:
         return []
     from torchcoll.bench.recorder import results_of

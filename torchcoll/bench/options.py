@@ -16,7 +16,7 @@ from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import ORDERS, Spec
-from torchcoll.core.units import format_size, whole_number
+from torchcoll.core.units import format_size, parse_duration, whole_number
 from torchcoll.core.variables import masked_labels
 
 # Options that Spec takes as they are, under their own name.
@@ -31,6 +31,7 @@ _PLAIN = (
     "asynchronous",
     "rehearse",
     "beside",
+    "mesh",
 )
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
@@ -74,6 +75,7 @@ class Options:
     gate: bool = False
     require_idle: bool = False
     rendezvous_file: str | None = None
+    soak: str | None = None
     other: Other | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
@@ -208,9 +210,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "--beside",
         metavar="WORK",
-        help="matmul, copy or both, with :SIZE: what it and each case do to each other; or "
-        "external:LABEL, kept in the file",
+        help="matmul, copy or both, with :SIZE, or COLLECTIVE:GROUPS: what it and each case do to "
+        "each other; external:LABEL is kept in the file",
         **text,
+    )
+    how.add_argument(
+        "--mesh", metavar="AxB", help="each case in columns of B apart, and in rows at once", **text
     )
     how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
     how.add_argument("--order", help=f"{' or '.join(ORDERS)} ({default.order})", **text)
@@ -219,6 +224,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "-T",
         "--timeout",
         help=f"seconds without progress that are a hang ({default.timeout_s})",
+        **text,
+    )
+    how.add_argument(
+        "--soak",
+        metavar="TIME",
+        help="repeat all cases for so long (90s, 30m, 8h) and check every round; SIGUSR1 ends it",
         **text,
     )
     how.add_argument(
@@ -302,6 +313,11 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         )
     if options.dry_run and options.resume:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
+    if options.soak is not None:
+        parse_duration(options.soak, "soak")
+        for name, value in (("resume", options.resume), ("traffic", options.traffic)):
+            if value:
+                raise UsageError("soak", f"{options.soak} with --{name}", "one of them")
     if options.no_output and options.output:
         raise UsageError("output", f"--output {options.output} and --no-output", "one of them")
     if options.no_output and options.library_log:

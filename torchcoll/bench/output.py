@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import FOLDER_ENDING, Options
 from torchcoll.bench.recorder import Recorder
-from torchcoll.core.case import Case, partition
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import ExitCode, UsageError, tell
 from torchcoll.core.file import Writer, load_own, records_of
@@ -90,7 +90,7 @@ class Output:
             )
         self.spec = earlier
         # A case with sub-groups is done when all of them are.
-        parts = len(partition(earlier.groups, self._ranks)) if earlier.groups else 1
+        parts = len(earlier.parts(self._ranks))
         counts = Counter(_asked(r.case) for r in run.results if r.status in _DONE)
         self._done = {case for case, count in counts.items() if count >= parts}
         self._earlier = [r for r in run.results if _asked(r.case) in self._done]
@@ -196,6 +196,10 @@ class Output:
             self._broken_display = True
             traceback.print_exc()
             tell("torchcoll: warning: the display failed; the measurement goes on")
+
+    def tell_round(self, text: str) -> None:
+        """How far --soak is: on a terminal, in the line of progress."""
+        self.show(lambda: self._reporter.note(text))
 
     def on_case(self, result: CaseResult) -> None:
         self.show(lambda: self._reporter.done(result))

@@ -12,7 +12,14 @@ from torchcoll.bench.verify import tolerance_ulp
 from torchcoll.core import plausibility
 from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.file import SCHEMA
-from torchcoll.core.result import BLOCKS_OF_BESIDE, Beside, CaseResult, Run, Verification
+from torchcoll.core.result import (
+    BLOCKS_OF_BESIDE,
+    Beside,
+    CaseResult,
+    Run,
+    SoakWindow,
+    Verification,
+)
 from torchcoll.machine import environment
 from torchcoll.machine.environment import utc_now
 from torchcoll.machine.state import before, during
@@ -59,6 +66,10 @@ class Recorder:
         self.run.in_flight = None
         self.run.results.append(result)
         self._emit("case", result.to_json())
+
+    def window(self, window: SoakWindow) -> None:
+        self.run.windows.append(window)
+        self._emit("soak", window.to_json())
 
     def timed_out(self, ranks: int, text: str) -> None:
         """The case in flight, if there is one, hangs."""
@@ -213,6 +224,13 @@ def _result(
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]
         _verify(result, ranks, counts, tolerance_ulp(sizing.case, sizing.ranks))
+        wrong = next(
+            (found for found in zip(ranks, gathered, strict=True) if found[1].get("first_wrong")),
+            None,
+        )
+        if wrong:
+            place, got, expected = wrong[1]["first_wrong"]
+            result.reason += f"; first on rank {wrong[0]}, element {place}: {got} for {expected}"
     if result.settled is None:
         result.warnings.append(
             f"cold calls did not settle within {len(result.cold_ns[0])}, as rank 0 saw them"

@@ -114,6 +114,8 @@ class SessionOptions:
     machine. recorder: rank 0's, of one who does more with it than to keep it in memory; its run has
     the path of the result file once the header is written.
 
+    soak_s: for so long rounds are repeated (bench/soak.py), which SIGUSR1 ends.
+
     on_leaving: of a command, whose process this is: called where the process ends at once. With it
     signals are taken, and what goes wrong here alone ends the process with what is known of it.
     """
@@ -128,6 +130,7 @@ class SessionOptions:
     require_idle: bool = False
     recorder: Recorder | None = None
     on_leaving: Callable[[], None] | None = None
+    soak_s: float | None = None
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -220,6 +223,7 @@ class Meeting:
                 self.progress,
                 self._last_words,
                 signals=options.on_leaving is not None,
+                stops=options.soak_s is not None,
             )
         except RuntimeError as error:
             if participants > 1:
@@ -328,17 +332,14 @@ class Session:
         spec = self._decided(options)
         self.control.timeout_s = spec.timeout_s
         self.library_log = _library_log() if options.library_log else None
+        self.soak_s = options.soak_s
         self.entries, self.device, places = self._open_device(spec)
         self.hosts: Hosts | None = None  # where ranks communicate
         if self.entries[0].communicates:
             self.hosts = Hosts(self, places, options.require_idle)
         names = ",".join(entry.name for entry in self.entries)
         self.spec = replace(spec, backend=names, device=self.device.kind)
-        self.parts: Parts = (tuple(range(self.ranks)),)
-        if self.spec.groups:
-            from torchcoll.core.case import partition
-
-            self.parts = partition(self.spec.groups, self.ranks)
+        self.parts: Parts = self.spec.parts(self.ranks)
         self.sizings = self.spec.sizings(max(map(len, self.parts)))
         self._write_header(argv)
         if self.library_log:
@@ -365,6 +366,11 @@ class Session:
     def trouble(self, text: str) -> NoReturn:
         """What this rank met it met alone: the launch ends, and the watchdogs say where."""
         self._meeting.watchdog.trouble(text)
+
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether this rank got SIGUSR1, where it is taken."""
+        return self._meeting.watchdog.asked_to_stop
 
     def finish(self, exit_code: int = ExitCode.OK, reason: str = "") -> None:
         """What was asked has run, and came to this."""
@@ -496,6 +502,8 @@ class Sweep:
         self.part = next(part for part in self.parts if session.rank in part)
         self.has_called = False  # some case has made all of its calls
         self._on_case = on_case
+        self.digested = False  # --soak: what every checked call put out, bit by bit
+        self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
         self._weights = ""  # hash of the weights of uneven blocks
         if self.spec.has_splits:
             from torchcoll.core.splits import split_weights
@@ -519,18 +527,23 @@ class Sweep:
 
     def one_case(self, sizing: Sizing) -> None:
         """Its results go to the recorder and ``on_case``."""
+        self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
+        results = self.measured(sizing)
+        self.session.on_rank_0(lambda recorder: self._keep(recorder, results))
+
+    def measured(self, sizing: Sizing) -> list[CaseResult]:
+        """Of each sub-group, on rank 0."""
         session, case = self.session, sizing.case
         start_ns, wall_us = time.perf_counter_ns(), time.time_ns() // 1000
         session.progress.step(case.describe())
         not_run = self.agree_on_case(sizing)
-        session.on_rank_0(lambda recorder: recorder.started(case))
         results = measure_case(self, sizing, not_run)
         for result in results:
             result.start_ns, result.start_wall_us = start_ns, wall_us
             result.spent_ns["case"] = time.perf_counter_ns() - start_ns
         if session.library_log:
             session.library_log.join(self, case, results)
-        session.on_rank_0(lambda recorder: self._keep(recorder, results))
+        return results
 
     def _keep(self, recorder: Recorder, results: list[CaseResult]) -> None:
         for result in results:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, Sizing
+from torchcoll.core.case import CHECK_CHUNK_BYTES, CHECK_ELEMENT_BYTES, Case, Sizing, fingerprint
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.dtypes import DTYPES, Dtype
 
@@ -490,6 +490,40 @@ class Checker:
             wrong += self._differing(part, pattern, shift, allowed)
             checked += segment.length
         return checked, wrong
+
+    def first_wrong(self) -> tuple[int, str, str] | None:
+        """(element, what is there, what was expected) of this rank's output."""
+        allowed, torch = self._allowed(), self._torch
+        reduced = None if self._moved else self._reduced
+        for segment in self._segments:
+            pattern, shift = reduced or self._moved, segment.source_offset
+            if segment.source is not None:
+                shift += move_shift(segment.source, self._turn)
+            assert pattern
+            part, place = self._buffers.recv.narrow(0, segment.offset, segment.length), 0
+            for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
+                found = torch.nonzero(_differs(torch, got, expected, allowed))
+                if len(found):
+                    at = int(found[0])
+                    values = (str(side[at].item()) for side in (got, expected))
+                    return (segment.offset + place + at, *values)  # type: ignore[return-value]
+                place += len(got)
+                self._pulse()
+        return None
+
+    def digest(self) -> tuple[str, int]:
+        """What output is expected, equal for ranks that expect the same; and the sum of the bits of
+        what is there as whole numbers: one bit more or less changes it.
+        """
+        torch, total = self._torch, 0
+        bits = getattr(torch, _BITS[self._buffers.recv.element_size()])
+        for segment in self._segments:
+            part = self._buffers.recv.narrow(0, segment.offset, segment.length).view(bits)
+            for start in range(0, len(part), _CHUNK_ELEMENTS):
+                total += int(part[start : start + _CHUNK_ELEMENTS].sum(dtype=torch.int64))
+                self._pulse()
+        places = [[s.offset, s.length, s.source, s.source_offset] for s in self._segments]
+        return fingerprint(places), total
 
     def count_changed(self) -> int:
         """Elements of the input that the call has changed, where it may change none."""

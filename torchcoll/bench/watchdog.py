@@ -26,6 +26,7 @@ from torchcoll.bench.whereabouts import Whereabouts, seen_from_outside
 from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
+STOP_S = 60.0  # after SIGUSR1: a call that has not ended by then will not
 _LATENESSES = 40  # looks, which are 10 s
 _QUIET_S = 1.0  # without progress for so long, the store is asked whether another rank saw trouble
 # Ranks that get the same signal wait so long for each other's words, write their own, and wait
@@ -138,8 +139,10 @@ class Watchdog:
     """Watches ``progress`` of this rank, from the thread that makes it; ``close`` ends it.
 
     ``last_words`` is called once, by whichever thread is first to leave. ``signals``: take SIGTERM
-    and SIGINT (the command does; inside somebody's training they are not ours). Raises RuntimeError
-    where this process can have no more threads.
+    and SIGINT (the command does; inside somebody's training they are not ours). ``stops``: take
+    SIGUSR1 too, with which Slurm warns (--signal): ``asked_to_stop`` is then True, and where the
+    run has not ended a while later it is left as at a SIGTERM. Raises RuntimeError where this
+    process can have no more threads.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class Watchdog:
         progress: Progress,
         last_words: LastWords,
         signals: bool = False,
+        stops: bool = False,
     ) -> None:
         self.control = control
         self.progress = progress
@@ -173,9 +177,10 @@ class Watchdog:
             self._asker.close()
             raise
         self._handlers: dict[int, Any] = {}
+        self._stop_at: float | None = None  # monotonic: when SIGUSR1 came
         if signals:
             self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if stops else [])):
                 self._handlers[number] = signal.signal(number, lambda *_: None)
 
     def close(self) -> None:
@@ -201,6 +206,8 @@ class Watchdog:
                         self._on_signal(number)
                 continue
             now = time.monotonic()
+            if self._stop_at and now - self._stop_at > STOP_S and not self.parting:
+                self._on_signal(signal.SIGUSR1)
             self._late_s.append(now - began - _POLL_S)
             if self._signs() != last:
                 last, since = self._signs(), now
@@ -246,7 +253,15 @@ class Watchdog:
             return bool(self._asker.ask(lambda: self._store.check(["alarm"]), _POLL_S))
         return False
 
+    @property
+    def asked_to_stop(self) -> bool:
+        return self._stop_at is not None
+
     def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1 and self._stop_at is None:
+            # This thread hears of it also where the other one is blocked in a collective.
+            self._stop_at = time.monotonic()
+            return
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
         control, name = self.control, signal.Signals(number).name

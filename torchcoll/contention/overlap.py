@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from torchcoll.core.case import Case
+from torchcoll.core.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from torchcoll.core.result import CaseResult, Matrix, Run
@@ -53,6 +54,19 @@ class Overlap:
     work_slowdown: Estimate
     efficiency: Estimate
     uncovered: int
+    work_bus_bytes: int | None = None
+
+    @property
+    def busbw_gbps(self) -> tuple[float, float] | None:
+        """(alone, at once) of both collectives together, in 10^9 bytes/s: alone that of the faster
+        one. None where the work is no collective.
+        """
+        if self.work_bus_bytes is None:
+            return None
+        factor = COLLECTIVES[self.case.collective].bus_factor(self.ranks)
+        own = self.case.size_bytes * factor / self.calls_ns
+        other = self.work_bus_bytes * self.repeats / self.work_ns
+        return max(own, other), own / self.slowdown.value + other / self.work_slowdown.value
 
     @property
     def covered(self) -> bool:
@@ -88,6 +102,7 @@ def overlap(result: CaseResult) -> Overlap:
         _ratio(both_work, work),
         _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
         sum(map(any, zip(*short, strict=True))),
+        found.work_bus_bytes,
     )
 
 

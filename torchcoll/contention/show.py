@@ -1,17 +1,19 @@
-"""The table of what collectives and the work beside them did to each other."""
+"""The tables of what collectives and work beside them did to each other, and of hours of them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.core.units import counted, format_size, format_time
+from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
 from torchcoll.report.formats import picked
 from torchcoll.report.grid import Grid, Head, filled
 
 if TYPE_CHECKING:
     from torchcoll.contention.overlap import Estimate, Overlap
+    from torchcoll.contention.soaked import Soaked, SoakedCase
 
 _DEFINITION = (
     "overlap: of the time that could be hidden the part that was, (calls + work - at once) / "
@@ -26,11 +28,14 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
+            (Head("group", left=True), lambda o: o.case.group or "-"),
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
             (Head("work", "slowdown"), lambda o: _text(o.work_slowdown, "x")),
             (Head("overlap"), lambda o: _text(o.efficiency)),
+            (Head("busbw", "alone"), lambda o: _busbw(o, 0)),
+            (Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)),
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
         ],
         found,
@@ -40,14 +45,15 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
 
 
 def _heads(found: Sequence[Overlap]) -> list[str]:
-    works = Counter((o.work, o.threads, o.ranks) for o in found)
     lines = []
-    for work, threads, ranks in works:
-        where = "in a stream of its own"
-        if threads is not None:
-            where = f"in a thread of its own, {counted(threads, 'thread')} a product"
-        lines.append(f"beside {work} on each of {counted(ranks, 'rank')}, {where}")
-    return lines
+    for work, threads, bus_bytes in Counter((o.work, o.threads, o.work_bus_bytes) for o in found):
+        where = "on every rank, in a stream of its own"
+        if bus_bytes is not None:
+            where = "on groups of its own"
+        elif threads is not None:
+            where = f"on every rank, in a thread of its own; {counted(threads, 'thread')} a product"
+        lines.append(f"beside {work}, {where}")
+    return list(dict.fromkeys(lines))
 
 
 def _notes(found: Sequence[Overlap]) -> list[str]:
@@ -63,6 +69,10 @@ def _notes(found: Sequence[Overlap]) -> list[str]:
     return below
 
 
+def _busbw(one: Overlap, which: int) -> str:
+    return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
+
+
 def _text(value: Estimate, unit: str = "") -> str:
     text = f"{value.value:.2f}{unit}"
     if value.low is None or value.high is None:
@@ -70,9 +80,11 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
-    "backend=case.backend ranks work threads calls repeats blocks calls_ns work_ns "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks calls_ns "
+    "work_ns "
     "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
     "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "
     "work_slowdown_high=work_slowdown.high efficiency=efficiency.value "
@@ -82,3 +94,99 @@ _FIELDS = (
 
 def beside_records(found: Sequence[Overlap]) -> list[dict[str, Any]]:
     return [picked(one, _FIELDS) for one in found]
+
+
+# -------------------------------------------------------------------------------------------------
+# Hours of the same cases.
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE = 24  # characters
+
+
+def soak_grid(found: Soaked) -> Grid:
+    """A row a case."""
+    return filled(
+        [
+            (Head("collective", left=True, repeat=True), lambda c: c.case.collective),
+            (Head("size", repeat=True), lambda c: format_size(c.case.size_bytes)),
+            (Head("calls"), lambda c: str(c.calls)),
+            (Head("median"), lambda c: format_time(_middle(c.medians_ns))),
+            (Head("p99"), lambda c: format_time(c.p99_ns)),
+            (Head("max"), lambda c: format_time(c.max_ns)),
+            (Head("drift", "first to last"), _drift_text),
+            (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
+            (Head("most often", "last"), _slowest_text),
+            (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
+        ],
+        found.cases,
+        above=[_soak_answer(found), _SOAK],
+        below=[f"FAULT {text}" for text in found.faults],
+    )
+
+
+_SOAK = (
+    "drift: of the median, by a line through the windows [90 %]; median over time: from the least "
+    "to the largest of its row"
+)
+
+
+def _soak_answer(found: Soaked) -> str:
+    minutes = found.seconds / 60
+    long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
+    long = f"{found.seconds:.0f} s" if minutes < 2 else long
+    checked = counted(len(found.faults), "fault") if found.faults else "every round correct"
+    drifts = [c for c in found.cases if c.drift and (c.drift.low > 0 or c.drift.high < 0)]
+    moved = "no drift shown"
+    if drifts:
+        most = max(drifts, key=lambda c: abs(c.drift.value) if c.drift else 0.0)
+        moved = f"drift in {counted(len(drifts), 'case')}, most {_drift_text(most)} in "
+        moved += f"{most.case.collective} {format_size(most.case.size_bytes)}"
+    elif not any(c.drift for c in found.cases):
+        moved = "too few windows to tell of drift"
+    rounds, windows = counted(found.rounds, "round"), counted(found.windows, "window")
+    return f"soak: {rounds} in {long} ({windows}): {checked}; {moved}"
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _clock(us: int) -> str:
+    return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%H:%M:%SZ")
+
+
+def _drift_text(one: SoakedCase) -> str:
+    drift = one.drift
+    if drift is None:
+        return "-"
+    return f"{drift.value:+.1%} [{drift.low:+.1%}, {drift.high:+.1%}]"
+
+
+def _slowest_text(one: SoakedCase) -> str:
+    return "-" if one.slowest is None else f"rank {one.slowest[0]} {one.slowest[1]:.0%}"
+
+
+def curve(values: Sequence[float]) -> str:
+    """At most 24 characters of eight heights; neighbours share one, by their largest."""
+    step = max(1, -(-len(values) // _CURVE))
+    points = [max(values[i : i + step]) for i in range(0, len(values), step)]
+    low, high = min(points), max(points)
+    if high <= low:
+        return _BLOCKS[0] * len(points)
+    return "".join(_BLOCKS[min(7, int(8 * (p - low) / (high - low)))] for p in points)
+
+
+_OF_CASE = (
+    "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype backend=case.backend "
+    "calls p99_ns max_ns drift=drift.value drift_low=drift.low drift_high=drift.high worst "
+    "worst_us worst_over_median"
+)
+
+
+def soak_object(found: Soaked) -> dict[str, Any]:
+    cases = []
+    for one in found.cases:
+        rank, share = one.slowest or (None, None)
+        own = {"medians_ns": list(one.medians_ns), "slowest_rank": rank, "slowest_share": share}
+        cases.append({**picked(one, _OF_CASE), **own})
+    return {**picked(found, "rounds windows seconds"), "faults": list(found.faults), "cases": cases}

@@ -30,6 +30,7 @@ from torchcoll.core.jsonl import (
 from torchcoll.core.result import (
     CaseResult,
     Run,
+    SoakWindow,
     case_from_json,
     check_lists,
     check_texts,
@@ -131,6 +132,8 @@ def records_of(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "machine", state
     for result in run.results:
         yield "case", result.to_json()
+    for window in run.windows:
+        yield "soak", window.to_json()
     for event in run.events:
         yield "event", event
     if run.in_flight is not None:
@@ -523,6 +526,7 @@ _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
     "started": _started,
     "case": _case,
     "event": _event,
+    "soak": lambda run, data: run.windows.append(SoakWindow.from_json(data)),
     "end": _end,
 }
 

@@ -181,7 +181,8 @@ class Choice:
 class Beside:
     """Blocks of calls alone, of work on the same device alone, and of both at once, in turn.
 
-    work: ``matmul:1M`` and the like (core/spec.py). threads: that a matrix product may take on the
+    work: ``matmul:1M`` and the like (core/spec.py). work_bus_bytes: of a collective, the bytes that
+    one repeat counts for busbw; None for other work. threads: that a matrix product may take on the
     CPU; None on accelerators. calls, repeats: of the collective and of the work in one block, equal
     on all ranks. Each matrix is [rank][block] in ns from the start of the block: alone_ns and
     work_ns until the calls or the work had ended alone; both_calls_ns, both_work_ns and both_ns
@@ -197,6 +198,7 @@ class Beside:
     both_calls_ns: Matrix
     both_work_ns: Matrix
     both_ns: Matrix
+    work_bus_bytes: int | None = None
 
     @property
     def blocks(self) -> int:
@@ -205,7 +207,8 @@ class Beside:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Beside:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
-        found = cls(**{f.name: data[f.name] for f in dataclasses.fields(cls)})
+        known = {f.name for f in dataclasses.fields(cls)}
+        found = cls(**{name: value for name, value in data.items() if name in known})
         matrices = [getattr(found, name) for name in BLOCKS_OF_BESIDE]
         for matrix in matrices:
             if not isinstance(matrix, list):
@@ -213,7 +216,7 @@ class Beside:
             check_lists(*matrix, durations=True)
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
-        check_whole(found.calls, found.repeats, *or_none(found.threads))
+        check_whole(found.calls, found.repeats, *or_none(found.threads, found.work_bus_bytes))
         if not isinstance(found.work, str) or min(found.calls, found.repeats) < 1:
             raise ValueError("a block of nothing")
         return found
@@ -384,6 +387,64 @@ def stated_shortfall(results: Sequence[CaseResult]) -> str:
     return f"{words}. First: {first.case.describe()}: {first.reason}"
 
 
+@dataclass(frozen=True)
+class SoakCase:
+    """One case in the rounds of a window of --soak. Times are those of the slowest rank of a call,
+    or in a mode without a barrier of the slowest period.
+
+    bins: calls by ``floor(8 log2 ns)``, from one power of two to the next in 8 steps. slowest:
+    calls in which each rank was the last, by its number; where no barrier tells, none.
+    """
+
+    case: Case
+    calls: int
+    median_ns: float
+    p99_ns: float
+    max_ns: float
+    bins: dict[str, int]
+    slowest: dict[str, int]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SoakCase:
+        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
+        times = [data[name] for name in ("median_ns", "p99_ns", "max_ns")]
+        if any(type(ns) not in (int, float) or not 0 <= ns < _BOUND for ns in times):
+            raise TypeError("a time is not a number from 0 on")
+        check_whole(data["calls"])
+        for counts in (data["bins"], data["slowest"]):
+            check_lists([int(name) for name in counts])
+            check_lists(list(counts.values()), durations=True)
+        case = case_from_json(data["case"])
+        median, p99, most = times
+        bins, slowest = dict(data["bins"]), dict(data["slowest"])
+        return cls(case, data["calls"], median, p99, most, bins, slowest)
+
+
+@dataclass(frozen=True)
+class SoakWindow:
+    """Neighbouring rounds of --soak, the first of all aside, whose samples the file has whole.
+
+    Stamps are of rank 0's wall clock, in us since 1970.
+    """
+
+    first_round: int
+    last_round: int
+    start_wall_us: int
+    end_wall_us: int
+    cases: tuple[SoakCase, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        cases = [{**vars(one), "case": one.case.to_json()} for one in self.cases]
+        return {**vars(self), "cases": cases}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SoakWindow:
+        """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
+        first, last, start, end = (data[f.name] for f in dataclasses.fields(cls)[:4])
+        check_whole(first, last, start, end)
+        return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])))
+
+
 @dataclass
 class Run:
     """One launch, as loaded or as just measured.
@@ -394,7 +455,8 @@ class Run:
     record, None when the file is truncated. in_flight: the case that had started and not ended.
     problems: one line for each thing that reading found wrong. lost: cases that the file had, as
     its end says, and that could not be read. continuations: the launches of
-    --resume, each as its own file has it; ``results`` and ``events`` hold theirs too.
+    --resume, each as its own file has it; ``results`` and ``events`` hold theirs too. windows: of
+    --soak.
     """
 
     header: dict[str, Any] = field(default_factory=dict)
@@ -409,6 +471,7 @@ class Run:
     lost: int = 0
     path: Path | None = None
     continuations: list[Run] = field(default_factory=list)
+    windows: list[SoakWindow] = field(default_factory=list)
 
     @property
     def spec(self) -> Spec:

@@ -40,6 +40,7 @@ BUFFER_REUSES = ("same", "rotate")
 WORKS = ("matmul", "copy", "both")  # beside a collective; or external:LABEL
 LEAST_WORK = 1024  # bytes: with less, what is timed is how it is issued
 _EXTERNAL = "external:"
+SAME = "same"  # beside a collective: the same one, on other groups
 # Fields of Spec that are numbers, their types and the least value.
 _NUMBERS: tuple[tuple[str, type, int | None], ...] = (
     *(("factor", float, None), ("iters", int, 0), ("warmup", int, 0), ("cold", int, 1)),
@@ -78,8 +79,9 @@ class Spec:
     progress for so long is a hang. splits: all_to_all_v, ``seed:N``, a list of weights, or a matrix
     file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
     backends A B B A; the default with several). beside: work on the same device that each
-    case is measured beside too, see ``read_work``. points: exact calls in place of the product of
-    collectives, dtypes, ops and sizes, which then hold what the points have.
+    case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
+    (``mod:2``) beside itself in the rows (``div:2``). points: exact calls in place of the product
+    of collectives, dtypes, ops and sizes, which then hold what the points have.
     Raises UsageError naming the field.
     """
 
@@ -115,6 +117,7 @@ class Spec:
     coalesce: int = 1
     rehearse: bool = False
     beside: str | None = None
+    mesh: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     points: tuple[ExactCall, ...] = ()
 
@@ -149,6 +152,13 @@ class Spec:
             roots = (roots,)
         put("roots", _unique(_number(root, "root", int, 0) for root in roots))
         put("labels", dict(self.labels))
+        if self.mesh is not None:
+            _, columns = _read_mesh(self.mesh)
+            own = (f"mod:{columns}", f"{SAME}:div:{columns}")
+            for name, value in zip(("groups", "beside"), own, strict=True):
+                if getattr(self, name) not in (None, value):
+                    raise UsageError("mesh", f"{self.mesh} with --{name}", "one of them")
+                put(name, value)
         if self.beside is not None:
             put("beside", read_work(self.beside))
             if self.beside.startswith(_EXTERNAL):
@@ -256,6 +266,17 @@ class Spec:
             random.Random(self.seed).shuffle(sizings)
         return tuple(sizings)
 
+    def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
+        """The sub-groups of so many ranks; one of all where none are asked for. Raises UsageError
+        for a rule, or a mesh, that does not fit them.
+        """
+        if self.mesh is not None:
+            rows, columns = _read_mesh(self.mesh)
+            if rows * columns != ranks:
+                got = f"{self.mesh}, which is {rows * columns} ranks"
+                raise UsageError("mesh", got, f"one of {counted(ranks, 'rank')}")
+        return partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
+
     @property
     def backends(self) -> tuple[str, ...]:
         return _names(self.backend or DEFAULT)
@@ -264,6 +285,11 @@ class Spec:
     def communicates(self) -> bool:
         """Whether anything goes from rank to rank on any of its backends."""
         return any(map(communicates, self.backends))
+
+    @property
+    def beside_collective(self) -> bool:
+        """Whether its calls have another collective beside them."""
+        return self.works_beside and other_collective(str(self.beside)) is not None
 
     @property
     def works_beside(self) -> bool:
@@ -334,17 +360,44 @@ class Spec:
 
 def read_work(text: str) -> str:
     """What runs beside a collective: ``matmul:1M`` (a matrix of so many bytes), ``copy:64M``,
-    ``both``; or ``external:LABEL``, somebody else's work. Raises UsageError.
+    ``both``; another collective on other groups, see ``other_collective``; or ``external:LABEL``,
+    somebody else's work. Raises UsageError.
     """
     name, colon, rest = str(text).partition(":")
     if f"{name}:" == _EXTERNAL and rest:
         return text
     if name not in WORKS:
-        words = f"{', '.join(WORKS)}, each with :SIZE, or {_EXTERNAL}LABEL"
+        if rest and (name == SAME or name in COLLECTIVES):
+            other_collective(text)
+            return text
+        words = f"{', '.join(WORKS)}, each with :SIZE, COLLECTIVE:GROUPS or {_EXTERNAL}LABEL"
         raise UsageError("beside", text, words)
     if colon and parse_size(rest, "beside") < LEAST_WORK:
         raise UsageError("beside", text, f"a size of at least {LEAST_WORK} bytes")
     return text
+
+
+def other_collective(text: str) -> tuple[str, str, int | None] | None:
+    """(collective, groups, size) of ``all_gather:mod:2:4M``: beside a case of ``--groups``, on
+    groups of its own; ``same:div:2`` is the case's own collective. None: the size of the case.
+    None for other work. Raises UsageError.
+    """
+    name, _, rest = text.partition(":")
+    if name in WORKS or f"{name}:" == _EXTERNAL:
+        return None
+    rule, _, size = rest.rpartition(":") if rest.count(":") == 2 else (rest, "", "")
+    if name != SAME and not COLLECTIVES[name].has_data:
+        raise UsageError("beside", text, "a collective that moves data")
+    if rule.partition(":")[0] not in ("mod", "div") or not rule.partition(":")[2].isdecimal():
+        raise UsageError("beside", text, f"{name}:mod:N or {name}:div:N, and a size after it")
+    return name, rule, parse_size(size, "beside") if size else None
+
+
+def _read_mesh(text: str) -> tuple[int, int]:
+    rows, by, columns = text.lower().partition("x")
+    if not (by and rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
+        raise UsageError("mesh", text, "ROWSxCOLUMNS, such as 4x2")
+    return int(rows), int(columns)
 
 
 def _flag(name: str) -> str:

@@ -62,6 +62,21 @@ def whole_number(value: object, what: str, least: int) -> int:
     return value
 
 
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(text: str, what: str) -> float:
+    """Seconds of ``90s``, ``30m``, ``8h`` or ``2d``. Raises UsageError."""
+    number, unit = text[:-1], text[-1:]
+    try:
+        seconds = float(number) * _SECONDS[unit]
+        if 0 < seconds < float("inf"):
+            return seconds
+    except (ValueError, KeyError):
+        pass
+    raise UsageError(what, text, "a time above 0 with its unit: 90s, 30m, 8h, 2d")
+
+
 def parse_share(text: str, what: str) -> float:
     """0.02 of ``2%`` and of ``0.02``. Raises UsageError for anything else and from 100 % on."""
     match = _SHARE.fullmatch(text.strip())

@@ -39,7 +39,7 @@ from torchcoll.report.grid import (
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.runs.show import Judging, beside_grids, row_style, show, with_verdict
+from torchcoll.runs.show import Judging, further_grids, row_style, show, with_verdict
 from torchcoll.runs.views import pivot_grids
 
 _PATIENCE_S = 2.0
@@ -90,6 +90,10 @@ class Reporter:
 
     def started(self, index: int, case: Case) -> None:
         self._guarded(self._started, case)
+
+    def note(self, text: str) -> None:
+        """In place of the line of progress, between cases."""
+        self._guarded(lambda: None if self.quiet else self.line.show(text))
 
     def done(self, result: CaseResult) -> None:
         self.progress.finished += 1
@@ -212,7 +216,7 @@ class _Rows(Reporter):
         self.out.lines(["", *with_verdict(below, Judging().verdict(self.run, rows))])
         if len(values_of(rows, "backend")) > 1:
             self._side_by_side()
-        for grid in beside_grids(self.run):
+        for grid in further_grids(self.run):
             self.out.write("\n")
             print_grid(grid, self.out)
 

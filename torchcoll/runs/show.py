@@ -22,7 +22,6 @@ from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 
 if TYPE_CHECKING:
-    from torchcoll.contention.overlap import Overlap
     from torchcoll.verdict.judging import Verdict
 
 
@@ -263,7 +262,7 @@ def _machine_text(
     records = RANKS if per_rank else CALLS if calls else ROWS
     if format == "csv":
         return csv_text(runs, view, records)
-    found = [{**run_object(run, view, records, judging), **_beside_object(run)} for run in runs]
+    found = [{**run_object(run, view, records, judging), **_further_object(run)} for run in runs]
     return json_text(found)
 
 
@@ -288,32 +287,40 @@ def _titled_grids(
         if per_rank
         else calls_grids
         if calls
-        else lambda r, v: [table_grid(r, v, judging), *beside_grids(r)]
+        else lambda r, v: [table_grid(r, v, judging), *further_grids(r)]
     )
     return [(title_of(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
 
 
-def beside_grids(run: Run) -> list[Grid]:
-    """What --beside measured; [] where nothing was."""
-    from torchcoll.contention.show import beside_grid
+def further_grids(run: Run) -> list[Grid]:
+    """What --beside and --soak measured; [] where nothing was."""
+    grids = []
+    if any(result.beside for result in run.results):
+        from torchcoll.contention.overlap import overlaps
+        from torchcoll.contention.show import beside_grid
 
-    found = _overlaps(run)
-    return [beside_grid(found)] if found else []
+        grids = [beside_grid(found)] if (found := overlaps(run)) else []
+    if run.windows:
+        from torchcoll.contention.show import soak_grid
+        from torchcoll.contention.soaked import soaked
+
+        grids += [soak_grid(over_time)] if (over_time := soaked(run)) else []
+    return grids
 
 
-def _beside_object(run: Run) -> dict[str, Any]:
-    from torchcoll.contention.show import beside_records
+def _further_object(run: Run) -> dict[str, Any]:
+    further: dict[str, Any] = {}
+    if any(result.beside for result in run.results):
+        from torchcoll.contention.overlap import overlaps
+        from torchcoll.contention.show import beside_records
 
-    found = _overlaps(run)
-    return {"beside": beside_records(found)} if found else {}
+        further["beside"] = beside_records(overlaps(run))
+    if run.windows:
+        from torchcoll.contention.show import soak_object
+        from torchcoll.contention.soaked import soaked
 
-
-def _overlaps(run: Run) -> list[Overlap]:
-    if not any(result.beside for result in run.results):
-        return []
-    from torchcoll.contention.overlap import overlaps
-
-    return overlaps(run)
+        further |= {"soak": soak_object(found)} if (found := soaked(run)) else {}
+    return further
 
 
 def title_of(run: Run) -> str:
