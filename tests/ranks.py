@@ -7,6 +7,7 @@ runs in a child before its target: what it patches dies with the child.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -198,6 +199,7 @@ def _become(
 ) -> NoReturn:
     """The life of a child, which never returns into the test runner."""
     code = 1
+    gc.freeze()  # no collection looks at what the tests have: it would copy their memory as well
     try:
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
             file = os.open(folder / f"{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

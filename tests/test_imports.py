@@ -185,7 +185,9 @@ def graph():
     found = {}
     for name, path in names.items():
         tree, edges = ast.parse(path.read_text()), set()
-        typing = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_" in ast.unparse(n)]
+        typing = [
+            n for n in ast.walk(tree) if isinstance(n, ast.If) and "TYPE_" in ast.dump(n.test)
+        ]
         aside = {id(n) for branch in typing for n in ast.walk(branch)}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and id(node) not in aside:

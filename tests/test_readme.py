@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import runpy
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from ranks import Job
@@ -30,6 +35,10 @@ NOT_HERE = ("bash tests/run.sh",)
 # what follows. The first block and tests/bench/test_bench_torchrun.py pay for it as a user does.
 FORKED = ("torchcoll", "python", "torchrun")
 LIBRARIES = ("matplotlib.figure", "pandas", "rich.console", "scipy.stats", "torch._dynamo")
+# A case takes up to a second by default, and the largest is 128 MiB: no part of what these commands
+# show.
+SHORT = ("--max-time", "0.05")
+LOCAL = ("-e", "4M", *SHORT)
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
@@ -57,6 +66,8 @@ def launched(folder: Path, words: list[str], cwd: Path) -> Job:
         os.chdir(cwd)
         sys.argv = [asked.training_script, *asked.training_script_args]
         if asked.module:
+            if asked.training_script.startswith("torchcoll.") and "-n" not in sys.argv:
+                sys.argv += SHORT
             runpy.run_module(asked.training_script, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(asked.training_script, run_name="__main__")
@@ -81,18 +92,25 @@ class Reader:
         self.blocks = self.commands = 0
         for name in LIBRARIES:
             importlib.import_module(name)
-        # The torchrun of `torchcoll matrix ... -- torchrun ...`: one import of torch, not three.
         stub = folder / "bin/torchrun"
         stub.parent.mkdir()
-        stub.write_text(
-            f"#!{sys.executable}\nimport sys\nsys.path[:0] = {sys.path!r}\n"
-            "from test_readme import as_torchrun\nas_torchrun()\n"
-        )
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "asked"))
+        listener.listen()
+        stub.write_text(STUB.format(python=sys.executable, path=str(folder / "asked")))
         stub.chmod(0o755)
         # The python of this test has torch, so nothing is downloaded.
         path = f"{stub.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": sys.executable}
         self.env |= {"OMP_NUM_THREADS": "1"}
+        self.serving = os.fork()
+        if not self.serving:
+            serve(listener)
+        listener.close()
+
+    def close(self) -> None:
+        os.kill(self.serving, signal.SIGKILL)
+        os.waitpid(self.serving, 0)
 
     def read(self, number: int) -> None:
         """Block ``number``, and of those before it, whose files it may read, what was left out."""
@@ -106,7 +124,7 @@ class Reader:
         folder = self.folder / f"{self.commands}"
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
-            done = self.shell(command)
+            done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)
             codes, out, err = [done.returncode], done.stdout, done.stderr
         else:
             words = self.words(program, command)
@@ -146,19 +164,47 @@ class Reader:
         return Job(folder, target, 1, environment={**NO_LAUNCHER, **self.env})
 
 
-def as_torchrun() -> None:
-    """The life of the stand-in for torchrun."""
-    with tempfile.TemporaryDirectory() as folder:
-        job = launched(Path(folder), sys.argv[1:], Path.cwd())
-        ranks = job.wait(300).values()
-    print("".join(rank.stdout for rank in ranks), end="")
-    print("".join(rank.stderr for rank in ranks), end="", file=sys.stderr)
-    sys.exit(max(abs(rank.code) for rank in ranks))
+# The torchrun of `torchcoll matrix ... -- torchrun ...`: it asks a process that has imported torch.
+STUB = """#!{python} -S
+import json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect({path!r})
+    socket.send_fds(asked, [b"."], [1, 2])
+    asked.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+    asked.shutdown(socket.SHUT_WR)
+    sys.exit(int(asked.recv(9)))
+"""
+
+
+def serve(listener: socket.socket) -> NoReturn:
+    """Be torchrun for one stub after the other; never returns into the test runner."""
+    try:
+        tests = os.getppid()
+        listener.settimeout(5)
+        while os.getppid() == tests:
+            try:
+                asked, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with asked, tempfile.TemporaryDirectory() as folder:
+                _, (out, err), *_ = socket.recv_fds(asked, 1, 2)
+                words, cwd, environment = json.loads(asked.makefile("rb").read())
+                os.environ.clear()
+                os.environ.update(environment)
+                ranks = launched(Path(folder), words, Path(cwd)).wait(300).values()
+                with open(out, "w") as stdout, open(err, "w") as stderr:
+                    stdout.writelines(rank.stdout for rank in ranks)
+                    stderr.writelines(rank.stderr for rank in ranks)
+                asked.sendall(b"%d" % max(abs(rank.code) for rank in ranks))
+    finally:
+        os._exit(1)
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    return Reader(tmp_path_factory.mktemp("readme"))
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    made = Reader(tmp_path_factory.mktemp("readme"))
+    yield made
+    made.close()
 
 
 @pytest.mark.timeout(0)

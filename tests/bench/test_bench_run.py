@@ -57,6 +57,10 @@ def test_inside_a_process_group(jobs, tmp_path, backend):
             seen=[r.case.size_bytes for r in seen],
             again=again and [r.case.size_bytes for r in again.results],
             launcher=run and run.header["launcher"],
+            # Before torch has its own to say: leaving a group of cpu:gloo it warns now and then.
+            said=[
+                Path(f"{os.environ['RANK']}.{name}").read_text() for name in ("stdout", "stderr")
+            ],
         )
         dist.barrier()
         dist.destroy_process_group()
@@ -71,9 +75,9 @@ def test_inside_a_process_group(jobs, tmp_path, backend):
         "seen": [8, 1024, 8, 1024],
         "again": [16],
         "launcher": "process group",
+        "said": ["", ""],
     }
     assert (second["sum"], second["statuses"], second["seen"]) == (4.0, None, [])
-    assert job.text(0, "stdout") == job.text(0) == ""
 
 
 def test_with_the_launchers_variables(jobs, tmp_path):

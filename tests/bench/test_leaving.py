@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from datetime import timedelta
 
 import pytest
+from rank_faults import HANG, around_calls
 
 from torchcoll.bench import communicators, session, watchdog
 from torchcoll.bench.session import append_end
-from torchcoll.core.file import load
+from torchcoll.core.file import Writer, load
 
 pytestmark = pytest.mark.usefixtures("less_patience")
 
@@ -106,6 +109,46 @@ def test_another_rank_ends_the_file(launch):
     after = path.read_bytes()
     assert not append_end(path, run_id, EVENT, END)
     assert path.read_bytes() == after
+
+
+def test_no_other_rank_ends_the_file_of_one_that_lives(tmp_path, monkeypatch):
+    """One that has lost its connection may take it for lost; both would write at the same place."""
+    monkeypatch.setattr(session, "_TRIES", 2)
+    path = tmp_path / "run.jsonl"
+    writer = Writer(path)
+    writer.write("header", {"schema": "torchcoll/2", "run_id": "1", "ranks": 2})
+    before = path.read_bytes()
+    assert not append_end(path, "1", EVENT, END)
+    assert path.read_bytes() == before
+    writer.close()
+    assert append_end(path, "1", EVENT, END)
+
+
+def test_a_rank_that_loses_its_connections_ends_no_file(launch):
+    """Rank 0 lives, and tells the end alone."""
+
+    def setup(rank):
+        def cut(number, call):
+            if number == 4:
+                port = int(os.environ["MASTER_PORT"])
+                for name in os.listdir("/proc/self/fd"):
+                    with (
+                        contextlib.suppress(OSError),
+                        socket.socket(fileno=os.dup(int(name))) as one,
+                    ):
+                        if port == one.getpeername()[1]:
+                            one.shutdown(socket.SHUT_RDWR)
+            call()
+
+        if rank == 1:
+            around_calls("all_reduce", cut)
+
+    measured = launch("all_reduce", "--sizes 8 -n 300 -T 60", 2, setup=setup).ended(HANG, 45)
+    kinds = [record["record"] for record in measured.records()]
+    assert kinds[-2:] == ["event", "end"] and kinds.count("end") == 1
+    run = measured.run
+    assert "lost rank 1" in run.end["reason"]
+    assert run.problems == [f"failed: {run.end['reason']}"]
 
 
 def test_a_record_that_was_cut_off_stays_alone(launch):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import ticking
 
 from torchcoll.bench import measure
 from torchcoll.bench.buffers import MOST_PLACES, Rotation
@@ -134,8 +135,10 @@ def test_the_largest_of_the_sweep_is_walked_through():
 
 
 def test_every_collective_on_real_ranks(launch):
-    options = "--sizes 1K,64K --in-place both --buffer-reuse rotate -n 70 --splits 1,2"
-    run = launch(None, f"--collectives {','.join(NAMES)} {options}", 2).ended(0).run
+    options = f"--collectives {','.join(NAMES)} --in-place both --splits 1,2"
+    # 8 places, and more than one turn.
+    options += " --sizes 1K,8K --buffer-reuse rotate -n 10"
+    run = launch(None, options, 2, setup=lambda rank: ticking()).ended(0).run
     placements = sum(len(COLLECTIVES[name].placements) for name in NAMES)
     assert len(run.results) == 2 * placements
     for result in run.results:

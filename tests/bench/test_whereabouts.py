@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from torchcoll.bench.whereabouts import SAME, Whereabouts, odd_one, place_of
+from torchcoll.bench.whereabouts import SAME, Whereabouts, odd_one, place_of, seen_from_outside
 
 
 def names(ranks):
@@ -117,6 +119,24 @@ def test_a_thread_in_code_of_its_own(work, how):
     assert stated["place"] == "code"
     assert stated["text"].startswith(f"{work.__name__}, test_whereabouts.py:")
     assert stated["how"] == how
+
+
+SLEEPS = """
+import hashlib, threading, time
+args = ("sha256", b"", b"", 1 << 30)
+threading.Thread(target=hashlib.pbkdf2_hmac, args=args, daemon=True).start()
+print(flush=True)
+time.sleep(100)
+"""
+
+
+def test_a_process_that_does_not_answer_is_judged_by_its_main_thread():
+    """Threads of a library may run on while the call that made them waits."""
+    with subprocess.Popen([sys.executable, "-S", "-c", SLEEPS], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        seen = seen_from_outside(process.pid)
+        process.kill()
+    assert seen == "its process sleeps or waits in native code"
 
 
 def test_who_was_late_is_told_after_it_came():

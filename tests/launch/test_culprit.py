@@ -1,4 +1,7 @@
-"""Six hosts on one bridge, a worse link or a worse path: is it named, and nobody else?"""
+"""Six hosts on one bridge, a worse link or a worse path: is it named, and nobody else?
+
+Once each. How often it is in many launches: tests/benchmarks/culprit.py.
+"""
 
 from __future__ import annotations
 
@@ -22,22 +25,21 @@ def network(request):
 
 
 @pytest.mark.parametrize(
-    ("network", "kind", "every"),
+    ("network", "kind", "culprits"),
     [
-        (SHORT, "slow", [(1,), (COUNT - 1,)]),
-        (SHORT, "busy", [(3,)]),
-        (SHORT, "none", [(), (), ()]),
-        (PATH, "path50", [(0, 4)]),
+        (SHORT, "slow", (COUNT - 1,)),
+        (SHORT, "busy", (3,)),
+        (SHORT, "none", ()),
+        (PATH, "path50", (0, 4)),
     ],
     indirect=["network"],
 )
-def test_the_culprit_is_named(network, tmp_path, kind, every):
-    for number, culprits in enumerate(every):
-        with trouble(network, kind, culprits):
-            launched = {"environment": network.environment, "setup": network.enter}
-            arguments = network.search.arguments
-            job = Measured(tmp_path / f"{number}", "pairs", arguments, COUNT, **launched)
-            job.job.wait()
-        expected = ["-".join(f"h{index}" for index in culprits)] if culprits else []
-        assert named(job.run) == expected, job.stdout() + job.stderr()
-        assert job.run.end["exit_code"] == len(expected)
+def test_the_culprit_is_named(network, tmp_path, kind, culprits):
+    with trouble(network, kind, culprits):
+        launched = {"environment": network.environment, "setup": network.enter}
+        arguments = network.search.arguments
+        job = Measured(tmp_path / "run", "pairs", arguments, COUNT, **launched)
+        job.job.wait()
+    expected = ["-".join(f"h{index}" for index in culprits)] if culprits else []
+    assert named(job.run) == expected, job.stdout() + job.stderr()
+    assert job.run.end["exit_code"] == len(expected)

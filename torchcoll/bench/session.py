@@ -587,12 +587,14 @@ class Sweep:
 # The end of a result file whose writer, rank 0, is gone: another rank that reaches it appends it.
 
 
+_TRIES = 20  # tenths of a second
+
+
 def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, Any]) -> bool:
     """Whether the event and the end were written: not where the file is another's or not to be
-    reached from here, and not where it has its end already.
+    reached from here, not where it has its end already, and not where the rank that writes it lives
+    after all (this one has lost its connection alone).
     """
-    from torchcoll.core.file import Writer
-
     try:
         import fcntl
 
@@ -600,7 +602,13 @@ def append_end(path: Path, run_id: str, event: dict[str, Any], end: dict[str, An
 
         with open(path, "r+b") as file:
             # Of several hosts each has a rank that comes here: one after the other.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            for tried in range(_TRIES):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                if tried + 1 == _TRIES:
+                    return False
+                time.sleep(0.1)
             if json.loads(file.readline()).get("run_id") != run_id:
                 return False
             cases = 0

@@ -354,8 +354,9 @@ class Watchdog:
         control = self.control
         if not control.members or control.rank == 0:
             return False
-        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        return 0 in dead_ranks(control.members, control.rank) or (self._store_gone and served)
+        if 0 in self._here():
+            return 0 in dead_ranks(control.members, control.rank)
+        return self._store_gone and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
     def _first_here(self) -> int:
         """The rank that speaks for this host when the store is gone, and rank 0 with it."""

@@ -154,14 +154,16 @@ def _outermost(frame: Any, module: str) -> str:
 
 def seen_from_outside(pid: int) -> str:
     """What a process of this host does that does not answer for itself; '' where nobody tells."""
-    first = _text(f"/proc/{pid}/stat")
+    # Of its main thread: those of the library may use a little whatever that one does.
+    path = f"/proc/{pid}/task/{pid}/stat"
+    first = _text(path)
     letter = _letter(first)
     if letter in ("T", "t"):
         return "its process is stopped"
     if letter == "D":
         return "its process waits for a disk or a device"
     time.sleep(0.2)
-    last = _text(f"/proc/{pid}/stat")
+    last = _text(path)
     ticks = [_ticks(text) for text in (first, last)]
     if None in ticks or not letter:
         return ""

@@ -62,6 +62,8 @@ class Writer:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = open(path, "r+b" if further else "xb", buffering=0)  # noqa: SIM115
+            if not further:
+                self._own()
             if self._file.seek(0, os.SEEK_END):
                 self._file.seek(-1, os.SEEK_END)
                 if self._file.read(1) != b"\n":  # a record that was cut off
@@ -79,6 +81,15 @@ class Writer:
                 f"a file that can be written ({error.strerror})",
                 otherwise,
             ) from None
+
+    def _own(self) -> None:
+        """Nobody else ends the file while this process lives: what one writes at its end the other
+        would write over. Not on file systems without locks.
+        """
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def write(self, record: str, data: dict[str, Any], durable: bool = False) -> None:
         """One line in one write. ``durable``: on disk when this returns.
