@@ -45,7 +45,7 @@ OUTLIER = 0.3
 @dataclass(frozen=True)
 class Scenario:
     """What is simulated. factor: noise of the new side over that of the base; on: to MOST launches,
-    whatever is settled.
+    whatever is settled; until: no further than to where the change is found.
     """
 
     noise: float
@@ -55,6 +55,7 @@ class Scenario:
     factor: float = 1.0
     cases: int = CASES
     on: bool = False
+    until: bool = False
 
     def __str__(self) -> str:
         words = [f"{100 * self.noise:g} % noise"]
@@ -208,6 +209,7 @@ def _look(
             one.alarm = one.alarm or alarm if scenario.on else alarm
             one.same = bool(found.same[scenario.changed])
             why = "settled" if found.settled.all() else "futile" if found.futile else ""
+            why = "found" if scenario.until and one.found else why
             if number == MOST or (why and not scenario.on):
                 one.ended, one.why = number, why or "most"
 
@@ -230,23 +232,22 @@ def _ends(found: Sequence[One]) -> str:
     return f"{text}; {100 * sum(one.repeats > 0 for one in found) / len(found):.1f} % with a repeat"
 
 
-EQUAL = (
-    *(Scenario(noise) for noise in (0.01, 0.02, 0.05)),
-    *(Scenario(noise, outlier=True) for noise in (0.01, 0.02, 0.05)),
+EQUAL = tuple(
+    Scenario(noise, outlier=outlier) for outlier in (False, True) for noise in (0.01, 0.02, 0.05)
 )
 EQUAL_BESIDE = (
     Scenario(0.02, cases=1),
-    Scenario(0.02, drift=0.01),
-    Scenario(0.01, factor=3.0),
-    Scenario(0.02, on=True),
+    Scenario(0.02, cases=1, on=True),
     Scenario(0.05, on=True),
+    Scenario(0.01, drift=0.01),
+    Scenario(0.01, factor=3.0),
 )
 AT_THRESHOLD = (
-    *(Scenario(noise, change=THRESHOLD) for noise in (0.005, 0.01, 0.02, 0.05)),
     *(Scenario(noise, change=THRESHOLD, cases=1) for noise in (0.005, 0.01, 0.02)),
+    *(Scenario(noise, change=THRESHOLD) for noise in (0.01, 0.02)),
 )
 CHANGES = tuple(
-    Scenario(noise, change, outlier=outlier)
+    Scenario(noise, change, outlier=outlier, until=True)
     for outlier in (False, True)
     for noise in (0.01, 0.02)
     for change in (0.03, 0.05, 0.1)
@@ -271,8 +272,7 @@ def report_threshold(runs: int) -> None:
 
 def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
     print(
-        f"\n{'changed':44}{'launches a side':>16}{'9 of 10':>9}{'found':>9}"
-        f"{f'a fixed {FIXED}':>12}   false difference in another case"
+        f"\n{'changed':44}{'launches a side':>16}{'9 of 10':>9}{'found':>9}{f'a fixed {FIXED}':>12}"
     )
     for scenario in scenarios:
         found = simulate(scenario, runs)
@@ -281,10 +281,9 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
         fixed = float(power(asked(THRESHOLD, CASES), ORDERED, FIXED, *truth)[0])
         mean = sum(took) / len(took) if took else math.nan
         tenth = took[int(0.9 * len(took))] if took else 0
-        alarms = interval(sum(one.alarm for one in found), runs)
         print(
             f"{scenario!s:44}{mean:16.1f}{tenth:9}{100 * len(took) / runs:7.1f} %"
-            f"{'' if scenario.outlier else f'{100 * fixed:.1f} %':>12}   {alarms}",
+            f"{'' if scenario.outlier else f'{100 * fixed:.1f} %':>12}",
             flush=True,
         )
 

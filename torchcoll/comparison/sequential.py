@@ -103,6 +103,7 @@ def bounds(most: int) -> tuple[float, ...]:
     """
     rounds = range(FIRST_LOOK, most + 1)
     spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
+    points, weights = numpy.polynomial.legendre.leggauss(_NODES)
     found: list[float] = []
     nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any launch
     for n, now, earlier in zip(rounds, spent, [0.0, *spent], strict=False):
@@ -114,7 +115,6 @@ def bounds(most: int) -> tuple[float, ...]:
 
         limit = float(optimize.brentq(passed, 0.0, _FAR * math.sqrt(n)))
         found.append(limit / math.sqrt(n))
-        points, weights = numpy.polynomial.legendre.leggauss(_NODES)
         low = -_FAR * math.sqrt(n)
         new = (limit + low) / 2 + (limit - low) / 2 * points
         steps = numpy.exp(-(((new[:, None] - nodes) / step) ** 2) / 2)
@@ -131,7 +131,7 @@ def bound_at(launches: int, most: int) -> float:
 def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
     """Whether both one-sided tests against -limit and limit pass ``bound``."""
     room = (limit - abs(seen.difference)) / seen.error
-    shown: numpy.ndarray = special.stdtr(seen.degrees, -room) <= special.ndtr(-bound)
+    shown: numpy.ndarray = room >= special.stdtrit(seen.degrees, special.ndtr(bound))
     return shown
 
 
@@ -141,7 +141,8 @@ def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
 @dataclass(frozen=True)
 class Decided:
     """After a look, each case. differs: -1 and 1 beyond the threshold, 0 not; p: Holm's of
-    1 / the largest evidence; chance: of settling with ``most`` launches a side.
+    1 / the largest evidence; chance: of an open case to settle with ``most`` launches a side, nan
+    where another one has already shown that going on pays.
     """
 
     differs: numpy.ndarray
@@ -157,8 +158,8 @@ class Decided:
     @property
     def futile(self) -> bool:
         """Whether no open case is worth further launches."""
-        open_cases = self.chance[~self.settled]
-        return bool(len(open_cases)) and bool((open_cases < _LEAST_CHANCE).all())
+        chances = self.chance[~self.settled]
+        return len(chances) > 0 and bool((chances < _LEAST_CHANCE).all())
 
 
 class Looks:
@@ -190,13 +191,17 @@ class Looks:
         p = numpy.array(holm((1 / self._best[cases]).tolist()))
         differs = numpy.where((p < LEVEL) & ~within, numpy.sign(seen.difference), 0).astype(int)
         same = self._same[cases] & within
-        chance = numpy.ones(len(cases))
-        open_cases = (differs == 0) & ~same
-        if open_cases.any():
-            needed = numpy.where(p < LEVEL, 0.0, max(1, int((p >= LEVEL).sum())) / LEVEL)
-            part = Seen(*(getattr(seen, name)[open_cases] for name in vars(seen)))
-            own = needed[open_cases], self._best[cases][open_cases]
-            chance[open_cases] = self._chance(part, launches, most, *own)
+        chance = numpy.full(len(cases), numpy.nan)
+        still_open = numpy.flatnonzero((differs == 0) & ~same)
+        needed = max(1, int((p >= LEVEL).sum())) / LEVEL
+        # Those that are far from the threshold, one way or the other, have the best chances.
+        far = abs(abs(seen.difference) - self.limit) / seen.error
+        for place in still_open[numpy.argsort(-far[still_open])]:
+            one = Seen(*(getattr(seen, name)[place] for name in vars(seen)))
+            enough = 0.0 if p[place] < LEVEL else needed
+            chance[place] = self._chance(one, launches, most, enough)
+            if chance[place] >= _LEAST_CHANCE:
+                break
         return Decided(differs, same, p, chance)
 
     def _grow(self, number: int) -> None:
@@ -205,35 +210,30 @@ class Looks:
             self._best = numpy.concatenate((self._best, numpy.ones(more)))
             self._same = numpy.concatenate((self._same, numpy.zeros(more, bool)))
 
-    def _chance(
-        self, seen: Seen, launches: int, most: int, needed: numpy.ndarray, best: numpy.ndarray
-    ) -> numpy.ndarray:
-        """That a case is settled with ``most`` launches a side: the share of draws in which it is.
+    def _chance(self, seen: Seen, launches: int, most: int, needed: float) -> float:
+        """That one case is settled with ``most`` launches a side: the share of draws where it is.
+        needed: the evidence that makes it differ.
 
         A draw is a truth that these launches leave open, and what further launches would show
         then (predictive power: Jennison and Turnbull, 10.3). A look in between may settle it too:
         the chance is a little larger.
         """
         if launches >= most:
-            return numpy.zeros(len(needed))
+            return 0.0
         z, one, other, more = _draws(2 * (most - launches))
-        degrees, now = seen.degrees[:, None], seen.information[:, None]
-        noise = seen.spread[:, None] * numpy.sqrt(degrees / special.chdtri(degrees, z))
-        truth = seen.difference[:, None] + noise / numpy.sqrt(now) * one
-        then = now * most / launches
+        now, then = seen.information, seen.information * most / launches
+        noise = seen.spread * numpy.sqrt(seen.degrees / special.chdtri(seen.degrees, z))
+        truth = seen.difference + noise / numpy.sqrt(now) * one
         added = truth + noise / numpy.sqrt(then - now) * other
-        difference = (now * seen.difference[:, None] + (then - now) * added) / then
-        all_degrees = degrees + 2 * (most - launches)
-        squares = degrees * seen.spread[:, None] ** 2 + noise**2 * more
-        spread = numpy.sqrt(squares / all_degrees)
-        last = Seen(difference, spread / numpy.sqrt(then), all_degrees, spread)
-        found = evidence(difference / last.error, all_degrees, then)
-        enough = numpy.maximum(found, best[:, None]) >= needed[:, None]
-        within = abs(difference) < self.limit
+        difference = (now * seen.difference + (then - now) * added) / then
+        degrees = seen.degrees + 2 * (most - launches)
+        squares = seen.degrees * seen.spread**2 + noise**2 * more
+        spread = numpy.sqrt(squares / degrees)
+        last = Seen(difference, spread / numpy.sqrt(then), degrees, spread)
+        differs = evidence(difference / last.error, degrees, then) >= needed
         end = most if launches >= self.same_most else min(most, self.same_most)
         same = shown_same(last, self.limit, bound_at(end, self.same_most))
-        chance: numpy.ndarray = numpy.where(within, same, enough).mean(axis=1)
-        return chance
+        return float(numpy.where(abs(difference) < self.limit, same, differs).mean())
 
 
 @functools.lru_cache(maxsize=256)

@@ -233,7 +233,7 @@ class Versus:
             standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
         if found.settled.all():
             self.stopped = "every case is settled"
-        elif found.futile:
+        elif found.futile and self.round < self.most:
             best = 100 * found.chance[~found.settled].max()
             self.stopped = (
                 f"no open case has a chance of 20 % to be settled by {self.most} launches a side: "
@@ -256,7 +256,7 @@ class Versus:
             result = "slower" if found.differs[place] > 0 else "faster"
         elif found.same[place]:
             result, reason = "same", f"within {percent(self.threshold)}"
-        elif self.round < self.most:
+        elif found.futile and self.round < self.most:
             reason += f", {100 * found.chance[place]:.0f} % to settle"
         return dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
 

@@ -28,6 +28,7 @@ _MOST_TABLES = 3  # beyond, the sentence counts cases
 _MOST_STRETCHES = 5  # of sizes, in the sentence
 _FAR = 3.0  # a ratio from which on a percentage is no help
 _ORDER = ("slower", "faster", "same", "unclear", "incomparable")
+_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
 _STYLES = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
 
 # -------------------------------------------------------------------------------------------------
@@ -283,8 +284,7 @@ def _grids(found: Comparison) -> list[Grid]:
     ]
     base, new = one_line(found.base.name), one_line(found.new.name)
     above = [f"{base} -> {new}; ratio = {new} / {base}, time: {found.reading}"]
-    # The name of the cell is that of the side.
-    differ = [one_line(str(one)) for one in found.differences if one.name != "label=cell"]
+    differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
     above += [f"what differs: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]
     alone = sum(not row.matched for row in found.rows)

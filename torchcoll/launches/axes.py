@@ -246,7 +246,7 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
 def backend_dimension(text: str, command: Command) -> Dimension:
     """``gloo,ccl``: each in a launch of its own. Raises UsageError."""
     if (stated := command.option("--backend")) is not None:
-        raise UsageError("command", f"--backend {stated}", "no --backend beside that of versus")
+        raise UsageError("command", f"--backend {stated}", "no --backend with that of versus")
     values = _distinct("backend", text, split_values(text))
     if "" in values:
         raise UsageError("backend", text, "names with commas, such as gloo,ccl")
