@@ -15,15 +15,18 @@ from __future__ import annotations
 import collections
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy
 from common import title
+from compare_simulation import launch
 from scipy import stats
 
 from torchcoll.comparison.needed import asked, power
-from torchcoll.comparison.sequential import FIRST_LOOK, Looks, Seen, due
+from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due
 from torchcoll.comparison.statistics import (
     ORDERED,
     least_squares,
@@ -33,6 +36,10 @@ from torchcoll.comparison.statistics import (
     outlier_limit,
     side_error,
 )
+from torchcoll.comparison.versus import Versus
+from torchcoll.core.file import save
+from torchcoll.launches.axes import Cell, command_of
+from torchcoll.launches.blocks import LaunchPlan
 
 CASES = 25
 CHANGED = 12  # the number of the case that changes, where one does
@@ -40,6 +47,7 @@ THRESHOLD = 0.02
 MOST = 30  # launches a side, as versus has it
 FIXED = 6
 OUTLIER = 0.3
+AGREEMENTS = 5
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class One:
     alarm: bool = False
     same: bool = False
     repeats: int = 0
+    figures: numpy.ndarray | None = None  # logarithms [launch][case]
+    last: Decided | None = None
 
     def kept(self) -> dict[int, int]:
         return {
@@ -103,6 +113,8 @@ def simulate(scenario: Scenario, runs: int, seed: int = 0) -> list[One]:
     for one in every:
         one.slow = int(rng.integers(2 * FIRST_LOOK)) if scenario.outlier else -1
     figures = numpy.empty_like(logs)
+    for run, one in enumerate(every):
+        one.figures = figures[:, run]
     active = list(range(runs))
     for number in range(1, MOST + 1):
         short = active
@@ -207,6 +219,7 @@ def _look(
                 one.found = number
             alarm = bool(found.differs[others].any())
             one.alarm = one.alarm or alarm if scenario.on else alarm
+            one.last = found
             one.same = bool(found.same[scenario.changed])
             why = "settled" if found.settled.all() else "futile" if found.futile else ""
             why = "found" if scenario.until and one.found else why
@@ -288,12 +301,44 @@ def report_changes(scenarios: Sequence[Scenario], runs: int) -> None:
         )
 
 
+# -- the path through files --------------------------------------------------------------------
+
+
+def through_files(one: One) -> tuple[int, list[str]]:
+    """(rounds, results) of ``Versus`` on the files of this run's launches, as it asks for them."""
+    command = command_of(["python", "-m", "torchcoll.allreduce"])
+    plan = LaunchPlan(command, [Cell("A"), Cell("B")], MOST, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        state = Versus(plan, Path(folder), THRESHOLD, MOST, MOST)
+        place = 0
+        while job := state.next(lambda job: (Path(folder) / f"{job.stem}.jsonl").exists()):
+            save(launch(one.figures[place], place), Path(folder) / f"{job.stem}.jsonl")
+            place += 1
+        (found,) = state.comparisons()
+    assert place == len(one.sides)
+    return state.round, [row.result for row in found.rows]
+
+
+def report_agreement(runs: int) -> None:
+    print(f"\nthe same through files and torchcoll.comparison.versus, {runs} runs a row")
+    for scenario in (EQUAL[0], EQUAL[5], Scenario(0.01, 0.05), Scenario(0.01, 0.05, outlier=True)):
+        agree = 0
+        for one in simulate(scenario, runs, seed=1):
+            names = zip(one.last.differs.tolist(), one.last.same.tolist(), strict=True)
+            ours = [("same" if same else "unclear", "slower", "faster")[d] for d, same in names]
+            agree += through_files(one) == (one.ended, ours)
+        print(f"{scenario!s:44}{agree} of {runs} end in the same round with the same results",
+              flush=True)  # fmt: skip
+
+
 PARTS = {
-    "equal": lambda runs: report_equal(EQUAL, runs),
-    "beside": lambda runs: report_equal(EQUAL_BESIDE, runs),
-    "threshold": report_threshold,
+    "agreement": lambda _: report_agreement(AGREEMENTS),
+    "equal": lambda runs: report_equal(EQUAL[:3], runs),
     "changes": lambda runs: report_changes(CHANGES[:6], runs),
-    "outliers": lambda runs: report_changes(CHANGES[6:], runs),
+    "equal-outlier": lambda runs: report_equal(EQUAL[3:], runs),
+    "changes-outlier": lambda runs: report_changes(CHANGES[6:], runs),
+    "threshold": report_threshold,
+    "beside": lambda runs: report_equal(EQUAL_BESIDE, runs),
 }
 
 
