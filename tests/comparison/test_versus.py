@@ -397,8 +397,9 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
     assert versus("-o", "D", words=["refuse"]) == 1
     err = capsys.readouterr().err.splitlines()
     reason = "exit code 2: sizes: got 1KB, expected a number"
-    assert err[:2] == [f"auto-1: failed: {reason}"] * 2
-    assert err[2] == (
+    assert err[0] == "auto and Ring in turn, at most 30 launches of each, into D"
+    assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
+    assert err[3] == (
         f"torchcoll: nothing is judged before 3 launches a side: auto-1 has no result: {reason}"
     )
 

@@ -227,7 +227,7 @@ def _launched(
     from torchcoll.machine.environment import variables
 
     with Folder(asked.folder, asked.spec) as folder:
-        live = Live(state, quiet)
+        live = Live(state, str(asked.folder), quiet)
         try:
             jobs = state.jobs(folder, budget_s)
             return run(asked.plan, folder, variables, live, timeout_s, jobs)

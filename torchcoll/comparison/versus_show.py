@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import case_grid, comparison_object, titles_of
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import one_line, tell
+from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, show_found
@@ -92,13 +92,15 @@ def _size_text(pair: Pair) -> str:
 class Live:
     """Who ``run`` tells: a line that stays on a terminal, and one for every round and repeat."""
 
-    def __init__(self, state: Versus, quiet: bool) -> None:
+    def __init__(self, state: Versus, folder: str, quiet: bool) -> None:
         self._state = state
         self._quiet = quiet
         self._began = time.monotonic()
-        width = Destination(sys.stderr).width or 80
-        self._line = ProgressLine(None if quiet else sys.stderr, width)
+        self._out = Destination(sys.stderr)
+        self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
         self._doing = ""
+        names = " and ".join(one_line(name) for name in state.cells)
+        self.note(f"{names} in turn, at most {state.most} launches of each, into {folder}")
         if there := sum(len(cell.runs) for cell in state.cells.values()):
             self.note(f"{counted(there, 'launch')} taken as they are")
         for _ in state.news():  # of those
@@ -107,7 +109,8 @@ class Live:
     def note(self, text: str) -> None:
         if not self._quiet:
             self._line.clear()
-            tell(one_line(text))
+            self._out.lines([one_line(text)])
+            self._out.flush()
 
     def began(self, job: PlannedLaunch) -> None:
         self._tell_news()
