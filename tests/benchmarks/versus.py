@@ -263,7 +263,7 @@ CHANGES = tuple(
     Scenario(noise, change, outlier=outlier, until=True)
     for outlier in (False, True)
     for noise in (0.01, 0.02)
-    for change in (0.03, 0.05, 0.1)
+    for change in (0.1, 0.05, 0.03)
 )
 
 
