@@ -173,7 +173,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="table", help="table, markdown, csv or json")
     add("--dry-run", action="store_true", help="the launches of a round, start nothing")
     add("--quiet", action="store_true", help="no progress, only what was found")
-    add("--a", nargs=argparse.REMAINDER, metavar="COMMAND", help="the base, up to --b; last option")
+    add("--a", nargs=argparse.REMAINDER, help="two whole commands: --a COMMAND --b COMMAND")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch, of both")
 
 
