@@ -13,7 +13,6 @@ from torchcoll.core.units import (
     format_ratio,
     format_size,
     format_time,
-    parse_duration,
     parse_share,
     parse_size,
     whole_number,
@@ -259,21 +258,6 @@ def test_what_is_no_share(text):
     expected = "a share above 0 and below 1, such as 2% or 0.02"
     assert str(caught.value).startswith(f"threshold: got {text}".rstrip())
     assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), (" 2 m ", 120), ("0.5s", 0.5)]
-)
-def test_duration(text, seconds):
-    assert parse_duration(text, "budget") == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "10", "m", "0s", "-1m", "1d", "1h30m", "1e3s", "9" * 41 + "s"]
-)
-def test_duration_refused(text):
-    with pytest.raises(UsageError, match=r"^budget: got .*expected a number with its unit"):
-        parse_duration(text, "budget")
 
 
 def test_counted():

@@ -17,8 +17,6 @@ _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
 _SIZE = re.compile(_NUMBER + r"([kKmMgGtT]?)")
 _SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
-_DURATION = re.compile(_NUMBER + r"\s*([smh])")
 _AMBIGUOUS = re.compile(_NUMBER + r"\s*([kKmMgGtT])(i?)[bB]")
 MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
 
@@ -86,15 +84,6 @@ def parse_share(text: str, what: str) -> float:
     if not 0 < share < 1:
         raise UsageError(what, text, "a share above 0 and below 1, such as 2% or 0.02")
     return share
-
-
-def parse_duration(text: str, what: str) -> float:
-    """Seconds of ``90s``, ``10m``, ``1.5h``. Raises UsageError for anything else, and for 0s."""
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-    if not 0 < seconds < 1e9:
-        raise UsageError(what, text, "a number with its unit, such as 90s, 10m or 2h")
-    return seconds
 
 
 def format_size(size_bytes: int) -> str:
