@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import (
     MAX_BYTES,
+    counted,
     format_bandwidth,
     format_bytes,
     format_ratio,
@@ -257,3 +258,9 @@ def test_what_is_no_share(text):
     expected = "a share above 0 and below 1, such as 2% or 0.02"
     assert str(caught.value).startswith(f"threshold: got {text}".rstrip())
     assert expected in str(caught.value)
+
+
+def test_counted():
+    assert [counted(1, "case"), counted(2, "case"), counted(0, "launch")] == (
+        ["1 case", "2 cases", "0 launches"]
+    )

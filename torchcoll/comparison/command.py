@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
+import signal
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
-from torchcoll.core.units import counted, parse_share
+from torchcoll.core.units import counted, parse_duration, parse_share
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
     from torchcoll.comparison.results import Judged
+    from torchcoll.comparison.versus import Versus
+    from torchcoll.comparison.versus_plan import Asked
 
 # -------------------------------------------------------------------------------------------------
 # ``--fail-on slower:5%``: which results make the command exit with 1.
@@ -129,7 +133,114 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED
 
 
+# -------------------------------------------------------------------------------------------------
+
+
+def versus_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    parser.usage = (
+        "torchcoll versus --env NAME=A,B [options] -- LAUNCHER ... -m torchcoll.allreduce ...\n"
+        "       torchcoll versus [options] --a LAUNCHER ... --b LAUNCHER ..."
+    )
+    add(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=A,B",
+        help=r"a variable and its values; empty: unset; \, is a comma in a value. The first is the "
+        "base of all others",
+    )
+    add(
+        "--axis",
+        action="append",
+        default=[],
+        metavar="name=A,B",
+        help="values of {name} in the command; library=PATH,... by LD_PRELOAD, venv=DIR,... first "
+        "in PATH",
+    )
+    add("--backend", metavar="A,B", help="each in launches of its own")
+    add("--threshold", metavar="SHARE", help="less is the same (2%%)")
+    add(
+        "--launches",
+        metavar="N",
+        help="end with so many of each (30); it ends before that where every case is settled, or "
+        "where no more would be",
+    )
+    add("--budget", metavar="TIME", help="begin no round that would end after 90s, 10m, 2h")
+    add("-o", "--output", metavar="DIR", help="where everything goes; again: it goes on")
+    add("--resume", metavar="DIR", help="go on in that folder, with the command that it has")
+    add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--dry-run", action="store_true", help="the launches of a round, start nothing")
+    add("--quiet", action="store_true", help="no progress, only what was found")
+    add("--a", nargs=argparse.REMAINDER, help="two whole commands: --a COMMAND --b COMMAND")
+    add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch, of both")
+
+
+def run_versus(options: argparse.Namespace) -> ExitCode | int:
+    from torchcoll.comparison.sequential import FIRST_LOOK
+    from torchcoll.comparison.versus import Versus
+    from torchcoll.comparison.versus_plan import Sides, asked_of
+    from torchcoll.comparison.versus_show import show_versus
+    from torchcoll.launches.command import dry_run, number_of, tell_notes
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    budget_s = None if options.budget is None else parse_duration(options.budget, "budget")
+    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    asked = asked_of(
+        Sides(words, options.env, options.axis, options.backend, options.a),
+        options.output,
+        options.resume,
+        None if options.threshold is None else parse_share(options.threshold, "threshold"),
+        number_of("launches", options.launches, int, FIRST_LOOK),
+    )
+    if options.dry_run:
+        tell_notes(asked.plan, asked.notes)
+        return dry_run(dataclasses.replace(asked.plan, launches=1), asked.folder)
+    state = Versus(asked.plan, asked.folder, asked.threshold, asked.most, asked.same_most)
+    number = None
+    if state.next(lambda job: job.key in asked.there) is not None:
+        tell_notes(asked.plan, asked.notes)
+        number = _launched(state, asked, budget_s, timeout_s, options.quiet)
+    ended = state.stopped
+    if number:
+        name = signal.Signals(number).name
+        ended = f"interrupted by {name}; torchcoll versus --resume {asked.folder} goes on"
+    if state.standing:
+        show_versus(state, state.comparisons(), str(asked.folder), ended, options.format)
+    else:
+        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} launches a side: {ended}")
+    if number:
+        return 128 + number
+    return ExitCode.FAILED if state.failed or not state.standing else ExitCode.OK
+
+
+def _launched(
+    state: Versus, asked: Asked, budget_s: float | None, timeout_s: float | None, quiet: bool
+) -> int | None:
+    """What is missing, with a live line; the number of the signal that stopped it, else None."""
+    from torchcoll.comparison.versus_show import Live
+    from torchcoll.launches.folder import Folder
+    from torchcoll.launches.run import run
+    from torchcoll.machine.environment import variables
+
+    with Folder(asked.folder, asked.spec) as folder:
+        live = Live(state, str(asked.folder), quiet)
+        try:
+            jobs = state.jobs(folder, budget_s)
+            return run(asked.plan, folder, variables, live, timeout_s, jobs)
+        finally:
+            live.close()
+
+
 COMMANDS = {
+    "versus": (
+        "A against B: launches in turn, until every case is settled",
+        versus_arguments,
+        run_versus,
+    ),
     "compare": (
         "what differs between launches, case by case, and whether it is evidence",
         compare_arguments,

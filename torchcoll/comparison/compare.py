@@ -27,9 +27,12 @@ from torchcoll.comparison.results import (
     NO_STARTS,
     ONE_AFTER_THE_OTHER,
     Compared,
+    Judged,
     beyond,
     compared_rows,
+    judge,
     mann_whitney_notes,
+    measured_cases,
     outlier_text,
     percent,
     tables_of,
@@ -154,25 +157,66 @@ def compare(
     Raises UsageError for choices that do not exist, for sides without a common case, and for
     rehearsals among real launches; UnreadableError for a file.
     """
+    if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
+        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
+    both = matched(base, new, metric, over_ranks, filter, by)
+    cases, separate = measured_cases(both.pairs, both.base, both.new, metric)
+    judged = judge(cases, threshold, metric != "time")
+    return comparison_of(both, judged, separate, threshold, fit)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Two sides and their cases, not judged yet. by: as in ``compare``."""
+
+    base: Side
+    new: Side
+    metric: str
+    reading: str
+    pairs: Sequence[Pair]
+    by: tuple[str, ...] = ()
+
+
+def matched(
+    base: Source | Side | Sequence[Source],
+    new: Source | Side | Sequence[Source],
+    metric: str = "time",
+    over_ranks: str | None = None,
+    filter: str | Sequence[str] = (),
+    by: str | Sequence[str] = (),
+) -> Matched:
+    """As ``compare``, which raises what this raises."""
     choice(metric, "metric", METRICS)
     if over_ranks is not None:
         choice(over_ranks, "over-ranks", OVER_RANKS)
-    if not (isinstance(threshold, (int, float)) and 0 < threshold < 1):
-        raise UsageError("threshold", threshold, "above 0 % and below 100 %")
     ours = base if isinstance(base, Side) else side("base", base)
     theirs = new if isinstance(new, Side) else side("new", new)
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
-    rows, separate = compared_rows(pairs, ours, theirs, metric, threshold)
+    return Matched(ours, theirs, metric, reading, pairs, names)
+
+
+def comparison_of(
+    both: Matched,
+    judged: Sequence[Judged],
+    separate: Sequence[Outlier],
+    threshold: float,
+    fit: bool = False,
+) -> Comparison:
+    """With the results of the cases: those of ``compare``, or of ``versus``."""
+    ours, theirs, pairs = both.base, both.new, both.pairs
+    rows = compared_rows(pairs, judged, separate)
     differences = [*differences_of(ours, theirs), *ways_of(pairs)]
-    found = Comparison(ours, theirs, metric, threshold, reading, rows, differences, by=names)
+    found = Comparison(
+        ours, theirs, both.metric, threshold, both.reading, rows, differences, by=both.by
+    )
     found.left_out = [_launch_name(found, one) for one in separate]
     if fit:
         settled = [row.pair for row in rows if row.reason != FIRST_CALLS]
         out = [one.launch for one in separate]
-        found.fitted = fit_pairs(settled, ours, theirs, threshold, metric, out)
+        found.fitted = fit_pairs(settled, ours, theirs, threshold, both.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
     found.starts = _starts(pairs, ours, theirs)

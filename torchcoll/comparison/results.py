@@ -264,10 +264,10 @@ def record_of(judged: Judged, base: float | None, new: float | None) -> dict[str
     }
 
 
-def compared_rows(
-    pairs: Sequence[Pair], base: Side, new: Side, metric: str, threshold: float
-) -> tuple[list[Compared], list[Outlier]]:
-    """The cases, and the launches that were left out of all of them."""
+def measured_cases(
+    pairs: Sequence[Pair], base: Side, new: Side, metric: str
+) -> tuple[list[Judged], list[Outlier]]:
+    """Each case with its ratio and before its result, and the launches left out of all of them."""
     different = unlike(base, new)
     orders = Orders(pairs)
     every = [figures_of(pair, orders) for pair in pairs]
@@ -286,9 +286,15 @@ def compared_rows(
             cases.append(incomparable(figures.of(0), figures.of(1), reason))
         else:
             cases.append(case_of(pair, kept, base, new, share))
-    judged = judge(cases, threshold, metric != "time")
-    rows = [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
-    return rows, found
+    return cases, found
+
+
+def compared_rows(
+    pairs: Sequence[Pair], judged: Sequence[Judged], left_out: Sequence[Outlier]
+) -> list[Compared]:
+    """The cases as they are shown."""
+    out = [one.launch for one in left_out]
+    return [_compared(pair, case, out) for pair, case in zip(pairs, judged, strict=True)]
 
 
 class Orders:

@@ -45,7 +45,7 @@ def comparison_grids(found: Comparison) -> list[Grid]:
     last = Grid([], [], below=_below(found))
     if found.fitted:
         return [first, _fit_grid(found), last]
-    titles = _titles([table[0].pair for table in tables])
+    titles = titles_of([table[0].pair for table in tables])
     grids = []
     notes: dict[str, int] = {}
     for table, title in zip(tables, titles, strict=True):
@@ -54,7 +54,7 @@ def comparison_grids(found: Comparison) -> list[Grid]:
             grids.append(_profile_grid(found, known[0], known[1], title))
             grids.append(_shares_grid(found, table, known[0], known[1]))
         else:
-            grids.append(_case_grid(found, table, title, notes))
+            grids.append(case_grid(found, table, title, notes))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(found)
     return [first, *grids, last]
@@ -71,7 +71,7 @@ def _unmatched(found: Comparison) -> list[str]:
     lines = []
     # What tells them from the cases that both have is a part of the answer.
     every = [*(table[0].pair for table in tables), *(r.pair for r in found.rows if r.matched)]
-    for table, title in zip(tables, _titles(every), strict=False):
+    for table, title in zip(tables, titles_of(every), strict=False):
         sizes = [_size(row) for row in table]
         several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1], f"({len(sizes)})"]
         side = found.base if table[0].pair.base else found.new
@@ -127,7 +127,7 @@ def _side_text(side: Side) -> str:
     return f"{one_line(side.name)} ({where}{count} launch{'es' if count > 1 else ''})"
 
 
-def _titles(pairs: Sequence[Pair]) -> list[str]:
+def titles_of(pairs: Sequence[Pair]) -> list[str]:
     """What tells each table from the others; one table needs no title."""
     names = list(dict.fromkeys(name for pair in pairs for name in pair.common))
     varying = [n for n in names if len({repr(pair.common.get(n)) for pair in pairs}) > 1]
@@ -179,7 +179,7 @@ def _size(row: Compared) -> str:
     return format_size(row.pair.size_bytes) if COLLECTIVES[row.row.collective].has_data else "-"
 
 
-def _case_grid(
+def case_grid(
     found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
 ) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
@@ -271,7 +271,7 @@ def _shares_grid(
 
 def _fit_grid(found: Comparison) -> Grid:
     names = [one_line(side.name) for side in (found.base, found.new)]
-    titles = _titles([one.pair for one in found.fitted])
+    titles = titles_of([one.pair for one in found.fitted])
     heads = [Head("case", left=True, repeat=True), Head("figure", left=True, repeat=True)]
     heads += [Head(names[0]), Head(names[1]), Head("ratio"), Head("95 %")]
     heads.append(Head("result", left=True))

@@ -163,22 +163,35 @@ class Cell:
     """One combination; also one value of one dimension, before they are combined.
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
-    variables: None takes a variable away. arguments: more words behind the command.
+    variables: None takes a variable away. arguments: more words behind the command. words: a whole
+    command in place of the one that all share.
     """
 
     name: str
     axes: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
+        own = {"words": masked_words(self.words)} if self.words else {}
         return {
             "name": self.name,
             "axes": masked_labels(self.axes),
             "variables": masked_variables(self.variables),
             "arguments": masked_words(self.arguments),
+            **own,
         }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Cell:
+        """Of a manifest, in which nothing is masked. Raises TypeError for what is no cell."""
+        axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
+        arguments, words = (
+            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words")
+        )
+        return cls(str(stored["name"]), axes, variables, arguments, words)
 
 
 Dimension = list[Cell]
@@ -228,6 +241,16 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
         )
         for value in values
     ]
+
+
+def backend_dimension(text: str, command: Command) -> Dimension:
+    """``gloo,ccl``: each in a launch of its own. Raises UsageError."""
+    if (stated := command.option("--backend")) is not None:
+        raise UsageError("command", f"--backend {stated}", "no --backend with that of versus")
+    values = _distinct("backend", text, split_values(text))
+    if "" in values:
+        raise UsageError("backend", text, "names with commas, such as gloo,ccl")
+    return [Cell(file_safe(value), arguments=("--backend", value)) for value in values]
 
 
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -18,6 +18,7 @@ from torchcoll.launches.axes import (
     Command,
     Dimension,
     axis_dimension,
+    backend_dimension,
     check_placeholders,
     check_program,
     combined,
@@ -64,7 +65,8 @@ class LaunchPlan:
 
     def words(self, job: PlannedLaunch, output: Path, labels: Mapping[str, str]) -> list[str]:
         """The command of one launch."""
-        words = [*self.command.filled(job.cell.axes), *job.cell.arguments, "--output", str(output)]
+        own = job.cell.words or self.command.filled(job.cell.axes)
+        words = [*own, *job.cell.arguments, "--output", str(output)]
         for name, value in {"cell": job.cell.name, "launch": str(job.launch), **labels}.items():
             words += ["--label", f"{name}={value}"]
         return words
@@ -78,6 +80,12 @@ class LaunchPlan:
             else:
                 found[name] = value
         return found
+
+    def check_programs(self, environ: Mapping[str, str]) -> None:
+        """Raises UsageError where a launcher cannot be started."""
+        for cell in self.cells:
+            words = cell.words or self.command.filled(cell.axes)
+            check_program(words, self.environment(cell, environ).get("PATH"))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -98,6 +106,7 @@ def make_plan(
     nccl_version: str | None = None,
     up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
+    backends: str | None = None,
 ) -> tuple[LaunchPlan, list[str]]:
     """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
     env = dict(os.environ) if environ is None else dict(environ)
@@ -114,13 +123,36 @@ def make_plan(
         env,
     )
     dimensions += [preset(name, asked) for name in presets]
+    dimensions += [backend_dimension(backends, command)] if backends is not None else []
     cells = combined(dimensions)
     check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)
     plan = LaunchPlan(command, cells, launches, seed)
-    for cell in cells:
-        check_program(command.filled(cell.axes), plan.environment(cell, env).get("PATH"))
+    plan.check_programs(env)
     return plan, [*asked.notes, *_warnings(cells, env)]
+
+
+def plan_of_commands(
+    commands: Mapping[str, Sequence[str]], launches: int, environ: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """A cell for each whole command, by its name. Raises UsageError for one that cannot be run."""
+    parsed = {name: command_of(words) for name, words in commands.items()}
+    for command in parsed.values():
+        check_placeholders(command, (), ())
+    cells = [Cell(name, words=command.words) for name, command in parsed.items()]
+    plan = LaunchPlan(next(iter(parsed.values())), cells, launches, 0)
+    plan.check_programs(os.environ if environ is None else environ)
+    return plan
+
+
+def stored_plan(spec: Mapping[str, Any], launches: int, environ: Mapping[str, str]) -> LaunchPlan:
+    """The plan of a manifest, in which nothing is masked. Raises UsageError as ``make_plan`` does,
+    and TypeError or ValueError where the cells are none.
+    """
+    cells = [Cell.from_json(cell) for cell in spec["cells"]]
+    plan = LaunchPlan(command_of(spec["command"]), cells, launches, int(spec.get("seed") or 0))
+    plan.check_programs(environ)
+    return plan
 
 
 def _check_verified(command: Command, cells: Sequence[Cell]) -> None:

@@ -96,7 +96,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
 
 
-def _number(what: str, text: str | None, kind: type, least: float) -> Any:
+def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
     if text is None:
         return None
     words = f"{'a whole' if kind is int else 'a'} number from {least:g} on"
@@ -113,32 +113,38 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
     from pathlib import Path
 
     from torchcoll.launches.blocks import make_plan
-    from torchcoll.launches.obeyed import unverified
-    from torchcoll.machine.environment import variables
 
     if not options.output:
         raise UsageError("output", "none", "a folder for the results", "Name one with -o DIR.")
-    timeout_s = _number("cell-timeout", options.cell_timeout, float, 0.1)
+    timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
     plan, notes = make_plan(
         options.words[1:] if options.words[:1] == ["--"] else options.words,
         options.env,
         options.axis,
         options.preset,
-        _number("launches", options.launches, int, 1),
-        _number("seed", options.seed, int, 0),
+        number_of("launches", options.launches, int, 1),
+        number_of("seed", options.seed, int, 0),
         options.nccl_version,
-        _number("up-to", options.up_to, int, 1),
+        number_of("up-to", options.up_to, int, 1),
     )
-    notes += [
+    tell_notes(plan, notes)
+    folder_path = Path(options.output)
+    if options.dry_run:
+        return dry_run(plan, folder_path)
+    return launch(plan, folder_path, options.quiet, timeout_s)
+
+
+def tell_notes(plan: LaunchPlan, notes: Sequence[str]) -> None:
+    """Before the first launch."""
+    from torchcoll.launches.obeyed import unverified
+    from torchcoll.machine.environment import variables
+
+    lost = [
         f"{name}: result files do not keep it, so whether it reaches the ranks is not checked"
         for name in dict.fromkeys(n for cell in plan.cells for n in unverified(cell, variables))
     ]
-    for note in notes:
+    for note in [*notes, *lost]:
         tell(f"torchcoll: note: {note}")
-    folder_path = Path(options.output)
-    if options.dry_run:
-        return _dry_run(plan, folder_path)
-    return launch(plan, folder_path, options.quiet, timeout_s)
 
 
 def launch(
@@ -180,7 +186,7 @@ def _below(plan: LaunchPlan, folder: Folder, number: int | None) -> list[str]:
     return [*lines, f"results, logs and manifest: {folder.path}"]
 
 
-def _dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
+def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
     """Every launch as it could be typed."""
     from torchcoll.launches.blocks import command_line
     from torchcoll.launches.run import labels_of

@@ -45,7 +45,7 @@ class Manifest:
         begun = header.startswith(there)  # a matrix that was killed while it wrote the first line
         if not begun:
             lines = list(_lines(self.path))
-            _check_same(folder, lines[0], spec)
+            check_same(folder, lines[0], spec)
             self.records = [line for line in lines[1:] if _is_launch(line)]
             self._lines = LineWriter.going_on(self.path)
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
@@ -121,7 +121,20 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
+def stored(folder: Path) -> tuple[dict[str, Any], set[tuple[str, int]]] | None:
+    """(header, the (cell, launch) that have a file that counts) of a folder that is only read;
+    None where there is no manifest. Raises UnreadableError for a file that is none.
+    """
+    path = folder / MANIFEST
+    if not path.exists() or not path.stat().st_size:
+        return None
+    header, *records = _lines(path)
+    last = {(r["cell"], r["launch"]): r for r in records if _is_launch(r)}
+    there = {key for key, r in last.items() if r["file"] and (folder / r["file"]).exists()}
+    return header, there
+
+
+def check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> None:
     """Raises UsageError naming what differs. More or fewer launches are no difference."""
     earlier = header["spec"]
     for name, own, theirs in _differences(spec, earlier):
@@ -134,6 +147,9 @@ def _check_same(folder: Path, header: dict[str, Any], spec: dict[str, Any]) -> N
 
 
 def _differences(own: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    kinds = ["versus" if "versus" in spec else "matrix" for spec in (own, theirs)]
+    if kinds[0] != kinds[1]:
+        yield "launches", f"those of a {kinds[0]}", f"those of a {kinds[1]}"
     mine, others = own["command"], theirs["command"]
     if mine != others:
         pairs = itertools.zip_longest(mine, others)

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -186,11 +186,13 @@ def run(
     recorded: Recorded,
     watcher: Watcher,
     timeout_s: float | None = None,
+    jobs: Iterable[PlannedLaunch] | None = None,
 ) -> int | None:
     """Launch what is missing; the number of the signal that stopped it, else None.
 
-    recorded: what result files keep of variables. timeout_s: of one launch. Raises TorchcollError
-    where the disk refuses the manifest.
+    recorded: what result files keep of variables. timeout_s: of one launch. jobs: of those, which
+    and in which order; each is asked for when the one before has ended. Raises TorchcollError where
+    the disk refuses the manifest.
     """
     with _Signals() as signals:
         orphans = end_orphans(folder.mark)
@@ -200,7 +202,7 @@ def run(
         for job in todo:
             if moved := folder.set_aside(job):
                 watcher.note(f"{job.stem}: its matrix was killed; what it wrote is {moved}")
-        for job in todo:
+        for job in todo if jobs is None else jobs:
             if signals.number is not None:
                 break
             if folder.unavailable(job):

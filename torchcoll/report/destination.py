@@ -153,7 +153,7 @@ def free_name(path: str) -> str:
 _BAR = 12  # with the name of a case after it, the line fits into 80 columns
 
 
-def _clock_text(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
@@ -173,11 +173,11 @@ class RunProgress:
         filled = _BAR * self.finished // self.total if self.total else _BAR
         words = [
             f"[{'#' * filled}{'.' * (_BAR - filled)}] {self.finished}/{self.total}",
-            f"elapsed {_clock_text(elapsed)}",
+            f"elapsed {clock_text(elapsed)}",
         ]
         if 0 < self.finished < self.total:
             left = elapsed / self.finished * (self.total - self.finished)
-            words.append(f"left {_clock_text(left)}")
+            words.append(f"left {clock_text(left)}")
         return "  ".join([*words, doing] if doing else words)
 
 

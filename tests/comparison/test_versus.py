@@ -1,0 +1,499 @@
+"""torchcoll versus: what is launched next, what a folder amounts to, and how it is told.
+
+Most tests write the result files that launches would have left; the last ones launch
+tests/fake_launch.py, which takes 30 ms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_launches import measured, run
+from ranks import past
+
+from torchcoll.cli import main
+from torchcoll.comparison.versus import Versus
+from torchcoll.comparison.versus_show import answer, repeat_text, round_text
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import save
+from torchcoll.launches import run as launching
+from torchcoll.launches.axes import Cell, command_of
+from torchcoll.launches.blocks import LaunchPlan
+
+FAKE = Path(__file__).parents[1] / "fake_launch.py"
+K, M = 1 << 10, 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _here(in_tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "GRACE_S", 0.3)
+    monkeypatch.setattr(launching, "_TICK_S", 0.05)
+    for name in ("NCCL_ALGO", "NCCL_PROTO"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def begun(cells="ab", most=30, threshold=0.02):
+    plan = LaunchPlan(command_of([sys.executable, str(FAKE)]), [Cell(n) for n in cells], most, 0)
+    return Versus(plan, Path(), threshold, most, most)
+
+
+def there(job):
+    return Path(f"{job.stem}.jsonl").exists()
+
+
+def played(state, times, limit=200, **changed):
+    """Writes what is asked for, a minute apart, until the end; the launches in their order.
+
+    times: (cell, launch) -> size -> ns.
+    """
+    started = []
+    while len(started) < limit and (job := state.next(there)) is not None:
+        minute = len(list(Path().glob("*.jsonl")))
+        at = f"2026-03-01T{minute // 60:02}:{minute % 60:02}:00Z"
+        cases = [measured(ns, size_bytes=s) for s, ns in times(job.cell.name, job.launch).items()]
+        one = run(*cases, labels={"cell": job.cell.name}, header={"start_utc": at}, **changed)
+        save(one, f"{job.stem}.jsonl")
+        started.append(job.stem)
+    return started
+
+
+def noisy(ratios, noise=0.005, seed=0):
+    """Times with noise of every case of every launch; ratios: cell -> size -> factor."""
+
+    def times(cell, launch):
+        rng = random.Random(f"{seed}/{cell}/{launch}")
+        return {
+            size: round(1e7 * factor * rng.lognormvariate(0, noise))
+            for size, factor in ratios[cell].items()
+        }
+
+    return times
+
+
+def told(state):
+    return answer(state.comparisons(), state.round)[0]
+
+
+# -- what is launched ------------------------------------------------------------------------
+
+
+def test_a_b_b_a_until_every_case_is_settled():
+    state = begun()
+    started = played(state, noisy({"a": {K: 1, M: 1}, "b": {K: 1, M: 1.3}}, noise=0.002))
+    assert started[:6] == ["a-1", "b-1", "b-2", "a-2", "a-3", "b-3"]
+    assert len(started) == 2 * state.round and 3 <= state.round < 8
+    assert state.stopped == "every case is settled" and not state.failed
+    assert told(state).startswith("b is slower than a at 1M, by 30 %; the same within 2 % below; ")
+    assert told(state).endswith(f"; {state.round} launches a side")
+
+
+def test_the_same_folder_gives_the_same_answer():
+    times = noisy({"a": {K: 1, M: 1}, "b": {K: 1.01, M: 1.06}}, noise=0.01)
+    first = begun()
+    started = played(first, times)
+    again = begun()
+    assert played(again, times) == [] and len(started) >= 6
+    assert (again.round, again.stopped, told(again)) == (first.round, first.stopped, told(first))
+
+
+def test_a_part_of_a_folder_goes_on_where_it_was():
+    times = noisy({"a": {K: 1}, "b": {K: 1.05}}, noise=0.01)
+    whole = played(begun(), times)
+    for path in Path().glob("*.jsonl"):
+        path.unlink()
+    part = played(begun(), times, limit=5)
+    assert len(part) == 5 and part + played(begun(), times) == whole
+
+
+def test_an_outlier_is_launched_again_kept_and_named():
+    calm = noisy({"a": {K: 1, M: 1}, "b": {K: 1.03, M: 1.03}}, noise=0.008)
+
+    def times(cell, launch):
+        factor = 1.4 if (cell, launch) == ("b", 4) else 1
+        return {size: round(factor * ns) for size, ns in calm(cell, launch).items()}
+
+    state = begun()
+    started = played(state, times)
+    assert state.launches["b"] == state.launches["a"] + 1 == state.round + 1
+    repeats = [one for one in state.news() if one is not None]
+    assert [one.job.stem for one in repeats] == ["b-4"]
+    assert repeat_text(repeats[0]).startswith("b-4 is an outlier, 1.3")
+    assert Path("b-4.jsonl").exists() and started.count("b-4") == 1
+    (found,) = state.comparisons()
+    assert found.left_out == ["b-4.jsonl"] and "left out of all cases: b-4.jsonl" in found.notes[0]
+    assert told(state).startswith("b is slower than a at all 2 sizes, by 2") or told(
+        state
+    ).startswith("b is slower than a at all 2 sizes, by 3")
+
+
+def test_no_launch_without_a_chance():
+    state = begun()
+    played(state, noisy({"a": {K: 1, M: 1}, "b": {K: 1, M: 1}}, noise=0.2))
+    assert state.round < 8
+    assert re.match(r"no open case has a chance of 20 % .* by 30 launches a side: 1?\d % at best",
+                    state.stopped)  # fmt: skip
+    reasons = [row.reason for row in state.comparisons()[0].rows]
+    assert all(re.fullmatch(r"p .*, 1?\d % to settle", reason) for reason in reasons)
+
+
+def test_the_most_launches_are_the_end():
+    state = begun(most=4)
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2))
+    assert state.stopped == "4 launches a side are the most that were asked for"
+    assert told(state) == "b and a are unclear at 1K; 4 launches a side"
+
+
+def test_three_sides_are_compared_with_the_first():
+    state = begun("abc")
+    started = played(state, noisy({"a": {K: 1}, "b": {K: 1.2}, "c": {K: 0.5}}, noise=0.002))
+    assert started[:6] == ["a-1", "b-1", "c-1", "c-2", "b-2", "a-2"]
+    text = told(state)
+    assert text.startswith("b is slower than a at 1K, by 20 %. c is faster than a at 1K, by 50 %; ")
+    assert text.endswith(" launches of each")
+    assert round_text(state).startswith(f"round {state.round}: b: 1 of 1 settled: 1K slower. c: 1")
+
+
+def test_after_every_round_it_says_what_is_settled():
+    state = begun()
+    sizes = {K << n: 1.0 for n in range(8)}
+    played(state, noisy({"a": {**sizes, M: 1}, "b": {**sizes, M: 1.3}}, noise=0.002))
+    text = round_text(state)
+    assert re.match(
+        r"round \d: 9 of 9 settled: 1K 2K 4K 8K \.\.\. 128K \(8\) same, 1M slower$", text
+    )
+
+
+# -- what cannot be compared -----------------------------------------------------------------
+
+
+def test_nothing_comparable_ends_after_one_launch_of_each():
+    state = begun()
+    for name, ranks in (("a", 2), ("b", 4)):
+        save(run(measured(1000, ranks), ranks=ranks), f"{name}-1.jsonl")
+    with pytest.raises(UsageError, match=r"^cases: got none of b that can be compared with a: .*4"):
+        state.next(there)
+
+
+def test_no_case_in_common_ends_after_one_launch_of_each():
+    save(run(measured(1000, size_bytes=K)), "a-1.jsonl")
+    save(run(measured(1000, size_bytes=M)), "b-1.jsonl")
+    with pytest.raises(UsageError, match=r"^cases: got nothing in common in size"):
+        begun().next(there)
+
+
+def test_a_wrong_case_leaves_the_others():
+    times = noisy({"a": {K: 1, M: 1}, "b": {K: 1.3, M: 1.3}}, noise=0.002)
+    state = begun()
+    played(state, times, limit=4)
+    path = Path("a-2.jsonl")
+    path.unlink()
+    save(run(measured(10**7, size_bytes=K), measured(10**7, size_bytes=M, status="failed"),
+             labels={"cell": "a"}, header={"start_utc": "2026-03-01T00:03:00Z"}), path)  # fmt: skip
+    played(state, times)
+    (found,) = state.comparisons()
+    assert [row.result for row in found.rows] == ["slower", "slower"]
+    assert found.rows[1].notes == (f"1 of {state.round} launches of base left out: failed",)
+
+
+# -- sentences -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ratios", "start"),
+    [
+        ((1, 1, 1), "b and a are the same within 2 % at all 3 sizes"),
+        ((1.3, 1.12, 1.2), "b is slower than a at all 3 sizes, by 12 to 30 %"),
+        ((1, 1.12, 1.31), "b is slower than a from 64K on, by 12 to 31 %; the same within 2 % "
+                          "below"),
+        ((0.5, 0.5, 1), "b is faster than a up to 64K, by 50 %; the same within 2 % above"),
+        ((1, 1.5, 1), "b is slower than a at 64K, by 50 %; the same within 2 % at 1K and at 4M"),
+        ((4.5, 1, 0.8), "b is slower than a at 1K, by 4.5 times; faster at 4M, by 20 %; the same "
+                        "within 2 % at 64K"),
+    ],
+)  # fmt: skip
+def test_the_answer_in_one_sentence(ratios, start):
+    sizes = (K, 64 * K, 4 * M)
+    state = begun()
+    new = dict(zip(sizes, ratios, strict=True))
+    played(state, noisy({"a": dict.fromkeys(sizes, 1), "b": new}, noise=0.0005))
+    assert told(state) == f"{start}; {state.round} launches a side"
+
+
+# -- the budget ------------------------------------------------------------------------------
+
+
+class Files:
+    """A folder whose launches end at once; ``unavailable``: what its cells lack."""
+
+    def __init__(self, lacking=()):
+        self.lacking = lacking
+
+    def done(self, job):
+        return there(job)
+
+    def unavailable(self, job):
+        return job.cell.name in self.lacking
+
+    def last(self, job):
+        return {"reason": "out of memory"}
+
+
+def test_no_round_begins_that_would_end_behind_the_budget():
+    clock = itertools.count(0, 10)  # each look at it is ten seconds later
+    state = begun()
+    times = noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.01)
+    ended = []
+    for job in state.jobs(Files(), 95, lambda: next(clock)):
+        save(run(measured(times(job.cell.name, job.launch)[K])), f"{job.stem}.jsonl")
+        ended.append(job.stem)
+    # 10 s are over when the first launch begins, 20 s at the second, 30 s at the third; a round is
+    # two launches of 50 / 4 s at the fifth and of 70 / 6 s at the seventh: 93 s. At the ninth 90 s
+    # are over, and a round takes 22 s.
+    assert len(ended) == 8 and state.stopped == "the time of --budget is spent"
+
+
+def test_a_launch_without_a_result_is_tried_once_more():
+    state = begun()
+    assert [job.stem for job in state.jobs(Files())] == ["a-1", "a-1"]
+    assert state.failed and state.stopped == "a-1 has no result: out of memory"
+    lacking = begun()
+    assert list(lacking.jobs(Files(("a",)))) == [] and lacking.failed
+
+
+# -- the command -----------------------------------------------------------------------------
+
+
+def versus(*options, words=("slow=NCCL_ALGO",)):
+    command = [sys.executable, "-S", str(FAKE), *words]
+    return main(["versus", "--env", "NCCL_ALGO=,Ring", *options, "--", *command])
+
+
+def spec():
+    return json.loads(Path("D/manifest.jsonl").read_text().splitlines()[0])["spec"]
+
+
+def test_a_folder_that_others_read(capsys):
+    assert versus("-o", "D") == 0
+    out, err = capsys.readouterr()
+    rounds = int(re.search(r"ended after (\d+) rounds", out)[1])
+    last = out.splitlines()[-1]
+    assert last == f"Ring is slower than auto at 8, by 100 %; {rounds} launches a side"
+    assert err.splitlines()[-1] == f"round {rounds}: 1 of 1 settled: 8 slower"
+    assert spec()["versus"] == {"threshold": 0.02, "launches": 30}
+    before = Path("D/manifest.jsonl").read_bytes()
+    assert main(["versus", "--resume", "D"]) == 0
+    assert capsys.readouterr() == (out, "")
+    assert versus("-o", "D") == 0
+    assert capsys.readouterr() == (out, "")
+    assert Path("D/manifest.jsonl").read_bytes() == before
+    sides = [f"{name}=D/{name}-*.jsonl" for name in ("auto", "Ring")]
+    assert main(["compare", *sides, "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["result"], row["base_launches"]) == ("slower", rounds)
+
+
+def test_algorithms_reads_the_folder(capsys):
+    assert versus("-o", "D", words=["slow=NCCL_ALGO", "backend=nccl"]) == 0
+    capsys.readouterr()
+    assert main(["algorithms", "D", "--format", "json"]) == 0
+    assert '"Ring"' in capsys.readouterr().out
+
+
+def test_launches_that_are_all_equal_settle_nothing(capsys):
+    assert versus("-o", "D", words=()) == 0
+    assert "no case can be judged, however many launches there are: the launches of each side" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("format", ["json", "csv", "markdown"])
+def test_formats(format, capsys):
+    assert versus("-o", "D", "--quiet", "--format", format) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    if format == "json":
+        found = json.loads(out)
+        assert found["schema"] == "torchcoll-versus/1" and found["answer"].startswith("Ring is slo")
+        assert found["ended"] == "every case is settled"
+        assert found["launches"] == {"auto": found["rounds"], "Ring": found["rounds"]}
+        assert found["comparisons"][0]["rows"][0]["result"] == "slower"
+    elif format == "csv":
+        head, row = out.splitlines()
+        cells = dict(zip(head.split(","), row.split(","), strict=True))
+        assert (cells["base_name"], cells["new_name"], cells["result"]) == (
+            "auto",
+            "Ring",
+            "slower",
+        )
+    else:
+        assert "| slower " in out and "Ring is slower than auto" not in out.splitlines()[0]
+
+
+def test_two_whole_commands(capsys):
+    fake = f"{sys.executable} -S {FAKE}"
+    code = main(
+        ["versus", "-o", "D", "--a", *fake.split(), "slow=X", "--b", *fake.split(), "slow=Y"]
+    )
+    out = capsys.readouterr().out
+    assert code == 0 and out.splitlines()[-1].startswith("b and a are the same within 2 % at 8; ")
+    assert [cell["words"][3:] for cell in spec()["cells"]] == [["slow=X"], ["slow=Y"]]
+    assert main(["versus", "--resume", "D"]) == 0
+    assert capsys.readouterr().out == out
+    assert main(["versus", "-o", "E", "--a", f"{fake} slow=X", "--b", f"{fake} slow=Y"]) == 0
+
+
+def test_two_backends(capsys):
+    code = main(["versus", "--backend", "gloo,ccl", "-o", "D", "--launches", "3", "--",
+                 sys.executable, "-S", str(FAKE)])  # fmt: skip
+    commands = [json.loads(line)["command"] for line in
+                Path("D/manifest.jsonl").read_text().splitlines()[1:]]  # fmt: skip
+    places = [words.index("--backend") for words in commands]
+    assert [w[p + 1] for w, p in zip(commands, places, strict=True)] == (
+        ["gloo", "ccl", "ccl", "gloo", "gloo", "ccl"]
+    )
+    assert code == 0 and "ended after 3 rounds" in capsys.readouterr().out
+
+
+def test_interrupted_it_says_how_to_go_on(capsys):
+    assert versus("-o", "D", words=["slow=NCCL_ALGO", "once=stop"]) == 130
+    err = capsys.readouterr().err
+    assert "nothing is judged before 3 launches a side: interrupted by SIGINT; " in err
+    assert err.endswith("torchcoll versus --resume D goes on\n")
+    assert main(["versus", "--resume", "D"]) == 0
+    assert "Ring is slower than auto at 8, by 100 %" in capsys.readouterr().out
+
+
+def test_killed_it_goes_on(capfd):
+    command = [sys.executable, "-S", str(FAKE), "slow=NCCL_ALGO", "once=hang"]
+    words = ["versus", "--env", "NCCL_ALGO=,Ring", "-o", "D", "--", *command]
+    script = "import sys; from torchcoll.cli import main; sys.exit(main(sys.argv[1:]))"
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *words], env={**os.environ, "PYTHONPATH": root}
+    )
+    began = time.monotonic()
+    while not Path("D/auto-1.jsonl").exists():
+        assert not past(began, 20)
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert main(["versus", "--resume", "D"]) == 0
+    out, err = capfd.readouterr()
+    assert "ended 1 processes of a launch whose matrix was killed" in err
+    assert "auto-1: its matrix was killed; what it wrote is aside/auto-1.1.jsonl" in err
+    assert "Ring is slower than auto at 8, by 100 %" in out
+
+
+def test_a_launch_that_fails_twice_ends_it(capsys):
+    assert versus("-o", "D", words=["refuse"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    reason = "exit code 2: sizes: got 1KB, expected a number"
+    assert err[0] == "auto and Ring in turn, at most 30 launches of each, into D"
+    assert err[1:3] == [f"auto-1: failed: {reason}"] * 2
+    assert err[3] == (
+        f"torchcoll: nothing is judged before 3 launches a side: auto-1 has no result: {reason}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--"], "command: got none, expected a launch of torchcoll behind --. Such as: -- torch"),
+        (["--", sys.executable, str(FAKE)], "versus: got one side, auto, expected two at least."),
+        (["--env", "NCCL_ALGO=Ring", "--", sys.executable, str(FAKE)],
+         "versus: got one side, Ring, expected two at least. Give two values: --env NCCL_AL"),
+        (["--backend", "gloo,", "--", sys.executable, str(FAKE)],
+         "backend: got gloo,, expected names with commas, such as gloo,ccl"),
+        (["--backend", "gloo,ccl", "--", sys.executable, str(FAKE), "--backend", "gloo"],
+         "command: got --backend gloo, expected no --backend with that of versus"),
+        (["--launches", "2", "--"], "launches: got 2, expected a whole number from 3 on"),
+        (["--budget", "10", "--"], "budget: got 10, expected a time above 0 with its unit: 90s,"),
+        (["--budget", "0m", "--"], "budget: got 0m, expected a time above 0 with its unit: 90s,"),
+        (["--threshold", "200%", "--"], "threshold: got 200%, expected a share above 0 and"),
+        (["--a", "x"], "b: got none, expected one command behind --a and one behind --b"),
+        (["--a", "x", "--b", "y"],
+         "command: got x, expected a module of torchcoll in it, or a script that passes its"),
+        (["--env", "A=1,2", "--a", "x", "--b", "y"],
+         "a: got --env, --axis or --backend too, expected two whole commands alone"),
+        (["--resume", "D", "-o", "E"], "resume: got D and --output, expected the folder alone: it"),
+        (["--resume", "D"], "resume: got D, expected the folder of a torchcoll versus"),
+    ],
+)  # fmt: skip
+def test_refused(words, line, capsys):
+    assert main(["versus", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"torchcoll: error: {line}") and err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_begun_otherwise(capsys):
+    assert versus("-o", "D", "--launches", "3") == 0
+    for words, line in (
+        (
+            ["-o", "D", "--threshold", "5%"],
+            "threshold of D: got 5 %, expected 2 %, as it was begun",
+        ),
+        (["-o", "D", "--backend", "gloo,ccl"], "cells of D: got "),
+    ):
+        capsys.readouterr()
+        assert versus(*words) == 2
+        assert capsys.readouterr().err.startswith(f"torchcoll: error: {line}")
+    command = [sys.executable, "-S", str(FAKE)]
+    capsys.readouterr()
+    assert main(["matrix", "-o", "D", "--env", "NCCL_ALGO=,Ring", "--", *command]) == 2
+    assert "got those of a matrix, expected those of a versus" in capsys.readouterr().err
+    assert main(["matrix", "-o", "E", "--launches", "1", "--", *command]) == 0
+    capsys.readouterr()
+    assert main(["versus", "--resume", "E"]) == 2
+    assert "E, which torchcoll matrix has begun" in capsys.readouterr().err
+
+
+def test_a_command_with_a_secret_is_given_again(capsys):
+    words = ["slow=NCCL_ALGO", "token=abc"]
+    assert versus("-o", "D", "--launches", "3", words=words) == 0
+    capsys.readouterr()
+    assert main(["versus", "--resume", "D"]) == 2
+    assert "secrets that are not kept, expected the command again. Give it with -o D in place" in (
+        capsys.readouterr().err
+    )
+    assert versus("-o", "D", words=words) == 0
+
+
+def test_a_dry_run_starts_nothing(capsys):
+    assert versus("-o", "D", "--dry-run") == 0
+    out, err = capsys.readouterr()
+    assert "2 cells x 1 launch = 2" in err and len(out.splitlines()) == 2
+    assert not Path("D").exists()
+
+
+def test_more_launches_later(capsys):
+    """'same' keeps the number over which its error is spent."""
+    assert versus("-o", "D", "--launches", "3") == 0
+    assert main(["versus", "--resume", "D", "--launches", "40"]) == 0
+    assert spec()["versus"]["launches"] == 3
+    assert "two one-sided tests in at most 3 rounds" in capsys.readouterr().out
+
+
+def test_a_broken_manifest(capsys):
+    assert versus("-o", "D", "--launches", "3") == 0
+    path = Path("D/manifest.jsonl")
+    header = json.loads(path.read_text().splitlines()[0])
+    for broken in (
+        {"versus": {"launches": "x"}},
+        {"versus": 3},
+        {"cells": [{"name": "a", "axes": 5}]},
+    ):
+        capsys.readouterr()
+        path.write_text(json.dumps({**header, "spec": {**header["spec"], **broken}}) + "\n")
+        assert main(["versus", "--resume", "D"]) == 3
+        err = capsys.readouterr().err
+        assert "D/manifest.jsonl, expected one that torchcoll versus wrote" in err

@@ -1,0 +1,254 @@
+"""The rule of ``torchcoll versus``: what each case is after every round, and when to stop.
+
+It looks at the launches after every round, and a test that is made for one look finds a difference
+between equal sides one time in three when it is asked thirty times. So each result has a test that
+expects it:
+
+- faster, slower: an anytime-valid t in the linear model of ``compare`` (``evidence``). However
+  often one looks, and whatever makes one go on, the chance that 1 / the largest value of an equal
+  case ever falls below p is p at most; Holm over the cases asks for more of each. Rejected: to
+  spend an error over a number of looks that is fixed before, which --resume would break.
+- same: two one-sided tests in groups (``bounds``), whose error is spent over a number of launches
+  that is fixed before: the anytime-valid form takes twice as many launches to show the same.
+
+A round is one launch of each side. numpy arrays are [case...].
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy
+from scipy import optimize, special
+
+from torchcoll.comparison.statistics import LEVEL, NO_SPREAD, holm
+
+# Launches a side before the first look: side, number and mean leave three degrees of freedom.
+FIRST_LOOK = 3
+# The effects that evidence is made for, in units of the noise of one launch: normal, with this
+# deviation. What differs by three times the noise is found soonest; nothing else depends on it.
+_LIKELY_EFFECT = 3.0
+_LEAST_CHANCE = 0.2  # of settling, below which launches do not pay
+_DRAWS = 200  # of that chance: right to 0.03
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the linear model says of each case after a round.
+
+    difference: of the logarithms, new - base; error: its standard error, on so many degrees of
+    freedom; spread: of the logarithm of one launch.
+    """
+
+    difference: numpy.ndarray
+    error: numpy.ndarray
+    degrees: numpy.ndarray
+    spread: numpy.ndarray
+
+    @property
+    def information(self) -> numpy.ndarray:
+        """1 / the variance of the difference, for a noise of 1: half the launches of a side."""
+        share: numpy.ndarray = self.spread / self.error
+        return share**2
+
+
+def _shrinkage(information: numpy.ndarray) -> numpy.ndarray:
+    """r: how much narrower t is where nothing differs than under the prior, squared."""
+    return numpy.reciprocal(1 + _LIKELY_EFFECT**2 * information)
+
+
+def evidence(t: numpy.ndarray, degrees: numpy.ndarray, information: numpy.ndarray) -> numpy.ndarray:
+    """How many times more likely this t is where the sides differ than where they do not.
+
+    Source: M. Lindon, D. W. Ham, M. Tingley, I. Bojinov, Anytime-Valid Inference in Linear Models,
+    arXiv:2210.08589, for one coefficient: with a normal prior for effect / noise, t sqrt(r) is
+    Student's again, and this is the ratio of both densities. Over growing data it is a martingale
+    of mean 1 where nothing differs, so it passes 1 / p with chance p at most, at any time.
+    """
+    r, squared = _shrinkage(information), t**2 / degrees
+    logs = numpy.log(r) / 2 - (degrees + 1) / 2 * numpy.log((1 + r * squared) / (1 + squared))
+    found: numpy.ndarray = numpy.exp(numpy.minimum(logs, 700.0))  # the next overflows
+    return found
+
+
+def half_width(seen: Seen, level: float = LEVEL) -> numpy.ndarray:
+    """Of the interval of the difference that holds the truth at every look alike, but for
+    ``level``: all values that ``evidence`` does not reject. inf where nothing is yet.
+    """
+    r = _shrinkage(seen.information)
+    most = (1 / (level * numpy.sqrt(r))) ** (2 / (seen.degrees + 1))
+    room = 1 - most * r
+    squared = numpy.where(room > 0, (most - 1) / numpy.maximum(room, NO_SPREAD**2), numpy.inf)
+    width: numpy.ndarray = numpy.sqrt(squared * seen.degrees) * seen.error
+    return width
+
+
+# -------------------------------------------------------------------------------------------------
+
+_NODES = 300
+_FAR = 8.0  # deviations, beyond which nothing is
+
+
+@functools.lru_cache(maxsize=64)
+def bounds(most: int) -> tuple[float, ...]:
+    """What a normal deviate must pass after each round to call a case the same: for FIRST_LOOK
+    launches a side, one more, ... ``most``.
+
+    The error LEVEL is spent as ln(1 + (e - 1) n / most): alike at early and at late looks (Pocock's
+    type). Source: C. Jennison and B. W. Turnbull, Group Sequential Methods (2000), 7.2 and, for the
+    integration from look to look, 19.2; for a t the deviate of the same p is taken, 4.4.
+    """
+    rounds = range(FIRST_LOOK, most + 1)
+    spent = [LEVEL * math.log1p((math.e - 1) * n / most) for n in rounds]
+    points, weights = numpy.polynomial.legendre.leggauss(_NODES)
+    found: list[float] = []
+    nodes, density, before = numpy.zeros(1), numpy.ones(1), 0  # of the sum: 0 before any launch
+    for n, now, earlier in zip(rounds, spent, [0.0, *spent], strict=False):
+        step = math.sqrt(n - before)
+
+        def passed(limit: float) -> float:
+            away = (limit - nodes) / step  # noqa: B023
+            return float(density @ special.ndtr(-away)) - (now - earlier)  # noqa: B023
+
+        limit = float(optimize.brentq(passed, 0.0, _FAR * math.sqrt(n)))
+        found.append(limit / math.sqrt(n))
+        low = -_FAR * math.sqrt(n)
+        new = (limit + low) / 2 + (limit - low) / 2 * points
+        steps = numpy.exp(-(((new[:, None] - nodes) / step) ** 2) / 2)
+        density = steps @ density / (step * math.sqrt(2 * math.pi)) * weights * (limit - low) / 2
+        nodes, before = new, n
+    return tuple(found)
+
+
+def bound_at(launches: int, most: int) -> float:
+    """Of ``bounds``, with so many launches a side; inf beyond ``most``: the error is spent."""
+    return bounds(most)[launches - FIRST_LOOK] if launches <= most else math.inf
+
+
+def shown_same(seen: Seen, limit: float, bound: float) -> numpy.ndarray:
+    """Whether both one-sided tests against -limit and limit pass ``bound``."""
+    room = (limit - abs(seen.difference)) / seen.error
+    shown: numpy.ndarray = room >= special.stdtrit(seen.degrees, special.ndtr(bound))
+    return shown
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decided:
+    """After a look, each case. differs: -1 and 1 beyond the threshold, 0 not; p: Holm's of
+    1 / the largest evidence; chance: of an open case to settle with ``most`` launches a side, nan
+    where another one has already shown that going on pays.
+    """
+
+    differs: numpy.ndarray
+    same: numpy.ndarray
+    p: numpy.ndarray
+    chance: numpy.ndarray
+
+    @property
+    def settled(self) -> numpy.ndarray:
+        found: numpy.ndarray = (self.differs != 0) | self.same
+        return found
+
+    @property
+    def futile(self) -> bool:
+        """Whether no open case is worth further launches."""
+        chances = self.chance[~self.settled]
+        return len(chances) > 0 and bool((chances < _LEAST_CHANCE).all())
+
+
+class Looks:
+    """All looks of one ``versus``: what they leave of each case by its number.
+
+    A result holds as long as the figures say so: a case that differed and whose ratio came back
+    within the threshold is open again, and so is one that was the same and has left it.
+
+    same_most: the launches a side over which the error of 'same' is spent. It stays what it was
+    when launches are added.
+    """
+
+    def __init__(self, threshold: float, same_most: int) -> None:
+        self.limit = math.log1p(threshold)
+        self.same_most = same_most
+        self._best = numpy.ones(0)  # the largest evidence
+        self._same = numpy.zeros(0, bool)
+
+    def look(self, cases: numpy.ndarray, seen: Seen, launches: int, most: int) -> Decided:
+        """After a round. cases: numbers of those that can be tested, as ``seen`` has them;
+        launches: of a side that count; most: at which it ends.
+        """
+        self._grow(int(cases.max(initial=-1)) + 1)
+        t = seen.difference / seen.error
+        found = evidence(t, seen.degrees, seen.information)
+        self._best[cases] = numpy.maximum(self._best[cases], found)
+        within = abs(seen.difference) < self.limit
+        self._same[cases] |= shown_same(seen, self.limit, bound_at(launches, self.same_most))
+        p = numpy.array(holm((1 / self._best[cases]).tolist()))
+        differs = numpy.where((p < LEVEL) & ~within, numpy.sign(seen.difference), 0).astype(int)
+        same = self._same[cases] & within
+        chance = numpy.full(len(cases), numpy.nan)
+        still_open = numpy.flatnonzero((differs == 0) & ~same)
+        needed = max(1, int((p >= LEVEL).sum())) / LEVEL
+        # Those that are far from the threshold, one way or the other, have the best chances.
+        far = abs(abs(seen.difference) - self.limit) / seen.error
+        for place in still_open[numpy.argsort(-far[still_open])]:
+            one = Seen(*(getattr(seen, name)[place] for name in vars(seen)))
+            enough = 0.0 if p[place] < LEVEL else needed
+            chance[place] = self._chance(one, launches, most, enough)
+            if chance[place] >= _LEAST_CHANCE:
+                break
+        return Decided(differs, same, p, chance)
+
+    def _grow(self, number: int) -> None:
+        more = number - len(self._best)
+        if more > 0:
+            self._best = numpy.concatenate((self._best, numpy.ones(more)))
+            self._same = numpy.concatenate((self._same, numpy.zeros(more, bool)))
+
+    def _chance(self, seen: Seen, launches: int, most: int, needed: float) -> float:
+        """That one case is settled with ``most`` launches a side: the share of draws where it is.
+        needed: the evidence that makes it differ.
+
+        A draw is a truth that these launches leave open, and what further launches would show
+        then (predictive power: Jennison and Turnbull, 10.3). A look in between may settle it too:
+        the chance is a little larger.
+        """
+        if launches >= most:
+            return 0.0
+        z, one, other, more = _draws(2 * (most - launches))
+        now, then = seen.information, seen.information * most / launches
+        noise = seen.spread * numpy.sqrt(seen.degrees / special.chdtri(seen.degrees, z))
+        truth = seen.difference + noise / numpy.sqrt(now) * one
+        added = truth + noise / numpy.sqrt(then - now) * other
+        difference = (now * seen.difference + (then - now) * added) / then
+        degrees = seen.degrees + 2 * (most - launches)
+        squares = seen.degrees * seen.spread**2 + noise**2 * more
+        spread = numpy.sqrt(squares / degrees)
+        last = Seen(difference, spread / numpy.sqrt(then), degrees, spread)
+        differs = evidence(difference / last.error, degrees, then) >= needed
+        end = most if launches >= self.same_most else min(most, self.same_most)
+        same = shown_same(last, self.limit, bound_at(end, self.same_most))
+        return float(numpy.where(abs(difference) < self.limit, same, differs).mean())
+
+
+@functools.lru_cache(maxsize=256)
+def _draws(degrees: int) -> tuple[numpy.ndarray, ...]:
+    """Upper shares of a chi squared, two normal deviates and a chi squared of so many degrees; the
+    same in every process, so that a folder that is read again stops at the same launch.
+    """
+    rng = numpy.random.default_rng(0)
+    one, other = rng.standard_normal((2, _DRAWS))
+    return rng.uniform(size=_DRAWS), one, other, rng.chisquare(degrees, _DRAWS)
+
+
+def due(names: Sequence[str], kept: Mapping[str, int], number: int) -> list[str]:
+    """Who has too few launches that count for this round, counted from 1, in the order in which
+    they start: A B, then B A, then A B, ...
+    """
+    order = names if number % 2 else list(reversed(names))
+    return [name for name in order if kept[name] < number]

@@ -1,0 +1,285 @@
+"""``torchcoll versus``: launches of the sides in turn, a look after every round, and the end.
+
+What a folder holds decides alone what is launched next: a versus that was killed, and one that goes
+on days later, first takes the launches that are there, in their order, and looks as often as the
+first one did. So nothing but launches is stored, and the same folder always gives the same answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy
+
+from torchcoll.comparison.compare import Comparison, comparison_of, matched
+from torchcoll.comparison.matching import Pair, pairs_of
+from torchcoll.comparison.results import Judged, measured_cases, p_text, percent
+from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
+from torchcoll.comparison.sides import Measured, Reading, Side
+from torchcoll.comparison.statistics import Outlier, exp
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import load_own
+from torchcoll.core.result import Run
+from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
+from torchcoll.launches.folder import Folder
+
+ATTEMPTS = 2  # at one launch, in a row: a node may fail once
+_METRIC = "time"
+_READING = Reading()  # of launches that all keep their samples
+
+Done = Callable[[PlannedLaunch], bool]
+
+
+@dataclass
+class Launched:
+    """The launches of one cell that have been taken, in the order of their numbers. measured: their
+    cases. out: numbers, from 0, of those that are left out of some comparison, and by how much they
+    are off the others.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    measured: list[list[Measured]] = field(default_factory=list)
+    out: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> int:
+        return len(self.runs) - len(self.out)
+
+    def add(self, run: Run) -> None:
+        number = len(self.runs)
+        own = Side("", [run]).measured(_METRIC, _READING)
+        self.runs.append(run)
+        self.measured.append([dataclasses.replace(one, launch=number) for one in own])
+
+
+@dataclass
+class Standing:
+    """A comparison of two cells after a look."""
+
+    pairs: Sequence[Pair]
+    cases: list[Judged]
+    left_out: list[Outlier]
+
+    @property
+    def tested(self) -> list[int]:
+        return [n for n, case in enumerate(self.cases) if not case.settled]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A launch that is an outlier, and by what factor: its cell is launched once more."""
+
+    job: PlannedLaunch
+    factor: float
+
+
+class Versus:
+    """plan: the first of its cells is the base of all others. most: launches a side at which it
+    ends; same_most: those over which the error of 'same' is spent.
+
+    stopped: why it has ended; '' before. failed: whether that is a launch without a result. round:
+    the last one that was looked at; standing: what it left of each cell but the base, empty before
+    the first look.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, path: Path, threshold: float, most: int, same_most: int
+    ) -> None:
+        self.plan = plan
+        self.threshold = threshold
+        self.most = most
+        self.same_most = same_most
+        self.stopped = ""
+        self.failed = False
+        self.round = 0
+        self.standing: list[Standing] = []
+        self.cells = {cell.name: Launched() for cell in plan.cells}
+        self._path = path
+        self._names = [cell.name for cell in plan.cells]
+        self._by_name = {cell.name: cell for cell in plan.cells}
+        self._looks = Looks(threshold, same_most)
+        self._places: dict[tuple[int, str], int] = {}  # of a case among all, in the looks
+        self._looked = dict.fromkeys(self._names, 0)
+        self._number = 1
+        self._now: list[Standing] = []
+        self._news: list[Repeat | None] = []  # a repeat, or None for a round
+
+    def next(self, done: Done) -> PlannedLaunch | None:
+        """Takes what is done; the launch that is missing next, or None at the end."""
+        while not self.stopped:
+            kept = {name: cell.kept for name, cell in self.cells.items()}
+            short = due(self._names, kept, self._number)
+            if not short:
+                self._look()
+                continue
+            cell = self.cells[short[0]]
+            job = PlannedLaunch(self._by_name[short[0]], len(cell.runs) + 1)
+            if not done(job):
+                return job
+            cell.add(load_own(self._path / f"{job.stem}.jsonl"))
+            if all(self.cells[name].kept >= self._number for name in self._names):
+                self._find_outliers()
+        return None
+
+    @property
+    def launches(self) -> dict[str, int]:
+        """How many of each cell the last look had, outliers too."""
+        return dict(self._looked)
+
+    def news(self) -> Iterator[Repeat | None]:
+        """What has happened since it was asked last: a repeat, or None for a round."""
+        while self._news:
+            yield self._news.pop(0)
+
+    def jobs(
+        self,
+        folder: Folder,
+        budget_s: float | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> Iterator[PlannedLaunch]:
+        """Each launch that is missing, for ``run``, until it has stopped. budget_s: no round begins
+        that would end behind it, by the mean of the launches before.
+        """
+        began, launched, tried = now(), 0, 0
+        before: PlannedLaunch | None = None
+        while (job := self.next(folder.done)) is not None:
+            tried = tried + 1 if before and before.key == job.key else 1
+            if folder.unavailable(job) or tried > ATTEMPTS:
+                last = folder.last(job) or {}
+                self.failed = True
+                self.stopped = f"{job.stem} has no result: {last.get('reason')}"
+                return
+            spent = now() - began
+            a_round = spent / launched * len(self._names) if launched else 0.0
+            first = all(cell.kept < self._number for cell in self.cells.values())
+            if budget_s is not None and first and spent + a_round > budget_s:
+                self.stopped = "the time of --budget is spent"
+                return
+            before, launched = job, launched + 1
+            yield job
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def _measure(self) -> list[Standing]:
+        """Every cell against the first, without results."""
+        base, *others = self._names
+        found = []
+        for name in others:
+            ours, theirs = (
+                [m for own in self.cells[n].measured for m in own] for n in (base, name)
+            )
+            pairs = pairs_of(ours, theirs)
+            sides = Side(base, self.cells[base].runs), Side(name, self.cells[name].runs)
+            found.append(Standing(pairs, *measured_cases(pairs, sides[0], sides[1], _METRIC)))
+        return found
+
+    def _find_outliers(self) -> None:
+        """Who is left out now; what was left out earlier may count again."""
+        base, *others = self._names
+        found: dict[str, dict[int, float]] = {name: {} for name in self._names}
+        self._now = self._measure()
+        for other, standing in zip(others, self._now, strict=True):
+            for one in standing.left_out:
+                side, number = one.launch
+                found[other if side else base][number] = one.factor
+        for name, out in found.items():
+            for number in sorted(out.keys() - self.cells[name].out.keys()):
+                job = PlannedLaunch(self._by_name[name], number + 1)
+                self._news.append(Repeat(job, out[number]))
+            self.cells[name].out = out
+        if self._number == 1:
+            self._check_comparable()
+
+    def _check_comparable(self) -> None:
+        """Raises UsageError where no launch will ever settle anything."""
+        for name, standing in zip(self._names[1:], self._now, strict=True):
+            if all(case.result == "incomparable" for case in standing.cases):
+                raise UsageError(
+                    "cases",
+                    f"none of {name} that can be compared with {self._names[0]}: "
+                    f"{standing.cases[0].reason}",
+                    "one at least",
+                    f"See torchcoll show {self._path}.",
+                )
+
+    def _look(self) -> None:
+        number = self._number
+        if number >= FIRST_LOOK:
+            self.round, self.standing = number, self._now
+            self._looked = {name: len(cell.runs) for name, cell in self.cells.items()}
+            self._decide()
+            self._news.append(None)
+        self._number += 1
+        if not self.stopped and self._number > self.most:
+            self.stopped = f"{self.most} launches a side are the most that were asked for"
+
+    def _decide(self) -> None:
+        """The results after this round, and whether it is the last one."""
+        every = [(which, s, n) for which, s in enumerate(self.standing) for n in s.tested]
+        if not every:
+            reason = next(case.reason for s in self.standing for case in s.cases)
+            self.stopped = f"no case can be judged, however many launches there are: {reason}"
+            return
+        numbers = numpy.array([self._place(which, s.pairs[n]) for which, s, n in every])
+        seen = _seen([s.cases[n] for _, s, n in every])
+        found = self._looks.look(numbers, seen, self.round, self.most)
+        widths = half_width(seen)
+        for place, (_, standing, n) in enumerate(every):
+            standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
+        if found.settled.all():
+            self.stopped = "every case is settled"
+        elif found.futile and self.round < self.most:
+            best = 100 * found.chance[~found.settled].max()
+            self.stopped = (
+                f"no open case has a chance of 20 % to be settled by {self.most} launches a side: "
+                f"{best:.0f} % at best"
+            )
+
+    def _place(self, which: int, pair: Pair) -> int:
+        key = which, repr((pair.common, pair.own, pair.size_bytes))
+        return self._places.setdefault(key, len(self._places))
+
+    def _judged(self, case: Judged, found: Decided, place: int, width: float) -> Judged:
+        ratio, p = case.ratio, float(found.p[place])
+        assert ratio is not None
+        bounds: list[float | None] = [None, None]
+        if math.isfinite(width):
+            bounds = [exp(math.log(ratio.ratio) + end) for end in (-width, width)]
+        known = dataclasses.replace(ratio, low=bounds[0], high=bounds[1])
+        result, reason = "unclear", p_text(p)
+        if found.differs[place]:
+            result = "slower" if found.differs[place] > 0 else "faster"
+        elif found.same[place]:
+            result, reason = "same", f"within {percent(self.threshold)}"
+        elif found.futile and self.round < self.most:
+            reason += f", {100 * found.chance[place]:.0f} % to settle"
+        return dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def comparisons(self) -> list[Comparison]:
+        """What the last look has left, as ``compare`` gives it; [] where there was none."""
+        if not self.standing:
+            return []
+        sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
+        return [
+            comparison_of(
+                matched(sides[0], side), standing.cases, standing.left_out, self.threshold
+            )
+            for side, standing in zip(sides[1:], self.standing, strict=True)
+        ]
+
+
+def _seen(cases: Sequence[Judged]) -> Seen:
+    ratios = [case.ratio for case in cases if case.ratio]
+    return Seen(
+        numpy.array([math.log(one.ratio) for one in ratios]),
+        numpy.array([one.error for one in ratios], dtype=float),
+        numpy.array([one.degrees for one in ratios]),
+        numpy.array([one.spread for one in ratios], dtype=float),
+    )

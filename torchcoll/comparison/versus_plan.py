@@ -1,0 +1,203 @@
+"""What a ``torchcoll versus`` is asked to do: its launches, its limits and its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from torchcoll.comparison.compare import THRESHOLD
+from torchcoll.comparison.sequential import FIRST_LOOK
+from torchcoll.comparison.statistics import MOST_OUTLIERS
+from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.file import MANIFEST
+from torchcoll.core.variables import MASK
+from torchcoll.launches.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
+from torchcoll.launches.folder import check_same, stored
+
+MOST = 30  # launches a side: 3 % are found at 2 % noise with 18 in the mean
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What is launched: one command and what it varies in, or ``two`` whole ones (behind --a)."""
+
+    words: Sequence[str] = ()
+    env: Sequence[str] = ()
+    axes: Sequence[str] = ()
+    backends: str | None = None
+    two: Sequence[str] | None = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.words or self.env or self.axes or self.backends or self.two)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """most: launches a side at which it ends; same_most: those over which the error of 'same' is
+    spent, as the folder was begun. there: the launches of the folder that count. notes: to be told.
+    """
+
+    plan: LaunchPlan
+    folder: Path
+    threshold: float
+    most: int
+    same_most: int
+    there: set[tuple[str, int]] = field(default_factory=set)
+    notes: Sequence[str] = ()
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the manifest keeps."""
+        limits = {"threshold": self.threshold, "launches": self.same_most}
+        return {**self.plan.to_json(), "versus": limits}
+
+
+def asked_of(
+    sides: Sides,
+    output: str | None = None,
+    resume: str | None = None,
+    threshold: float | None = None,
+    launches: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Asked:
+    """output: the folder; one that such a versus was begun in goes on. resume: one whose command is
+    taken too. Raises UsageError for what cannot be launched, or is not what was begun there;
+    UnreadableError for a broken manifest.
+    """
+    if resume and (sides.given or output):
+        raise UsageError(
+            "resume",
+            f"{resume} and {'--output' if output else 'a command'}",
+            "the folder alone: it has its command",
+            f"The same command goes on with -o {resume} too.",
+        )
+    folder = Path(resume or output or _new_folder())
+    found = stored(folder)
+    if resume and found is None:
+        raise UsageError("resume", resume, "the folder of a torchcoll versus")
+    header, there = found or ({}, set())
+    limits = _limits(folder, header.get("spec") or {}) if found else {}
+    if threshold is not None and threshold != limits.get("threshold", threshold):
+        raise UsageError(
+            f"threshold of {folder}",
+            f"{100 * threshold:g} %",
+            f"{100 * limits['threshold']:g} %, as it was begun with",
+            "Leave it out, or name another folder with -o.",
+        )
+    most = launches or limits.get("launches", MOST)
+    notes: Sequence[str] = ()
+    if resume:
+        plan = _stored(folder, header["spec"], most, environ)
+    else:
+        plan, notes = _planned(sides, most, environ)
+    asked = Asked(
+        plan,
+        folder,
+        limits.get("threshold", THRESHOLD if threshold is None else threshold),
+        most,
+        limits.get("launches", most),
+        there,
+        notes,
+    )
+    if found:
+        check_same(folder, header, asked.spec)
+    return asked
+
+
+def _new_folder() -> str:
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    first = name = f"torchcoll-runs/{now}-versus"
+    number = 1
+    while os.path.lexists(name):
+        number += 1
+        name = f"{first}-{number}"
+    return name
+
+
+def _limits(folder: Path, spec: Mapping[str, Any]) -> dict[str, Any]:
+    limits = spec.get("versus")
+    if limits is None:
+        raise UsageError(
+            "output",
+            f"{folder}, which torchcoll matrix has begun",
+            "a new or empty folder, or that of the same versus",
+        )
+    threshold, launches = (
+        limits.get(name) if isinstance(limits, dict) else None for name in ("threshold", "launches")
+    )
+    if not (type(threshold) is float and 0 < threshold < 1) or not (
+        type(launches) is int and FIRST_LOOK <= launches < 1e9
+    ):
+        raise UnreadableError("manifest", folder / MANIFEST, "one that torchcoll versus wrote")
+    return {"threshold": threshold, "launches": launches}
+
+
+def _stored(
+    folder: Path, spec: Mapping[str, Any], most: int, environ: Mapping[str, str]
+) -> LaunchPlan:
+    if MASK in json.dumps(spec):
+        raise UsageError(
+            "resume",
+            f"{folder}, whose command has secrets that are not kept",
+            "the command again",
+            f"Give it with -o {folder} in place of --resume.",
+        )
+    try:
+        return stored_plan(spec, _numbers(most, len(spec["cells"])), environ)
+    except (TypeError, ValueError, KeyError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UnreadableError(
+            "manifest", folder / MANIFEST, "one that torchcoll versus wrote"
+        ) from None
+
+
+def _planned(
+    sides: Sides, most: int, environ: Mapping[str, str]
+) -> tuple[LaunchPlan, Sequence[str]]:
+    if sides.two is not None:
+        if sides.words or sides.env or sides.axes or sides.backends:
+            raise UsageError("a", "--env, --axis or --backend too", "two whole commands alone")
+        return plan_of_commands(_two(sides.two), _numbers(most, 2), environ), []
+    plan, notes = make_plan(
+        sides.words, sides.env, sides.axes, environ=environ, backends=sides.backends
+    )
+    if len(plan.cells) < 2:
+        raise UsageError(
+            "versus",
+            f"one side, {plan.cells[0].name}",
+            "two at least",
+            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, or --a and --b.",
+        )
+    number = _numbers(most, len(plan.cells))
+    return LaunchPlan(plan.command, plan.cells, number, 0), notes
+
+
+def _numbers(most: int, cells: int) -> int:
+    """Launches that a cell can come to have: outliers of each comparison are repeated."""
+    return most + MOST_OUTLIERS * (cells - 1)
+
+
+def _two(words: Sequence[str]) -> dict[str, Sequence[str]]:
+    """``COMMAND --b COMMAND``, each as words or quoted as one."""
+    if words.count("--b") != 1:
+        raise UsageError(
+            "b",
+            "none" if "--b" not in words else "--b twice",
+            "one command behind --a and one behind --b",
+        )
+    place = words.index("--b")
+    found: dict[str, Sequence[str]] = {}
+    for name, own in (("a", words[:place]), ("b", words[place + 1 :])):
+        try:
+            found[name] = shlex.split(own[0]) if len(own) == 1 else list(own)
+        except ValueError as error:
+            raise UsageError(name, own[0], f"a command ({error})") from None
+    return found

@@ -1,0 +1,332 @@
+"""What ``torchcoll versus`` says: a line after every round, the tables, and its answer."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.comparison.show import case_grid, comparison_object, titles_of
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_ratio, format_size
+from torchcoll.report.destination import Destination, ProgressLine, clock_text
+from torchcoll.report.formats import Forms, show_found
+from torchcoll.report.grid import Grid
+
+if TYPE_CHECKING:
+    from torchcoll.comparison.compare import Comparison
+    from torchcoll.comparison.matching import Pair
+    from torchcoll.comparison.results import Compared
+    from torchcoll.comparison.versus import Repeat, Standing, Versus
+    from torchcoll.launches.blocks import PlannedLaunch
+
+SCHEMA = "torchcoll-versus/1"
+_MOST_NAMED = 5
+_MOST_TABLES = 3  # beyond, the sentence counts cases
+_MOST_STRETCHES = 5  # of sizes, in the sentence
+_FAR = 3.0  # a ratio from which on a percentage is no help
+_ORDER = ("slower", "faster", "same", "unclear", "incomparable")
+_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
+_STYLES = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
+
+# -------------------------------------------------------------------------------------------------
+# While it goes on.
+
+
+def round_text(state: Versus) -> str:
+    """``round 4: 5 of 7 settled: 1K 4K 16K same, 4M 16M slower; open: 64K 1.012, 256K 0.991``."""
+    names = [cell.name for cell in state.plan.cells][1:]
+    several = len(names) > 1
+    words = [
+        f"{f'{one_line(name)}: ' if several else ''}{_standing_text(standing)}"
+        for name, standing in zip(names, state.standing, strict=True)
+    ]
+    return f"round {state.round}: {'. '.join(words)}"
+
+
+def settled_text(state: Versus) -> str:
+    """``5 of 7 settled``; '' before the first look."""
+    cases = [case for standing in state.standing for case in standing.cases if case.ratio]
+    settled = sum(case.result != "unclear" for case in cases)
+    return f"{settled} of {len(cases)} settled" if cases else ""
+
+
+def _standing_text(standing: Standing) -> str:
+    rows = list(zip(_case_names(standing.pairs), standing.cases, strict=True))
+    known = [(name, case) for name, case in rows if case.ratio]
+    groups = []
+    for result in ("same", "slower", "faster"):
+        if own := [name for name, case in known if case.result == result]:
+            groups.append(f"{_listed(own, ' ')} {result}")
+    still_open = [
+        f"{name} {format_ratio(case.ratio.ratio)}"
+        for name, case in known
+        if case.result == "unclear" and case.ratio
+    ]
+    text = f"{len(known) - len(still_open)} of {len(known)} settled"
+    text += f": {', '.join(groups)}" if groups else ""
+    return text + (f"; open: {_listed(still_open, ', ')}" if still_open else "")
+
+
+def _listed(names: Sequence[str], between: str) -> str:
+    if len(names) <= _MOST_NAMED:
+        return between.join(names)
+    return f"{between.join([*names[: _MOST_NAMED - 1], '...', names[-1]])} ({len(names)})"
+
+
+def _case_names(pairs: Sequence[Pair]) -> list[str]:
+    titles = titles_of(pairs)
+    return [
+        " ".join(filter(None, [title, _size_text(pair)])) or str(pair.common.get("collective"))
+        for pair, title in zip(pairs, titles, strict=True)
+    ]
+
+
+def _size_text(pair: Pair) -> str:
+    known = COLLECTIVES[str(pair.common["collective"])].has_data
+    return format_size(pair.size_bytes) if known else ""
+
+
+class Live:
+    """Who ``run`` tells: a line that stays on a terminal, and one for every round and repeat."""
+
+    def __init__(self, state: Versus, folder: str, quiet: bool) -> None:
+        self._state = state
+        self._quiet = quiet
+        self._began = time.monotonic()
+        self._out = Destination(sys.stderr)
+        self._line = ProgressLine(None if quiet else sys.stderr, self._out.width or 80)
+        self._doing = ""
+        names = " and ".join(one_line(name) for name in state.cells)
+        self.note(f"{names} in turn, at most {state.most} launches of each, into {folder}")
+        if there := sum(len(cell.runs) for cell in state.cells.values()):
+            self.note(f"{counted(there, 'launch')} taken as they are")
+        for _ in state.news():  # of those
+            pass
+
+    def note(self, text: str) -> None:
+        if not self._quiet:
+            self._line.clear()
+            self._out.lines([one_line(text)])
+            self._out.flush()
+
+    def began(self, job: PlannedLaunch) -> None:
+        self._tell_news()
+        self._doing = job.stem
+        self.tick()
+
+    def tick(self) -> None:
+        words = [f"elapsed {clock_text(time.monotonic() - self._began)}", self._doing]
+        self._line.show("  ".join(filter(None, [*words, settled_text(self._state)])))
+
+    def ended(self, job: PlannedLaunch, record: Mapping[str, Any]) -> None:
+        if record["status"] != "ok":
+            self.note(f"{job.stem}: {record['status']}: {record['reason']}")
+
+    def skipped(self) -> None:
+        """No launch is asked for that a cell cannot have."""
+
+    def close(self) -> None:
+        self._tell_news()
+        self._line.clear()
+
+    def _tell_news(self) -> None:
+        for one in self._state.news():
+            self.note(round_text(self._state) if one is None else repeat_text(one))
+
+
+def repeat_text(one: Repeat) -> str:
+    return (
+        f"{one.job.stem} is an outlier, {format_ratio(one.factor)} times what the others give: "
+        f"it is kept, counts no more, and {one.job.cell.name} is launched once more"
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# The answer.
+
+
+def answer(found: Sequence[Comparison], launches: int) -> tuple[str, str]:
+    """The sentence, and its style. launches: of a side, that count."""
+    texts = [_against(one) for one in found]
+    results = {row.result for one in found for row in one.rows if row.matched}
+    worst = next((name for name in _ORDER if name in results), "")
+    if worst == "same" and "unclear" in results:
+        worst = "unclear"
+    side = "a side" if len(found) == 1 else "of each"
+    text = f"{'. '.join(texts)}; {counted(launches, 'launch')} {side}"
+    return text, _STYLES.get(worst, "bold yellow")
+
+
+def _against(found: Comparison) -> str:
+    from torchcoll.comparison.results import percent, tables_of
+
+    base, new = one_line(found.base.name), one_line(found.new.name)
+    rows = [row for row in found.rows if row.matched]
+    tables = tables_of(rows)
+    within = percent(found.threshold)
+    if not tables:
+        return f"{new} and {base} have no case in common"
+    if len(tables) > _MOST_TABLES:
+        return _sentence(base, new, within, [(r, f"in {n} of {len(rows)} cases", own)
+                                             for r, n, own in _counts(rows)])  # fmt: skip
+    titles = titles_of([table[0].pair for table in tables])
+    texts = []
+    for table, title in zip(tables, titles, strict=True):
+        text = _sentence(base, new, within, list(_stretches(table)))
+        texts.append(f"{title}: {text}" if title else text)
+    return "; ".join(texts)
+
+
+def _counts(rows: Sequence[Compared]) -> Iterable[tuple[str, int, list[Compared]]]:
+    for result in _ORDER:
+        if own := [row for row in rows if row.result == result]:
+            yield result, len(own), own
+
+
+def _stretches(table: Sequence[Compared]) -> Iterable[tuple[str, str, list[Compared]]]:
+    """(result, where, its cases) of each result, those that differ first."""
+    groups: list[list[int]] = []
+    for place, row in enumerate(table):
+        if groups and table[groups[-1][0]].result == row.result:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    sizes = [_size_text(row.pair) for row in table]
+    for result, number, own in _counts(table):
+        mine = [g for g in groups if table[g[0]].result == result]
+        if len(groups) > _MOST_STRETCHES:
+            where = f"at {number} of {len(table)} sizes"
+        elif len(groups) == 2 and result != next(r for r, _, _ in _counts(table)):
+            where = "below" if mine[0][0] == 0 else "above"
+        else:
+            where = " and ".join(_where(sizes, g) for g in mine)
+        yield result, where, own
+
+
+def _where(sizes: Sequence[str], group: Sequence[int]) -> str:
+    first, last = group[0], group[-1]
+    if len(group) == len(sizes):
+        return f"at all {len(sizes)} sizes" if len(sizes) > 1 else f"at {sizes[0]}" * bool(sizes[0])
+    if first == last:
+        return f"at {sizes[first]}"
+    if first == 0:
+        return f"up to {sizes[last]}"
+    if last == len(sizes) - 1:
+        return f"from {sizes[first]} on"
+    return f"from {sizes[first]} to {sizes[last]}"
+
+
+def _sentence(
+    base: str, new: str, within: str, parts: Sequence[tuple[str, str, list[Compared]]]
+) -> str:
+    words = []
+    for place, (result, where, own) in enumerate(parts):
+        by = f", by {_by_text(own)}" if result in ("slower", "faster") else ""
+        what = {"same": f"the same within {within}"}.get(result, result)
+        if place == 0 and result in ("slower", "faster"):
+            what = f"{new} is {result} than {base}"
+        elif place == 0:
+            what = f"{new} and {base} are {what}"
+        words.append(f"{what} {where}".rstrip() + by)
+    return "; ".join(words)
+
+
+def _by_text(rows: Sequence[Compared]) -> str:
+    """``12 to 31 %`` of the base's time, or ``1.2 to 4.5 times`` as long."""
+    ratios = sorted(row.ratio for row in rows if row.ratio)
+    if ratios[-1] >= _FAR:
+        return _ends([f"{one:.3g}" for one in ratios], "times")
+    shares = sorted(100 * abs(one - 1) for one in ratios)
+    return _ends([f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in shares], "%")
+
+
+def _ends(texts: Sequence[str], unit: str) -> str:
+    return f"{' to '.join(dict.fromkeys([texts[0], texts[-1]]))} {unit}"
+
+
+# -------------------------------------------------------------------------------------------------
+# The tables.
+
+
+def show_versus(
+    state: Versus,
+    found: Sequence[Comparison],
+    folder: str,
+    ended: str,
+    format: str = "table",
+    file: TextIO | None = None,
+) -> None:
+    """What the last look has left; ended: why there is no other. Raises UsageError for an unknown
+    format.
+    """
+    text, style = answer(found, state.round)
+    out = Destination(file)
+    if format == "table" and out.terminal:
+        out.styled(text, style)
+        out.write("\n")
+    grids = [grid for one in found for grid in _grids(one)]
+    grids.append(Grid([], [], below=_below(state, found, folder, ended)))
+    show_found([Forms(grids, _object(state, found, folder, ended), _records(found))], format, file)
+    if format == "table":
+        out.styled(text, style)
+        out.flush()
+
+
+def _grids(found: Comparison) -> list[Grid]:
+    from torchcoll.comparison.results import tables_of
+
+    rows = [row for row in found.rows if row.matched]
+    tables = tables_of(rows)
+    titles = titles_of([table[0].pair for table in tables])
+    notes: dict[str, int] = {}
+    grids = [
+        case_grid(found, table, title, notes) for table, title in zip(tables, titles, strict=True)
+    ]
+    base, new = one_line(found.base.name), one_line(found.new.name)
+    above = [f"{base} -> {new}; ratio = {new} / {base}, time: {found.reading}"]
+    differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
+    above += [f"what differs: {'; '.join(differ)}"] if differ else []
+    below = [f"[{number}] {text}" for text, number in notes.items()]
+    alone = sum(not row.matched for row in found.rows)
+    below += [f"{counted(alone, 'case')} on one side only"] if alone else []
+    below += [one_line(note) for note in found.notes]
+    return [Grid([], [], above=above), *grids, Grid([], [], below=below)]
+
+
+def _below(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[str]:
+    tested = sum(row.judged.p_value is not None for one in found for row in one.rows)
+    return [
+        "95 %, p: anytime-valid t of the side in log time ~ side + launch number, over all looks; "
+        f"Holm over {counted(tested, 'case')}; same: two one-sided tests in at most "
+        f"{state.same_most} rounds",
+        f"ended after {counted(state.round, 'round')} ({_launches_text(state)}): {ended}",
+        f"results, logs and manifest: {folder}",
+    ]
+
+
+def _launches_text(state: Versus) -> str:
+    return ", ".join(f"{n} of {one_line(name)}" for name, n in state.launches.items())
+
+
+def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "answer": answer(found, state.round)[0],
+        "ended": ended,
+        "rounds": state.round,
+        "launches": state.launches,
+        "folder": folder,
+        "comparisons": [comparison_object(one) for one in found],
+    }
+
+
+def _records(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    return [
+        {"base_name": one.base.name, "new_name": one.new.name, **row}
+        | {"notes": "; ".join(row["notes"])}
+        for one in found
+        for row in comparison_object(one)["rows"]
+    ]
