@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
 from torchcoll.importers.base import Imported, itemsize, make_result
 
 # The largest number of ranks that is looked for in busbw / algbw.
 _MOST = 100_000
+_NEAR = 0.02  # of algbw, size and time, which are rounded
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """One placement of a row. ``step_*``: half a unit in the last place as printed."""
 
@@ -33,7 +35,7 @@ class Block:
     remark: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class NcclTestsRow:
     line: int
     size: int
@@ -97,13 +99,7 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
         return 0, ""
     if entry.bus_factor(2) == entry.bus_factor(3):
         return 0, ""
-    # Each pair of rounded figures leaves an interval for the factor: they must leave one number.
-    low, high = 0.0, float("inf")
-    for row in rows:
-        for block in row.blocks:
-            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
-                low = max(low, (block.busbw - block.bw_step) / (block.algbw + block.bw_step))
-                high = min(high, (block.busbw + block.bw_step) / (block.algbw - block.bw_step))
+    low, high = _factors(rows)
     fit = []
     for n in range(2, _MOST) if low else ():
         factor = entry.bus_factor(n)
@@ -112,6 +108,97 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
         if factor > high or len(fit) > 1:
             break
     return (fit[0], "busbw / algbw") if len(fit) == 1 else (0, "")
+
+
+def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
+    """Between what busbw / algbw must be: each pair of rounded figures leaves an interval."""
+    low, high = 0.0, float("inf")
+    for least, most in map(_factor, _telling(rows)):
+        low, high = max(low, least), min(high, most)
+    return low, high
+
+
+def _telling(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
+    """Those whose figures are large enough beside their rounding."""
+    for row in rows:
+        for block in row.blocks:
+            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
+                yield block
+
+
+def _factor(block: Block) -> tuple[float, float]:
+    assert block.algbw and block.busbw is not None
+    step = block.bw_step
+    return (block.busbw - step) / (block.algbw + step), (block.busbw + step) / (block.algbw - step)
+
+
+def contradict(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
+    """Whether every busbw is another than so many ranks have."""
+    factor = COLLECTIVES[collective].bus_factor(ranks)
+    found = [low <= factor <= high for low, high in map(_factor, _telling(rows))]
+    return bool(found) and not any(found)
+
+
+def fitting(rows: Sequence[NcclTestsRow], ranks: int = 0) -> dict[str, str]:
+    """The collectives that print such rows -> how that shows. ``ranks``: 0 where not known.
+
+    By the reduction and the root, the elements of one rank, and busbw / algbw: all_gather and
+    all_to_all, and gather and scatter, agree in these, all_reduce of 2 ranks and sendrecv, too.
+    """
+    sent = [row for row in rows if row.size and row.count]
+    low, high = _factors(sent)
+    largest = max(_telling(sent), key=lambda block: block.algbw or 0, default=None)
+    if not sent or largest is None or low > high:
+        return {}
+    assert largest.algbw and largest.busbw
+    found = {}
+    for entry in COLLECTIVES.values():
+        if not entry.has_data or entry.has_splits:
+            continue
+        op = entry.has_op or entry.name == "sendrecv"  # which prints it, and does not use it
+        if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
+            continue
+        told = ranks_of(sent, entry.name)[0]
+        several = entry.parts(2) != 1
+        n = next((n for n in (ranks, told) if n and _fits(entry, n, sent, low, high)), 0)
+        # Of many ranks the factor of all_reduce is known, and their number is not.
+        factors = entry.bus_factor(2), entry.bus_factor(_MOST)
+        if not n and (several or ranks or told or factors[0] > high or factors[1] < low):
+            continue
+        how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
+        if several:
+            how.insert(0, f"size / count is that of {n} ranks")
+        if entry.has_root:
+            how.insert(0, f"a root{' and a reduction' * entry.has_op}")
+        found[entry.name] = ", ".join(how)
+    if _unchecked_in_place(sent) and "all_to_all" in found:  # nccl-tests never checks that one
+        found.pop("all_gather", None)
+    return found
+
+
+def _fits(
+    entry: Collective, ranks: int, rows: Sequence[NcclTestsRow], low: float, high: float
+) -> bool:
+    """Whether the figures can be those of this collective on so many ranks."""
+    launch = NcclTestsLaunch(entry.name, ranks)
+    if not low <= entry.bus_factor(ranks) <= high or any(judge(row, launch) for row in rows):
+        return False
+    shares = [
+        block.algbw * block.time_ns / row.size
+        for row in rows
+        for block in row.blocks
+        if block.algbw and block.algbw > 10 * block.bw_step
+    ]
+    return bool(shares) and abs(median(shares) / entry.moved(ranks) - 1) < _NEAR
+
+
+def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
+    checked = {
+        bool(block.in_place): block.wrong is not None or block.error is not None
+        for row in rows
+        for block in row.blocks
+    }
+    return checked == {False: True, True: False}
 
 
 def results_of(

@@ -106,6 +106,8 @@ _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
+# Behind a quote, a bullet or a stamp alone: rows of a table need not begin with a bar.
+STARTS = re.compile(r"(?:(?<=[>:\])-])|(?<=[>:\])-] ))\|(?=.*\|)")
 _RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
 
 

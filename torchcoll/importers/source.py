@@ -1,4 +1,4 @@
-"""The lines of a foreign file: unpacked, decoded, without what terminals and launchers add."""
+"""The lines of a foreign file: unpacked, decoded, without what terminals add."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ from torchcoll.core.bounds import (
 )
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
+from torchcoll.importers.prefix import cleaned
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Open MPI --tag-output, srun -l, torchrun, mpiexec -l (hydra), pdsh, time stamps of kubectl.
-_PREFIX = re.compile(
-    r"\[\d+,\d+\]<(?:stdout|stderr)>:\s?"
-    r"|\[(?:rank|default)?\d+\]:?\s?(?=[\s#\d])"
-    r"|\s{0,6}\d+:\s(?=.*\S)"
-    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\s"
-)
 # A message of a library, which may begin inside a row that another process is printing.
 # A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
 _LOG = re.compile(
@@ -202,23 +195,6 @@ def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:
         if first:
             text, first = text.removeprefix("\ufeff"), False
         yield text.rstrip("\r\n")
-
-
-def cleaned(lines: Iterable[Line]) -> Iterator[Line]:
-    """Without ANSI codes and prefixes; a progress bar's line is what it showed last."""
-    for number, text in lines:
-        if "\x1b" in text:
-            text = _ANSI.sub("", text)
-        if "\r" in text:
-            text = text.rstrip("\r").rpartition("\r")[2]
-        if text[:7].strip()[:1] in _PREFIX_STARTS:
-            match = _PREFIX.match(text)
-            if match:
-                text = text[match.end() :]
-        yield number, text
-
-
-_PREFIX_STARTS = frozenset("[0123456789")
 
 
 def without_log(text: str) -> tuple[str, bool]:
