@@ -244,6 +244,29 @@ def make_result(
 
     ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
     """
+    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse)
+    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, known)
+    return CaseResult(
+        case,
+        "wrong" if wrong and checked else "ok",
+        ranks,
+        count=own_count if count is None else count,
+        size_bytes=size_bytes,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        ordinal=None,
+        verification=None if wrong is None or not checked else _verification(checked, wrong),
+        warnings=list(warnings),
+        reported=reported,
+    )
+
+
+@lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once
+def _case(
+    collective: str, size_bytes: int, ranks: int, known: tuple[Any, ...]
+) -> tuple[Case, int, int, int]:
+    """The case, its count, and the bytes in and out of a rank; 0 is unknown."""
+    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse = known
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
@@ -258,22 +281,20 @@ def make_result(
         coalesce=coalesce,
         buffer_reuse=buffer_reuse,
     )
-    result = CaseResult(case, "ok", ranks, size_bytes=size_bytes, reported=reported, ordinal=None)
+    count = bytes_in = bytes_out = 0
     size = itemsize(dtype)
-    if count is not None:
-        result.count = count
-    elif size and (ranks or entry.parts(2) == 1):
-        result.count = size_bytes // (size * entry.parts(ranks or 1))
+    if size and (ranks or entry.parts(2) == 1):
+        count = size_bytes // (size * entry.parts(ranks or 1))
     if ranks and entry.has_data and not entry.has_splits:
         # In bytes, so that the type need not be known; the root holds the most.
         layout = Layout(root or 0, ranks, size_bytes // entry.parts(ranks), root or 0)
-        result.bytes_in, result.bytes_out = entry.elements(layout)
-    result.warnings = list(warnings)
-    if wrong is not None and checked:
-        result.verification = Verification(checked=checked, wrong=wrong)
-        if wrong:
-            result.status = "wrong"
-    return result
+        bytes_in, bytes_out = entry.elements(layout)
+    return case, count, bytes_in, bytes_out
+
+
+@lru_cache(maxsize=1 << 12)
+def _verification(checked: int, wrong: int) -> Verification:
+    return Verification(checked, wrong)
 
 
 def make_run(

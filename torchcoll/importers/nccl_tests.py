@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -207,6 +208,7 @@ def results_of(
     """The cases of these rows; those that cannot be used are refused in ``found``."""
     results: list[CaseResult] = []
     odd = []
+    disagrees = _checker(launch)
     for row in rows:
         why = judge(row, launch)
         if why:
@@ -215,7 +217,7 @@ def results_of(
         found.take()
         for block in row.blocks:
             result = _result(row, block, launch)
-            if launch.ranks != 1 and not launch.cpu_time and _disagrees(result, block):
+            if disagrees and disagrees(row.size, block):
                 odd.append(row.line)
                 result.warnings.append(
                     f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
@@ -234,15 +236,16 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     assert launch.collective
     reported = Reported(
         block.time_ns,
-        statistic="mean",
-        over_ranks="mean",  # the default of -a
-        clock="issue" if launch.cpu_time else "host",
-        calls=launch.calls,
-        min_ns=block.min_ns,
-        max_ns=block.max_ns,
-        p99_ns=block.p99_ns,
-        algbw_gbps=block.algbw,
-        busbw_gbps=block.busbw,
+        "mean",
+        "mean",  # over ranks: the default of -a
+        "issue" if launch.cpu_time else "host",
+        launch.calls,
+        None,
+        block.min_ns,
+        block.max_ns,
+        block.p99_ns,
+        block.algbw,
+        block.busbw,
     )
     remarks = [block.remark] if block.remark else []
     if launch.cpu_time:
@@ -273,32 +276,41 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     return result
 
 
-def _disagrees(result: CaseResult, block: Block) -> bool:
-    """True where a bandwidth that was given cannot be the rounded form of the derived one."""
-    entry, ranks = COLLECTIVES[result.case.collective], result.ranks
-    if not ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
-        return False
-    if block.algbw is None or block.busbw is None or not block.time_ns:
-        return False
-    n = ranks or 2
-    for reported, factor in ((block.algbw, 1.0), (block.busbw, entry.bus_factor(n))):
-        scale = result.size_bytes * entry.moved(n) * factor
-        low = scale / (block.time_ns + block.time_step_ns) - block.bw_step
-        high = scale / max(block.time_ns - block.time_step_ns, 1e-3) + block.bw_step
-        if not low * 0.999 <= reported <= high * 1.001:
-            return True
-    return False
+def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
+    """Of a size and its figures: whether a bandwidth that was given cannot be the rounded form of
+    the derived one. None where none can be derived.
+    """
+    assert launch.collective
+    entry, n = COLLECTIVES[launch.collective], launch.ranks or 2
+    if launch.ranks == 1 or launch.cpu_time:
+        return None
+    if not launch.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
+        return None
+    moved = entry.moved(n)
+    factor = moved * entry.bus_factor(n)
+
+    def disagrees(size: int, block: Block) -> bool:
+        algbw, busbw, time = block.algbw, block.busbw, block.time_ns
+        if algbw is None or busbw is None or not time:
+            return False
+        step, shortest = block.bw_step, time - block.time_step_ns
+        low = size / (time + block.time_step_ns)
+        high = size / (shortest if shortest > 1e-3 else 1e-3)
+        return not (
+            (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
+            and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
+        )
+
+    return disagrees
 
 
 def repeats(results: Sequence[CaseResult]) -> str:
     """A line on sizes that come several times; all of them are kept."""
-    counts: dict[object, int] = {}
-    for result in results:
-        counts[result.case] = counts.get(result.case, 0) + 1
+    counts = Counter(result.case for result in results)
     most = max(counts.values(), default=0)
     if most < 2:
         return ""
-    sizes = [case.size_bytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
+    sizes = [case.size_bytes for case, n in counts.items() if n > 1]
     return (
         f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"

@@ -134,7 +134,15 @@ class RowParser:
         self._one = len(starts) == 1
         self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can leave one out
         self._scale = 1e6 if "res" in names else 1e3  # the oldest wrote ms
-        self._places = {name: place for place, name in enumerate(body[:width])}
+        self._body = body[:width]
+        places = {name: place for place, name in enumerate(self._body)}
+        self._time = places.get("time", places.get("cputime", 0))
+        self._algbw, self._busbw = places.get("algbw", 0), places.get("busbw", 0)
+        self._wrong = places.get("#wrong", places.get("wrong", 0))
+        self._error = places.get("error", places.get("res", 0))
+        self._more = [
+            (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
+        ]
 
     def row(self, line: int, text: str) -> NcclTestsRow | str:
         """The row; else why it is none."""
@@ -181,39 +189,26 @@ class RowParser:
         return heads == self._seen
 
     def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
-        places = self._places
-        name = "time" if "time" in places else "cputime"
-        raw = figures[places[name]]
-        time = number(raw)
+        raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
+        time, algbw, busbw = number(raw), number(alg), number(bus)
         if not time:
-            return f"{name} is {raw}"
-        bandwidths = []
-        for key in ("algbw", "busbw"):
-            text = figures[places[key]] if key in places else ""
-            value = number(text)
-            if value is None and text not in _NO_NUMBER:
-                return f"{key} is {text}"
-            bandwidths.append(value)
-        step = rounding(figures[places["busbw"]])
-        block = Block(
-            in_place,
-            time * self._scale,
-            *bandwidths,
-            time_step_ns=rounding(raw) * self._scale,
-            bw_step=step,
-        )
-        for key, place in places.items():
-            text = figures[place]
-            if key in ("#wrong", "wrong"):
-                if text != "N/A":
-                    count = number(text.rstrip("*"))
-                    if count is None or count % 1:
-                        return f"{key} is {text}"
-                    block.wrong = int(count)
-            elif key in ("error", "res"):
-                block.error = number(text)
-            elif key in _PER_ITERATION:
-                setattr(block, _PER_ITERATION[key], ns_of_us(text))
+            return f"{self._body[self._time]} is {raw}"
+        if algbw is None and alg not in _NO_NUMBER:
+            return f"algbw is {alg}"
+        if busbw is None and bus not in _NO_NUMBER:
+            return f"busbw is {bus}"
+        wrong: int | None = None
+        if self._wrong and (text := figures[self._wrong]) != "N/A":
+            count = number(text.rstrip("*"))
+            if count is None or count % 1:
+                return f"{self._body[self._wrong]} is {text}"
+            wrong = int(count)
+        scale = self._scale
+        error = number(figures[self._error]) if self._error else None
+        steps = rounding(raw) * scale, rounding(bus)
+        block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
+        for place, name in self._more:
+            setattr(block, name, ns_of_us(figures[place]))
         return block
 
 
@@ -248,11 +243,15 @@ _RANK = re.compile(
     r"Rank\s+(\d+)(?:\s+Group\s+\d+)?(?:\s+Pid\s+(\d+))? on\s+(\S+)\s+device\s+(\d+)"
     r"(?:\s+\[([^]]*)\])?\s*(.*)"
 )
-_HEADING = re.compile(r"#?\s*(?:size\s+count|bytes\s+N)\s+type\b.*\btime\b|.*\bcputime\b")
+_HEADING = re.compile(
+    r"#?\s*(?:size\s+count|bytes\s+N)\s+type\b.*(?:\btime\b.*\bbusbw\b|\bcputime\b)"
+)
 _NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
 _TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
+# A row or a heading. By its first character, which the search finds fast.
 STARTS = re.compile(
-    rf"(?<![\w.,+-]){_NUMBERS}{_TYPE}|(?:#[ \t]*)?(?:size\s+count|bytes\s+N)\s+type\b"
+    rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
+    r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
 )
 # What is left of a row that other output runs into: it cannot be read, and must not be missed.
 _HOLDS = re.compile(rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}")
@@ -588,9 +587,7 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     ]
 
 
-def _unnamed(
-    part: _Part, options: ImportOptions, ranks: int, found: Imported
-) -> str | None:
+def _unnamed(part: _Part, options: ImportOptions, ranks: int, found: Imported) -> str | None:
     """The collective of a table that no line of nccl-tests names; None where its rows are refused.
 
     A title, or the name of the file, is believed as far as the figures can be such a collective's.

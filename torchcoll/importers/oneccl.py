@@ -70,8 +70,7 @@ EMPTY = (
 
 def sniff(head: Sequence[str]) -> bool:
     return any(
-        "t_avg[usec]" in text and ("#bytes" in text or text.startswith("#ranks,"))
-        for text in head
+        "t_avg[usec]" in text and ("#bytes" in text or text.startswith("#ranks,")) for text in head
     )
 
 

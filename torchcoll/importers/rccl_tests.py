@@ -32,7 +32,7 @@ from torchcoll.importers.nccl_tests import Block, NcclTestsLaunch, NcclTestsRow,
 NAME = "rccl-tests"
 LONG_LINES = True
 _NEEDED = {"collective", "size", "time", "busbw"}
-STARTS = re.compile(r'"?numCycle\b')
+STARTS = re.compile(r'(?<!")numCycle,')
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
