@@ -215,11 +215,15 @@ _DECODER = json.JSONDecoder(strict=False)  # names of events may hold control ch
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NEVER_SKIPPED = frozenset('{}[],:"')  # what is there to be read; '' is the end of a piece
 _OPEN = frozenset(".eE+-")  # a number that goes on
-Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
+_BATCH = 1 << 18  # characters of items that are decoded at once
+_BOUNDARY = re.compile(r"\}\s*,\s*(?=\{)")  # likely between two items that are objects
+_TRIED = 3  # boundaries that turn out to be within an item, before each item is decoded alone
+Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is of items
 
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
-    """Each member of the outermost object; of those named in ``arrays`` each item of the list.
+    """Each member of the outermost object; of those named in ``arrays`` lists of some items each,
+    in order, behind an empty list.
 
     Raises ValueError for what is no such JSON, or has a member of more than MOST_MEMBER characters;
     RecursionError where it is nested too deep.
@@ -237,8 +241,11 @@ def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member
             yield key, [], 0, False  # its items follow
             if not text.next_is("]"):
                 while True:
+                    items, length = text.items()
+                    if items:
+                        yield key, items, length, True
                     value, length = text.value()
-                    yield key, value, length, True
+                    yield key, [value], length, True
                     if not text.next_is(","):
                         text.expect("]")
                         break
@@ -258,6 +265,7 @@ class _Text:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
         self._text, self._place = "", 0
         self._ended = False
+        self._tries = _TRIED
 
     def _more(self, size_bytes: int = 1) -> bool:
         """At least so much more text, if there is; False at the end."""
@@ -312,6 +320,29 @@ class _Text:
                 break
         length, self._place = end - self._place, end
         return value, length
+
+    def items(self) -> tuple[list[Any], int]:
+        """Items that stand here with a comma behind each, and their length; [] is none of them.
+
+        What begins at the beginning of an item and is a list's content, is whole items: a text that
+        ends inside of one leaves something open.
+        """
+        if not self._tries:
+            return [], 0
+        if len(self._text) - self._place < _BATCH:
+            self._more(_BATCH)
+        latest = self._text.rfind("}", self._place, len(self._text) - _BATCH // 8)
+        found = _BOUNDARY.search(self._text, max(latest, self._place))
+        if latest < 0 or found is None:
+            return [], 0
+        try:
+            items = _DECODER.decode(f"[{self._text[self._place : found.start() + 1]}]")
+        except (ValueError, RecursionError):
+            self._tries -= 1
+            return [], 0
+        self._tries = _TRIED
+        length, self._place = found.end() - self._place, found.end()
+        return items, length
 
     def end(self) -> None:
         self._skip()

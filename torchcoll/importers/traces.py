@@ -116,22 +116,36 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     held, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
-            one = value
             if item and key == "traceEvents":
-                one = event_of(value)
-                events.add(one is not None)
-                if one is None:
-                    continue
-            small = isinstance(one, Event) and not one.args
-            held.add_bytes(_EVENT_BYTES if small else _HELD_RATIO * length + _ITEM_BYTES)
+                kept = [event for event in map(event_of, value) if event]
+                events.add(len(kept), len(value) - len(kept))
+                held.add_bytes(sum(map(_event_bytes, kept)))
+                found[key] += kept
+                continue
+            held.add_bytes(_HELD_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
-                found[key].append(one)
+                found[key] += value
             else:
-                found[key] = one
+                found[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
             raise UnreadableError("trace", path, _KINDS) from None
     return found
+
+
+def _event_bytes(event: Event) -> int:
+    """Of memory; most have no arguments."""
+    if not event.args:
+        return _EVENT_BYTES
+    sizes = (
+        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _of_list(v))
+        for v in event.args.values()
+    )
+    return _EVENT_BYTES + sum(sizes)
+
+
+def _of_list(value: object) -> int:
+    return _HELD_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
 def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:
