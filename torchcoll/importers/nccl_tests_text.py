@@ -254,7 +254,10 @@ STARTS = re.compile(
     r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
 )
 # What is left of a row that other output runs into: it cannot be read, and must not be missed.
-_HOLDS = re.compile(rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}")
+_HOLDS = re.compile(
+    rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
+)
+_BEGUN = re.compile(r"\s*\d[\d,]*(?:\s+\d[\d,]*)?\s*$")  # the size, and the count, of a row
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.eE+-]+)")
 _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
@@ -398,6 +401,8 @@ class _TextReader:
                 self.pending = (line, text)
             else:
                 self.row(line, text)
+        elif _BEGUN.match(text) and self.part.names:
+            self.pending = (line, text)
         else:
             self.other(line, text)
 
@@ -569,7 +574,8 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
     end: dict[str, Any] = {"status": "complete"}
-    if not part.ended:
+    excerpt = not (part.ended or part.started or part.settings or part.members)
+    if not (part.ended or excerpt):
         end = {"status": TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
         return []
@@ -577,7 +583,11 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         make_run(
             results,
             options,
-            {"tool": tool, "version": part.versions.get(tool), "format": "text"},
+            {
+                "tool": tool,
+                "version": part.versions.get(tool),
+                "format": "text, an excerpt" if excerpt else "text",
+            },
             ranks=launch.ranks,
             environment=environment,
             members=members,
