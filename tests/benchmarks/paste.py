@@ -202,7 +202,11 @@ def variants() -> Iterator[tuple[str, str, ImportOptions]]:
         yield f"prefix: {name}", "\n".join(p + line for p, line in pairs), none
     yield "rows alone", "\n".join(rows), none
     yield "one row", rows[-1], none
-    yield "one row of two ranks, unnamed", rows[-1].replace(rows[-1].split()[7], rows[-1].split()[6]), none
+    yield (
+        "one row of two ranks, unnamed",
+        rows[-1].replace(rows[-1].split()[7], rows[-1].split()[6]),
+        none,
+    )
     yield "the heading and rows", "\n".join(lines[first - 3 : first + 8]), none
     yield "no heading above the rows", "\n".join(lines[: first - 3] + rows), none
     yield "blanks at the end of each line", "\n".join(line + "   " for line in lines), none
@@ -244,7 +248,10 @@ def _grouped(match: re.Match[str]) -> str:
     return f"{match[1]}{int(match[2]):,}{match[3]}{int(match[4]):,}"
 
 
-HEADING = f"{'file':70}  {'present':>7}  {'read':>5}  {'refused':>7}  {'wrong':>5}  why, or what was worked out"
+HEADING = (
+    f"{'file':70}  {'present':>7}  {'read':>5}  {'refused':>7}  {'wrong':>5}  "
+    "why, or what was worked out"
+)
 
 
 def main() -> None:

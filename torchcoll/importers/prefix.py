@@ -52,14 +52,15 @@ class Unprefixed:
                 return text[match.end() :]
             return text
         start = found.start()
+        # Blanks before a number stay: columns of fixed width begin with them.
+        blanks = text[start].isdigit()
         if not start or text[:start].isspace():
-            return text
+            return text if blanks else text[start:]
         prefix = text[:start].rstrip()
         if prefix != self._prefix:
             self._prefix = prefix
             self._shape = _shape(prefix) if len(prefix) <= _MOST else None
-        # Blanks stay: columns of fixed width begin with them.
-        return text[len(prefix) :]
+        return text[len(prefix) if blanks else start :]
 
 
 def _shape(prefix: str) -> re.Pattern[str]:
