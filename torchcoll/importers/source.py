@@ -375,7 +375,7 @@ def decoded(text: str) -> tuple[Any, bool]:
     """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
     text = text.strip()
     bare = _BARE.sub(" null", text)
-    for attempt in (text, bare):
+    for attempt in (text, bare) if bare != text else (text,):
         try:
             return json.loads(attempt), False
         except (ValueError, RecursionError):
