@@ -288,7 +288,8 @@ def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -
     """Raises UsageError where what was told is of no use to any of these."""
     told = [("collective", collective), ("ranks", ranks)]
     name, value = next(((n, v) for n, v in told if v is not None), ("", None))
-    if name and not any(run.source for run in runs):
+    # What was imported and saved has a file of its own.
+    if name and not any(run.source and run.path is None for run in runs):
         raise UsageError(name, value, "output of another tool: a result file tells its own")
 
 

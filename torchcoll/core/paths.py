@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import glob
 import os
@@ -17,7 +18,7 @@ from torchcoll.core.result import Run
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
-_stdin: list[tempfile.TemporaryDirectory[str]] = []
+_stdin: list[str] = []  # the folder that it was put into
 _LOOKED_AT = 1000  # folders below one without files
 
 
@@ -26,15 +27,16 @@ def from_stdin(path: Source) -> Source:
     if path != "-":
         return path
     if not _stdin:
-        _stdin.append(tempfile.TemporaryDirectory(prefix="torchcoll-"))
-        with open(os.path.join(_stdin[0].name, "stdin"), "wb") as file:
+        _stdin.append(tempfile.mkdtemp(prefix="torchcoll-"))
+        atexit.register(shutil.rmtree, _stdin[0], ignore_errors=True)
+        with open(os.path.join(_stdin[0], "stdin"), "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    return os.path.join(_stdin[0].name, "stdin")
+    return os.path.join(_stdin[0], "stdin")
 
 
 def is_stdin(path: Path) -> bool:
     """Whether ``from_stdin`` wrote that file."""
-    return bool(_stdin) and str(path.parent) == _stdin[0].name
+    return bool(_stdin) and str(path.parent) == _stdin[0]
 
 
 def expanded(source: Source) -> list[Source]:

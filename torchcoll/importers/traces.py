@@ -13,6 +13,7 @@ from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.paths import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.flight_recorder import is_dump, read_dump
@@ -36,7 +37,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     """
     files: list[Path] = []
     parts: list[tuple[Traffic, int | None]] = []
-    for path in map(Path, paths):
+    for path in (Path(os.fspath(from_stdin(path))) for path in paths):  # type: ignore[arg-type]
         found = _files(path)
         files += found
         parts += _of_last(list(map(_read, found)), path) if path.is_dir() else map(_read, found)
