@@ -160,7 +160,7 @@ def test_import_says_what_it_read_and_refused(tmp_path, capsys):
     said = capsys.readouterr().out.splitlines()
     assert said == [
         f"{path}: nccl-tests: 2 of 3 rows read, 4 cases",
-        f"{path}:13: refused: half a row: fields are missing, or are no numbers",
+        f"{path}:13: refused: half a row: 6 fields of 13",
         f"{path}: 2 cases measured up to 2 times (8 to 8): all are kept, none is averaged",
         f"{path}: truncated: the output stops before its last lines",
         f"written: {out}",

@@ -108,11 +108,11 @@ def test_in_place_only(imported):
 
 def test_half_a_row_is_refused_by_its_line(imported):
     whole = text(SMALL, foot="")
-    for cut in (60, 78, 86, 100):
+    for cut, fields in ((60, 6), (78, 8), (86, 9), (100, 11)):
         found = imported(whole + ROW[:cut])
         assert found.rows == 1
         assert [(r.line, r.reason) for r in found.refused] == [
-            (13, "half a row: fields are missing, or are no numbers")
+            (13, f"half a row: {fields} fields of 13")
         ]
         assert found.runs[0].end["status"] == "truncated"
 
@@ -128,7 +128,8 @@ NCCL version 2.4.7ms0+cuda10.0
 1048576 262144 float sum 2.059 0.51 0.51 N/A 3.314 0.32 0.32 N/A
 """
     assert imported(old).refused[0].reason == (
-        "the file does not name the collective: give --collective"
+        "the file does not name the collective, and its figures fit all_reduce and sendrecv: "
+        "give --collective"
     )
     found = imported(old, collective="allreduce")
     assert found.warnings == []
@@ -244,7 +245,8 @@ def test_interleaved_outputs_of_one_rank_are_named(imported):
 
 
 def test_one_rank_outputs_one_after_the_other_are_a_warning(imported):
-    found = imported(text(head=ONE) * 2)
+    alone = ROW.replace("43.13   43.13", "43.13    0.00").replace("43.56   43.56", "43.56    0.00")
+    found = imported(text(alone, head=ONE, foot="# Avg bus bandwidth    : 0\n") * 2)
     assert len(found.runs) == 2
     assert "2 outputs of one rank each" in found.warnings[-1]
 

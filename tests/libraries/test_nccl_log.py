@@ -184,3 +184,34 @@ def test_edited_lines_are_read_or_counted(line, place, length, other):
     reader = read(GOOD[0], line[:place] + other + line[place + length :], *GOOD)
     assert reader.tally.lines == len(GOOD) + 2
     assert sum(len(job.processes) for job in jobs([reader])) == len(reader.processes)
+
+
+def test_a_cut_line_makes_no_process():
+    """`node1:47` and a line of node2 in one; a line that lost its first characters."""
+    lines = [
+        line
+        for rank, host in enumerate(("node1", "node2"))
+        for line in info(started(rank), who=f"{host}:{11 + rank}:20 [0]")
+    ]
+    cut = info("Using network IB", who="node1:47node2:12:20 [0]")
+    cut += info("Using network IB", who="de1:11:20 [0]")
+    job = only(read(*lines, *cut))
+    assert [(p.host, p.pid, p.network) for p in job.processes] == [
+        ("node1", 11, "IB"),
+        ("node2", 12, "IB"),
+    ]
+    # Where the cut line is the first of its process, the name of the next one counts.
+    first = read(*cut[:1], *lines[1:])
+    assert [p.host for p in first.processes] == ["node2"]
+    # Names that a dash parts are two hosts, in containers of one process number.
+    both = read(*info("Using network IB", who="n-1:7:7 [0]"), *info("a", who="my-n-1:7:7 [0]"))
+    assert [p.host for p in both.processes] == ["n-1", "my-n-1"]
+
+
+def test_what_was_cut_is_said_beside_not_complete():
+    whole = "Init COMPLETE"
+    lines = [*info(started(0), f"ncclCommInitRank comm 0x5000 rank 0 nranks 2 - {whole}")]
+    other = info(started(1), who="node2:12:20 [0]")
+    spliced = other[0][:60] + info("Using network IB")[0]
+    (group,) = only(read(*lines, *other, spliced)).communicators
+    assert group.state == "complete on 1, not complete on 1 (1 line of the log cut)"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.paths import add_told
 from torchcoll.core.units import counted, parse_duration, parse_share
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fit", action="store_true", help="latency and bandwidth in place of every size")
     add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
     add("--format", default="table", help="table, markdown, csv or json")
+    add_told(parser)
 
 
 def run_compare(options: argparse.Namespace) -> ExitCode:
@@ -96,14 +98,16 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.differences import check_unmixed
     from torchcoll.comparison.show import notes_of_sides, show_comparisons
     from torchcoll.comparison.sides import side, sides_of
-    from torchcoll.core.file import with_results
+    from torchcoll.core.file import check_told, with_results
     from torchcoll.report.formats import FORMATS
 
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
     arguments = with_results(options.sides, least=2)
-    base, *others = [side(name, paths) for name, paths in sides_of(arguments)]
+    told = options.collective, options.ranks
+    base, *others = [side(name, paths, *told) for name, paths in sides_of(arguments)]
+    check_told([run for one in (base, *others) for run in one.runs], *told)
     unnamed = list(map(os.path.isfile, arguments))
     if unnamed[0] and sum(unnamed) > 2 and not options.by:  # what --by names is kept apart
         check_unmixed(base, next(one for one in others if one.name == "new"))

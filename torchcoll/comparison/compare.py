@@ -49,7 +49,7 @@ from torchcoll.comparison.sides import (
 )
 from torchcoll.comparison.statistics import Outlier
 from torchcoll.core.errors import UsageError, choice, did_you_mean
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.summary import OVER_RANKS
 from torchcoll.core.units import format_ratio, format_size
 

@@ -12,7 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source, expanded, load_all
+from torchcoll.core.file import load_all
+from torchcoll.core.paths import Source, expanded
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Reported, Run, facts_of, launch_numbers
 from torchcoll.core.summary import (
@@ -228,14 +229,22 @@ def known_of(run: Run) -> dict[str, str]:
     return facts | {f"label={name}": value for name, value in run.labels.items()}
 
 
-def side(name: str, sources: Source | Sequence[Source]) -> Side:
-    """A side of a Run, a file, a folder, a glob, or several of them."""
+def side(
+    name: str,
+    sources: Source | Sequence[Source],
+    collective: str | None = None,
+    ranks: int | None = None,
+) -> Side:
+    """A side of a Run, a file, a folder, a glob, or several of them.
+
+    collective, ranks: of output of other tools that does not tell them.
+    """
     several = [sources] if isinstance(sources, (Run, str, os.PathLike)) else list(sources)
     found: list[Source] = [one for source in several for one in expanded(source)]
     if not found:
         raise UsageError(name, "no file", "at least one result file")
     paths = [str(one) for one in several if not isinstance(one, Run)]
-    runs = _without_copies(load_all(found))
+    runs = _without_copies(load_all(found, collective=collective, ranks=ranks))
     return Side(name, runs, ", ".join(paths if len(paths) < 4 else [paths[0], "..."]))
 
 

@@ -117,9 +117,11 @@ class Events:
             size = os.stat(path).st_size
         self._left = _EVENTS + size // _EVENT_BYTES
 
-    def add(self, kept: bool) -> None:
-        """One more. Raises UnreadableError for what packs as no real trace does."""
-        self._left -= _KEPT if kept else 1
+    def add(self, kept: int, left: int) -> None:
+        """So many more that are kept, and left. Raises UnreadableError for what packs as no real
+        trace does.
+        """
+        self._left -= _KEPT * kept + left
         if self._left < 0:
             raise UnreadableError(
                 "trace",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import glob
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +26,15 @@ from torchcoll.core.jsonl import (
     parse_line,
     read_records,
 )
+from torchcoll.core.paths import (
+    Inside,
+    Source,
+    expanded,
+    from_stdin,
+    is_manifest,
+    is_stdin,
+    named_path,
+)
 from torchcoll.core.result import (
     CaseResult,
     Run,
@@ -39,9 +47,7 @@ from torchcoll.core.result import (
 )
 
 SCHEMA = "torchcoll/2"
-# What `torchcoll matrix` keeps beside the result files of its launches.
-MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
-Source = Run | str | os.PathLike[str]
+_NAMED = 5  # files of a folder that are no results
 _ENDINGS = ("signal", "hang", "lost_rank")  # events that end a launch
 
 
@@ -176,6 +182,14 @@ def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
     return any(event is own for run in runs for own in run.events)
 
 
+def _unnamed(run: Run) -> Run:
+    """Without the path of what ``from_stdin`` wrote, which nobody can use again."""
+    if run.path and is_stdin(run.path):
+        run.problems = [text.replace(str(run.path), "stdin") for text in run.problems]
+        run.path = None
+    return run
+
+
 def load(
     path: str | os.PathLike[str], *, collective: str | None = None, ranks: int | None = None
 ) -> Run:
@@ -187,12 +201,13 @@ def load(
     missing, of no known format, holds nothing usable or several runs, or has another major schema;
     UsageError for a collective or ranks that cannot be, or of a result file, which tells its own.
     """
-    if is_ours(path):
+    read = os.fspath(from_stdin(path))  # type: ignore[arg-type]
+    if is_ours(read):
         for name, value in (("collective", collective), ("ranks", ranks)):
             if value is not None:
                 raise UsageError(name, value, f"none with {path}: a result file tells its own")
-        return load_own(path)
-    runs = _imported(path, collective, ranks)
+        return _unnamed(load_own(read))
+    runs = _imported(read, collective, ranks)
     if len(runs) > 1:
         way = f"torchcoll import {shlex.quote(os.fspath(path))} -o RUN.jsonl writes a file of each"
         action = f"{way}; compare, show, ... take all."
@@ -226,16 +241,19 @@ def load_own(path: str | os.PathLike[str]) -> Run:
     return run
 
 
-def load_all(sources: Iterable[Source]) -> list[Run]:
+def load_all(
+    sources: Iterable[Source], *, collective: str | None = None, ranks: int | None = None
+) -> list[Run]:
     """The runs in these files, none twice: FILE.2 is read with FILE, and is no run beside it.
 
-    Output of other tools is read too, with all of its runs. What was left out is a problem of the
-    run that has it; traffic files, which a replay puts beside the results, are named on stderr. A
+    Output of other tools is read too, with all of its runs; collective, ranks: of what does not
+    tell them. What was left out is a problem of the run that has it; traffic files, which a replay
+    puts beside the results, and files of a folder that no importer knows, are named on stderr. A
     Run stays as it is. Raises UnreadableError for a file that cannot be read, for another tool's
     of which nothing could be, and for traffic alone.
     """
     runs: dict[str | int, Run] = {}
-    for number, source in enumerate(_without_traffic(sources)):
+    for number, source in enumerate(_without_traffic(sources, collective, ranks)):
         if isinstance(source, Run):
             runs[number] = source
             continue
@@ -250,20 +268,73 @@ def load_all(sources: Iterable[Source]) -> list[Run]:
         for part in run.continuations:
             if part.path and runs.pop(os.path.realpath(part.path), None):
                 run.problems.append(f"{part.path} is a part of {run.path}: it is shown once")
-    return list(runs.values())
+    return [_unnamed(run) for run in runs.values()]
 
 
-def _without_traffic(sources: Iterable[Source]) -> list[Run | str]:
+def sources_of(
+    arguments: Iterable[str], collective: str | None = None, ranks: int | None = None
+) -> list[Source]:
+    """What these arguments of a command stand for: paths, and the Runs of those that ``label=PATH``
+    names or that collective and ranks are told of. The label becomes that of the launch, ``cell``.
+    """
+    found: list[Source] = []
+    told = collective is not None or ranks is not None
+    for argument in arguments:
+        label, path = named_path(argument)
+        files = expanded(path) if label or told else []
+        if not label and all(isinstance(one, Run) or is_ours(one) for one in files):
+            found.append(path)
+            continue
+        runs = load_all(files, collective=collective, ranks=ranks)
+        for run in runs if label else ():
+            labels = {"cell": label, **_assigned(label), **run.labels}
+            run.header["spec"] = {**(run.header.get("spec") or {}), "labels": labels}
+        found += runs
+    if told:
+        check_told([one for one in found if isinstance(one, Run)], collective, ranks)
+    return found
+
+
+def check_told(runs: Iterable[Run], collective: str | None, ranks: int | None) -> None:
+    """Raises UsageError where what was told is of no use to any of these."""
+    told = [("collective", collective), ("ranks", ranks)]
+    name, value = next(((n, v) for n, v in told if v is not None), ("", None))
+    # What was imported and saved has a file of its own.
+    if name and not any(run.source and run.path is None for run in runs):
+        raise UsageError(name, value, "output of another tool: a result file tells its own")
+
+
+def _assigned(label: str) -> dict[str, str]:
+    """``NCCL_ALGO=Ring`` as a label of that name: what a launch was told to use."""
+    name, equals, value = label.partition("=")
+    return {name: value} if equals else {}
+
+
+def _without_traffic(
+    sources: Iterable[Source], collective: str | None = None, ranks: int | None = None
+) -> list[Run | str]:
     """Our own files stay paths, those of other tools become Runs, traffic is left out."""
     found: list[Run | str] = []
     traffic: list[str] = []
-    for source in sources:
+    foreign: list[UnreadableError] = []
+    for source in map(from_stdin, sources):
         if isinstance(source, Run):
             found.append(source)
         elif not is_ours(source):
-            found += _imported(source)
+            try:
+                found += _imported(source, collective, ranks)
+            except UnreadableError as error:
+                if not isinstance(source, Inside):
+                    raise
+                foreign.append(error)
         else:
             (traffic if is_traffic(source) else found).append(os.fspath(source))
+    if foreign and not found:
+        raise foreign[0]
+    for left in foreign[:_NAMED]:
+        tell(f"torchcoll: note: left out: {left}")
+    if len(foreign) > _NAMED:
+        tell(f"torchcoll: note: left out: {len(foreign) - _NAMED} files more that are no results")
     if traffic and all(isinstance(one, str) and is_manifest(one) for one in found):
         more = f" and {len(traffic) - 1} more" * (len(traffic) > 1)
         got = f"traffic alone: {traffic[0]}{more}"
@@ -327,15 +398,6 @@ def is_traffic(path: str | os.PathLike[str]) -> bool:
         )
     except (OSError, *UNUSABLE):
         return False
-
-
-def is_manifest(path: str | os.PathLike[str]) -> bool:
-    """Whether the file is the manifest of ``torchcoll matrix``, which is no result."""
-    if os.path.basename(path) != MANIFEST or not os.path.isfile(path):
-        return False
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return file.read(100).startswith(b'{"record":"matrix"')
-    return False
 
 
 def _continuation(path: Path, number: int) -> Path | None:
@@ -540,54 +602,3 @@ _HANDLERS: dict[str, Callable[[Run, dict[str, Any]], None]] = {
     "soak": lambda run, data: run.windows.append(SoakWindow.from_json(data)),
     "end": _end,
 }
-
-
-# -------------------------------------------------------------------------------------------------
-# The result files that a path, a folder or a pattern stands for.
-
-_LOOKED_AT = 1000  # folders below one without files
-
-
-def expanded(source: Source) -> list[Source]:
-    """The files of a folder or a pattern. Raises UnreadableError where there are none."""
-    if isinstance(source, Run):
-        return [source]
-    path = Path(source)
-    if path.is_dir():
-        inside = _files_in(path)
-        if not inside:
-            raise _no_files(path)
-        own = [p for p in inside if p.name.endswith((".jsonl", ".jsonl.gz"))]
-        return [*(own or inside)]
-    if not path.exists() and glob.has_magic(str(source)):
-        found = (Path(p) for p in sorted(glob.glob(str(source), recursive=True)))
-        matches = [p for p in found if p.is_file() and not is_manifest(p)]
-        if not matches:
-            raise UnreadableError("result files", source, "a pattern that some file matches")
-        return [*matches]
-    return [source]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    found = (p for p in sorted(folder.iterdir()) if p.is_file())
-    return [p for p in found if p.name[0] != "." and not is_manifest(p)]
-
-
-def _no_files(folder: Path) -> UnreadableError:
-    """Names what may be meant, and takes none of it: folders may be before and after, or logs."""
-    below = []
-    # The folder of a matrix that has no result yet holds its logs.
-    own = any(is_manifest(p) for p in folder.iterdir() if p.is_file())
-    for place, (name, folders, _) in enumerate(() if own else os.walk(folder)):
-        folders[:] = sorted(one for one in folders if one[0] != ".")
-        if place >= _LOOKED_AT:
-            break
-        if count := len(_files_in(Path(name))):
-            below.append(f"{name} ({count} file{'s' if count > 1 else ''})")
-    several = ", ".join(below if len(below) < 5 else [*below[:3], f"... ({len(below)} folders)"])
-    return UnreadableError(
-        "folder",
-        folder,
-        "a folder with result files",
-        f"Below it are {several}: name what is meant, or '{folder}/**/*' for all." * bool(below),
-    )

@@ -17,7 +17,7 @@ from torchcoll.comparison.results import is_right, launches_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import LIKELY
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size

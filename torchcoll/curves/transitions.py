@@ -31,7 +31,7 @@ from torchcoll.comparison.sides import (
 )
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.result import Run
 from torchcoll.core.units import format_size

@@ -22,8 +22,8 @@ from torchcoll.comparison.sides import (
     values_of_facts,
 )
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import MANIFEST, Source, is_manifest
 from torchcoll.core.jsonl import read_objects
+from torchcoll.core.paths import MANIFEST, Source, is_manifest
 from torchcoll.core.result import Run
 from torchcoll.forcing.contest import (
     CellAt,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.file import MANIFEST
+from torchcoll.core.paths import MANIFEST
 from torchcoll.core.result import CaseResult, Choice, Run
 from torchcoll.forcing.contest import others_than, requested
 from torchcoll.launches.axes import (

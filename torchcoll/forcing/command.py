@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, TorchcollError, UsageError, choice, printable, tell
+from torchcoll.core.paths import add_told
 from torchcoll.core.units import parse_share
 
 if TYPE_CHECKING:
+    from torchcoll.core.result import Run
     from torchcoll.forcing.algorithms import Algorithms
     from torchcoll.forcing.check import Recheck
     from torchcoll.forcing.exports import Exported
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
 
 def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="+", metavar="FILE", help="the folder of torchcoll matrix, or result files")
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="the folder of torchcoll matrix, result files, or output of other tools, as "
+        "auto=PATH Ring=PATH where it does not tell what was forced",
+    )
     add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default %(default)s)")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
@@ -28,6 +36,7 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add("--export-oneccl", action="store_true", help="print oneCCL's selection by size")
     add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
     add("--force", action="store_true", help="replace the file of --export-tuner")
+    add_told(parser)
     add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
     add(
         "--check",
@@ -38,6 +47,8 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
+    from torchcoll.core.file import sources_of
+    from torchcoll.core.result import Run
     from torchcoll.core.summary import OVER_RANKS
     from torchcoll.forcing.algorithms import algorithms
     from torchcoll.forcing.show import show_algorithms
@@ -53,8 +64,12 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         raise UsageError("channels", options.channels, "--export-tuner with it")
     choice(options.format, "format", ("table", "markdown") if options.check else FORMATS)
     choice(options.over_ranks, "over-ranks", OVER_RANKS)
+    sources = sources_of(options.files, options.collective, options.ranks)
+    for one in sources:
+        if isinstance(one, Run) and one.source:
+            _read_label(one)
     found = algorithms(
-        options.files,
+        sources,
         threshold=parse_share(options.threshold, "threshold"),
         filter=options.filter,
         over_ranks=options.over_ranks,
@@ -68,6 +83,18 @@ def run_algorithms(options: argparse.Namespace) -> ExitCode | int:
         return ExitCode.OK
 
     return check(found, exported, options)
+
+
+def _read_label(run: Run) -> None:
+    """``auto=PATH``, ``Ring=PATH``, ``tree-ll=PATH``: words of NCCL as labels of its variables."""
+    from torchcoll.libraries.nccl.algorithms import ALGORITHMS, VARIABLES, canonical
+
+    words = run.labels.get("cell", "").split("-")
+    names = [word if word == "auto" else canonical(word) for word in map(str.lower, words)]
+    if all(names):
+        kinds = (VARIABLES[n not in ALGORITHMS and n != "auto"] for n in names)
+        labels = run.header["spec"]["labels"]
+        run.header["spec"]["labels"] = {**dict(zip(kinds, map(str, names), strict=True)), **labels}
 
 
 def _export_variables(found: Algorithms, options: argparse.Namespace) -> Exported:

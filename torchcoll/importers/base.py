@@ -6,14 +6,16 @@ An importer is a module, built in or named by an entry point of the group ``torc
     def sniff(head: Sequence[str]) -> bool           is it this format? head: the first lines
     def read(lines: Iterable[Line], options: Options) -> Imported
     LONG_LINES = True                                where a line may be longer than MOST_TEXT
+    STARTS = re.compile(...)                         how its rows and headings begin, where text
+                                                     of other programs may stand before them
 
-``lines`` are (line number, text), without ANSI codes and launchers' prefixes. ``read`` never raises
-for what a file holds: a row that it cannot use is refused with its line and a reason.
+``lines`` are (line number, text), without ANSI codes and, by STARTS, without prefixes (prefix.py),
+in ``sniff`` too. ``read`` never raises for what a file holds: a row that it cannot use is refused
+with its line and a reason, and so is one that it cannot take out of its line.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import Counter
@@ -35,6 +37,7 @@ Line = tuple[int, str]
 Value = TypeVar("Value", int, str)
 # Sizes of types that torchcoll does not measure; a log may have them.
 _OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
+_DIGITS = 30  # more than a whole number here can have
 STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
 
 
@@ -120,13 +123,20 @@ class Importer(Protocol):
     def read(self, lines: Iterable[Line], options: ImportOptions) -> Imported: ...
 
 
+# 1,048,576 and 1,234.5; not 1,234, which may be a decimal comma.
+_GROUPED = re.compile(r"\d{1,3}(?:(?:,\d{3}){2,}|,\d{3}(?=\.))(?:\.\d+)?")
+_GROUPED_WHOLE = re.compile(r"\d{1,3}(?:,\d{3})+")
+
+
 def number(text: object) -> float | None:
     """A finite number from 0 on, else None."""
     try:
         value = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) and 0 <= value < 1e18 else None
+        if not (isinstance(text, str) and _GROUPED.fullmatch(text.strip())):
+            return None
+        value = float(text.replace(",", ""))
+    return value if 0 <= value < 1e18 else None  # NaN is not
 
 
 def ns_of_us(text: object) -> float | None:
@@ -142,7 +152,9 @@ def whole(text: object) -> int | None:
     try:
         value = int(text)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
-        return None
+        if not (isinstance(text, str) and _GROUPED_WHOLE.fullmatch(text.strip())):
+            return None
+        value = int(text.replace(",", "")[:_DIGITS])
     return value if 0 <= value < 1 << 62 else None
 
 
@@ -185,6 +197,7 @@ def _spellings(name: str) -> tuple[str, str]:
     return name, name.replace("_", "")
 
 
+@lru_cache(maxsize=64)
 def dtype_named(text: str | None) -> str | None:
     """torch's name of a type; what torch has not stays as it is; None for no text."""
     if not text:
@@ -231,6 +244,29 @@ def make_result(
 
     ``wrong``: elements that are wrong of ``checked``; None where the source did not check.
     """
+    known = (dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse)
+    case, own_count, bytes_in, bytes_out = _case(collective, size_bytes, ranks, known)
+    return CaseResult(
+        case,
+        "wrong" if wrong and checked else "ok",
+        ranks,
+        count=own_count if count is None else count,
+        size_bytes=size_bytes,
+        bytes_in=bytes_in,
+        bytes_out=bytes_out,
+        ordinal=None,
+        verification=None if wrong is None or not checked else _verification(checked, wrong),
+        warnings=list(warnings),
+        reported=reported,
+    )
+
+
+@lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once
+def _case(
+    collective: str, size_bytes: int, ranks: int, known: tuple[Any, ...]
+) -> tuple[Case, int, int, int]:
+    """The case, its count, and the bytes in and out of a rank; 0 is unknown."""
+    dtype, op, root, in_place, mode, backend, device, coalesce, buffer_reuse = known
     entry = COLLECTIVES[collective]
     case = Case(
         collective,
@@ -245,22 +281,20 @@ def make_result(
         coalesce=coalesce,
         buffer_reuse=buffer_reuse,
     )
-    result = CaseResult(case, "ok", ranks, size_bytes=size_bytes, reported=reported, ordinal=None)
+    count = bytes_in = bytes_out = 0
     size = itemsize(dtype)
-    if count is not None:
-        result.count = count
-    elif size and (ranks or entry.parts(2) == 1):
-        result.count = size_bytes // (size * entry.parts(ranks or 1))
+    if size and (ranks or entry.parts(2) == 1):
+        count = size_bytes // (size * entry.parts(ranks or 1))
     if ranks and entry.has_data and not entry.has_splits:
         # In bytes, so that the type need not be known; the root holds the most.
         layout = Layout(root or 0, ranks, size_bytes // entry.parts(ranks), root or 0)
-        result.bytes_in, result.bytes_out = entry.elements(layout)
-    result.warnings = list(warnings)
-    if wrong is not None and checked:
-        result.verification = Verification(checked=checked, wrong=wrong)
-        if wrong:
-            result.status = "wrong"
-    return result
+        bytes_in, bytes_out = entry.elements(layout)
+    return case, count, bytes_in, bytes_out
+
+
+@lru_cache(maxsize=1 << 12)
+def _verification(checked: int, wrong: int) -> Verification:
+    return Verification(checked, wrong)
 
 
 def make_run(
@@ -297,8 +331,16 @@ def make_run(
 TRUNCATED = "truncated"
 
 
+_HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(12))
+
+
 def rounding(text: str) -> float:
     """Half a unit in the last place of a number as it was printed."""
+    whole_part, point, fraction = text.partition(".")
+    if not point or fraction.isdecimal():
+        digits = len(fraction) if point or whole_part.isdecimal() else -1
+        if 0 <= digits < len(_HALVES):
+            return _HALVES[digits]
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     exponent = 0

@@ -33,6 +33,10 @@ _LOGGER = re.compile(r"Comm\. Op\s+Message Size\s+Count")
 _OPERATION = re.compile(r"(?:\|\s*)?(\S+)(?: \| \[Caller Func: .*\])?\s*")
 TRIMMED = "mean without the slowest and fastest tenth"
 STRAGGLER = "straggler effect: the least over the ranks call by call, which no rank took"
+STARTS = re.compile(
+    r"-{4} Performance of|Size \(Bytes\)|Comm\. Op\s+Message Size"
+    r"|(?<![\w.:,+-])[\d.]+(?: [KMGT]?B)?\s+\d+x\d+\s"
+)
 _DESCRIPTION = re.compile(r"(\d+)x(\d+)")
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _SCALES = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
@@ -104,8 +108,8 @@ class _DeepSpeedReader:
             self.raw_unit = unit[1] if unit else ""
         elif self.logger:
             self.logged(line, text)
-        elif self.title and text[:1].isdigit():
-            self.add(line, self.bench(re.split(r"\s{2,}", text)), "bench")
+        elif self.title and text.lstrip()[:1].isdigit():
+            self.add(line, self.bench(re.split(r"\s{2,}", text.strip())), "bench")
 
     def add(self, line: int, result: CaseResult | str, kind: str) -> None:
         if isinstance(result, str):
@@ -124,7 +128,7 @@ class _DeepSpeedReader:
         scale = _SCALES.get(unit or self.raw_unit or "us")
         time = number(value)
         if not time or scale is None:
-            return "no duration"
+            return f"duration is {fields[2]}"
         reported = Reported(time * scale, "mean", "rank0", "host")
         count, each = whole(elements[1]), whole(elements[2])
         size_bytes = whole((count or 0) * (each or 0))
@@ -142,7 +146,8 @@ class _DeepSpeedReader:
             return
         size, latency = number(match[1]), number(match[5])
         if self.straggler or not size or not latency:
-            self.found.refuse(line, STRAGGLER if self.straggler else "no size or no latency")
+            why = f"size is {match[1]} {match[2]}, average latency is {match[5]}"
+            self.found.refuse(line, STRAGGLER if self.straggler else why)
             return
         remarks = []
         if match[2] != "B":
@@ -150,7 +155,7 @@ class _DeepSpeedReader:
         reported = Reported(latency * 1e6, TRIMMED, "rank0", calls=whole(match[3]))
         size_bytes = whole(float(round(size * _UNITS[match[2]])))
         if size_bytes is None:
-            self.found.refuse(line, "no size or no latency")
+            self.found.refuse(line, f"size is {match[1]} {match[2]}")
             return
         result = case_of(self.title, size_bytes, reported, self.options, self.ranks, remarks)
         self.add(line, result, "comms logger")

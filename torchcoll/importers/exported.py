@@ -20,6 +20,9 @@ from torchcoll.importers.base import Imported, ImportOptions, Line, whole
 
 NAME = "torchcoll-text"
 _FIRST = re.compile(r"# .* in the text format of nccl-tests$")
+STARTS = re.compile(
+    rf"# [^#]{{1,200}} in the text format of|# torchcoll: |{nccl_tests_text.STARTS.pattern}"
+)
 _REUSE = re.compile(r"# torchcoll: buffer reuse: (\w+)")
 _RAN = re.compile(r"# torchcoll: torch\.distributed \S+ on (\S+), mode ([\w-]+)")
 _OURS = re.compile(r"# torchcoll: time is the (median|period) over calls of (.*)")

@@ -25,6 +25,7 @@ from torchcoll.importers.base import (
     make_result,
     make_run,
     number,
+    ranks_stated,
     whole,
 )
 
@@ -96,7 +97,7 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
             found.warn(FEW.format(ranks=format_ranges(sorted(here)), all=ranks))
     for ranks, results in by_ranks.items():
         groups = [where for (_, n), where in hosts.items() if n == ranks]
-        known = len(groups) == 1 and set(groups[0]) == set(range(ranks))
+        known = len(groups) == 1 and _is_all(groups[0], ranks)
         members = [{"rank": r, "host": groups[0][r]} for r in range(ranks)] if known else []
         source = {"tool": "NCCL Inspector", "format": "JSON"}
         found.runs.append(make_run(results, options, source, ranks=ranks, members=members))
@@ -142,7 +143,7 @@ def _take(
             return "no header: the dump_stats record before it is missing"
         flat = {**marker, **flat}
     name = collective_named(str(flat["coll"])) or options.collective  # every record names its own
-    ranks = options.ranks or whole(flat.get("n_ranks"))
+    ranks = options.ranks or ranks_stated(flat.get("n_ranks"))
     rank, number_ = whole(flat.get("rank")), whole(flat.get("coll_sn"))
     size_bytes, time = whole(flat.get("coll_msg_size_bytes")), number(flat.get("coll_exec_time_us"))
     if name is None:
@@ -162,11 +163,16 @@ def _take(
     return ""
 
 
+def _is_all(found: Mapping[int, object], ranks: int) -> bool:
+    """Whether these are ranks 0 to ``ranks`` - 1; the file may claim any number of them."""
+    return len(found) == ranks and max(found) < ranks
+
+
 def _result(
     name: str, size_bytes: int, ranks: int, calls: _Calls, options: ImportOptions
 ) -> CaseResult:
     times = calls.times
-    whole_calls = [call for _, call in sorted(times.items()) if set(call) == set(range(ranks))]
+    whole_calls = [call for _, call in sorted(times.items()) if _is_all(call, ranks)]
     clock = "device" if calls.clocks == {_GPU_CLOCK} else "host"
     every = [ns for call in times.values() for ns in call.values()]
     here = {rank for call in times.values() for rank in call}

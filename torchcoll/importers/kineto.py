@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from sys import intern
@@ -38,7 +39,9 @@ from torchcoll.libraries.nccl.algorithms import choice_of_kernel
 # Two kinds tell of a call that was issued. ``record_param_comms`` (nccl, xccl and others on
 # accelerators) tells collective, group, sizes and dtype. ``c10d::*`` operators are there on every
 # backend; one that holds a ``record_param_comms`` is the same call. Functional collectives
-# (``_c10d_functional::*``) hold the c10d operator that they call.
+# (``_c10d_functional::*``) hold the c10d operator that they call. In traces before torch 2.2 (seen
+# in those of HolisticTraceAnalysis, of 2022 and 2023) record_param_comms tells nothing: the
+# annotation within it (``nccl:all_reduce``) has the name and, with record_shapes, what was sent.
 
 PARAM = "record_param_comms"
 # What record_param_comms tells beside calls: waiting for one, and the frame of several.
@@ -47,7 +50,10 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _DEEPEST = 1000  # operators in each other
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WANTED = {"cpu_op", "user_annotation", *_ON_DEVICE}
-_TELL = (PARAM, "c10d::", "_c10d_functional::", "gloo:")  # names of events whose arguments count
+_RUNTIME = ("cuda_runtime", "cuda_driver")  # calls of the host; Kineto calls ROCm's so, too
+_ANNOTATION = re.compile(r"(?:nccl|rccl|xccl|hccl|ucc|mpi):\w")
+# Names of events whose arguments count.
+_TELL = (PARAM, "c10d::", "_c10d_functional::", "gloo:")
 _NO_ARGS: Mapping[str, Any] = {}
 _LIBRARY = re.compile(r"nccl|rccl|oneccl|xccl", re.IGNORECASE)
 
@@ -71,10 +77,20 @@ class Event:
 
 @dataclass(eq=False)
 class Issued:
-    """A call as it was issued. outer: the c10d operator that a record_param_comms stands in."""
+    """A call as it was issued. outer: the c10d operator that a record_param_comms stands in.
+    inner: a record_param_comms that tells nothing; annotation: of the library's work.
+    """
 
     event: Event
     outer: Event | None = None
+    inner: Event | None = None
+    annotation: Event | None = None
+
+    @property
+    def ids(self) -> list[object]:
+        """By which kernels name it."""
+        own = [one for one in (self.event, self.inner) if one and one.name == PARAM]
+        return [one.id for one in own if one.id is not None]
 
     @property
     def has_param(self) -> bool:
@@ -85,17 +101,40 @@ def event_of(one: object) -> Event | None:
     """A complete event, from ts 0; None for one that tells nothing here, as most do not."""
     if not isinstance(one, dict) or one.get("ph") != "X":
         return None
-    category, name = str(one.get("cat")), str(one.get("name"))
-    if category not in _WANTED and not name.startswith("gloo:"):
+    category, name = one.get("cat"), one.get("name")
+    if not (isinstance(name, str) and isinstance(category, str)):
+        category, name = str(category), str(name)
+    if category not in _WANTED and not (
+        name.startswith("gloo:") or (category in _RUNTIME and "Launch" in name)
+    ):
         return None
-    begin, duration, args = one.get("ts"), number(one.get("dur")), one.get("args")
-    if not isinstance(begin, (int, float)) or not abs(begin) < 1e18 or duration is None:
+    begin, duration, args = one.get("ts"), one.get("dur"), one.get("args")
+    if type(duration) not in (int, float):
+        duration = number(duration)
+    if not isinstance(begin, (int, float)) or not abs(begin) < 1e18:
+        return None
+    if duration is None or not 0 <= duration < 1e18:
+        return None
+    args = _wanted_args(name, category, args) if args and isinstance(args, dict) else _NO_ARGS
+    if category in _RUNTIME and not args:
         return None
     start = round(begin * 1000)
-    thread = intern(str(one.get("pid"))), intern(str(one.get("tid")))
-    end = start + round(duration * 1000)
-    args = _wanted_args(name, category, args) if isinstance(args, dict) else _NO_ARGS
-    return Event(intern(name), intern(category), thread, start, end, args)
+    pid, tid = one.get("pid"), one.get("tid")
+    if type(pid) not in (int, str) or type(tid) not in (int, str):
+        pid, tid = str(pid), str(tid)
+    return Event(
+        intern(name),
+        intern(category),
+        _thread(pid, tid),
+        start,
+        start + round(duration * 1000),
+        args,
+    )
+
+
+@lru_cache(maxsize=1 << 12)
+def _thread(pid: int | str, tid: int | str) -> tuple[str, str]:
+    return str(pid), str(tid)
 
 
 def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,8 +143,15 @@ def _wanted_args(name: str, category: str, args: Mapping[str, Any]) -> Mapping[s
     """
     if "Collective name" in args or name.startswith(_TELL):
         return args
-    if category in _ON_DEVICE:
-        return {key: args[key] for key in ("External id", "device") if key in args}
+    if category in _ON_DEVICE or category in _RUNTIME:
+        # In the same old traces an External id is no operator's but that of the launch.
+        same = args.get("External id") == args.get("correlation")
+        if category in _RUNTIME:
+            return {"correlation": args["correlation"]} if same and "correlation" in args else {}
+        keys = ("correlation" if same else "External id", "device")
+        return {key: args[key] for key in keys if key in args}
+    if category == "user_annotation" and _ANNOTATION.match(name):
+        return args
     return _NO_ARGS
 
 
@@ -118,18 +164,25 @@ def events_of(data: Mapping[str, Any]) -> list[Event]:
     listed = data["traceEvents"]
     made = (one if isinstance(one, Event) else event_of(one) for one in listed)
     found = [event for event in made if event]
-    found.sort(key=lambda event: (event.start, -event.end))
+    found.sort(key=lambda event: (event.start, -event.end, _within(event.name)))
     first = found[0].start if found else 0
     for event in found:
         event.start, event.end = event.start - first, event.end - first
     return found
 
 
+def _within(name: str) -> int:
+    """Of events of the same microsecond what stands in which."""
+    return 1 if name == PARAM else 2 if _ANNOTATION.match(name) else 0
+
+
 def issued(events: Iterable[Event]) -> tuple[list[Issued], list[Span]]:
     """(every call once, by start; when the host computed: operators that hold no communication)."""
     threads: dict[tuple[str, str], list[Event]] = defaultdict(list)
     for event in events:
-        if event.category == "cpu_op":
+        if event.category == "cpu_op" or (
+            event.category == "user_annotation" and _ANNOTATION.match(event.name)
+        ):
             threads[event.thread].append(event)
     found: list[Issued] = []
     computing: list[Span] = []
@@ -160,6 +213,12 @@ def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
             param = event.name == PARAM
             if param and event.args.get("Collective name") in _NO_CALLS:
                 pass
+            elif param and "Collective name" not in event.args:  # an old one
+                if around in found:
+                    found[around].inner = found[around].inner or event
+                elif not around:
+                    found[event] = Issued(event)
+                    counted.add(event)
             elif param and around and around.name != PARAM:  # the same call told better
                 found.pop(around, None)
                 found[event] = Issued(event, around)
@@ -167,36 +226,69 @@ def _of_thread(events: Sequence[Event]) -> tuple[list[Issued], list[Span]]:
             elif not around and not event.name.startswith("_c10d_functional::"):
                 found[event] = Issued(event)
                 counted.add(event)
+        elif event.category != "cpu_op":
+            busy.add(event)
+            if around in found:
+                found[around].annotation = found[around].annotation or event
         if len(open_) < _DEEPEST:
             open_.append(event)
             calls.append(event if event in counted else around)
-    return list(found.values()), [(e.start, e.end) for e in events if e not in busy]
+    calls_made = [one for one in found.values() if one.event.name != PARAM or _tells(one)]
+    return calls_made, [(e.start, e.end) for e in events if e not in busy]
+
+
+def _tells(one: Issued) -> bool:
+    """False for an old record_param_comms that was a wait, or the frame of several calls."""
+    return one.has_param or one.annotation is not None
 
 
 def kernels_of(
-    events: Iterable[Event], calls: Sequence[Issued]
-) -> tuple[dict[object, list[Event]], dict[str, list[Span]], list[Event]]:
-    """(kernels of each call by its External id; computation by device; other communication).
+    events: Sequence[Event], calls: Sequence[Issued]
+) -> tuple[dict[Issued, list[Event]], dict[str, list[Span]], list[Event]]:
+    """(kernels of each call; computation by device; other communication).
 
-    The last are kernels of coalesced calls, which belong to several, and those whose call was
-    issued before the trace began.
+    A kernel names its call by the External id, else it is that around its launch. The last are
+    kernels of coalesced calls, which belong to several, and those whose call was issued before the
+    trace began.
     """
-    ids = {
-        call.event.id for call in calls if call.event.name == PARAM and call.event.id is not None
-    }
-    own: dict[object, list[Event]] = defaultdict(list)
+    ids = {number: call for call in calls for number in call.ids}
+    launched = _launched(events, calls)
+    own: dict[Issued, list[Event]] = defaultdict(list)
     computing: dict[str, list[Span]] = defaultdict(list)
     others: list[Event] = []
     for event in events:
         if event.category not in _ON_DEVICE:
             continue
-        if event.id in ids:
-            own[event.id].append(event)
+        number = event.args.get("correlation") if launched else None
+        call = ids.get(event.id) or (launched.get(number) if _plain(number) else None)
+        if call:
+            own[call].append(event)
         elif "Collective name" in event.args or _LIBRARY.search(event.name):
             others.append(event)
         else:
             computing[device_of(event)].append((event.start, event.end))
     return own, computing, others
+
+
+def _plain(value: object) -> bool:
+    return isinstance(value, (int, str))
+
+
+def _launched(events: Iterable[Event], calls: Sequence[Issued]) -> dict[object, Issued]:
+    """Correlation -> the call around the launch of a kernel, on the thread of the host."""
+    by_thread: dict[tuple[str, str], list[Issued]] = defaultdict(list)
+    for call in calls:
+        by_thread[call.event.thread].append(call)
+    starts = {thread: [one.event.start for one in own] for thread, own in by_thread.items()}
+    found: dict[object, Issued] = {}
+    for event in events:
+        if event.category in _RUNTIME and event.thread in starts:
+            place = bisect_right(starts[event.thread], event.start) - 1
+            call = by_thread[event.thread][place]
+            number = event.args.get("correlation")
+            if place >= 0 and event.end <= call.event.end and _plain(number):
+                found[number] = call
+    return found
 
 
 def device_of(event: Event) -> str:
@@ -217,6 +309,7 @@ def steps_of(events: Iterable[Event]) -> dict[int, Span]:
 # Arguments of the c10d operators, by torch's schema (torch/csrc/distributed/c10d/Ops.cpp).
 _OUT_FIRST = ("all_gather", "reduce_scatter", "gather", "scatter", "all_to_all")
 _ROOT_AT = {"broadcast": 2, "reduce": 3, "gather": 3, "scatter": 3}
+_SAME_BOTH = ("all_reduce", "broadcast", "reduce", "send", "recv")  # one buffer, or two alike
 _PEER_AT = 2
 UNKNOWN = -1  # bytes
 
@@ -297,7 +390,7 @@ class Calls:
         """
         if one.has_param:
             return self._of_param(one)
-        return self._of_operator(one.event, dtype)
+        return self._of_operator(one, dtype)
 
     def _of_param(self, one: Issued) -> TrafficCall:
         args = one.event.args
@@ -320,8 +413,10 @@ class Calls:
             collective, sizes, dtype, group, root, peer, splits, _asynchronous(one), tensors
         )
 
-    def _of_operator(self, event: Event, dtype: str | None) -> TrafficCall:
-        collective = collective_of(event.name)
+    def _of_operator(self, one: Issued, dtype: str | None) -> TrafficCall:
+        event, sent = one.event, _Arguments(one.annotation) if one.annotation else None
+        name = one.annotation.name if one.annotation and event.name == PARAM else event.name
+        collective = collective_of(name)
         own = _Arguments(event)
         group = next(iter(self.groups)) if len(self.groups) == 1 else ""
         ranks = len(self.groups[group].ranks) if group else 0
@@ -329,6 +424,11 @@ class Calls:
         sizes = [own.elements(place), own.elements(0)]
         root = own.whole(_ROOT_AT[collective]) if collective in _ROOT_AT else None
         root = self._world(root, group)
+        if sent:  # older torch shows no shapes of lists, and the annotation those of all inputs
+            dtype = sent.dtype_of_all() or dtype
+            sizes[0] = sent.all_elements() if sizes[0] is None else sizes[0]
+            if collective in _SAME_BOTH and sizes[1] is None:
+                sizes[1] = sizes[0]
         # Lists of lists show no shapes: they follow from the other side.
         if collective in ("all_gather", "gather"):
             sizes[1] = sizes[1] or (None if sizes[0] is None or not ranks else sizes[0] * ranks)
@@ -338,7 +438,7 @@ class Calls:
         splits: list[tuple[int, ...]] = [(), ()]
         if collective == "all_to_all":
             splits = own.splits()
-        tensors = len(own.dims(place)) if "coalesced" in event.name else 1
+        tensors = len(own.dims(place)) if "coalesced" in name else 1
         return self._call(
             collective,
             sizes,
@@ -347,7 +447,7 @@ class Calls:
             root,
             self._world(peer, group),
             splits,
-            _asynchronous(Issued(event)),
+            _asynchronous(one),
             max(1, tensors),
         )
 
@@ -377,7 +477,7 @@ class Calls:
         if not known:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
-        if any(splits):
+        if any(splits) or (collective == "all_to_all" and known and sides[0] != sides[1]):
             collective = uneven(collective)
         sent = splits[0] or (1,) * len(splits[1])  # they count rows; without any, even ones
         shares = tuple(max(size_bytes[0], 0) * rows // (sum(sent) or 1) for rows in sent)
@@ -445,6 +545,17 @@ class _Arguments:
         known = [count for count in counts if count is not None]
         return sum(known) if shapes and len(known) == len(counts) else None
 
+    def all_elements(self) -> int | None:
+        """Of an annotation, whose arguments are the tensors that were sent."""
+        counts = [
+            product(shape) if isinstance(shape, list) and shape else None for shape in self._dims
+        ]
+        known = [count for count in counts if count is not None]
+        return sum(known) if counts and len(known) == len(counts) else None
+
+    def dtype_of_all(self) -> str | None:
+        return dtype_of(self.types[0]) if self.types else None
+
     def dtype(self, place: int) -> str | None:
         return dtype_of(self.types[place]) if place < len(self.types) and self.dims(place) else None
 
@@ -491,8 +602,9 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     if not any(call.has_param for call in calls):
         # Without the host's events there are the kernels alone, which tell the same.
         alone = [event for event in others if "Collective name" in event.args]
+        only = set(alone)
         calls += map(Issued, alone)
-        kernels.update((event.id, [event]) for event in alone)
+        kernels.update((call, [call.event]) for call in calls if call.event in only)
     if not calls:
         expected = "record_param_comms or c10d:: events"
         raise _unreadable(path, "no communication", expected, "Profile a step that has some.")
@@ -577,7 +689,7 @@ def _timed(
     pairs: Sequence[Pair],
     works: Mapping[Issued, Sequence[Event]],
     computing: Sequence[Span],
-    kernels: Mapping[object, Sequence[Event]],
+    kernels: Mapping[Issued, Sequence[Event]],
     on_device: Mapping[str, Sequence[Span]],
 ) -> list[TrafficCall]:
     """The calls with start, duration and exposed part, as far as the trace has them."""
@@ -585,7 +697,7 @@ def _timed(
     devices: dict[int, str] = {}
     algorithms: dict[int, str] = {}
     for place, (one, _) in enumerate(pairs):
-        own = kernels.get(one.event.id, ())
+        own = kernels.get(one, ())
         if own:
             spans[place] = min(k.start for k in own), max(k.end for k in own)
             devices[place] = device_of(own[0])
@@ -656,9 +768,8 @@ def _notes(
         f"left out: {count} call{'s' * (count > 1)} of {why}" for why, count in maker.left.items()
     ]
     if any(not call.group for call in calls):
-        notes.append(
-            f"the trace does not tell which of the {len(maker.groups)} groups calls on gloo are of"
-        )
+        which = f"which of the {len(maker.groups)} groups calls on gloo are of"
+        notes.append(f"the trace does not tell {which if maker.groups else 'groups'}")
     if works:
         notes.append(
             "a gloo trace does not link what was run to its call: times are put to calls by "

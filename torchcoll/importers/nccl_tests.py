@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
-from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
 from torchcoll.importers.base import Imported, itemsize, make_result
 
 # The largest number of ranks that is looked for in busbw / algbw.
 _MOST = 100_000
+_NEAR = 0.02  # of algbw, size and time, which are rounded
 
 
-@dataclass
+@dataclass(slots=True)
 class Block:
     """One placement of a row. ``step_*``: half a unit in the last place as printed."""
 
@@ -33,7 +36,7 @@ class Block:
     remark: str = ""
 
 
-@dataclass
+@dataclass(slots=True)
 class NcclTestsRow:
     line: int
     size: int
@@ -97,13 +100,7 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
         return 0, ""
     if entry.bus_factor(2) == entry.bus_factor(3):
         return 0, ""
-    # Each pair of rounded figures leaves an interval for the factor: they must leave one number.
-    low, high = 0.0, float("inf")
-    for row in rows:
-        for block in row.blocks:
-            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
-                low = max(low, (block.busbw - block.bw_step) / (block.algbw + block.bw_step))
-                high = min(high, (block.busbw + block.bw_step) / (block.algbw - block.bw_step))
+    low, high = _factors(rows)
     fit = []
     for n in range(2, _MOST) if low else ():
         factor = entry.bus_factor(n)
@@ -114,12 +111,104 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
     return (fit[0], "busbw / algbw") if len(fit) == 1 else (0, "")
 
 
+def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
+    """Between what busbw / algbw must be: each pair of rounded figures leaves an interval."""
+    low, high = 0.0, float("inf")
+    for least, most in map(_factor, _telling(rows)):
+        low, high = max(low, least), min(high, most)
+    return low, high
+
+
+def _telling(rows: Iterable[NcclTestsRow]) -> Iterator[Block]:
+    """Those whose figures are large enough beside their rounding."""
+    for row in rows:
+        for block in row.blocks:
+            if block.algbw and block.busbw and block.algbw > 10 * block.bw_step:
+                yield block
+
+
+def _factor(block: Block) -> tuple[float, float]:
+    assert block.algbw and block.busbw is not None
+    step = block.bw_step
+    return (block.busbw - step) / (block.algbw + step), (block.busbw + step) / (block.algbw - step)
+
+
+def contradict(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
+    """Whether every busbw is another than so many ranks have."""
+    factor = COLLECTIVES[collective].bus_factor(ranks)
+    found = [low <= factor <= high for low, high in map(_factor, _telling(rows))]
+    return bool(found) and not any(found)
+
+
+def fitting(rows: Sequence[NcclTestsRow], ranks: int = 0) -> dict[str, str]:
+    """The collectives that print such rows -> how that shows. ``ranks``: 0 where not known.
+
+    By the reduction and the root, the elements of one rank, and busbw / algbw: all_gather and
+    all_to_all, and gather and scatter, agree in these, all_reduce of 2 ranks and sendrecv, too.
+    """
+    sent = [row for row in rows if row.size and row.count]
+    low, high = _factors(sent)
+    largest = max(_telling(sent), key=lambda block: block.algbw or 0, default=None)
+    if not sent or largest is None or low > high:
+        return {}
+    assert largest.algbw and largest.busbw
+    found = {}
+    for entry in COLLECTIVES.values():
+        if not entry.has_data or entry.has_splits:
+            continue
+        op = entry.has_op or entry.name == "sendrecv"  # which prints it, and does not use it
+        if any((row.op is None) == op or (row.root is None) == entry.has_root for row in sent):
+            continue
+        told = ranks_of(sent, entry.name)[0]
+        several = entry.parts(2) != 1
+        n = next((n for n in (ranks, told) if n and _fits(entry, n, sent, low, high)), 0)
+        # Of many ranks the factor of all_reduce is known, and their number is not.
+        factors = entry.bus_factor(2), entry.bus_factor(_MOST)
+        if not n and (several or ranks or told or factors[0] > high or factors[1] < low):
+            continue
+        how = [f"busbw / algbw is {largest.busbw / largest.algbw:.4g}"]
+        if several:
+            how.insert(0, f"size / count is that of {n} ranks")
+        if entry.has_root:
+            how.insert(0, f"a root{' and a reduction' * entry.has_op}")
+        found[entry.name] = ", ".join(how)
+    if _unchecked_in_place(sent) and "all_to_all" in found:  # nccl-tests never checks that one
+        found.pop("all_gather", None)
+    return found
+
+
+def _fits(
+    entry: Collective, ranks: int, rows: Sequence[NcclTestsRow], low: float, high: float
+) -> bool:
+    """Whether the figures can be those of this collective on so many ranks."""
+    launch = NcclTestsLaunch(entry.name, ranks)
+    if not low <= entry.bus_factor(ranks) <= high or any(judge(row, launch) for row in rows):
+        return False
+    shares = [
+        block.algbw * block.time_ns / row.size
+        for row in rows
+        for block in row.blocks
+        if block.algbw and block.algbw > 10 * block.bw_step
+    ]
+    return bool(shares) and abs(median(shares) / entry.moved(ranks) - 1) < _NEAR
+
+
+def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
+    checked = {
+        bool(block.in_place): block.wrong is not None or block.error is not None
+        for row in rows
+        for block in row.blocks
+    }
+    return checked == {False: True, True: False}
+
+
 def results_of(
     rows: Iterable[NcclTestsRow], launch: NcclTestsLaunch, found: Imported
 ) -> list[CaseResult]:
     """The cases of these rows; those that cannot be used are refused in ``found``."""
     results: list[CaseResult] = []
     odd = []
+    disagrees = _checker(launch)
     for row in rows:
         why = judge(row, launch)
         if why:
@@ -128,7 +217,7 @@ def results_of(
         found.take()
         for block in row.blocks:
             result = _result(row, block, launch)
-            if launch.ranks != 1 and not launch.cpu_time and _disagrees(result, block):
+            if disagrees and disagrees(row.size, block):
                 odd.append(row.line)
                 result.warnings.append(
                     f"given algbw {block.algbw:g}, busbw {block.busbw:g} do not follow from size, "
@@ -147,15 +236,16 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     assert launch.collective
     reported = Reported(
         block.time_ns,
-        statistic="mean",
-        over_ranks="mean",  # the default of -a
-        clock="issue" if launch.cpu_time else "host",
-        calls=launch.calls,
-        min_ns=block.min_ns,
-        max_ns=block.max_ns,
-        p99_ns=block.p99_ns,
-        algbw_gbps=block.algbw,
-        busbw_gbps=block.busbw,
+        "mean",
+        "mean",  # over ranks: the default of -a
+        "issue" if launch.cpu_time else "host",
+        launch.calls,
+        None,
+        block.min_ns,
+        block.max_ns,
+        block.p99_ns,
+        block.algbw,
+        block.busbw,
     )
     remarks = [block.remark] if block.remark else []
     if launch.cpu_time:
@@ -186,32 +276,41 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     return result
 
 
-def _disagrees(result: CaseResult, block: Block) -> bool:
-    """True where a bandwidth that was given cannot be the rounded form of the derived one."""
-    entry, ranks = COLLECTIVES[result.case.collective], result.ranks
-    if not ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
-        return False
-    if block.algbw is None or block.busbw is None or not block.time_ns:
-        return False
-    n = ranks or 2
-    for reported, factor in ((block.algbw, 1.0), (block.busbw, entry.bus_factor(n))):
-        scale = result.size_bytes * entry.moved(n) * factor
-        low = scale / (block.time_ns + block.time_step_ns) - block.bw_step
-        high = scale / max(block.time_ns - block.time_step_ns, 1e-3) + block.bw_step
-        if not low * 0.999 <= reported <= high * 1.001:
-            return True
-    return False
+def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
+    """Of a size and its figures: whether a bandwidth that was given cannot be the rounded form of
+    the derived one. None where none can be derived.
+    """
+    assert launch.collective
+    entry, n = COLLECTIVES[launch.collective], launch.ranks or 2
+    if launch.ranks == 1 or launch.cpu_time:
+        return None
+    if not launch.ranks and (entry.moved(2) != 1 or entry.bus_factor(2) != entry.bus_factor(3)):
+        return None
+    moved = entry.moved(n)
+    factor = moved * entry.bus_factor(n)
+
+    def disagrees(size: int, block: Block) -> bool:
+        algbw, busbw, time = block.algbw, block.busbw, block.time_ns
+        if algbw is None or busbw is None or not time:
+            return False
+        step, shortest = block.bw_step, time - block.time_step_ns
+        low = size / (time + block.time_step_ns)
+        high = size / (shortest if shortest > 1e-3 else 1e-3)
+        return not (
+            (low * moved - step) * 0.999 <= algbw <= (high * moved + step) * 1.001
+            and (low * factor - step) * 0.999 <= busbw <= (high * factor + step) * 1.001
+        )
+
+    return disagrees
 
 
 def repeats(results: Sequence[CaseResult]) -> str:
     """A line on sizes that come several times; all of them are kept."""
-    counts: dict[object, int] = {}
-    for result in results:
-        counts[result.case] = counts.get(result.case, 0) + 1
+    counts = Counter(result.case for result in results)
     most = max(counts.values(), default=0)
     if most < 2:
         return ""
-    sizes = [case.size_bytes for case, n in counts.items() if n > 1]  # type: ignore[attr-defined]
+    sizes = [case.size_bytes for case, n in counts.items() if n > 1]
     return (
         f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"

@@ -1,6 +1,6 @@
 """nccl-tests' text, of all versions, and rccl-tests'.
 
-Lines become launches here; ``parse_row`` reads one row. Sources: src/util.cu and src/common.cu
+Lines become launches here; ``RowParser`` reads one row. Sources: src/util.cu and src/common.cu
 of nccl-tests from 2.0 to 2.19.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,9 @@ from torchcoll.importers.nccl_tests import (
     Block,
     NcclTestsLaunch,
     NcclTestsRow,
+    contradict,
+    fitting,
     ranks_of,
-    repeats,
     results_of,
     version_text,
 )
@@ -108,54 +110,109 @@ def begins_launch(text: str) -> bool:
 # The columns come from the heading and are counted from the right (superbenchmark's way), because
 # the left ones have come and gone: root, redop (blank for hypercube), Group.
 
-_CHOICE = re.compile(r"[A-Za-z][\w*/]*\s+[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
+_CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
 _IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
+_NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths of a time of 0
 
 
-def parse_row(
-    line: int, text: str, names: Sequence[str], placed: Sequence[str]
-) -> NcclTestsRow | None:
-    """The row; None where fields are missing or are no numbers.
+class RowParser:
+    """Reads the rows below one heading."""
 
-    ``names``: of the heading, [] without one. ``placed``: the placements named above the heading.
-    """
-    tokens = text.split()
-    first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
-    body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
-    starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
-    width = starts[1] - starts[0] if len(starts) > 1 else 4
-    block_names = body[:width]
-    tail = body[2 * width :] if len(starts) > 1 else []
-    trailing = len(tail) + ("timestamp" in tail)
-    if not tail and _CHOICE.search(text):  # rccl-tests -A, without names of its own
-        del tokens[-3:]
-    placements: list[list[str]] = []
-    heads = len(tokens) - trailing - 2 * width
-    if (len(starts) > 1 or not first) and 3 <= heads <= 5:
-        cut = tokens[heads : heads + 2 * width]
-        placements = [cut[:width], cut[width:]]
-    if not placements:
-        heads = len(tokens) - trailing - width
-        single = len(starts) == 1 or _IN_PLACE_ONLY in text.strip()
-        if not (3 <= heads <= 5 and single):
-            return None
-        figures = tokens[heads : heads + width]
-        only_out = placed == ("out-of-place",)  # rccl-tests can leave one out
-        placements = [figures, []] if only_out else [[], figures]
-    head = tokens[:heads]
-    size, count = whole(head[0]), whole(head[1])
-    if size is None or count is None:
-        return None
-    op, root = _op_and_root(head[3:])
-    old_ms = "res" in names
-    blocks = []
-    for place, figures in enumerate(placements):
-        if figures:
-            block = _block(figures, block_names, bool(place), 1e6 if old_ms else 1e3)
-            if block is None:
-                return None
+    def __init__(self, names: Sequence[str], placed: Sequence[str]) -> None:
+        """``names``: of the heading, [] without one. ``placed``: the placements named above it."""
+        first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
+        body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
+        starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
+        self._width = width = starts[1] - starts[0] if len(starts) > 1 else 4
+        tail = body[2 * width :] if len(starts) > 1 else []
+        self._trailing = len(tail) + ("timestamp" in tail)
+        self._choices = not tail  # rccl-tests -A adds three columns without names of their own
+        self._two = len(starts) > 1 or not first
+        self._heads = first  # columns before the time; 0 where no heading tells
+        self._seen = 0  # the most of the rows before, without a heading
+        self._blank_op = {"redop", "op"} & set(names)
+        self._one = len(starts) == 1
+        self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can leave one out
+        self._scale = 1e6 if "res" in names else 1e3  # the oldest wrote ms
+        self._body = body[:width]
+        places = {name: place for place, name in enumerate(self._body)}
+        self._time = places.get("time", places.get("cputime", 0))
+        self._algbw, self._busbw = places.get("algbw", 0), places.get("busbw", 0)
+        self._wrong = places.get("#wrong", places.get("wrong", 0))
+        self._error = places.get("error", places.get("res", 0))
+        self._more = [
+            (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
+        ]
+
+    def row(self, line: int, text: str) -> NcclTestsRow | str:
+        """The row; else why it is none."""
+        tokens = text.split()
+        if self._choices and tokens[-3:][0][:1].isalpha() and _CHOICE.search(text):
+            del tokens[-3:]
+        width = self._width
+        found = len(tokens)
+        heads = found - self._trailing - 2 * width
+        if self._two and self._possible(heads, tokens):
+            places = [(False, heads), (True, heads + width)]
+        else:
+            heads = found - self._trailing - width
+            one = self._one or _IN_PLACE_ONLY in text.strip()
+            if not (one and self._possible(heads, tokens)):
+                figures = self._trailing + (width if self._one else 2 * width)
+                expected = f"{(self._heads or self._seen or 3) + figures}"
+                more = "" if self._heads or self._seen else " or more"
+                return f"half a row: {found} fields of {expected}{more}"
+            places = [(not self._only_out, heads)]
+        size, count = whole(tokens[0]), whole(tokens[1])
+        if size is None or count is None:
+            return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
+        op, root = _op_and_root(tokens[3:heads]) if heads > 3 else (None, None)
+        blocks = []
+        for in_place, first in places:
+            block = self._block(tokens[first : first + width], in_place)
+            if isinstance(block, str):
+                return f"half a row: {block}"
             blocks.append(block)
-    return NcclTestsRow(line, size, count, dtype_named(head[2]) or head[2], op, root, blocks)
+        return NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
+
+    def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
+        """Whether so many fields can stand before the time: a row that lacks its last one would
+        have another number there.
+        """
+        if not 3 <= heads <= 5:
+            return False
+        if self._heads:
+            # hypercube prints a blank in place of the operation.
+            blank = heads == self._heads - 1 and self._blank_op and tokens[3][-1].isdecimal()
+            return heads == self._heads or bool(blank)
+        self._seen = max(self._seen, heads)
+        return heads == self._seen
+
+    def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
+        raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
+        time, algbw, busbw = number(raw), number(alg), number(bus)
+        if not time:
+            return f"{self._body[self._time]} is {raw}"
+        if algbw is None and alg not in _NO_NUMBER:
+            return f"algbw is {alg}"
+        if busbw is None and bus not in _NO_NUMBER:
+            return f"busbw is {bus}"
+        wrong: int | None = None
+        if self._wrong and (text := figures[self._wrong]) != "N/A":
+            count = number(text.rstrip("*"))
+            if count is None or count % 1:
+                return f"{self._body[self._wrong]} is {text}"
+            wrong = int(count)
+        scale = self._scale
+        error = number(figures[self._error]) if self._error else None
+        steps = rounding(raw) * scale, rounding(bus)
+        block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
+        for place, name in self._more:
+            setattr(block, name, ns_of_us(figures[place]))
+        return block
+
+
+_PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 
 def _op_and_root(rest: Sequence[str]) -> tuple[str | None, int | None]:
@@ -166,45 +223,6 @@ def _op_and_root(rest: Sequence[str]) -> tuple[str | None, int | None]:
         elif token != "none":
             op = token
     return op, root
-
-
-def _block(
-    figures: Sequence[str], names: Sequence[str], in_place: bool, scale: float
-) -> Block | None:
-    values = dict(zip(names, figures, strict=False))
-    raw = values.get("time") or values.get("cputime") or ""
-    time = number(raw)
-    algbw, busbw = number(values.get("algbw")), number(values.get("busbw"))
-    wrong_text = values.get("#wrong") or values.get("wrong") or "N/A"
-    if time is None or not time:
-        return None
-    odd = any(
-        value is None and text not in ("inf", "nan", "-nan", "-inf")
-        for value, text in ((algbw, values.get("algbw")), (busbw, values.get("busbw")))
-    )
-    if odd:
-        return None
-    wrong, error = None, None
-    if "error" in values or "res" in values:
-        error = number(values.get("error") or values.get("res"))
-    elif wrong_text != "N/A":
-        count = number(wrong_text.rstrip("*"))
-        if count is None:
-            return None
-        wrong = int(count)
-    return Block(
-        in_place,
-        time * scale,
-        algbw,
-        busbw,
-        time_step_ns=rounding(raw) * scale,
-        bw_step=rounding(values.get("busbw") or "0"),
-        wrong=wrong,
-        error=error,
-        min_ns=ns_of_us(values.get("i_min")),
-        max_ns=ns_of_us(values.get("i_max")),
-        p99_ns=ns_of_us(values.get("i_p99")),
-    )
 
 
 # -------------------------------------------------------------------------------------------------
@@ -225,25 +243,43 @@ _RANK = re.compile(
     r"Rank\s+(\d+)(?:\s+Group\s+\d+)?(?:\s+Pid\s+(\d+))? on\s+(\S+)\s+device\s+(\d+)"
     r"(?:\s+\[([^]]*)\])?\s*(.*)"
 )
-_HEADING = re.compile(r"#?\s*(?:size\s+count|bytes\s+N)\s+type\b.*\btime\b|.*\bcputime\b")
+_HEADING = re.compile(
+    r"#?\s*(?:size\s+count|bytes\s+N)\s+type\b.*(?:\btime\b.*\bbusbw\b|\bcputime\b)"
+)
+_NUMBERS = r"\d[\d,]*\s+\d[\d,]*\s+"
+_TYPE = r"[a-z][a-z0-9_]*\s+(?:[a-z]+\s+)?-?\d"
+# A row or a heading. By its first character, which the search finds fast.
+STARTS = re.compile(
+    rf"[\d#sb](?:(?<=\d)(?<![\w.,+-]\d)[\d,]*\s+\d[\d,]*\s+{_TYPE}"
+    r"|(?:(?<=#)[ \t]*(?:size|bytes)|(?<=s)ize|(?<=b)ytes)\s+(?:count|N)\s+type\b)"
+)
+# What is left of a row that other output runs into: it cannot be read, and must not be missed.
+_HOLDS = re.compile(
+    rf"\d\s+\d[\d,]*\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{2}}|\d\s+{_TYPE}[\d.]*(?:\s+[\d.]+){{5}}"
+)
+_BEGUN = re.compile(r"\s*\d[\d,]*(?:\s+\d[\d,]*)?\s*$")  # the size, and the count, of a row
 _AVERAGE = re.compile(r"Avg bus bandwidth\s*:\s*([\d.eE+-]+)")
 _BOUNDS = re.compile(r"Out of bounds values\s*:\s*(\d+)")
 _REDUCING = re.compile(r"Reducing maxBytes to \d+.*")
-_ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]")
-_ROW_HEAD = re.compile(r"\s*\d+\s+\d+\s+[a-z][a-z0-9]*\b")
+_ROW = re.compile(rf"\s*{_NUMBERS}[a-z]")
+_ROW_HEAD = re.compile(rf"\s*{_NUMBERS}[a-z][a-z0-9_]*\b")
 _PLACEMENTS = re.compile(r"out-of-place|in-place")
+_ABOVE, _TITLE = 8, 80  # lines and characters: what is longer is prose, and speaks of anything
+RUN_INTO = "a row that other output runs into: where it begins cannot be told"
 _FRACTION = "-f {f} was read as {n}: nccl-tests takes a whole number{then}"
 
 
 def sniff(head: Sequence[str]) -> bool:
-    rows = 0
+    rows, parser = [], RowParser((), ())
     for text in head:
         if _START.search(text) or _SETTINGS.search(text):
             return True
         if _HEADING.match(text) and "busbw" in text:
             return True
-        rows += bool(_ROW.match(text) and len(text.split()) in range(11, 24))
-    return rows > 1  # an excerpt without any heading
+        if _ROW.match(text) and len(text.split()) in range(11, 24):
+            rows.append(text)
+    # An excerpt without any heading; what is pasted may be one row.
+    return len(rows) > 1 or any(not isinstance(parser.row(0, row), str) for row in rows)
 
 
 @dataclass
@@ -253,7 +289,8 @@ class _Part:
     line: int
     collective: str | None = None
     names: list[str] = field(default_factory=list)
-    placements: tuple[str, ...] = ()  # of the line above the heading
+    parser: RowParser = field(default_factory=lambda: RowParser((), ()))
+    above: list[Line] = field(default_factory=list)  # texts above the heading
     settings: dict[str, str] = field(default_factory=dict)
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -319,6 +356,8 @@ class _TextReader:
         self.parts: list[_Part] = []
         self.pending: tuple[int, str] | None = None  # a row that a log line has cut in two
         self.early = Messages()  # of the next launch: its other ranks may speak before its heading
+        self.placements: tuple[str, ...] = ()  # of the line above a heading
+        self.above: deque[Line] = deque(maxlen=_ABOVE)  # texts since the last row
 
     @property
     def part(self) -> _Part:
@@ -331,6 +370,8 @@ class _TextReader:
             rest, logged = without_log(text)
             if logged:
                 self.message(text[len(rest) :])
+                if _HOLDS.search(text, len(rest)):
+                    self.found.refuse(line, RUN_INTO)
                 if rest.strip():
                     self.broken(line, rest)
                 return
@@ -344,7 +385,7 @@ class _TextReader:
                 return
         if _ROW.match(text):
             self.row(line, text)
-        elif text.strip() and not text.isspace():
+        elif text and not text.isspace():
             self.other(line, text)
 
     def message(self, text: str) -> None:
@@ -356,10 +397,12 @@ class _TextReader:
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
-            if parse_row(line, text, self.part.names, self.part.placements) is None:
+            if isinstance(self.part.parser.row(line, text), str):
                 self.pending = (line, text)
             else:
                 self.row(line, text)
+        elif _BEGUN.match(text) and self.part.names:
+            self.pending = (line, text)
         else:
             self.other(line, text)
 
@@ -372,12 +415,13 @@ class _TextReader:
         self.refuse_pending()
 
     def row(self, line: int, text: str) -> None:
-        part = self.part
-        row = parse_row(line, text, part.names, part.placements)
-        if row is None:
-            self.found.refuse(line, "half a row: fields are missing, or are no numbers")
+        if self.above:
+            self.above.clear()
+        row = self.part.parser.row(line, text)
+        if isinstance(row, str):
+            self.found.refuse(line, row)
         else:
-            part.rows.append(row)
+            self.part.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
         part = self.part
@@ -389,13 +433,16 @@ class _TextReader:
             part = self.next_part(line, bool(part.settings or part.rows))
             part.settings = _settings(text)
         elif match := _RANK.search(text):
-            self.member(part, match)
+            # A list stands above its table. In the oldest each rank prints its own line, late.
+            again = part.ended or whole(match[1]) == 0
+            self.member(self.next_part(line, bool(part.rows) and again), match)
         elif found := _PLACEMENTS.findall(text):
-            part.placements = tuple(found)
+            self.placements = tuple(found)
         elif _HEADING.match(text):
-            if part.rows and part.ended:
-                part = self.next_part(line, True)
+            part = self.next_part(line, bool(part.rows))
+            part.above += [one for one in self.above if one not in part.above]
             part.names = text.lstrip("# ").replace("#wrong", " #wrong").split()
+            part.parser = RowParser(part.names, self.placements)
         elif match := _AVERAGE.search(text):
             part.average = number(match[1])
         elif _BOUNDS.search(text):
@@ -420,6 +467,10 @@ class _TextReader:
             part.events.append(text.strip(" #"))
         elif "_perf" in text and (match := _PROGRAM.search(text)):
             self.command(line, match)
+        elif _HOLDS.search(text):
+            self.found.refuse(line, RUN_INTO)
+        elif len(text) < _TITLE:
+            self.above.append((line, text))
 
     def command(self, line: int, match: re.Match[str]) -> None:
         name = collective_named(match[1].rpartition("/")[2])
@@ -476,20 +527,21 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     rows = part.rows
     if not rows:
         return []
+    listed = max(part.members, default=-1) + 1
     name = found.choose("collective", options.collective, part.collective)
-    if name is None and (name := collective_in(options.file)):
-        found.warn(f"collective {name}: taken from the name of the file")
     if name is None:
-        for row in rows:
-            found.refuse(row.line, "the file does not name the collective: give --collective")
+        name = _unnamed(part, options, options.ranks or listed, found)
+    if name is None:
         return []
     launch = NcclTestsLaunch(name, cpu_time="cputime" in part.names)
-    listed = max(part.members, default=-1) + 1
     launch.ranks = found.choose("ranks", options.ranks, listed) or 0
-    if not launch.ranks:
-        launch.ranks, where = ranks_of(rows, name)
-        if launch.ranks:
-            found.warn(f"{launch.ranks} ranks: recovered from {where}")
+    told, where = (0, "") if options.ranks else ranks_of(rows, name)
+    if told and not listed:
+        found.warn(f"{told} ranks: recovered from {where}")
+        launch.ranks = told
+    elif told and contradict(rows, name, listed):
+        found.warn(f"{listed} ranks are listed, but every {where} is that of {told}: {told} taken")
+        launch.ranks = told
     launch.calls = whole(part.settings.get("iters"))
     if part.settings.get("graph", "0") != "0":
         launch.mode = "graph"
@@ -500,8 +552,6 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
     for row in rows:
         row.root = (row.root or 0) if entry.has_root else None
     results = results_of(rows, launch, found)
-    if text := repeats(results):
-        found.warn(text)
     if part.settings.get("step_kind") == "bytes" and part.settings.get("step") == "1048576":
         found.warn(STEP_1M)
     _check_average(part, found)
@@ -524,7 +574,8 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         environment |= {"device_name": names[0]} if len(names) == 1 else {}
         members = []
     end: dict[str, Any] = {"status": "complete"}
-    if not part.ended:
+    excerpt = not (part.ended or part.started or part.settings or part.members)
+    if not (part.ended or excerpt):
         end = {"status": TRUNCATED, "reason": "the output stops before its last lines"}
     if not results:
         return []
@@ -532,7 +583,11 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
         make_run(
             results,
             options,
-            {"tool": tool, "version": part.versions.get(tool), "format": "text"},
+            {
+                "tool": tool,
+                "version": part.versions.get(tool),
+                "format": "text, an excerpt" if excerpt else "text",
+            },
             ranks=launch.ranks,
             environment=environment,
             members=members,
@@ -540,6 +595,33 @@ def _run_of(part: _Part, options: ImportOptions, found: Imported) -> list[Run]:
             events=[{"kind": "error", "message": text} for text in part.events],
         )
     ]
+
+
+def _unnamed(part: _Part, options: ImportOptions, ranks: int, found: Imported) -> str | None:
+    """The collective of a table that no line of nccl-tests names; None where its rows are refused.
+
+    A title, or the name of the file, is believed as far as the figures can be such a collective's.
+    """
+    fits = fitting(part.rows, ranks)
+    titles = ((f"line {line}", collective_in(text)) for line, text in reversed(part.above))
+    named = [*titles, ("the name of the file", collective_in(options.file))]
+    where, name = next((one for one in named if one[1]), ("", None))
+    why = ""
+    if name and (name in fits or not fits):
+        found.warn(f"collective {name}: taken from {where}")
+        return name
+    if name:
+        why = f"{where} names {name}, but the figures are those of {' or '.join(fits)}"
+    elif len(fits) == 1:
+        ((name, how),) = fits.items()
+        found.warn(f"taken for {name}: {how}")
+        return name
+    else:
+        several = f", and its figures fit {' and '.join(fits)}" if fits else ""
+        why = f"the file does not name the collective{several}"
+    for row in part.rows:
+        found.refuse(row.line, f"{why}: give --collective")
+    return None
 
 
 def _check_average(part: _Part, found: Imported) -> None:

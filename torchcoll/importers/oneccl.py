@@ -40,8 +40,12 @@ NAME = "oneccl"
 _NAMES = re.compile(r"#\s*Benchmarking:\s*(.*\S)")
 _PROCESSES = re.compile(r"#\s*#processes:\s*(\d+)")
 _OPTION = re.compile(r"\s+([a-z_]+):\s+(\S.*?)\s*$")
-# Without these a heading is broken, and so are its rows.
-_COLUMNS = ("bytes", "elem_count", "t_avg[usec]")
+STARTS = re.compile(
+    r"#[ \t]*(?:Benchmarking:|#processes:|ranks,|All done)|#bytes\b|options:[ \t]*$"
+    r"|(?:datatype|reduction):[ \t]|(?<![\w.:,+-])\d+(?:[ \t]+[\d.]+(?:e[+-]?\d+)?){5,12}[ \t]*$"
+)
+# Without these a heading is broken, and so are its rows. Early versions have no #elem_count.
+_COLUMNS = ("bytes", "t_avg[usec]")
 _CSV_COLUMNS = (
     *("ranks", "collective", "dtype", "#elements/buffer", "message_size", "t_avg[usec]"),
 )
@@ -66,8 +70,7 @@ EMPTY = (
 
 def sniff(head: Sequence[str]) -> bool:
     return any(
-        "t_avg[usec]" in text and ("#elem_count" in text or text.startswith("#ranks,"))
-        for text in head
+        "t_avg[usec]" in text and ("#bytes" in text or text.startswith("#ranks,")) for text in head
     )
 
 
@@ -158,7 +161,7 @@ class _OneCclReader:
             "collective": self.collectives[0] if self.collectives else "",
             "reduction": s.get("reduction", ""),
             "dtype": s.get("datatype", ""),
-            "elements/buffer": record["elem_count"],
+            "elements/buffer": record.get("elem_count", ""),
             "message_size": record["bytes"],
             "buffers": s.get("buf_count", "1"),
             "together": "yes",
@@ -204,12 +207,18 @@ class _OneCclReader:
         ranks = choose("ranks", self.options.ranks, ranks_stated(record["ranks"])) or 0
         dtype = choose("dtype", self.options.dtype, dtype_named(record["dtype"]))
         count, size_bytes = whole(record["elements/buffer"]), whole(record["message_size"])
+        if not record["elements/buffer"] and size_bytes is not None:
+            count = size_bytes // (itemsize(dtype) or 1)
         time = number(record.get("t_avg[usec]"))
         buffers = whole(record.get("buffers")) or 1
         if name is None:
             return f"unknown collective {record['collective'] or '(none named)'}"
-        if count is None or size_bytes is None or not time:
-            return "no count, size or time"
+        if count is None:
+            return f"elem_count is {record['elements/buffer']}"
+        if size_bytes is None:
+            return f"bytes is {record['message_size']}"
+        if not time:
+            return f"t_avg[usec] is {record.get('t_avg[usec]')}"
         if record.get("together"):  # text multiplies by the buffers, CSV does not
             count, size_bytes = count // buffers, size_bytes // buffers
         if not size_bytes and COLLECTIVES[name].has_data and not self.first_calls:

@@ -27,9 +27,21 @@ from torchcoll.importers.base import (
 
 NAME = "osu"
 _TITLE = re.compile(
-    r"#\s*(?:OSU MPI|OMB Python MPI)(?:-(\w+))?\s+(?:Non-blocking |Persistent )?(\S+?)"
+    r"#\s*(?:OSU MPI|OMB Python MPI)(?:-(\w+))?[\s_]+(?:Non-blocking |Persistent )?(.{0,200}?)"
     r"(?:\s+(?:Non-blocking\s+)?(?:Latency|Test)\b.*?)?(?:\s+v(\S+))?\s*$"
 )
+_PERSONALIZED = re.compile(r"\s+Personalized Exchange$|\s+\(.*\)$")
+_PAIRS = re.compile(
+    r"(?:Multi|Multiple|One Sided|Put|Get|Get_accumulate|Accumulate|Fetch|Compare|Latency)\b.*"
+    r"|.*(?:Bandwidth|Message Rate).*",
+    re.IGNORECASE,
+)
+STARTS = re.compile(
+    r"#[ \t]*(?:OSU MPI|OMB Python MPI|Size\b|Datatype:|(?:Avg |Overall)[^#]*\(us\))"
+    # A row: a whole number, then figures to the end of the line.
+    r"|(?<![\w.:,+-])\d+(?:[ \t]+(?:[\d.]+(?:e[+-]?\d+)?|Pass|Fail|N/A|-)){1,24}[ \t]*$"
+)
+_UNITS = ("(us)", "(MB/s)", "Messages/s")
 _DATATYPE = re.compile(r"#\s*Datatype:\s*([\w]+)")
 _TIMES = ("Avg Latency(us)", "Latency (us)", "Latency(us)", "Overall(us)")
 _PER_RANK = ("all_gather", "all_to_all", "all_to_all_v", "gather", "scatter")
@@ -58,6 +70,7 @@ class _OsuReader:
 
     def start(self, name: str, kind: str | None, version: str | None) -> None:
         self.title, self.kind, self.version = name, kind, version
+        self.whole_title = ""
         self.names: list[str] = []
         self.dtype: str | None = None
         self.results: list[CaseResult] = []
@@ -66,10 +79,11 @@ class _OsuReader:
         if match := _TITLE.match(text):
             self.end()
             self.start(match[2], match[1], match[3])
+            self.whole_title = text.strip("# \t")
         elif match := _DATATYPE.match(text):
             plain = match[1].removeprefix("MPI_").lower()
             self.dtype = _TYPES.get(plain) or dtype_named(plain)
-        elif text.startswith("#") and "(us)" in text:
+        elif text.startswith("#") and any(unit in text for unit in _UNITS):
             self.names = re.split(
                 r"\s{2,}", re.sub(r"^#\s*(Size)(?: \(B\))?\s*", r"\1  ", text).lstrip("# ")
             )
@@ -89,17 +103,23 @@ class _OsuReader:
             self.results.append(result)
 
     def result(self, record: dict[str, str]) -> CaseResult | str:
-        asked = self.title.removeprefix("I") if self.title[:2] != "In" else self.title
-        stated = collective_named(self.title) or collective_named(asked)
+        title = _PERSONALIZED.sub("", self.title)
+        asked = title.removeprefix("I") if title[:2] != "In" else title
+        stated = collective_named(title) or collective_named(asked)
+        if stated is None and self.whole_title and _PAIRS.fullmatch(title):
+            return f"{self.whole_title}: between pairs of ranks, no collective"
         name = self.found.choose("collective", self.options.collective, stated)
         if name is None:
-            return f"{self.title or 'a test without a title'} is no collective that torchcoll has"
+            return f"{title or 'a test without a title'} is no collective that torchcoll has"
         entry = COLLECTIVES[name]
         ranks = self.options.ranks or 0
         held = whole(record.get("Size", "0" if not entry.has_data else None))
-        time = next((number(record[n]) for n in _TIMES if n in record), None)
-        if held is None or not time:
-            return "no size or no time"
+        column = next((n for n in _TIMES if n in record), None)
+        time = number(record[column]) if column else None
+        if held is None:
+            return f"size is {record['Size']}" if "Size" in record else "no size"
+        if not time:
+            return f"{column} is {record[column]}" if column else "no column of times"
         if entry.has_data and not held:
             return "0 bytes: nothing was sent"
         if name in _PER_RANK and not ranks:

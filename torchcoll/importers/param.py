@@ -29,6 +29,7 @@ _ROW = re.compile(
     r"\s*COMMS-RES-(?P<quant>QUANT-)?(?P<coll>[a-z0-9_]+)-(?P<dtype>[a-z0-9]+)(?P<tag>\S*)\s+"
     r"(?P<figures>.*\S)"
 )
+STARTS = re.compile(r"COMMS-RES")
 _WORLD = re.compile(r"'world_size': (\d+)|groupSize (\d+)")
 _BACKEND = re.compile(r"\bbackend: (\w+)")
 _DEVICE = re.compile(r"host \S+, device: (\w+)")
@@ -99,8 +100,10 @@ def _result(
     figures = [number(field) for field in fields]
     size_bytes, count = whole(fields[0]), whole(fields[1])
     time = figures[2]
-    if size_bytes is None or not time:
-        return "no size or no time"
+    if size_bytes is None:
+        return f"the size is {fields[0]}"
+    if not time:
+        return f"the median time is {fields[2]}"
     if not size_bytes:
         return "0 bytes: nothing was sent"
     reported = Reported(

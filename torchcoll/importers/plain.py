@@ -106,7 +106,8 @@ _SCALE = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _NONE = ("", "-", "n/a", "na", "none", "null")  # a cell that holds no figure
 _NEAR = 0.05  # figures of a table are rounded, and means of each their own
 _GUARD = re.compile(r"^'(?='*[=@+-])")  # before what a spreadsheet would run: report/formats.py
-_RULE = re.compile(r"\s*\|?[\s:|-]*-{2,}[\s:|-]*$")
+# Behind a quote, a bullet or a stamp alone: rows of a table need not begin with a bar.
+STARTS = re.compile(r"(?:(?<=[>:\])-])|(?<=[>:\])-] ))\|(?=.*\|)")
 
 
 def sniff(head: Sequence[str]) -> bool:
@@ -214,7 +215,7 @@ class _TableReader:
             self.heading, self.columns = collective_in(plain), {}
             return
         fields = _fields(text)
-        if len(fields) < 2 or _RULE.fullmatch(text):
+        if len(fields) < 2 or _is_rule(plain):
             if not fields:
                 self.columns = {} if not plain or self.form == "Markdown" else self.columns
             return
@@ -277,8 +278,8 @@ class _TableReader:
                 algbw = busbw / entry.bus_factor(ranks)
             if algbw:
                 time, derived = _time_of(name, size_bytes, ranks, algbw), True
-        if derived and not time:
-            derived = False
+        if derived and not number(time):  # none, or beyond what a time can be
+            time, derived = None, False
         follow = by_time or algbw  # the busbw that follows from either
         odd = _separate(algbw, by_time) or (
             ranks > 1 and follow and _separate(busbw, follow * entry.bus_factor(ranks))
@@ -304,6 +305,11 @@ class _TableReader:
             device=only_device(options.backend) or "unknown",
             warnings=[ODD] if odd else [],
         )
+
+
+def _is_rule(text: str) -> bool:
+    """Below the heading of Markdown: ``|---|:--|``."""
+    return "--" in text and not text.strip(" \t:|-")
 
 
 def _separate(reported: float | None, expected: float | None) -> bool:

@@ -32,6 +32,7 @@ from torchcoll.importers.nccl_tests import Block, NcclTestsLaunch, NcclTestsRow,
 NAME = "rccl-tests"
 LONG_LINES = True
 _NEEDED = {"collective", "size", "time", "busbw"}
+STARTS = re.compile(r'(?<!")numCycle,')
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
@@ -100,8 +101,10 @@ def _row(
     if name is None:
         return f"unknown collective {record.get('collective')}"
     size, time = whole(record.get("size")), number(record.get("time"))
-    if size is None or not time:
-        return "no size or no time"
+    if size is None:
+        return f"size is {record.get('size')}"
+    if not time:
+        return f"time is {record.get('time')}"
     listed = ranks_stated(record.get("ranks", record.get("gpus")))
     ranks = found.choose("ranks", options.ranks, listed) or 0
     dtype = found.choose("dtype", options.dtype, dtype_named(record.get("type"))) or ""

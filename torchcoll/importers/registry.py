@@ -22,6 +22,7 @@ from torchcoll.core.file import uncollected
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
+from torchcoll.importers.prefix import Unprefixed
 from torchcoll.importers.source import Shortened, Source
 
 GROUP = "torchcoll.importers"
@@ -58,7 +59,9 @@ def importer_of(windows: Iterable[Sequence[str]]) -> Importer | None:
     """The first importer that knows the format of a file, of which these are the lines."""
     for lines in windows:
         for each in importers().values():
-            if each.sniff(lines):
+            starts = getattr(each, "STARTS", None)
+            own = [*map(Unprefixed((), starts).rest, lines)] if starts else lines
+            if each.sniff(own):
                 return each
     return None
 
@@ -108,8 +111,11 @@ def _imported(
     )
     lines: Iterable[Line] = source.lines()
     shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
+    lines = shortened or lines
+    if starts := getattr(importer, "STARTS", None):
+        lines = Unprefixed(lines, starts)
     with uncollected():  # rows are many, and hold no cycles
-        found = importer.read(iter(shortened or lines), options)
+        found = importer.read(iter(lines), options)
     if shortened and shortened.warning:
         found.warn(shortened.warning)
     found.importer = importer.NAME

@@ -1,4 +1,4 @@
-"""The lines of a foreign file: unpacked, decoded, without what terminals and launchers add."""
+"""The lines of a foreign file: unpacked, decoded, without what terminals add."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ from torchcoll.core.bounds import (
 )
 from torchcoll.core.errors import UnreadableError
 from torchcoll.importers.base import Line
+from torchcoll.importers.prefix import cleaned
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-# Open MPI --tag-output, srun -l, torchrun, mpiexec -l (hydra), pdsh, time stamps of kubectl.
-_PREFIX = re.compile(
-    r"\[\d+,\d+\]<(?:stdout|stderr)>:\s?"
-    r"|\[(?:rank|default)?\d+\]:?\s?(?=[\s#\d])"
-    r"|\s{0,6}\d+:\s(?=.*\S)"
-    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z\s"
-)
 # A message of a library, which may begin inside a row that another process is printing.
 # A host is taken to begin with a letter: `0node7:12:13 [0]` is the last field of a row and a host.
 _LOG = re.compile(
@@ -204,23 +197,6 @@ def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:
         yield text.rstrip("\r\n")
 
 
-def cleaned(lines: Iterable[Line]) -> Iterator[Line]:
-    """Without ANSI codes and prefixes; a progress bar's line is what it showed last."""
-    for number, text in lines:
-        if "\x1b" in text:
-            text = _ANSI.sub("", text)
-        if "\r" in text:
-            text = text.rstrip("\r").rpartition("\r")[2]
-        if text[:7].strip()[:1] in _PREFIX_STARTS:
-            match = _PREFIX.match(text)
-            if match:
-                text = text[match.end() :]
-        yield number, text
-
-
-_PREFIX_STARTS = frozenset("[0123456789")
-
-
 def without_log(text: str) -> tuple[str, bool]:
     """(text before a library's message, whether there was one)."""
     if not any(mark in text for mark in _MARKS) and " [" not in text:
@@ -239,11 +215,15 @@ _DECODER = json.JSONDecoder(strict=False)  # names of events may hold control ch
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NEVER_SKIPPED = frozenset('{}[],:"')  # what is there to be read; '' is the end of a piece
 _OPEN = frozenset(".eE+-")  # a number that goes on
-Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is an item
+_BATCH = 1 << 18  # characters of items that are decoded at once
+_BOUNDARY = re.compile(r"\}\s*,\s*(?=\{)")  # likely between two items that are objects
+_TRIED = 3  # boundaries that turn out to be within an item, before each item is decoded alone
+Member = tuple[str, Any, int, bool]  # key, value, its length as text, whether it is of items
 
 
 def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member]:
-    """Each member of the outermost object; of those named in ``arrays`` each item of the list.
+    """Each member of the outermost object; of those named in ``arrays`` lists of some items each,
+    in order, behind an empty list.
 
     Raises ValueError for what is no such JSON, or has a member of more than MOST_MEMBER characters;
     RecursionError where it is nested too deep.
@@ -261,8 +241,11 @@ def members(chunks: Iterable[bytes], arrays: Collection[str]) -> Iterator[Member
             yield key, [], 0, False  # its items follow
             if not text.next_is("]"):
                 while True:
+                    items, length = text.items()
+                    if items:
+                        yield key, items, length, True
                     value, length = text.value()
-                    yield key, value, length, True
+                    yield key, [value], length, True
                     if not text.next_is(","):
                         text.expect("]")
                         break
@@ -282,6 +265,7 @@ class _Text:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogatepass").decode
         self._text, self._place = "", 0
         self._ended = False
+        self._tries = _TRIED
 
     def _more(self, size_bytes: int = 1) -> bool:
         """At least so much more text, if there is; False at the end."""
@@ -337,6 +321,29 @@ class _Text:
         length, self._place = end - self._place, end
         return value, length
 
+    def items(self) -> tuple[list[Any], int]:
+        """Items that stand here with a comma behind each, and their length; [] is none of them.
+
+        What begins at the beginning of an item and is a list's content, is whole items: a text that
+        ends inside of one leaves something open.
+        """
+        if not self._tries:
+            return [], 0
+        if len(self._text) - self._place < _BATCH:
+            self._more(_BATCH)
+        latest = self._text.rfind("}", self._place, len(self._text) - _BATCH // 8)
+        found = _BOUNDARY.search(self._text, max(latest, self._place))
+        if latest < 0 or found is None:
+            return [], 0
+        try:
+            items = _DECODER.decode(f"[{self._text[self._place : found.start() + 1]}]")
+        except (ValueError, RecursionError):
+            self._tries -= 1
+            return [], 0
+        self._tries = _TRIED
+        length, self._place = found.end() - self._place, found.end()
+        return items, length
+
     def end(self) -> None:
         self._skip()
         if self._place < len(self._text):
@@ -368,7 +375,7 @@ def decoded(text: str) -> tuple[Any, bool]:
     """(the document, whether it was cut off). Of a cut one, everything up to its last whole row."""
     text = text.strip()
     bare = _BARE.sub(" null", text)
-    for attempt in (text, bare):
+    for attempt in (text, bare) if bare != text else (text,):
         try:
             return json.loads(attempt), False
         except (ValueError, RecursionError):

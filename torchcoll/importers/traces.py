@@ -13,6 +13,7 @@ from torchcoll.core.bounds import Events, Held
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import is_traffic
 from torchcoll.core.jsonl import chunks_of
+from torchcoll.core.paths import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.flight_recorder import is_dump, read_dump
@@ -36,7 +37,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     """
     files: list[Path] = []
     parts: list[tuple[Traffic, int | None]] = []
-    for path in map(Path, paths):
+    for path in (Path(os.fspath(from_stdin(path))) for path in paths):  # type: ignore[arg-type]
         found = _files(path)
         files += found
         parts += _of_last(list(map(_read, found)), path) if path.is_dir() else map(_read, found)
@@ -116,22 +117,36 @@ def _document(path: Path, problems: list[str]) -> dict[str, Any]:
     held, events = Held("trace", path), Events(path)
     try:
         for key, value, length, item in members(itertools.chain([first], chunks), _LISTS):
-            one = value
             if item and key == "traceEvents":
-                one = event_of(value)
-                events.add(one is not None)
-                if one is None:
-                    continue
-            small = isinstance(one, Event) and not one.args
-            held.add_bytes(_EVENT_BYTES if small else _HELD_RATIO * length + _ITEM_BYTES)
+                kept = [event for event in map(event_of, value) if event]
+                events.add(len(kept), len(value) - len(kept))
+                held.add_bytes(sum(map(_event_bytes, kept)))
+                found[key] += kept
+                continue
+            held.add_bytes(_HELD_RATIO * length + _ITEM_BYTES * (len(value) if item else 1))
             if item:
-                found[key].append(one)
+                found[key] += value
             else:
-                found[key] = one
+                found[key] = value
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         if not problems:
             raise UnreadableError("trace", path, _KINDS) from None
     return found
+
+
+def _event_bytes(event: Event) -> int:
+    """Of memory; most have no arguments."""
+    if not event.args:
+        return _EVENT_BYTES
+    sizes = (
+        _ITEM_BYTES // 4 + (len(v) if isinstance(v, str) else _of_list(v))
+        for v in event.args.values()
+    )
+    return _EVENT_BYTES + sum(sizes)
+
+
+def _of_list(value: object) -> int:
+    return _HELD_RATIO * len(str(value)) if isinstance(value, (list, dict)) else 0
 
 
 def _check_steps(parts: Sequence[tuple[Traffic, int | None]]) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.errors import TorchcollError, UnreadableError, UsageError
-from torchcoll.core.file import MANIFEST, MATRIX_SCHEMA
 from torchcoll.core.jsonl import LineWriter, read_objects
+from torchcoll.core.paths import MANIFEST, MATRIX_SCHEMA
 from torchcoll.launches.blocks import PlannedLaunch
 
 # Of a launch. ok: every case is. failed: what ``reason`` says. timeout: ended by --cell-timeout.

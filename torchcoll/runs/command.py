@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+from torchcoll.core.paths import TOLD, add_told
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run
@@ -20,8 +21,10 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="result or traffic files, folders, quoted globs, or output of other tools",
+        help="result or traffic files, folders, quoted globs, output of other tools, or "
+        "label=PATH; - is stdin",
     )
+    add_told(parser)
     add(
         "--reference",
         metavar="FILE",
@@ -62,17 +65,20 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     for what in ("junit", "health"):
         if path := getattr(options, what):
             check_new(path, what, options.force)
-    from torchcoll.core.file import leave_out, load_all
+    from torchcoll.core.file import leave_out, load_all, sources_of
+    from torchcoll.core.result import Run
     from torchcoll.report.notes import note_lines
     from torchcoll.runs.show import SHOWN, Judging, has_verdict, show
 
-    files, traffic = _by_kind(options.files)
-    if traffic and not files:
+    sources = sources_of(options.files, options.collective, options.ranks)
+    loaded = [one for one in sources if isinstance(one, Run)]
+    files, traffic = _by_kind([os.fspath(one) for one in sources if not isinstance(one, Run)])
+    if traffic and not files and not loaded:
         return _show_traffic(options, traffic)
     if traffic and not _fits_both(options):
         leave_out(traffic)
         traffic = []
-    runs = load_all(files)
+    runs = load_all([*loaded, *files])
     if options.against:
         options.against = _baseline(options.against)
     if options.reference and runs:
@@ -95,13 +101,15 @@ def _shown(options: argparse.Namespace) -> ExitCode:
 
 def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
     """Result files, and traffic: a folder of nothing else stays one, since its ranks are joined."""
-    from torchcoll.core.file import expanded, is_traffic
+    from torchcoll.core.file import is_traffic
+    from torchcoll.core.paths import expanded
+    from torchcoll.core.result import Run
     from torchcoll.core.traffic import RANK_FILE
 
     results: list[str] = []
     traffic: list[str] = []
     for path in reported:
-        inside = [str(file) for file in expanded(path)]
+        inside = [os.fspath(file) for file in expanded(path) if not isinstance(file, Run)]
         sent = [f for f in inside if os.path.basename(f).startswith(RANK_FILE) or is_traffic(f)]
         results += [file for file in inside if file not in sent]
         traffic += [path] if sent == inside and os.path.isdir(path) else sent
@@ -119,7 +127,7 @@ _OF_VERDICT = ("fabric", "rules", "against")
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    own = ("files", "run", "reference", "gate", "junit", "health", "force")
+    own = ("files", "run", "reference", "gate", "junit", "health", "force", *TOLD)
     return {k: v for k, v in vars(options).items() if k not in own}
 
 
@@ -221,7 +229,8 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plot(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.file import expanded, load_all, with_results
+    from torchcoll.core.file import load_all, with_results
+    from torchcoll.core.paths import expanded
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from torchcoll.core.file import Source
+    from torchcoll.core.paths import Source
     from torchcoll.curves.transitions import Transitions
     from torchcoll.startup.cold import Cold
     from torchcoll.verdict.rules import Limit

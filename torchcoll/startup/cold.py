@@ -15,7 +15,7 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import (
     SLOW_FIRST,

@@ -13,7 +13,7 @@ from torchcoll.comparison.sides import Measured, Reading, Side, side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.summary import Row, paired_ratio
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torchcoll.core.units import counted
 from torchcoll.libraries.logged import LoggedCall
 from torchcoll.libraries.nccl.log import Graph, Member, NcclLogReader, NcclProcess, Tuned
 
@@ -14,10 +15,13 @@ Key = tuple[object, ...]
 
 @dataclass
 class NcclCommunicator:
-    """The ranks that the log has of one communicator. ``parent``: what it was split from."""
+    """The ranks that the log has of one communicator. ``parent``: what it was split from. cut:
+    lines of its files that are not whole.
+    """
 
     members: list[Member] = field(default_factory=list)
     parent: Key | None = None
+    cut: int = 0  # lines of its files that are not whole
 
     @property
     def nranks(self) -> int | None:
@@ -43,9 +47,11 @@ class NcclCommunicator:
         )
         names = {"destroy": "destroyed", "abort": "aborted", "revoke": "revoked"}
         texts = {names.get(word, word): count for word, count in words.items()}
-        if len(texts) < 2:
-            return next(iter(texts), "unknown")
-        return ", ".join(f"{word} on {count}" for word, count in texts.items())
+        several = len(texts) > 1
+        text = ", ".join(f"{n} on {count}" if several else n for n, count in texts.items())
+        if "not complete" in texts and self.cut:
+            text += f" ({counted(self.cut, 'line')} of the log cut)"
+        return text or "unknown"
 
     @property
     def rings(self) -> dict[int, tuple[int, ...]]:
@@ -147,7 +153,9 @@ def jobs(readers: Sequence[NcclLogReader]) -> list[NcclJob]:
         for other in others:
             leader[root(other)] = root(first)
 
+    cut = {reader.file: reader.tally.counts["cut"] for reader in readers}
     for group in groups.values():
+        group.cut = sum(cut[file] for file in {owner[m].file for m in group.members})
         join([owner[member] for member in group.members])
     connected = {owner[m] for g in groups.values() for m in g.members if m.rank is not None}
     alone: dict[str, list[NcclProcess]] = {}

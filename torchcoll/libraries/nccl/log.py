@@ -502,6 +502,7 @@ HANDLERS: dict[str, Handler] = {
 # Formats: src/debug.cc, init.cc, graph/tuning.cc and transport/*.cc of NCCL 2.8 to 2.32.
 
 _MARK = b" NCCL "
+_TWINS = 64  # hosts of one process number that are looked at
 _LONGEST = 4096  # NCCL's own buffer has 1024
 _LEVELS = frozenset((b"INFO", b"WARN", b"TRAC", b"CALL"))
 _PREFIX = re.compile(rb"([\w.-]{0,255}):(\d{1,10}):(\d{1,10}) \[-?\w*\]")
@@ -527,6 +528,7 @@ class NcclLogReader:
         self.columns: dict[Member, list[Column]] = {}  # those of its tuning table
         self.prefixes: dict[bytes, tuple[NcclProcess, int]] = {}
         self._hosts: set[str] = set()
+        self._hosts_of: dict[int, list[str]] = {}  # by process number
         self.process = NcclProcess("", 0)
         self.thread = 0
 
@@ -615,20 +617,36 @@ class NcclLogReader:
             # `busId 86node1:12:12 [0]`: the text before it ends where a known name begins.
             ends = [name for name in self._hosts if name and host.endswith(name)]
             host = max(ends, key=len) if ends else host
-        self._hosts.add(host)
-        process = self._known.get((host, pid))
+        process = self._known.get((host, pid)) or self._damaged(host, pid)
         if process is None:
             process = self.made(host, pid)
+        self._hosts.add(process.host)
         if len(self.prefixes) > 65536:  # time stamps before each line: then no two are equal
             self.prefixes.clear()
         self.prefixes[prefix] = process, thread
         return process, thread
+
+    def _damaged(self, host: str, pid: int) -> NcclProcess | None:
+        """The process of that number, where a cut line has changed the name of its host: `47node1`
+        (behind the number of another line) and `de1` are node1.
+        """
+        for other in self._hosts_of.get(pid, ())[:_TWINS]:
+            longer, shorter = sorted((host, other), key=len, reverse=True)
+            extra = longer.removesuffix(shorter)
+            if shorter and extra != longer and extra[-1:].isalnum():
+                process = self._known[other, pid]
+                if extra.isdecimal():  # the line that made the process may be the cut one
+                    process.host = shorter
+                self._known[host, pid] = process
+                return process
+        return None
 
     def made(self, host: str, pid: int) -> NcclProcess:
         """A process that nothing was read of yet."""
         if len(self._known) >= MOST_PROCESSES:
             raise UnreadableError("log", self.file, f"at most {MOST_PROCESSES} processes")
         process = self._known[host, pid] = NcclProcess(host, pid, self.file)
+        self._hosts_of.setdefault(pid, []).append(host)
         self.processes.append(process)
         return process
 

@@ -1,0 +1,96 @@
+"""Kineto traces of 2022 and 2023, in the form that those of HolisticTraceAnalysis' tests have.
+
+record_param_comms tells nothing there: names, sizes and types stand in the annotation within it,
+and a kernel is of the call around its launch, which has the same correlation.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from foreign_traces import event, fields
+
+from torchcoll.core.errors import UnreadableError
+from torchcoll.importers.traces import read_traffic
+
+OLD = {"backend": "nccl", "rank": 3, "world_size": 8}
+
+
+def call(ts: float, name: str, annotation: str, dims: Any, sent: Any, number: int) -> list[Any]:
+    """c10d operator, record_param_comms, annotation and launch, one in the other; the kernel."""
+    types = ["float" if shape else "" for shape in dims]
+    linked = {"External_id": 800 + number, "correlation": 800 + number}
+    return [
+        event(name, ts, 100, External_id=number, Input_Dims=dims, Input_type=types),
+        event("record_param_comms", ts, 100, External_id=number + 1, Input_Dims=[[], []]),
+        event(
+            f"nccl:{annotation}", ts + 10, 80, "user_annotation", External_id=number + 2,
+            Input_Dims=[sent], Input_type=["float"],
+        ),
+        event("cudaLaunchKernel", ts + 20, 5, "cuda_runtime", **linked),
+        event("ncclKernel_X", ts + 500, 40 + number, "kernel", tid=7, device=0, **linked),
+        # A wait, which tells as little.
+        event("record_param_comms", ts + 200, 5, External_id=number + 3),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def calls(tmp_path):
+    def run(*parts: list[Any]) -> list[Any]:
+        events = [one for part in parts for one in part]
+        data = {"traceEvents": events, "distributedInfo": OLD}
+        (tmp_path / "t.json").write_text(json.dumps(data))
+        ((_, own),) = read_traffic([tmp_path / "t.json"]).calls.items()
+        return own
+
+    return run
+
+
+NAMES = ("collective", "bytes_in", "bytes_out", "dtype", "time_ns")
+
+
+def test_names_sizes_types_and_times(calls):
+    found = calls(
+        call(0, "c10d::allreduce_", "all_reduce", [[], []], [250], 1),
+        call(1000, "c10d::_allgather_base_", "_all_gather_base", [[800], [100]], [100], 11),
+        call(2000, "c10d::alltoall_base_", "all_to_all", [[30], [50]], [50], 21),
+    )
+    assert [fields(one, *NAMES) for one in found] == [
+        ("all_reduce", 1000, 1000, "float32", 41_000),
+        ("all_gather", 400, 3200, "float32", 51_000),
+        ("all_to_all_v", 200, 120, "float32", 61_000),  # 50 rows out, 30 in: uneven
+    ]
+
+
+def test_an_annotation_without_an_operator(calls):
+    """As before torch 1.13: what is received of an all_to_all is told nowhere."""
+    reduce = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 1)[1:]
+    assert [fields(one, *NAMES) for one in calls(reduce)] == [
+        ("all_reduce", 1000, 1000, "float32", 41_000)
+    ]
+    with pytest.raises(UnreadableError, match="all_to_all: sizes not told"):
+        calls(call(0, "c10d::alltoall_", "all_to_all", [[]], [250], 1)[1:])
+
+
+def test_the_number_of_a_launch_is_none_of_an_operator(calls):
+    """The kernel's External id is 802 there, and so is the operator's of another call."""
+    first = call(0, "c10d::allreduce_", "all_reduce", [[]], [250], 2)
+    second = call(1000, "c10d::allreduce_", "all_reduce", [[]], [99], 801)
+    assert second[1]["args"]["External id"] == 802 == first[4]["args"]["External id"]
+    assert [one.time_ns for one in calls(first, second)] == [42_000, 841_000]
+
+
+def test_kernels_without_a_number_stay_apart(tmp_path):
+    """Three of 6, 3 and 1 ms, each a call of its own."""
+    told = {"Collective_name": "allreduce", "dtype": "Float", "In_msg_nelems": 250}
+    told |= {"Out_msg_nelems": 250, "Process_Group_Name": "0", "Group_size": 8}
+    kernels = [
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", ts, dur, "kernel", tid=7, **told)
+        for ts, dur in ((0, 6000), (7000, 3000), (11000, 1000))
+    ]
+    data = {"traceEvents": kernels, "distributedInfo": OLD}
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    ((_, own),) = read_traffic([tmp_path / "t.json"]).calls.items()
+    assert [one.time_ns for one in own] == [6_000_000, 3_000_000, 1_000_000]

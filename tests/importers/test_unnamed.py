@@ -1,0 +1,135 @@
+"""Tables of nccl-tests that do not say whose they are: collective and ranks from the figures."""
+
+from __future__ import annotations
+
+import pytest
+from foreign_files import HEAD, NAMES, text
+
+
+def row(size, count, op, root, us, algbw, factor, wrong="0"):
+    """Both placements with the same figures; ``wrong``: of the one in place."""
+    figures = f"{us:8.2f} {algbw:7.2f} {algbw * factor:7.2f}"
+    return f"{size:12} {count:12}     float {op:>7} {root:>7} {figures} 0 {figures} {wrong}\n"
+
+
+# 64 MiB in 1 ms are 67.108864 GB/s. busbw / algbw of 8 ranks by nccl-tests' PERFORMANCE.md.
+S, US, GBPS = 67108864, 1000.0, 67.108864
+
+
+@pytest.mark.parametrize(
+    ("count", "op", "root", "factor", "wrong", "name", "how"),
+    [
+        (S // 4, "sum", -1, 1.75, "0", "all_reduce", "busbw / algbw is 1.75"),
+        (S // 4, "sum", 0, 1, "0", "reduce", "a root and a reduction, busbw / algbw is 1"),
+        (S // 4, "none", 0, 1, "0", "broadcast", "a root, busbw / algbw is 1"),
+        (
+            S // 32,
+            "sum",
+            -1,
+            7 / 8,
+            "0",
+            "reduce_scatter",
+            "size / count is that of 8 ranks, busbw ",
+        ),
+        (
+            S // 32,
+            "none",
+            -1,
+            7 / 8,
+            "N/A",
+            "all_to_all",
+            "size / count is that of 8 ranks, busbw ",
+        ),
+    ],
+)
+def test_the_collective_that_the_figures_leave(imported, count, op, root, factor, wrong, name, how):
+    found = imported(NAMES + row(S, count, op, root, US, GBPS, factor, wrong))
+    assert [r.case.collective for r in found.runs[0].results] == [name] * 2
+    assert found.warnings[0].startswith(f"taken for {name}: {how}")
+
+
+@pytest.mark.parametrize(
+    ("count", "op", "root", "factor", "names"),
+    [
+        (S // 4, "sum", -1, 1, "all_reduce and sendrecv"),
+        (S // 32, "none", -1, 7 / 8, "all_gather and all_to_all"),
+        (S // 32, "none", 0, 7 / 8, "gather and scatter"),
+    ],
+)
+def test_what_they_leave_open_is_refused_with_the_choice(imported, count, op, root, factor, names):
+    found = imported(NAMES + row(S, count, op, root, US, GBPS, factor))
+    assert [r.reason for r in found.refused] == [
+        f"the file does not name the collective, and its figures fit {names}: give --collective"
+    ]
+
+
+def test_a_title_decides_where_the_figures_allow_it(imported):
+    table = NAMES + row(S, S // 32, "none", -1, US, GBPS, 7 / 8)
+    found = imported(f"## All-Gather on 8 GPUs\n\n{table}")
+    assert found.runs[0].results[0].case.collective == "all_gather"
+    assert found.warnings[0] == "collective all_gather: taken from line 1"
+    found = imported(f"## Broadcast\n\n{table}")
+    assert found.refused[0].reason == (
+        "line 1 names broadcast, but the figures are those of all_gather or all_to_all: "
+        "give --collective"
+    )
+
+
+def test_one_pasted_row(imported):
+    line = row(S, S // 4, "sum", -1, US, GBPS, 1.75)
+    found = imported(line)
+    assert (found.runs[0].ranks, found.runs[0].complete) == (8, True)
+    assert imported(line, collective="all_reduce", ranks=8).warnings == []
+
+
+def ranks(count):
+    line = "#  Rank {:2} Group  0 Pid   {} on      node0 device  0 [0000:18:00] NVIDIA H100\n"
+    return "".join(line.format(n, 4000 + n) for n in range(count))
+
+
+def test_a_list_of_ranks_belongs_to_the_table_below_it(imported):
+    """A page of tables, of 2, 4 and 8 ranks, without the lines in which a test says its name."""
+    page = ""
+    for count, factor in ((2, 1), (4, 1.5), (8, 1.75)):
+        page += ranks(count) + NAMES + row(S, S // 4, "sum", -1, US, GBPS, factor)
+        page += f"# Avg bus bandwidth    : {GBPS * factor:.4f}\n"
+    found = imported(page, collective="all_reduce")
+    assert [run.ranks for run in found.runs] == [2, 4, 8]
+    assert (found.refused, found.warnings) == ([], [])
+    assert [len(run.members) for run in found.runs] == [2, 4, 8]
+
+
+def test_a_heading_below_rows_begins_another_table(imported):
+    both = [row(S, S // 4, "sum", -1, US, GBPS, factor) for factor in (1.75, 1.5)]
+    found = imported(NAMES.join(["", *both]))
+    assert [run.ranks for run in found.runs] == [8, 4]
+
+
+def test_a_list_that_every_busbw_contradicts(imported):
+    head = HEAD.format(program="all_reduce_perf").replace("Rank  1", "Rank 15")
+    found = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75))
+    assert found.runs[0].ranks == 8
+    assert found.warnings == ["16 ranks are listed, but every busbw / algbw is that of 8: 8 taken"]
+    # What is told by hand is what the user wants; the figures that disagree are said.
+    found = imported(head + NAMES + row(S, S // 4, "sum", -1, US, GBPS, 1.75), ranks=16)
+    assert found.runs[0].ranks == 16
+    assert any("do not follow" in text for text in found.warnings)
+
+
+def test_other_formats_name_what_they_refuse(imported):
+    for title, why in (
+        (
+            "OSU MPI Latency Test v7.4",
+            "OSU MPI Latency Test v7.4: between pairs of ranks, no colle",
+        ),
+        ("OSU MPI-CUDA Bi-Directional Bandwidth Test v5.9", "OSU MPI-CUDA Bi-Directional Bandwid"),
+    ):
+        unit = "Latency (us)" if "Latency" in title else "Bandwidth (MB/s)"
+        found = imported(f"# {title}\n# Size          {unit}\n8          1.17\n")
+        assert found.refused[0].reason.startswith(why)
+    found = imported("# OSU MPI Allreduce Latency Test v7.4\n# Size  Avg Latency(us)\n8  N/A\n")
+    assert found.refused[0].reason == "Avg Latency(us) is N/A"
+
+
+def test_files_of_two_launches_are_as_before(imported):
+    assert [run.ranks for run in imported(text(foot="") + text(foot="")).runs] == [2, 2]

@@ -1,0 +1,111 @@
+"""--collective, --ranks and label=PATH of commands that read; folders of other files; stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from foreign_files import ROW, text
+
+from torchcoll.cli import main
+from torchcoll.core import paths
+from torchcoll.core.file import load, save
+from torchcoll.core.paths import named_path
+
+# 1048576 B in 24.31 us are 43.13 GB/s; of two ranks all_reduce and sendrecv look alike.
+UNNAMED = ROW
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text(UNNAMED)
+    (tmp_path / "other.txt").write_text(UNNAMED.replace("24.31", "34.31").replace("43.13", "30.56"))
+    monkeypatch.setattr(paths, "_stdin", [])
+    return tmp_path
+
+
+def rows(capsys, *arguments):
+    assert main([*arguments, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_show_takes_what_the_file_does_not_tell(folder, capsys):
+    assert main(["show", "one.txt"]) == 3
+    assert "figures fit all_reduce and sendrecv: give --collective" in capsys.readouterr().err
+    (first, _) = rows(capsys, "show", "one.txt", "--collective", "sendrecv", "--ranks", "4")
+    assert (first["collective"], first["ranks"], first["busbw_gbps"]) == (
+        "sendrecv",
+        4,
+        pytest.approx(1048576 / 24310),
+    )
+
+
+def test_a_result_file_tells_its_own(folder, capsys):
+    for name in ("one", "other"):
+        save(load(f"{name}.txt", collective="all_reduce"), f"{name}.jsonl")
+    for command in (["show"], ["compare", "other.jsonl"]):
+        assert main([*command, "one.jsonl", "--ranks", "2"]) == 2
+        assert capsys.readouterr().err == (
+            "torchcoll: error: ranks: got 2, expected output of another tool: a result file tells "
+            "its own\n"
+        )
+
+
+def test_labels_name_the_files(folder, capsys):
+    argv = ["--collective", "all_reduce"]
+    assert main(["show", "a=one.txt", "b=other.txt", "--pivot", "label", *argv]) == 0
+    assert "cell=a" in capsys.readouterr().out
+    found = rows(capsys, "compare", "one.txt", "other.txt", *argv)
+    assert [row["ratio"] for row in found] == [pytest.approx(34.31 / 24.31), 1]
+    assert main(["algorithms", "auto=one.txt", "tree-ll=other.txt", *argv]) == 0
+    assert "tree-ll" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("one.txt", ("", "one.txt")),
+        ("missing.txt", ("", "missing.txt")),
+        ("ring=one.txt", ("ring", "one.txt")),
+        ("NCCL_ALGO=Ring=one.txt", ("NCCL_ALGO=Ring", "one.txt")),
+        ("a=b.txt", ("", "a=b.txt")),  # a file of that name is there
+    ],
+)
+def test_label_and_path(folder, argument, expected):
+    (folder / "a=b.txt").write_text(UNNAMED)
+    assert named_path(argument) == expected
+
+
+def test_a_folder_with_another_file_shows_the_rest(folder, capsys):
+    for name in ("one.txt", "other.txt"):
+        (folder / name).unlink()
+    (folder / "a.log").write_text(text())
+    (folder / "README.md").write_text("# Notes\n")
+    assert main(["show", "."]) == 0
+    out, err = capsys.readouterr()
+    assert "all_reduce" in out
+    assert err.startswith("torchcoll: note: left out: file: got README.md, expected a torchcoll ")
+    # What is named is wanted; and so is something of a folder.
+    assert main(["show", "README.md"]) == 3
+    (folder / "a.log").unlink()
+    assert main(["show", "."]) == 3
+
+
+def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
+    save(load("one.txt", collective="all_reduce"), "own.jsonl")
+
+    def typed(data: bytes) -> None:
+        monkeypatch.setattr(paths, "_stdin", [])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+    typed((folder / "own.jsonl").read_bytes())
+    assert [row["size_bytes"] for row in rows(capsys, "show", "-")] == [1 << 20] * 2
+    typed(UNNAMED.encode())
+    assert len(rows(capsys, "show", "-", "--collective", "all_reduce")) == 2
+    typed((folder / "other.txt").read_bytes())
+    assert len(rows(capsys, "compare", "own.jsonl", "-", "--collective", "all_reduce")) == 2
+    typed((folder / "own.jsonl").read_bytes())
+    assert load("-").path is None
