@@ -1,4 +1,4 @@
-"""The model of a machine: what collectives take, by size and by number of ranks, and how wrong it is.
+"""The model of a machine: what collectives take by size and by ranks, and how wrong it is.
 
 A file of parameters and intervals, no measured points: ``machine.json``, schema torchcoll-model/1.
 ``load_model(path).predict(collective, size_bytes, ranks)`` is what other rooms call.
@@ -58,7 +58,8 @@ class Spread:
 @dataclass(frozen=True)
 class OverSizes:
     """One number of ranks that was measured: its law over sizes. figures: of each piece its latency
-    (ns) and bandwidth (GB/s, size over time) with their intervals; of each correction its factor.
+    (ns) and bandwidth (GB/s, size over time) with their intervals; of each correction its factor;
+    beyond: the bandwidth from the largest size on.
     """
 
     ranks: int
@@ -70,6 +71,7 @@ class OverSizes:
     latencies: tuple[Figure, ...]
     bandwidths: tuple[Figure | None, ...]
     factors: tuple[Figure, ...]
+    beyond: Figure | None
     spread: Spread
 
 
@@ -205,7 +207,7 @@ def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> 
 
 @dataclass(frozen=True)
 class MachineModel:
-    """What ``model fit`` found. sources: how many launches of which files; facts: of the machine."""
+    """What ``model fit`` found, or its file. facts: what is known of the machine."""
 
     entries: tuple[Entry, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -303,6 +305,8 @@ def _sizes_object(one: OverSizes) -> dict[str, Any]:
             {"size_bytes": round(size), "factor": _digits(figure)}
             for (size, _), figure in zip(one.law.corrections, one.factors, strict=True)
         ],
+        "smooth": one.law.smooth,
+        "bandwidth_beyond_gbps": _digits(one.beyond),
         "interval": _spread_object(one.spread),
     }
 
@@ -387,12 +391,16 @@ def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
         for one, a, b in zip(data["ranges"], latencies, bandwidths, strict=True)
     )
     own = [(float(one["size_bytes"]), _figure(one["factor"])) for one in data["corrections"]]
-    law = SizeLaw(pieces, tuple((size, math.log(figure[0])) for size, figure in own))
     if not pieces:
         raise ValueError("no range")
-    plain = [int(data[name]) for name in _PLAIN]
-    figures = tuple(figure for _, figure in own)
-    return OverSizes(*plain, law, latencies, bandwidths, figures, _spread_of(data["interval"]))
+    beyond = _figure(data["bandwidth_beyond_gbps"]) if data["bandwidth_beyond_gbps"] else None
+    logs = tuple((size, math.log(figure[0])) for size, figure in own)
+    law = SizeLaw(pieces, logs, 1 / beyond[0] if beyond else 0.0, data["smooth"] is True)
+    ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
+    figures, spread = tuple(figure for _, figure in own), _spread_of(data["interval"])
+    return OverSizes(
+        ranks, hosts, low, high, sizes, law, latencies, bandwidths, figures, beyond, spread
+    )
 
 
 def _ranks_of(data: Mapping[str, Any]) -> OverRanks:

@@ -1,9 +1,8 @@
 """A law of time over size, and how wrong it is: found by leaving sizes out.
 
 time = (latency + size / bandwidth) x factor(size): one such law for all sizes, or one for each of
-the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at a
-few sizes, between them straight lines in the logarithms. How many of each is chosen by leaving each
-size out in turn; there are never more corrections than half of the sizes, so that it stays a law.
+the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at half as many sizes, between them straight lines in the logarithms or a
+spline. Which of these, and whether any, is chosen by leaving each size out in turn.
 
 The interval is the jackknife+ (R. F. Barber, E. J. Candes, A. Ramdas and R. J. Tibshirani, Annals
 of Statistics 49 (2021) 486), in logarithms: what the laws without one size say, each with its own
@@ -16,21 +15,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 from numpy.typing import NDArray
-from scipy import optimize
+from scipy import interpolate, optimize
 
 from torchcoll.curves.ranges import find_ranges
 
 Floats = NDArray[numpy.float64]
 
 FEWEST_SIZES = 3
+TAIL = 3  # sizes that tell the slope beyond the largest one
 LEVEL_90 = 0.9
-_SIMPLER = 1.05  # so much better by leaving out, or the law with fewer figures stays
-_SHARES = (0.0, 0.25, 0.5)  # corrections, of the number of sizes
-_END = 3  # so large a part of the sizes is left out at one end, to see how errors grow there
+_SHARE = 0.5  # corrections, of the number of sizes
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class SizeLaw:
-    """pieces in order of size; corrections: (size in bytes, logarithm of the factor there)."""
+    """pieces in order of size; corrections: (size in bytes, logarithm of the factor there).
+
+    beyond_ns_per_byte: above the largest size the time goes on from there with this slope, that of
+    the last TAIL sizes: a law of many sizes that bends cannot be right at its end.
+    """
 
     pieces: tuple[Piece, ...]
-    corrections: tuple[tuple[float, float], ...] = ()
+    corrections: tuple[tuple[float, float], ...]
+    beyond_ns_per_byte: float
+    smooth: bool = False
 
     def logs(self, sizes: Floats) -> Floats:
-        """Logarithms of the times in ns. Beyond the data the outer laws and factors go on."""
-        return lines(self.pieces, sizes) + factors(self.corrections, sizes)
+        """Logarithms of the times in ns. Below the data the first law and factor go on."""
+        last = self.pieces[-1].high_bytes
+        within = numpy.minimum(sizes, last)
+        found = lines(self.pieces, within) + factors(self.corrections, within, self.smooth)
+        return numpy.log(numpy.exp(found) + self.beyond_ns_per_byte * (sizes - within))
 
 
 def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
@@ -74,12 +81,26 @@ def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
     return found
 
 
-def factors(corrections: Sequence[tuple[float, float]], sizes: Floats) -> Floats:
-    """Logarithms of the factors at these sizes."""
+def factors(
+    corrections: Sequence[tuple[float, float]], sizes: Floats, smooth: bool = False
+) -> Floats:
+    """Logarithms of the factors at these sizes; outside of their sizes the outer one goes on."""
     if not corrections:
         return numpy.zeros(len(sizes))
     knots, logs = zip(*corrections, strict=True)
-    return numpy.interp(numpy.log(sizes), numpy.log(knots), logs)
+    found: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
+    return found
+
+
+def _between(places: Floats, smooth: bool, sizes: Floats) -> Floats:
+    """Of each size (rows) how much the factor at each place (columns) counts: straight lines, or a
+    natural cubic spline.
+    """
+    x, columns = numpy.clip(numpy.log(sizes), places[0], places[-1]), numpy.eye(len(places))
+    if smooth:
+        found: Floats = interpolate.CubicSpline(places, columns, bc_type="natural")(x)
+        return found
+    return numpy.column_stack([numpy.interp(x, places, own) for own in columns])
 
 
 # -- fitting ---------------------------------------------------------------------------------
@@ -87,10 +108,13 @@ def factors(corrections: Sequence[tuple[float, float]], sizes: Floats) -> Floats
 
 @dataclass(frozen=True)
 class Form:
-    """What is chosen by leaving out: a law for each of the ranges or one; how many corrections."""
+    """What is chosen by leaving out: a law for each of the ranges or one; corrections as a share of
+    the number of sizes, and whether a spline is between them.
+    """
 
     ranges: tuple[tuple[int, int], ...]
     share: float
+    smooth: bool = False
 
 
 def fit_piece(sizes: Floats, times: Floats) -> Piece:
@@ -102,15 +126,16 @@ def fit_piece(sizes: Floats, times: Floats) -> Piece:
     return Piece(float(sizes.min()), unit, float(figures[0]), float(figures[1]) / unit)
 
 
-def fit_corrections(sizes: Floats, rest: Floats, share: float) -> tuple[tuple[float, float], ...]:
+def fit_corrections(
+    sizes: Floats, rest: Floats, share: float, smooth: bool = False
+) -> tuple[tuple[float, float], ...]:
     """Factors for what a law leaves of the logarithms, at sizes of which each has as many."""
     distinct = numpy.unique(sizes)
     count = math.ceil(len(distinct) * share)
     if count < 2:
         return ()
     places = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
-    x = numpy.log(sizes)
-    columns = numpy.column_stack([numpy.interp(x, places, row) for row in numpy.eye(count)])
+    columns = _between(places, smooth, sizes)
     # A trace of ridge: where two knots share one size.
     figures = numpy.linalg.solve(columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ rest)
     return tuple(zip(numpy.exp(places).tolist(), figures.tolist(), strict=True))
@@ -124,22 +149,24 @@ def fit_form(sizes: Floats, times: Floats, form: Form) -> SizeLaw:
         if own.sum() > 1:
             pieces.append(fit_piece(sizes[own], times[own]))
     pieces = pieces or [fit_piece(sizes, times)]
+    # The last range may have lost its last size: the law reaches as far as the data do.
+    pieces[-1] = replace(pieces[-1], high_bytes=float(sizes[-1]))
     rest = numpy.log(times) - lines(pieces, sizes)
-    return SizeLaw(tuple(pieces), fit_corrections(sizes, rest, form.share))
+    slope = fit_piece(sizes[-TAIL:], times[-TAIL:]).ns_per_byte
+    corrections = fit_corrections(sizes, rest, form.share, form.smooth)
+    return SizeLaw(tuple(pieces), corrections, slope, form.smooth)
 
 
 def forms_of(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> list[Form]:
     """The forms to choose from, the ones with fewer figures first."""
     one = ((int(sizes[0]), int(sizes[-1])),)
-    found = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
-    several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in found)
+    laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
+    several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
     kinds = [one] if len(several) < 2 else [one, several]
-    return [
-        Form(ranges, share)
-        for share in _SHARES
-        for ranges in kinds
-        if not share or math.ceil(share * (len(sizes) - 1)) > 1
-    ]
+    found = [Form(ranges, 0.0) for ranges in kinds]
+    if len(sizes) > FEWEST_SIZES:
+        found += [Form(one, _SHARE), Form(one, _SHARE, True), Form(kinds[-1], _SHARE)]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -157,16 +184,18 @@ def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> 
     best: Fit | None = None
     for form in forms_of(sizes, times, errors):
         one = _left_out(sizes, times, form)
-        if best is None or _score(one) * _SIMPLER < _score(best):
+        if best is None or _score(one) < _score(best):
             best = one
     assert best is not None
     return best
 
 
 def _score(fit: Fit) -> float:
-    """Mean error of the sizes between the ends: an end that is left out is extrapolated."""
-    inner = fit.missed[1:-1] if len(fit.missed) > 2 else fit.missed
-    return float(numpy.abs(inner).mean()) + 1e-9
+    """Mean square error of the sizes between the ends: an end that is left out is extrapolated. The
+    mean error forgives a form that misses a jump altogether.
+    """
+    inner = fit.missed[1:-1] if len(fit.missed) > FEWEST_SIZES else fit.missed
+    return float((inner**2).mean())
 
 
 def _left_out(sizes: Floats, times: Floats, form: Form) -> Fit:

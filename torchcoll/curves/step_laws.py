@@ -5,9 +5,9 @@ recursive doubling and linear.
 
 The counts are the textbook ones (R. Thakur, R. Rabenseifner and W. Gropp, Int. J. High Performance
 Computing Applications 19 (2005) 49; of NCCL graph/tuning.cc: 2 (n - 1) steps of a ring, 2 log2 n of
-a tree, which is pipelined and sends the size twice whatever n is). They follow from the entry of the
-collective: what a ring sends is its bus factor. Two laws may be the same for a collective, or tell
-nothing apart on the numbers of ranks that were measured: then both remain.
+a tree, which is pipelined and sends the size twice whatever n is). They follow from the entry of
+the collective: what a ring sends is its bus factor. Two laws may be the same for a collective, or
+hardly differ on the numbers of ranks that were measured: then both remain.
 """
 
 from __future__ import annotations
