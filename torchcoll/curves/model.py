@@ -24,7 +24,13 @@ from torchcoll.curves.step_laws import StepLaw, step_laws
 
 MODEL_SCHEMA = "torchcoll-model/1"
 
-Figure = tuple[float, float, float]  # value, and the ends of its 90 % interval
+# Value, and the ends of its 90 % interval. None in its place: too small to be told from nothing,
+# and nothing in the law.
+Figure = tuple[float, float, float]
+
+
+# Of a step in ns, and GB/s.
+Link = tuple[Figure | None, Figure | None]
 
 
 class Prediction(NamedTuple):
@@ -68,7 +74,7 @@ class OverSizes:
     high_bytes: int
     sizes: int
     law: SizeLaw
-    latencies: tuple[Figure, ...]
+    latencies: tuple[Figure | None, ...]
     bandwidths: tuple[Figure | None, ...]
     factors: tuple[Figure, ...]
     beyond: Figure | None
@@ -90,18 +96,18 @@ class OverRanks:
     hosts: tuple[int, ...]
     low_bytes: int
     high_bytes: int
-    launch_ns: Figure
-    within: tuple[Figure, Figure | None] | None
-    between: tuple[Figure, Figure | None] | None
+    launch_ns: Figure | None
+    within: Link | None
+    between: Link | None
     corrections: tuple[tuple[float, Figure], ...]
     spread: Spread
 
     def log_time(self, steps: StepLaw, size_bytes: int, ranks: int, hosts: int) -> float:
         row = terms(steps, size_bytes, ranks, hosts, self.within is None)
-        figures = [self.launch_ns[0]]
+        figures = [self.launch_ns[0] if self.launch_ns else 0.0]
         for link in (self.within, self.between):
-            step, bandwidth = link or ((0.0, 0.0, 0.0), None)
-            figures += [step[0], 1 / bandwidth[0] if bandwidth else 0.0]
+            step, bandwidth = link or (None, None)
+            figures += [step[0] if step else 0.0, 1 / bandwidth[0] if bandwidth else 0.0]
         time = sum(a * b for a, b in zip(row, figures, strict=True))
         logs = tuple((size, math.log(factor[0])) for size, factor in self.corrections)
         return math.log(max(time, 1e-3)) + float(factors(logs, numpy.array([size_bytes]))[0])
@@ -240,6 +246,56 @@ class MachineModel:
         return self.entry(collective, **kind).predict(size_bytes, ranks, hosts)
 
 
+# -- tables of predictions -------------------------------------------------------------------
+
+WIDEST = 100.0  # the ends of an interval: where they differ by more, nothing is predicted
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """One size on one number of ranks; prediction: None where it would be no more than a guess, or
+    no law reaches so far; reason: which.
+    """
+
+    kind: Mapping[str, Any]
+    ranks: int
+    size_bytes: int
+    prediction: Prediction | None
+    reason: str = ""
+
+
+def predict_all(
+    model: MachineModel, ranks: Sequence[int], sizes: Sequence[int], collective: str | None = None
+) -> list[PredictedRow]:
+    """Every kind of case of the model, or of one collective.
+
+    Raises UsageError where nothing can be predicted, with the first reason.
+    """
+    name = find_collective(collective).name if collective else None
+    entries = [one for one in model.entries if name in (None, one.collective)]
+    if not entries:
+        known = ", ".join(dict.fromkeys(one.collective for one in model.entries))
+        raise UsageError("collective", collective, f"what the model has: {known}")
+    rows = [_row(entry, n, size) for entry in entries for n in ranks for size in sizes]
+    if all(row.prediction is None for row in rows):
+        raise UsageError("prediction", rows[0].reason, "a law that reaches so far", _MORE)
+    return rows
+
+
+_MORE = "Measure nearer sizes, or more numbers of ranks, and fit again."
+
+
+def _row(entry: Entry, ranks: int, size_bytes: int) -> PredictedRow:
+    try:
+        found = entry.predict(size_bytes, ranks)
+    except UsageError as error:
+        return PredictedRow(entry.kind, ranks, size_bytes, None, str(error))
+    if found.high_ns > WIDEST * found.low_ns:
+        reason = f"too far: {found.beyond}, 90 % within more than {WIDEST:g}x"
+        return PredictedRow(entry.kind, ranks, size_bytes, None, reason)
+    return PredictedRow(entry.kind, ranks, size_bytes, found)
+
+
 # -- the file --------------------------------------------------------------------------------
 
 
@@ -315,7 +371,7 @@ _PLAIN = ("ranks", "hosts", "low_bytes", "high_bytes", "sizes")
 
 
 def _ranks_object(one: OverRanks) -> dict[str, Any]:
-    def link(figures: tuple[Figure, Figure | None] | None) -> Any:
+    def link(figures: Link | None) -> Any:
         if figures is None:
             return None
         return {"step_ns": _digits(figures[0]), "bandwidth_gbps": _digits(figures[1])}
@@ -353,6 +409,10 @@ def _digits(figure: Figure | None) -> list[float] | None:
     return None if figure is None else [float(f"{value:.6g}") for value in figure]
 
 
+def _known(data: Any) -> Figure | None:
+    return None if data is None else _figure(data)
+
+
 def _figure(data: Any) -> Figure:
     value, low, high = (float(number) for number in data)
     if not all(map(math.isfinite, (value, low, high))):
@@ -382,18 +442,21 @@ def _entry_of(data: Mapping[str, Any]) -> Entry:
 
 
 def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
-    latencies = tuple(_figure(one["latency_ns"]) for one in data["ranges"])
-    bandwidths = tuple(
-        _figure(one["bandwidth_gbps"]) if one["bandwidth_gbps"] else None for one in data["ranges"]
-    )
+    latencies = tuple(_known(one["latency_ns"]) for one in data["ranges"])
+    bandwidths = tuple(_known(one["bandwidth_gbps"]) for one in data["ranges"])
     pieces = tuple(
-        Piece(float(one["low_bytes"]), float(one["high_bytes"]), a[0], 1 / b[0] if b else 0.0)
+        Piece(
+            float(one["low_bytes"]),
+            float(one["high_bytes"]),
+            a[0] if a else 0.0,
+            1 / b[0] if b else 0.0,
+        )
         for one, a, b in zip(data["ranges"], latencies, bandwidths, strict=True)
     )
     own = [(float(one["size_bytes"]), _figure(one["factor"])) for one in data["corrections"]]
     if not pieces:
         raise ValueError("no range")
-    beyond = _figure(data["bandwidth_beyond_gbps"]) if data["bandwidth_beyond_gbps"] else None
+    beyond = _known(data["bandwidth_beyond_gbps"])
     logs = tuple((size, math.log(figure[0])) for size, figure in own)
     law = SizeLaw(pieces, logs, 1 / beyond[0] if beyond else 0.0, data["smooth"] is True)
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
@@ -404,12 +467,9 @@ def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
 
 
 def _ranks_of(data: Mapping[str, Any]) -> OverRanks:
-    def link(name: str) -> tuple[Figure, Figure | None] | None:
+    def link(name: str) -> Link | None:
         one = data[name]
-        if one is None:
-            return None
-        bandwidth = one["bandwidth_gbps"]
-        return _figure(one["step_ns"]), _figure(bandwidth) if bandwidth else None
+        return one and (_known(one["step_ns"]), _known(one["bandwidth_gbps"]))
 
     return OverRanks(
         str(data["law"]),
@@ -418,7 +478,7 @@ def _ranks_of(data: Mapping[str, Any]) -> OverRanks:
         tuple(map(int, data["hosts"])),
         int(data["low_bytes"]),
         int(data["high_bytes"]),
-        _figure(data["launch_ns"]),
+        _known(data["launch_ns"]),
         link("within_host"),
         link("between_hosts"),
         tuple((float(c["size_bytes"]), _figure(c["factor"])) for c in data["corrections"]),

@@ -28,6 +28,7 @@ from torchcoll.core.units import counted
 from torchcoll.curves.model import (
     Entry,
     Figure,
+    Link,
     MachineModel,
     OverRanks,
     OverSizes,
@@ -197,15 +198,11 @@ def _over_sizes(curve: Curve, fit: Fit, spread: Spread) -> OverSizes:
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
         others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
-        latencies.append(jackknife(piece.latency_ns, [one.latency_ns for one in others]))
+        latencies.append(_resolved(piece.latency_ns, [one.latency_ns for one in others]))
         bandwidths.append(_bandwidth(piece.ns_per_byte, [one.ns_per_byte for one in others]))
     knots = [
-        jackknife(
-            math.exp(log),
-            [math.exp(float(law.corrections[i][1])) for law in fit.without if law.corrections],
-            logs=True,
-        )
-        for i, (_, log) in enumerate(fit.law.corrections)
+        jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
+        for size, _ in fit.law.corrections
     ]
     return OverSizes(
         curve.ranks,
@@ -220,6 +217,10 @@ def _over_sizes(curve: Curve, fit: Fit, spread: Spread) -> OverSizes:
         _bandwidth(fit.law.beyond_ns_per_byte, [law.beyond_ns_per_byte for law in fit.without]),
         spread,
     )
+
+
+def _resolved(value: float, without: Sequence[float]) -> Figure | None:
+    return jackknife(value, without) if value > 0 else None
 
 
 def _bandwidth(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
@@ -341,6 +342,9 @@ class RanksFit:
     corrections: tuple[tuple[float, float], ...]
     only_between: bool
 
+    def factor(self, size: float) -> float:
+        return math.exp(float(factors(self.corrections, numpy.array([size]))[0]))
+
     def logs(self, curve: Curve) -> Floats:
         return self.at(curve.sizes, curve.ranks, curve.hosts)
 
@@ -380,31 +384,23 @@ class LeftRanks:
     missed: tuple[Floats, ...]
 
     @property
-    def errors(self) -> Floats:
-        """Of each number of ranks that was left out: the mean error."""
-        return numpy.array([float(numpy.abs(own).mean()) for own in self.missed])
+    def square(self) -> float:
+        """Mean over the numbers of ranks of the mean square error where it was left out."""
+        return float(numpy.mean([(own**2).mean() for own in self.missed])) + _LEAST**2
 
 
 def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
     """The law that predicts left-out numbers of ranks best, and those that leaving out cannot tell
-    from it (one-sided t over the numbers of ranks, 95 %). Laws that are the same are named once.
+    from it: F of the mean squares, 95 %. The errors of one number of ranks go together, so that
+    each number is one degree of freedom, however many sizes it has.
     """
     tried = []
     for steps in step_laws(collective):
         own = [_leave_ranks(steps, curves, share) for share in (0.0, 0.25, 0.5)]
-        tried.append(min(own, key=lambda one: float(one.errors.mean())))
-    tried.sort(key=lambda one: float(one.errors.mean()))
-    best = tried[0]
-    remaining = [one.fit.steps.name for one in tried if not _worse(one.errors - best.errors)]
-    return best, remaining
-
-
-def _worse(differences: Floats) -> bool:
-    n, mean = len(differences), float(differences.mean())
-    if n < 3:
-        return False
-    error = float(differences.std(ddof=1)) / math.sqrt(n)
-    return mean > _LEAST and mean > float(stats.t.ppf(0.95, n - 1)) * error
+        tried.append(min(own, key=lambda one: one.square))
+    tried.sort(key=lambda one: one.square)
+    limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
+    return tried[0], [one.fit.steps.name for one in tried if one.square <= limit]
 
 
 def _leave_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> LeftRanks:
@@ -424,22 +420,19 @@ def _over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | N
     spread = ranks_spread(collective, curves, best, remaining)
     fit = best.fit
 
-    def figure(number: int) -> Figure:
+    def figure(number: int) -> Figure | None:
         own = [float(one.figures[number]) for one in best.without]
-        return jackknife(float(fit.figures[number]), own)
+        return _resolved(float(fit.figures[number]), own)
 
-    def link(first: int) -> tuple[Figure, Figure | None] | None:
+    def link(first: int) -> Link | None:
         own = [float(one.figures[first + 1]) for one in best.without]
         if not any(fit.figures[first : first + 2]):
             return None
         return figure(first), _bandwidth(float(fit.figures[first + 1]), own)
 
     corrections = tuple(
-        (
-            size,
-            jackknife(math.exp(log), [math.exp(w.corrections[i][1]) for w in best.without], True),
-        )
-        for i, (size, log) in enumerate(fit.corrections)
+        (size, jackknife(fit.factor(size), [one.factor(size) for one in best.without], True))
+        for size, _ in fit.corrections
     )
     found = OverRanks(
         fit.steps.name,
@@ -471,28 +464,33 @@ def ranks_spread(
             up.append(error + moved)
             down.append(error - moved)
     points = sum(len(missed) for missed in best.missed)
-    high, low = (max(_LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
+    # The errors of one number of ranks go together: there are as many as numbers of ranks.
+    few = float(stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2))
+    high, low = (few * max(_LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
     half = min(high, low)
     above = max(
-        _ranks_widening(best, curves, half, -1),
+        few * _ranks_widening(best, curves, -1),
         _disagreement(collective, curves, best, remaining, half, 2.0),
     )
     below = max(
-        _ranks_widening(best, curves, half, 0),
+        few * _ranks_widening(best, curves, 0),
         _disagreement(collective, curves, best, remaining, half, 0.5),
     )
     return Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
 
 
-def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], half: float, end: int) -> float:
+def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
+    """A doubling: the error of the outermost number where it was left out, by its distance. Fewer
+    doublings were tried than predictions go: what grew there is taken to grow on.
+    """
     order = sorted(range(len(curves)), key=lambda i: curves[i].ranks)
     last = order[end]
     outer, inner = curves[last], curves[order[1 if end == 0 else -2]]
     distance = abs(math.log2(outer.ranks / inner.ranks))
     if not distance:
         return 0.0
-    beyond = numpy.maximum(numpy.abs(best.missed[last]) - half, 0) / distance
-    return quantile(beyond, len(beyond))
+    away = numpy.abs(best.missed[last])
+    return quantile(away, len(away)) / distance
 
 
 def _disagreement(

@@ -1,8 +1,9 @@
 """A law of time over size, and how wrong it is: found by leaving sizes out.
 
 time = (latency + size / bandwidth) x factor(size): one such law for all sizes, or one for each of
-the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at half as many sizes, between them straight lines in the logarithms or a
-spline. Which of these, and whether any, is chosen by leaving each size out in turn.
+the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at half
+as many sizes, between them straight lines in the logarithms or a spline. Which of these, and
+whether any, is chosen by leaving each size out in turn.
 
 The interval is the jackknife+ (R. F. Barber, E. J. Candes, A. Ramdas and R. J. Tibshirani, Annals
 of Statistics 49 (2021) 486), in logarithms: what the laws without one size say, each with its own
@@ -27,7 +28,6 @@ Floats = NDArray[numpy.float64]
 
 FEWEST_SIZES = 3
 TAIL = 3  # sizes that tell the slope beyond the largest one
-LEVEL_90 = 0.9
 _SHARE = 0.5  # corrections, of the number of sizes
 
 
@@ -65,6 +65,9 @@ class SizeLaw:
         within = numpy.minimum(sizes, last)
         found = lines(self.pieces, within) + factors(self.corrections, within, self.smooth)
         return numpy.log(numpy.exp(found) + self.beyond_ns_per_byte * (sizes - within))
+
+    def factor(self, size: float) -> float:
+        return math.exp(float(factors(self.corrections, numpy.array([size]), self.smooth)[0]))
 
 
 def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
