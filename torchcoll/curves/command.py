@@ -106,17 +106,14 @@ def run_model(options: argparse.Namespace) -> ExitCode:
 
 
 def _fit(options: argparse.Namespace) -> ExitCode:
-    import json
-
-    from torchcoll.curves.model import model_object
+    from torchcoll.curves.model import model_text
     from torchcoll.curves.model_fit import fit_model
     from torchcoll.curves.model_show import fit_lines
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
     found = fit_model(options.files)
-    text = json.dumps(model_object(found.model), indent=1) + "\n"
-    write_file(options.output, text, "output", options.force)
+    write_file(options.output, model_text(found.model), "output", options.force)
     for line in fit_lines(found):
         print(line)
     tell(f"torchcoll: model: {options.output}")

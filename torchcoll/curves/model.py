@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,7 +159,7 @@ class Entry:
         if self.over_ranks is None:
             known = ", ".join(str(one.ranks) for one in self.over_sizes)
             raise UsageError(
-                "ranks", ranks, f"{known}, which were measured", f"{self.why_not.capitalize()}."
+                "ranks", ranks, f"{known}, which were measured", f"{self.why_not.capitalize()}"
             )
         return self._on_others(self.over_ranks, size_bytes, ranks, hosts)
 
@@ -187,9 +188,9 @@ class Entry:
             high += max(a[1] - b[1] for a, b in zip(widths, inner, strict=True))
             texts.append(_beyond(size_bytes, law.low_bytes, law.high_bytes))
         if ranks > law.ranks[-1]:
-            texts.append(f"{ranks / law.ranks[-1]:.3g}x the most ranks ({law.ranks[-1]})")
+            texts.append(f"{_times(ranks / law.ranks[-1])}x the most ranks ({law.ranks[-1]})")
         elif ranks < law.ranks[0]:
-            texts.append(f"1/{law.ranks[0] / ranks:.3g} of the fewest ranks ({law.ranks[0]})")
+            texts.append(f"1/{_times(law.ranks[0] / ranks)} of the fewest ranks ({law.ranks[0]})")
         return _prediction(log, (low, high), texts)
 
 
@@ -200,10 +201,14 @@ def doublings(value: float, low: float, high: float) -> tuple[float, float]:
 
 def _beyond(size_bytes: int, low: int, high: int) -> str:
     if size_bytes > high:
-        return f"{size_bytes / high:.3g}x the largest size ({format_size(high)})"
+        return f"{_times(size_bytes / high)}x the largest size ({format_size(high)})"
     if size_bytes < low:
-        return f"1/{low / size_bytes:.3g} of the smallest size ({format_size(low)})"
+        return f"1/{_times(low / size_bytes)} of the smallest size ({format_size(low)})"
     return ""
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> Prediction:
@@ -276,24 +281,24 @@ def predict_all(
     if not entries:
         known = ", ".join(dict.fromkeys(one.collective for one in model.entries))
         raise UsageError("collective", collective, f"what the model has: {known}")
-    rows = [_row(entry, n, size) for entry in entries for n in ranks for size in sizes]
+    rows, first = [], None
+    for entry in entries:
+        for n in ranks:
+            for size in sizes:
+                try:
+                    found, reason = entry.predict(size, n), ""
+                except UsageError as error:
+                    found, reason, first = None, str(error), first or error
+                if found and found.high_ns > WIDEST * found.low_ns:
+                    reason = f"too far: {found.beyond}; 90 % within more than {WIDEST:g}x"
+                    found = None
+                rows.append(PredictedRow(entry.kind, n, size, found, reason))
     if all(row.prediction is None for row in rows):
-        raise UsageError("prediction", rows[0].reason, "a law that reaches so far", _MORE)
+        raise first or UsageError("prediction", rows[0].reason, "nearer to the data", _MORE)
     return rows
 
 
 _MORE = "Measure nearer sizes, or more numbers of ranks, and fit again."
-
-
-def _row(entry: Entry, ranks: int, size_bytes: int) -> PredictedRow:
-    try:
-        found = entry.predict(size_bytes, ranks)
-    except UsageError as error:
-        return PredictedRow(entry.kind, ranks, size_bytes, None, str(error))
-    if found.high_ns > WIDEST * found.low_ns:
-        reason = f"too far: {found.beyond}, 90 % within more than {WIDEST:g}x"
-        return PredictedRow(entry.kind, ranks, size_bytes, None, reason)
-    return PredictedRow(entry.kind, ranks, size_bytes, found)
 
 
 # -- the file --------------------------------------------------------------------------------
@@ -321,6 +326,16 @@ def load_model(path: str | os.PathLike[str]) -> MachineModel:
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         got = f"{type(error).__name__} {error}"
         raise UnreadableError(f"model {path}", got, "all parameters", action) from None
+
+
+def model_text(model: MachineModel) -> str:
+    """The file: JSON, a figure and its interval on one line."""
+    text = json.dumps(model_object(model), indent=1)
+    return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", _on_one_line, text) + "\n"
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(found[1].split())}]"
 
 
 def model_object(model: MachineModel) -> dict[str, Any]:

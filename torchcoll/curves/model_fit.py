@@ -300,24 +300,16 @@ def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
     both = list(zip(left, scales, strict=True))
     high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
     low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
-    above = _widening([one.above for one in left], [high * s for s in scales])
-    below = _widening([one.below for one in left], [low * s for s in scales])
+    above, below = _widening([one.above for one in left]), _widening([one.below for one in left])
     return [
         Spread(math.exp(-low * s), math.exp(high * s), math.exp(below), math.exp(above), count)
         for s in scales
     ]
 
 
-def _widening(ends: Sequence[tuple[Floats, Floats]], halves: Sequence[float]) -> float:
-    """By how much wider the interval has to be for each doubling beyond an end, in logarithms, for
-    90 % of what was left out there.
-    """
-    rates = numpy.concatenate(
-        [
-            numpy.maximum(errors - half, 0) / distances
-            for (errors, distances), half in zip(ends, halves, strict=True)
-        ]
-    )
+def _widening(ends: Sequence[tuple[Floats, Floats]]) -> float:
+    """By how much the error of 90 % of what was left out at an end grew with each doubling."""
+    rates = numpy.concatenate([errors / distances for errors, distances in ends])
     return quantile(rates, len(rates)) if len(rates) else 0.0
 
 

@@ -225,8 +225,10 @@ def _sentence(total: ValidationRow) -> str:
         f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
     )
     if total.both and total.baseline:
-        better = "less" if total.both.mean < total.baseline.mean else "not less"
-        text += f"; {better} than the cubic ({100 * total.baseline.mean:.1f} %)"
+        text += (
+            f"; on the {total.both.count} that the cubic has too {100 * total.both.mean:.1f} %, it "
+            f"{100 * total.baseline.mean:.1f} %"
+        )
     return text
 
 
