@@ -172,6 +172,13 @@ class Entry:
     def _on_others(
         self, law: OverRanks, size_bytes: int, ranks: int, hosts: int | None
     ) -> Prediction:
+        texts = []
+        if law.between is None and any(law.hosts):
+            if hosts and hosts > 1:
+                raise UsageError("hosts", hosts, "1: links between hosts were not measured")
+            hosts = 1
+            if ranks > law.ranks[-1]:
+                texts.append("as if on one host: links between hosts were not measured")
         fullest = max(
             (one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=float(ranks)
         )
@@ -179,7 +186,6 @@ class Entry:
         steps = next(one for one in step_laws(self.collective) if one.name == law.law)
         log = law.log_time(steps, size_bytes, ranks, hosts)
         low, high = law.spread.logs(*doublings(ranks, law.ranks[0], law.ranks[-1]))
-        texts = []
         below, above = doublings(size_bytes, law.low_bytes, law.high_bytes)
         if below or above:  # as the laws over sizes were wrong there
             widths = [one.spread.logs(below, above) for one in self.over_sizes]

@@ -240,7 +240,7 @@ def quantile(values: Floats, points: int) -> float:
     """
     rank = math.ceil(LEVEL * (points + 1)) / points
     if rank <= 1:
-        return float(numpy.quantile(values, rank, method="higher"))
+        return float(numpy.quantile(values, rank - 1e-9, method="inverted_cdf"))
     return float(values.max()) * rank
 
 
@@ -294,15 +294,20 @@ def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
     count = sum(len(one.inner) for one in left)
     usual = float(numpy.median([one.inner.mean() for one in left]))
     scales = [
-        max(_LEAST, (float(one.inner.sum()) + _OWN * usual) / (len(one.inner) + _OWN))
-        for one in left
+        (float(one.inner.sum()) + _OWN * usual) / (len(one.inner) + _OWN) + 1e-9 for one in left
     ]
     both = list(zip(left, scales, strict=True))
     high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
     low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
     above, below = _widening([one.above for one in left]), _widening([one.below for one in left])
     return [
-        Spread(math.exp(-low * s), math.exp(high * s), math.exp(below), math.exp(above), count)
+        Spread(
+            math.exp(-max(_LEAST, low * s)),
+            math.exp(max(_LEAST, high * s)),
+            math.exp(below),
+            math.exp(above),
+            count,
+        )
         for s in scales
     ]
 
