@@ -5,8 +5,8 @@
 NAME=FILES: a set of result files or logs, each file a machine of its own; the seed's H200 tables in
 results/ are always there. Each size between the ends is left out in turn, and everything, the
 choice of the form included, is done again without it; the baseline is a monotone cubic (PCHIP)
-through the others, in logarithms. third: the largest third of the sizes left out. --hosts: what model_hosts.py
-left: fitted on 2, 3 and 4 hosts, 6 and 8 are predicted.
+through the others, in logarithms. third: the largest third of the sizes left out. --hosts: what
+model_hosts.py left: fitted on 2, 3 and 4 hosts, 6 and 8 are predicted.
 
 series: NCCL-tests all_reduce on 2, 4 and 8 nodes of p3dn.24xlarge (8 V100 each, EFA), July 2019,
 out of place, 8 B to 32 KiB (what of the published logs could be had), by Jacob Kahn:

@@ -51,6 +51,7 @@ from torchcoll.curves.transitions import size_points
 LEVEL = 0.9
 FEWEST_RANKS = 2
 _OWN = 4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+_TWO = 2  # numbers of ranks: leaving one out leaves no law
 _LEAST = 0.002  # nothing is known better: clocks and rounding reach it
 _AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
 
@@ -374,16 +375,22 @@ def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit
 
 @dataclass(frozen=True)
 class LeftRanks:
-    """A law, the laws without one number of ranks in turn, and by how much they missed it."""
+    """A law, the laws without one number of ranks in turn, by how much they missed it (logarithms),
+    and what the law itself leaves.
+    """
 
     fit: RanksFit
     without: tuple[RanksFit, ...]
     missed: tuple[Floats, ...]
+    within: tuple[Floats, ...]
 
     @property
     def square(self) -> float:
-        """Mean over the numbers of ranks of the mean square error where it was left out."""
-        return float(numpy.mean([(own**2).mean() for own in self.missed])) + _LEAST**2
+        """Mean over the numbers of ranks of the mean square error where it was left out. Of two one
+        would be left, which tells no launch from its steps: then what the law leaves of both.
+        """
+        errors = self.missed if len(self.missed) > _TWO else self.within
+        return float(numpy.mean([(own**2).mean() for own in errors])) + _LEAST**2
 
 
 def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
@@ -392,8 +399,9 @@ def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, l
     each number is one degree of freedom, however many sizes it has.
     """
     tried = []
+    shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
     for steps in step_laws(collective):
-        own = [_leave_ranks(steps, curves, share) for share in (0.0, 0.25, 0.5)]
+        own = [_leave_ranks(steps, curves, share) for share in shares]
         tried.append(min(own, key=lambda one: one.square))
     tried.sort(key=lambda one: one.square)
     limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
@@ -405,7 +413,9 @@ def _leave_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> LeftR
     missed = tuple(
         numpy.log(own.times) - fit.logs(own) for own, fit in zip(curves, without, strict=True)
     )
-    return LeftRanks(fit_ranks(steps, curves, share), tuple(without), missed)
+    fit = fit_ranks(steps, curves, share)
+    within = tuple(numpy.log(own.times) - fit.logs(own) for own in curves)
+    return LeftRanks(fit, tuple(without), missed, within)
 
 
 def _over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
