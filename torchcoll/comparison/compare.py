@@ -59,32 +59,50 @@ from torchcoll.core.units import format_ratio, format_size
 MODEL = "model"  # a side of this name is a prediction
 
 
-def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> list[str]:
-    """The errors |predicted / measured - 1| of the cases with a ratio; [] where no side, or both,
-    is the model.
+@dataclass(frozen=True)
+class ErrorSummary:
+    """Shares. geomean: the measure of papers on simulators, which one size that is nearly exact
+    pulls far down: it never stands without the mean and the worst.
+    """
 
-    Papers on simulators give the geometric mean over the sizes ("geomean error"). One size that is
-    nearly exact pulls it far down, so it never stands without the mean and the worst.
+    count: int
+    geomean: float
+    mean: float
+    worst: float
+
+
+def error_summary(errors: Sequence[float]) -> ErrorSummary:
+    """Of |predicted / measured - 1|, at least one."""
+    exact = min(errors) == 0
+    geomean = 0.0 if exact else math.exp(math.fsum(map(math.log, errors)) / len(errors))
+    return ErrorSummary(len(errors), geomean, math.fsum(errors) / len(errors), max(errors))
+
+
+def model_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[tuple[float, Compared]]:
+    """|predicted / measured - 1| of the cases with a ratio; [] where no side, or both, is the
+    model.
     """
     if (base.name == MODEL) == (new.name == MODEL):
         return []
-    errors = [
+    return [
         (abs((row.ratio if new.name == MODEL else 1 / row.ratio) - 1), row)
         for row in rows
         if row.ratio
     ]
+
+
+def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> list[str]:
+    errors = model_errors(base, new, rows)
     if not errors:
         return []
-    values = [error for error, _ in errors]
-    exact = min(values) == 0
-    geometric = 0.0 if exact else math.exp(math.fsum(map(math.log, values)) / len(values))
-    worst, row = max(errors, key=lambda one: one[0])
-    mean = math.fsum(values) / len(values)
+    found = error_summary([error for error, _ in errors])
+    _, row = max(errors, key=lambda one: one[0])
     size = f" {format_size(row.pair.size_bytes)}" if row.pair.size_bytes else ""
     return [
-        f"error of the model, |{metric} predicted / measured - 1|, over {len(values)} cases: "
-        f"geometric mean {100 * geometric:.1f} % (sizes that are nearly exact pull it down), "
-        f"mean {100 * mean:.1f} %, worst {100 * worst:.1f} % ({row.row.collective}{size})"
+        f"error of the model, |{metric} predicted / measured - 1|, over {found.count} cases: "
+        f"geometric mean {100 * found.geomean:.1f} % (sizes that are nearly exact pull it down), "
+        f"mean {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} % "
+        f"({row.row.collective}{size})"
     ]
 
 

@@ -268,7 +268,7 @@ def identity_of(run: Run) -> object:
         start = run.header.get("start_utc")
         return (start, repr([r.cold_ns for r in run.results])) if start else None
     figures = [(r.case, r.reported.time_ns) for r in run.results if r.reported]
-    return tuple(figures) if len({time for _, time in figures}) >= _TELLING else None
+    return (run.ranks, *figures) if len({time for _, time in figures}) >= _TELLING else None
 
 
 def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, tell
 
@@ -74,7 +75,116 @@ def run_transitions(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+# ``torchcoll model``: what the machine is, what it will take, and how wrong that is.
+
+
+def model_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
+    fit = actions.add_parser("fit", help="laws over sizes and ranks, from result files")
+    add = fit.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
+    add("--force", action="store_true", help="replace the file")
+    predict = actions.add_parser("predict", help="time and busbw with 90 % intervals")
+    add = predict.add_argument
+    add("model", metavar="MODEL", help="what `model fit` wrote")
+    add("--ranks", required=True, metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")
+    add("--sizes", required=True, metavar="LIST", help="such as 1K,25M or 1K..1G (by 4)")
+    add("--collective", metavar="NAME", help="that one alone")
+    add("--format", default="table", help="table, markdown, csv or json")
+    validate = actions.add_parser(
+        "validate", help="how wrong: sizes and ranks left out, or a simulator against a run"
+    )
+    add = validate.add_argument
+    add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
+    add("--predicted", metavar="FILE", help="a simulator's times: its errors, by ranks, overall")
+    add("--format", default="table", help="table, markdown, csv or json")
+
+
+def run_model(options: argparse.Namespace) -> ExitCode:
+    return {"fit": _fit, "predict": _predict, "validate": _validate}[options.action](options)
+
+
+def _fit(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.curves.model import model_text
+    from torchcoll.curves.model_fit import fit_model
+    from torchcoll.curves.model_show import fit_lines
+    from torchcoll.report.destination import check_new, write_file
+
+    check_new(options.output, "output", options.force)
+    found = fit_model(options.files)
+    write_file(options.output, model_text(found.model), "output", options.force)
+    for line in fit_lines(found):
+        print(line)
+    tell(f"torchcoll: model: {options.output}")
+    return ExitCode.OK
+
+
+def _predict(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.units import parse_size
+    from torchcoll.curves.model import load_model, predict_all
+    from torchcoll.curves.model_show import show_predictions
+    from torchcoll.report.formats import FORMATS
+
+    choice(options.format, "format", FORMATS)
+    ranks = _listed(options.ranks, "ranks", _count, 2)
+    sizes = _listed(options.sizes, "sizes", lambda text: parse_size(text, "sizes"), 4)
+    rows = predict_all(load_model(options.model), ranks, sizes, options.collective)
+    show_predictions(options.model, rows, options.format)
+    return ExitCode.OK
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 2 <= int(text) <= _MOST_RANKS:
+        raise UsageError("ranks", text, f"whole numbers from 2 to {_MOST_RANKS}, or 8..4096")
+    return int(text)
+
+
+_MOST_RANKS = 1 << 24
+
+
+def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
+    """The numbers of ``8,12`` and of ``8..4096``, which is each ``factor`` times the one before."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = (word.strip() for word in part.partition(".."))
+        low = read(first)
+        high = read(last) if dots else low
+        if not 0 < low <= high:
+            raise UsageError(what, part.strip(), "from above 0, and not down")
+        while low <= high:
+            found.append(low)
+            low *= factor
+        if dots and found[-1] != high:
+            found.append(high)
+    return sorted(set(found))
+
+
+def _validate(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.curves.model_show import show_simulated, show_validation
+    from torchcoll.curves.validation import validate, validate_predicted
+    from torchcoll.report.formats import FORMATS, print_notes
+
+    choice(options.format, "format", FORMATS)
+    if not options.predicted:
+        found = validate(options.files)
+        show_validation(found, options.format)
+        print_notes(found, options.format)
+        return ExitCode.OK
+    simulated = validate_predicted(options.predicted, options.files)
+    show_simulated(simulated, options.format)
+    print_notes(simulated, options.format)
+    for text in simulated.missing:
+        tell(f"torchcoll: {options.predicted} is not complete: {text}")
+    return ExitCode.FAILED if simulated.missing else ExitCode.OK
+
+
 COMMANDS = {
+    "model": (
+        "a model of the machine: fit it, predict with it, and validate it",
+        model_arguments,
+        run_model,
+    ),
     "transitions": (
         "where the behaviour changes with size: ranges and transitions",
         transitions_arguments,

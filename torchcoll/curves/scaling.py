@@ -203,7 +203,7 @@ def _cases(
     files: Side, separate: Sequence[str], sizes: Sequence[int], started: Cold | None
 ) -> tuple[list[_Draft], list[int]]:
     """A draft for each kind of case and size, and the sizes that none shows."""
-    hosts, later = list(map(_hosts, files.parts)), later_launches(files, started)
+    hosts, later = list(map(hosts_of, files.parts)), later_launches(files, started)
     groups: dict[str, dict[int, list[Measured]]] = {}
     for item in files.measured("time", Reading()):
         # A row that is one first call is no time of a call that has settled.
@@ -256,7 +256,8 @@ def _launches(items: Sequence[Measured], hosts: Sequence[int], later: set[int]) 
     ]
 
 
-def _hosts(launch: Run) -> int:
+def hosts_of(launch: Run) -> int:
+    """0 where its file does not tell them."""
     return len({member["host"] for member in launch.members if member.get("host")})
 
 

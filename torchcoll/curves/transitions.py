@@ -454,6 +454,11 @@ def _known(items: Sequence[Measured]) -> Known | None:
     return known_scatter(by_size, calls)
 
 
+def size_points(items: Sequence[Measured]) -> list[SizePoint]:
+    """The points of one curve, of any launches; its cases have a time and a size."""
+    return _points(items, _known(items))
+
+
 def _by_size(items: Sequence[Measured]) -> list[tuple[int, list[Measured]]]:
     by_size: dict[int, list[Measured]] = {}
     for item in items:

@@ -1,0 +1,302 @@
+"""A model, its predictions and its errors as tables, markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import busbw_gbps
+from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.report.formats import Forms, known, picked, show_found
+from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.header import kind_texts
+from torchcoll.report.notes import found_lines
+
+if TYPE_CHECKING:
+    from torchcoll.comparison.compare import ErrorSummary
+    from torchcoll.curves.model import Entry, Figure, OverRanks, PredictedRow
+    from torchcoll.curves.model_fit import FittedModel
+    from torchcoll.curves.validation import Scenario, Simulated, Validation, ValidationRow
+
+PREDICTIONS_SCHEMA = "torchcoll-predictions/1"
+VALIDATION_SCHEMA = "torchcoll-validation/1"
+_JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider beyond the data"
+
+
+# -- fit -------------------------------------------------------------------------------------
+
+
+def fit_lines(found: FittedModel) -> list[str]:
+    """What was fitted, one line a law."""
+    entries = found.model.entries
+    lines = [f"{counted(len(entries), 'kind')} of cases; intervals 90 %, by leaving out"]
+    for entry, title in zip(entries, kind_texts([e.kind for e in entries]), strict=True):
+        lines.append(title)
+        lines += [f"  {text}" for text in _entry_lines(entry)]
+    return [*lines, *found_lines(found.notes, found.runs)]
+
+
+def _entry_lines(entry: Entry) -> list[str]:
+    lines = []
+    for one in entry.over_sizes:
+        parts = counted(len(one.law.pieces), "range")
+        if one.factors:
+            parts += f", {len(one.factors)} corrections"
+        hosts = f" on {counted(one.hosts, 'host')}" if one.hosts else ""
+        lines.append(
+            f"{one.ranks} ranks{hosts}: {one.sizes} sizes, {format_size(one.low_bytes)} to "
+            f"{format_size(one.high_bytes)}: {parts}; 90 % of left-out sizes within "
+            f"{_percent(one.spread.low - 1)} to {_percent(one.spread.high - 1)}"
+        )
+    law = entry.over_ranks
+    return [*lines, *(_law_lines(law) if law else [f"no law over ranks: {entry.why_not}"])]
+
+
+def _law_lines(law: OverRanks) -> list[str]:
+    numbers = ", ".join(map(str, law.ranks))
+    others = [name for name in law.remaining if name != law.law]
+    text = f"over ranks ({numbers}): {law.law}"
+    text += f"; {', '.join(others)} cannot be told from it" if others else "; no other law remains"
+    lines = [text, f"  launch {_times(law.launch_ns)}"]
+    for name, link in (("within a host", law.within), ("between hosts", law.between)):
+        if link:
+            step, bandwidth = link
+            speed = "not resolved"
+            if bandwidth:
+                value, low, high = (format_ratio(gbps) for gbps in bandwidth)
+                speed = f"{value} GB/s ({low} to {high})"
+            place = name if any(law.hosts) else "hosts not known"
+            lines.append(f"  {place}: a step {_times(step)}, bandwidth of a rank {speed}")
+    return lines
+
+
+def _times(figure: Figure | None) -> str:
+    if figure is None:
+        return "not resolved"
+    value, low, high = (format_time(ns, 3).strip() for ns in figure)
+    return f"{value} ({low} to {high})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+# -- predict ---------------------------------------------------------------------------------
+
+
+def show_predictions(
+    path: str, rows: Sequence[PredictedRow], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print them. Raises UsageError for an unknown format."""
+    kinds: dict[str, list[PredictedRow]] = {}
+    for row in rows:
+        kinds.setdefault(repr(row.kind), []).append(row)
+    titles = kind_texts([own[0].kind for own in kinds.values()])
+    grids = [_predictions(own, title) for own, title in zip(kinds.values(), titles, strict=True)]
+    lines = [f"predicted by {path}, not measured", _JACKKNIFE]
+    thing = {
+        "schema": PREDICTIONS_SCHEMA,
+        "model": str(path),
+        "level": 0.9,
+        "rows": list(map(_prediction_record, rows)),
+    }
+    show_found([Forms([Grid([], [], above=lines), *grids], thing)], format, file)
+
+
+def _prediction_record(row: PredictedRow) -> dict[str, Any]:
+    found = row.prediction
+    return {
+        **known(row.kind),
+        "ranks": row.ranks,
+        "size_bytes": row.size_bytes,
+        **picked(found, "time_ns low_ns high_ns beyond?"),
+        "busbw_gbps": _busbw(row, found.time_ns) if found else None,
+        "busbw_low_gbps": _busbw(row, found.high_ns) if found else None,
+        "busbw_high_gbps": _busbw(row, found.low_ns) if found else None,
+        "reason": row.reason or None,
+    }
+
+
+def _busbw(row: PredictedRow, ns: float) -> float | None:
+    return busbw_gbps(str(row.kind["collective"]), row.size_bytes, row.ranks, ns)
+
+
+def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
+    def of(cell: Callable[[PredictedRow, Any], str]) -> Callable[[PredictedRow], str]:
+        return lambda row: cell(row, row.prediction) if row.prediction else "-"
+
+    def interval(row: PredictedRow, found: Any) -> str:
+        return f"{format_time(found.low_ns)} to {format_time(found.high_ns).strip()}"
+
+    def busbw(row: PredictedRow, found: Any) -> str:
+        return format_ratio(_busbw(row, found.time_ns))
+
+    def ends(row: PredictedRow, found: Any) -> str:
+        low, high = _busbw(row, found.high_ns), _busbw(row, found.low_ns)
+        return "-" if low is None else f"{format_ratio(low)} to {format_ratio(high)}"
+
+    return filled(
+        [
+            (Head("ranks", repeat=True), lambda row: str(row.ranks)),
+            (Head("size", repeat=True), lambda row: format_size(row.size_bytes)),
+            (Head("time"), of(lambda row, found: format_time(found.time_ns))),
+            (Head("90 %", left=True), of(interval)),
+            (Head("busbw", "GB/s"), of(busbw)),
+            (Head("90 %", "GB/s", left=True), of(ends)),
+            (
+                Head("beyond the data", left=True),
+                lambda row: (row.prediction.beyond or "within") if row.prediction else row.reason,
+            ),
+        ],
+        rows,
+        above=[title],
+    )
+
+
+# -- validate --------------------------------------------------------------------------------
+
+
+def show_validation(found: Validation, format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``validate`` found. Raises UsageError for an unknown format."""
+    rows = [*found.rows, *found.totals]
+    named = [row for row in found.rows if row.kind is not None]
+    titles = dict(
+        zip(map(id, named), kind_texts([dict(row.kind or {}) for row in named]), strict=True)
+    )
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    def ends(row: ValidationRow) -> str:
+        return f"{percent(row.errors.worst)} at {format_size(row.worst_bytes)}"
+
+    def both(row: ValidationRow) -> str:
+        if not (row.both and row.baseline):
+            return "-"
+        return f"{percent(row.both.mean)} : {percent(row.baseline.mean)}"
+
+    grid = filled(
+        [
+            (Head("left out", left=True, repeat=True), lambda row: row.over),
+            (Head("case", left=True), lambda row: titles.get(id(row), "all")),
+            (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
+            (Head("points"), lambda row: str(row.errors.count)),
+            (Head("geomean"), lambda row: percent(row.errors.geomean)),
+            (Head("mean"), lambda row: percent(row.errors.mean)),
+            (Head("worst", left=True), ends),
+            (Head("in 90 %", "interval"), lambda row: f"{row.covered} of {row.errors.count}"),
+            (Head("mean of model :", "of the cubic", left=True), both),
+        ],
+        rows,
+    )
+    above = [*map(_sentence, found.totals), _ERRORS, _CUBIC]
+    below = found_lines(found.notes, found.runs)
+    thing = {
+        "schema": VALIDATION_SCHEMA,
+        "rows": [_row_record(row) for row in rows],
+        "points": [
+            {
+                **known(point.kind),
+                **picked(point, "over ranks size_bytes measured_ns predicted_ns low_ns high_ns"),
+                **picked(point, "baseline_ns"),
+            }
+            for point in found.points
+        ],
+        "notes": below,
+    }
+    grids = [Grid([], [], above=above), grid, Grid([], [], below=below)]
+    show_found([Forms(grids, thing)], format, file)
+
+
+_ERRORS = (
+    "errors: |predicted / measured - 1|; the geometric mean is what papers on simulators give: "
+    "points that are nearly exact pull it down"
+)
+_CUBIC = (
+    "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
+    "points that have others on both sides"
+)
+
+
+def _sentence(total: ValidationRow) -> str:
+    share = 100 * total.covered / total.errors.count
+    text = (
+        f"left-out {total.over}: off by {100 * total.errors.mean:.1f} % on average; "
+        f"{share:.0f} % of {total.errors.count} times lie in their 90 % interval"
+    )
+    if total.both and total.baseline:
+        text += (
+            f"; on the {total.both.count} that the cubic has too {100 * total.both.mean:.1f} %, it "
+            f"{100 * total.baseline.mean:.1f} %"
+        )
+    return text
+
+
+def _summary_record(errors: ErrorSummary | None) -> dict[str, Any]:
+    return picked(errors, "points=count geomean mean worst")
+
+
+def _row_record(row: ValidationRow) -> dict[str, Any]:
+    return {
+        "left_out": row.over,
+        **known(row.kind or {}),
+        "ranks": row.ranks,
+        **_summary_record(row.errors),
+        "worst_bytes": row.worst_bytes,
+        "covered": row.covered,
+        "coverage": row.covered / row.errors.count,
+        **picked(row, "mean_beside_baseline=both.mean baseline_points=baseline.count"),
+        **picked(row, "baseline_geomean=baseline.geomean baseline_mean=baseline.mean"),
+        **picked(row, "baseline_worst=baseline.worst"),
+    }
+
+
+# -- a simulator -----------------------------------------------------------------------------
+
+
+def show_simulated(found: Simulated, format: str = "table", file: TextIO | None = None) -> None:
+    """Print what ``validate_predicted`` found. Raises UsageError for an unknown format."""
+    scenarios = [*found.scenarios, found.overall]
+
+    def of(name: str) -> Callable[[Scenario], str]:
+        return lambda one: f"{100 * getattr(one.errors, name):.2f} %" if one.errors else "-"
+
+    def worst(one: Scenario) -> str:
+        return f"{of('worst')(one)} ({one.worst})" if one.errors else "-"
+
+    grid = filled(
+        [
+            (Head("ranks"), lambda one: "all" if one.ranks is None else str(one.ranks)),
+            (
+                Head("cases", left=True),
+                lambda one: f"{one.errors.count if one.errors else 0} of {one.measured}",
+            ),
+            (Head("geomean", "error"), of("geomean")),
+            (Head("mean", "error"), of("mean")),
+            (Head("worst", "error", left=True), worst),
+        ],
+        scenarios,
+    )
+    errors = found.overall.errors
+    assert errors is not None
+    below = found_lines([*found.notes, *found.missing], found.runs)
+    above = [
+        f"{found.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
+        f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
+        f"{counted(found.overall.measured, 'measured case')}",
+        _ERRORS,
+    ]
+    thing = {
+        "schema": VALIDATION_SCHEMA,
+        "predicted": found.predicted,
+        "rows": [_scenario_record(one) for one in scenarios],
+        "cases": found.cases,
+        "notes": below,
+    }
+    grids = [Grid([], [], above=above), grid, Grid([], [], below=below)]
+    show_found([Forms(grids, thing)], format, file)
+
+
+def _scenario_record(one: Scenario) -> dict[str, Any]:
+    found = {"ranks": one.ranks, "measured": one.measured, **_summary_record(one.errors)}
+    return {**found, "worst_case": one.worst or None}

@@ -1,0 +1,211 @@
+"""A law of time over size, and how wrong it is: found by leaving sizes out.
+
+time = (latency + size / bandwidth) x factor(size): one such law for all sizes, or one for each of
+the ranges that ``ranges.py`` finds, and a correction where the data bend otherwise: factors at half
+as many sizes, between them straight lines in the logarithms or a spline. Which of these, and
+whether any, is chosen by leaving each size out in turn.
+
+The interval is the jackknife+ (R. F. Barber, E. J. Candes, A. Ramdas and R. J. Tibshirani, Annals
+of Statistics 49 (2021) 486), in logarithms: what the laws without one size say, each with its own
+left-out error. Beyond the data it widens with the distance, by as much as laws without the sizes of
+one end were wrong there. Pure numbers: sizes in bytes, times in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy
+from numpy.typing import NDArray
+from scipy import interpolate, optimize
+
+from torchcoll.curves.ranges import find_ranges
+
+Floats = NDArray[numpy.float64]
+
+FEWEST_SIZES = 3
+TAIL = 3  # sizes that tell the slope beyond the largest one
+_SHARE = 0.5  # corrections, of the number of sizes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """latency_ns + ns_per_byte x size, from low_bytes to high_bytes."""
+
+    low_bytes: float
+    high_bytes: float
+    latency_ns: float
+    ns_per_byte: float
+
+    def at(self, sizes: Floats) -> Floats:
+        """Not below a thousandth of its time at its own first size: a steep line meets zero."""
+        least = 1e-3 * abs(self.latency_ns + self.ns_per_byte * self.low_bytes)
+        return numpy.maximum(self.latency_ns + self.ns_per_byte * sizes, max(least, 1e-3))
+
+
+@dataclass(frozen=True)
+class SizeLaw:
+    """pieces in order of size; corrections: (size in bytes, logarithm of the factor there).
+
+    beyond_ns_per_byte: above the largest size the time goes on from there with this slope, that of
+    the last TAIL sizes: a law of many sizes that bends cannot be right at its end.
+    """
+
+    pieces: tuple[Piece, ...]
+    corrections: tuple[tuple[float, float], ...]
+    beyond_ns_per_byte: float
+    smooth: bool = False
+
+    def logs(self, sizes: Floats) -> Floats:
+        """Logarithms of the times in ns. Below the data the first law and factor go on."""
+        last = self.pieces[-1].high_bytes
+        within = numpy.minimum(sizes, last)
+        found = lines(self.pieces, within) + factors(self.corrections, within, self.smooth)
+        return numpy.log(numpy.exp(found) + self.beyond_ns_per_byte * (sizes - within))
+
+    def factor(self, size: float) -> float:
+        return math.exp(float(factors(self.corrections, numpy.array([size]), self.smooth)[0]))
+
+
+def lines(pieces: Sequence[Piece], sizes: Floats) -> Floats:
+    """Logarithms of the times of the pieces; between two of them a mean of both by distance."""
+    found = numpy.log(pieces[0].at(sizes))
+    for one, other in itertools.pairwise(pieces):
+        span = math.log(other.low_bytes / one.high_bytes)
+        share = numpy.clip(numpy.log(sizes / one.high_bytes) / span, 0, 1)
+        found = numpy.where(
+            sizes > one.high_bytes,
+            (1 - share) * numpy.log(one.at(sizes)) + share * numpy.log(other.at(sizes)),
+            found,
+        )
+    return found
+
+
+def factors(
+    corrections: Sequence[tuple[float, float]], sizes: Floats, smooth: bool = False
+) -> Floats:
+    """Logarithms of the factors at these sizes; outside of their sizes the outer one goes on."""
+    if not corrections:
+        return numpy.zeros(len(sizes))
+    knots, logs = zip(*corrections, strict=True)
+    found: Floats = _between(numpy.log(knots), smooth, sizes) @ numpy.array(logs)
+    return found
+
+
+def _between(places: Floats, smooth: bool, sizes: Floats) -> Floats:
+    """Of each size (rows) how much the factor at each place (columns) counts: straight lines, or a
+    natural cubic spline.
+    """
+    x, columns = numpy.clip(numpy.log(sizes), places[0], places[-1]), numpy.eye(len(places))
+    if smooth:
+        found: Floats = interpolate.CubicSpline(places, columns, bc_type="natural")(x)
+        return found
+    return numpy.column_stack([numpy.interp(x, places, own) for own in columns])
+
+
+# -- fitting ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is chosen by leaving out: a law for each of the ranges or one; corrections as a share of
+    the number of sizes, and whether a spline is between them.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    share: float
+    smooth: bool = False
+
+
+def fit_piece(sizes: Floats, times: Floats) -> Piece:
+    """Least squares of the relative deviations, neither figure below 0."""
+    unit = float(sizes.max())
+    figures, _ = optimize.nnls(
+        numpy.column_stack((1 / times, sizes / unit / times)), numpy.ones(len(times))
+    )
+    return Piece(float(sizes.min()), unit, float(figures[0]), float(figures[1]) / unit)
+
+
+def fit_corrections(
+    sizes: Floats, rest: Floats, share: float, smooth: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Factors for what a law leaves of the logarithms, at sizes of which each has as many."""
+    distinct = numpy.unique(sizes)
+    count = math.ceil(len(distinct) * share)
+    if count < 2:
+        return ()
+    places = numpy.quantile(numpy.log(distinct), numpy.linspace(0, 1, count))
+    columns = _between(places, smooth, sizes)
+    # A trace of ridge: where two knots share one size.
+    figures = numpy.linalg.solve(columns.T @ columns + 1e-3 * numpy.eye(count), columns.T @ rest)
+    return tuple(zip(numpy.exp(places).tolist(), figures.tolist(), strict=True))
+
+
+def fit_form(sizes: Floats, times: Floats, form: Form) -> SizeLaw:
+    """The law of this form. A range keeps its sizes where one of them was left out."""
+    pieces = []
+    for low, high in form.ranges:
+        own = (sizes >= low) & (sizes <= high)
+        if own.sum() > 1:
+            pieces.append(fit_piece(sizes[own], times[own]))
+    pieces = pieces or [fit_piece(sizes, times)]
+    # The last range may have lost its last size: the law reaches as far as the data do.
+    pieces[-1] = replace(pieces[-1], high_bytes=float(sizes[-1]))
+    rest = numpy.log(times) - lines(pieces, sizes)
+    slope = fit_piece(sizes[-TAIL:], times[-TAIL:]).ns_per_byte
+    corrections = fit_corrections(sizes, rest, form.share, form.smooth)
+    return SizeLaw(tuple(pieces), corrections, slope, form.smooth)
+
+
+def forms_of(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> list[Form]:
+    """The forms to choose from, the ones with fewer figures first."""
+    one = ((int(sizes[0]), int(sizes[-1])),)
+    laws = find_ranges(sizes.tolist(), times.tolist(), list(errors) or 0.0).ranges
+    several = tuple((int(sizes[r.first]), int(sizes[r.last])) for r in laws)
+    kinds = [one] if len(several) < 2 else [one, several]
+    found = [Form(ranges, 0.0) for ranges in kinds]
+    if len(sizes) > FEWEST_SIZES:
+        found += [Form(one, _SHARE), Form(one, _SHARE, True), Form(kinds[-1], _SHARE)]
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law, the laws without each size in turn, and by how much they missed it (logarithms)."""
+
+    law: SizeLaw
+    form: Form
+    without: tuple[SizeLaw, ...]
+    missed: Floats
+
+
+def fit_size_law(sizes: Floats, times: Floats, errors: Sequence[float] = ()) -> Fit:
+    """The law whose form predicts left-out sizes best; sizes ascend, at least FEWEST_SIZES."""
+    best: Fit | None = None
+    for form in forms_of(sizes, times, errors):
+        one = _left_out(sizes, times, form)
+        if best is None or _score(one) < _score(best):
+            best = one
+    assert best is not None
+    return best
+
+
+def _score(fit: Fit) -> float:
+    """Mean square error of the sizes between the ends: an end that is left out is extrapolated. The
+    mean error forgives a form that misses a jump altogether.
+    """
+    inner = fit.missed[1:-1] if len(fit.missed) > FEWEST_SIZES else fit.missed
+    return float((inner**2).mean())
+
+
+def _left_out(sizes: Floats, times: Floats, form: Form) -> Fit:
+    logs, without, missed = numpy.log(times), [], []
+    for i in range(len(sizes)):
+        rest = numpy.arange(len(sizes)) != i
+        law = fit_form(sizes[rest], times[rest], form)
+        without.append(law)
+        missed.append(float(logs[i] - law.logs(sizes[i : i + 1])[0]))
+    return Fit(fit_form(sizes, times, form), form, tuple(without), numpy.array(missed))

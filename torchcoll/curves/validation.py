@@ -1,0 +1,295 @@
+"""How wrong a model is: on sizes and numbers of ranks that it has not seen; and how wrong the
+output of a simulator is.
+
+Each is left out in turn, and everything, the choice of the form included, is done again without it.
+Beside it stands the baseline, which is no model: a monotone cubic through the other points, in
+logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J. Numerical Analysis
+17 (1980) 238). It needs points on both sides; so the ends are in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+from scipy import interpolate
+
+from torchcoll.comparison.compare import (
+    MODEL,
+    ErrorSummary,
+    compare,
+    error_summary,
+    model_errors,
+)
+from torchcoll.comparison.sides import side
+from torchcoll.core.errors import UsageError
+from torchcoll.core.file import Source
+from torchcoll.core.result import Run
+from torchcoll.core.units import counted, format_size
+from torchcoll.curves.model import Entry
+from torchcoll.curves.model_fit import (
+    FEWEST_RANKS,
+    Curve,
+    curves_of,
+    fit_entries,
+    left_out,
+    size_spreads,
+)
+from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
+
+OVER_SIZES, OVER_RANKS = "sizes", "ranks"
+
+
+@dataclass(frozen=True)
+class LeftPoint:
+    """One point that was left out. baseline_ns: None where it has no neighbours on both sides."""
+
+    kind: Mapping[str, Any]
+    over: str
+    ranks: int
+    size_bytes: int
+    measured_ns: float
+    predicted_ns: float
+    low_ns: float
+    high_ns: float
+    baseline_ns: float | None
+
+    @property
+    def error(self) -> float:
+        return abs(self.predicted_ns / self.measured_ns - 1)
+
+    @property
+    def baseline_error(self) -> float | None:
+        return None if self.baseline_ns is None else abs(self.baseline_ns / self.measured_ns - 1)
+
+    @property
+    def covered(self) -> bool:
+        return self.low_ns <= self.measured_ns <= self.high_ns
+
+
+@dataclass(frozen=True)
+class ValidationRow:
+    """Left-out points of one curve, or of all (kind None). both: errors of those that the baseline
+    has too, as its own are; covered: how many intervals hold the time.
+    """
+
+    over: str
+    kind: Mapping[str, Any] | None
+    ranks: int | None
+    errors: ErrorSummary
+    worst_bytes: int
+    covered: int
+    both: ErrorSummary | None
+    baseline: ErrorSummary | None
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The rows of each curve, then of all curves over sizes, and over ranks."""
+
+    runs: list[Run]
+    rows: list[ValidationRow]
+    totals: list[ValidationRow]
+    points: list[LeftPoint]
+    notes: list[str] = field(default_factory=list)
+
+
+def validate(sources: Source | Sequence[Source]) -> Validation:
+    """Raises UsageError where nothing can be left out: fewer than FEWEST_SIZES + 1 sizes, and fewer
+    than FEWEST_RANKS + 1 numbers of ranks; UnreadableError for a file.
+    """
+    files = side("files", sources)
+    kinds, notes = curves_of(files)
+    points = [*_over_sizes(kinds), *_over_ranks(kinds)]
+    if not points:
+        most = max(len(curve.sizes) for _, curves in kinds for curve in curves)
+        numbers = max(len({c.ranks for c in curves}) for _, curves in kinds)
+        raise UsageError(
+            "left-out points",
+            f"{most} sizes and {counted(numbers, 'number')} of ranks",
+            f"at least {FEWEST_SIZES + 1} sizes, or {FEWEST_RANKS + 1} numbers of ranks",
+        )
+    if not any(point.over == OVER_RANKS for point in points):
+        notes.append(f"over ranks: nothing to leave out, {FEWEST_RANKS + 1} numbers are needed")
+    groups: dict[str, list[LeftPoint]] = {}
+    for point in points:
+        groups.setdefault(repr((point.over, point.kind, point.ranks)), []).append(point)
+    rows = [_row(own, own[0].kind, own[0].ranks) for own in groups.values()]
+    totals = [
+        _row(own, None, None)
+        for over in (OVER_SIZES, OVER_RANKS)
+        if (own := [point for point in points if point.over == over])
+    ]
+    return Validation(files.runs, rows, totals, points, notes)
+
+
+def _row(
+    points: Sequence[LeftPoint], kind: Mapping[str, Any] | None, ranks: int | None
+) -> ValidationRow:
+    worst = max(points, key=lambda point: point.error)
+    shared = [p for p in points if p.baseline_error is not None]
+    return ValidationRow(
+        points[0].over,
+        kind,
+        ranks,
+        error_summary([point.error for point in points]),
+        worst.size_bytes,
+        sum(point.covered for point in points),
+        error_summary([point.error for point in shared]) if shared else None,
+        error_summary([point.baseline_error or 0.0 for point in shared]) if shared else None,
+    )
+
+
+def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[LeftPoint]:
+    every = [(kind, curve) for kind, curves in kinds for curve in curves]
+    whole = [left_out(c, fit_size_law(c.sizes, c.times, c.errors)) for _, c in every]
+    for number, (kind, curve) in enumerate(every):
+        if len(curve.sizes) <= FEWEST_SIZES:
+            continue
+        for index in range(1, len(curve.sizes) - 1):
+            rest = curve.without(index)
+            fit = fit_size_law(rest.sizes, rest.times, rest.errors)
+            own = [*whole[:number], left_out(rest, fit), *whole[number + 1 :]]
+            spread = size_spreads(own)[number]
+            size, time = float(curve.sizes[index]), float(curve.times[index])
+            predicted = math.exp(float(fit.law.logs(curve.sizes[index : index + 1])[0]))
+            yield LeftPoint(
+                kind,
+                OVER_SIZES,
+                curve.ranks,
+                round(size),
+                time,
+                predicted,
+                predicted * spread.low,
+                predicted * spread.high,
+                cubic(rest.sizes, rest.times, size),
+            )
+
+
+def _over_ranks(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[LeftPoint]:
+    for kind, curves in kinds:
+        for curve in curves:
+            others = [one for one in curves if one.ranks != curve.ranks]
+            if len({one.ranks for one in others}) < FEWEST_RANKS:
+                continue
+            (entry,) = fit_entries([(kind, others)])
+            yield from _left_curve(entry, curve, others)
+
+
+def _left_curve(entry: Entry, curve: Curve, others: Sequence[Curve]) -> Iterable[LeftPoint]:
+    for size, time in zip(curve.sizes.tolist(), curve.times.tolist(), strict=True):
+        found = entry.predict(round(size), curve.ranks, curve.hosts or None)
+        # A collective of blocks has a little less than was asked for on some numbers of ranks.
+        near = {
+            one.ranks: float(one.times[numpy.argmin(abs(one.sizes - size))])
+            for one in others
+            if abs(one.sizes / size - 1).min() < 0.01
+        }
+        ranks = numpy.array(sorted(near), dtype=float)
+        times = numpy.array([near[round(n)] for n in ranks])
+        yield LeftPoint(
+            entry.kind,
+            OVER_RANKS,
+            curve.ranks,
+            round(size),
+            time,
+            found.time_ns,
+            found.low_ns,
+            found.high_ns,
+            cubic(ranks, times, curve.ranks),
+        )
+
+
+def cubic(places: Any, times: Any, place: float) -> float | None:
+    """The baseline; None where the place is not between two others."""
+    if len(places) < 2 or not places[0] < place < places[-1]:
+        return None
+    law = interpolate.PchipInterpolator(numpy.log(places), numpy.log(times))
+    return math.exp(float(law(math.log(place))))
+
+
+# -- a simulator -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One number of ranks, or all (None): the cases that were predicted, of those measured."""
+
+    ranks: int | None
+    errors: ErrorSummary | None
+    measured: int
+    worst: str
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulator predicted against what was measured. missing: what it lacks, by ranks."""
+
+    runs: list[Run]
+    predicted: str
+    scenarios: list[Scenario]
+    overall: Scenario
+    cases: list[dict[str, Any]]
+    missing: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) -> Simulated:
+    """The errors of a simulator's times, by ranks and overall.
+
+    predicted: any file that torchcoll reads; a CSV with collective, ranks, size and time needs no
+    more. Raises UsageError where it has no case that was measured.
+    """
+    measured, model = side("measured", sources), side(MODEL, predicted)
+    found = compare(measured, model)
+    errors = model_errors(measured, model, found.rows)
+    known = {id(row): error for error, row in errors}
+    own = [row for row in found.rows if row.pair.base and row.row.ranks]
+    cases: list[dict[str, Any]] = [
+        {
+            "collective": row.row.collective,
+            "ranks": row.row.ranks,
+            "size_bytes": row.pair.size_bytes,
+            "ratio": row.ratio,
+            "error": known.get(id(row)),
+        }
+        for row in own
+    ]
+    numbers = sorted({case["ranks"] for case in cases})
+    scenarios = [_scenario(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
+    overall = _scenario(None, cases)
+    if overall.errors is None:
+        raise UsageError("predicted", predicted, "times of cases that were measured")
+    missing = [_missing(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
+    return Simulated(
+        [*measured.runs, *model.runs],
+        str(predicted),
+        scenarios,
+        overall,
+        cases,
+        list(filter(None, missing)),
+        [measured.rehearsal_note] if measured.rehearsal_note else [],
+    )
+
+
+def _scenario(ranks: int | None, cases: Sequence[Mapping[str, Any]]) -> Scenario:
+    with_error = [case for case in cases if case["error"] is not None]
+    if not with_error:
+        return Scenario(ranks, None, len(cases), "")
+    worst = max(with_error, key=lambda case: float(case["error"]))
+    summary = error_summary([float(case["error"]) for case in with_error])
+    text = f"{worst['collective']} {format_size(worst['size_bytes'])}"
+    return Scenario(ranks, summary, len(cases), text)
+
+
+def _missing(ranks: int, cases: Sequence[Mapping[str, Any]]) -> str:
+    """A simulation that stopped midway has the small sizes: its error is not that of the whole."""
+    lost = [case for case in cases if case["error"] is None]
+    if not lost:
+        return ""
+    first = min(lost, key=lambda case: int(case["size_bytes"]))
+    text = f"{ranks} ranks: {len(lost)} of {len(cases)} measured cases are not predicted"
+    return f"{text}, from {first['collective']} {format_size(first['size_bytes'])} on"
