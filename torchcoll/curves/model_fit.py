@@ -22,7 +22,7 @@ from torchcoll.comparison.differences import kept_separate
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (

@@ -26,7 +26,7 @@ from torchcoll.comparison.compare import (
 )
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import Source
+from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.model import Entry
