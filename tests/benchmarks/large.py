@@ -46,7 +46,7 @@ def _step(rank: int, port: int, path: str) -> None:
     dist.destroy_process_group()
 
 
-def trace(path: Path) -> None:
+def trace(path: Path, size_bytes: int = 100 * MB) -> None:
     from common import fork_ranks, free_port
 
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def trace(path: Path) -> None:
             yield ",\n".join(texts).encode() + b",\n"
 
     end = json.dumps({"ph": "i", "ts": 0, "name": "end"}).encode() + b"]}"
-    _packed(path, parts(), end, 100 * MB)
+    _packed(path, parts(), end, size_bytes)
 
 
 def _packed(path: Path, parts: Iterator[bytes], end: bytes, size_bytes: int) -> None:

@@ -70,7 +70,7 @@ def test_an_annotation_without_an_operator(calls):
     assert [fields(one, *NAMES) for one in calls(reduce)] == [
         ("all_reduce", 1000, 1000, "float32", 41_000)
     ]
-    with pytest.raises(UnreadableError, match="all_to_all: sizes not told"):
+    with pytest.raises(UnreadableError, match="all_to_all: sizes not known"):
         calls(call(0, "c10d::alltoall_", "all_to_all", [[]], [250], 1)[1:])
 
 
