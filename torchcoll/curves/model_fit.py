@@ -26,8 +26,8 @@ from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
-    KindModel,
     Figure,
+    KindModel,
     Link,
     MachineModel,
     OverRanks,

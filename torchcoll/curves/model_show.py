@@ -14,7 +14,7 @@ from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import ErrorSummary
-    from torchcoll.curves.model import KindModel, Figure, OverRanks, PredictedRow
+    from torchcoll.curves.model import Figure, KindModel, OverRanks, PredictedRow
     from torchcoll.curves.model_fit import FittedModel
     from torchcoll.curves.validation import Scenario, Simulated, Validation, ValidationRow
 
