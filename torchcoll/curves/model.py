@@ -131,7 +131,7 @@ def terms(
 
 
 @dataclass(frozen=True)
-class Entry:
+class KindModel:
     """One kind of case: its laws over sizes, and over ranks where enough were measured; why_not:
     why there is none.
     """
@@ -226,11 +226,11 @@ def _prediction(log: float, ends: tuple[float, float], texts: Sequence[str]) -> 
 class MachineModel:
     """What ``model fit`` found, or its file. facts: what is known of the machine."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[KindModel, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
     path: Path | None = None
 
-    def entry(self, collective: str, **kind: Any) -> Entry:
+    def entry(self, collective: str, **kind: Any) -> KindModel:
         """The one of this collective whose kind has these values (dtype, in_place, ...); of
         several the one that was measured on the most numbers of ranks, then at the most sizes.
 
@@ -252,7 +252,7 @@ class MachineModel:
         self, collective: str, size_bytes: int, ranks: int, hosts: int | None = None, **kind: Any
     ) -> Prediction:
         """Nanoseconds with their 90 % interval, and how far beyond the data; see ``entry`` and
-        ``Entry.predict``. size_bytes: the size S of nccl-tests.
+        ``KindModel.predict``. size_bytes: the size S of nccl-tests.
         """
         return self.entry(collective, **kind).predict(size_bytes, ranks, hosts)
 
@@ -353,7 +353,7 @@ def model_object(model: MachineModel) -> dict[str, Any]:
     }
 
 
-def _entry_object(entry: Entry) -> dict[str, Any]:
+def _entry_object(entry: KindModel) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kind": {k: v for k, v in entry.kind.items() if v is not None},
         "over_sizes": [_sizes_object(one) for one in entry.over_sizes],
@@ -449,12 +449,12 @@ def _spread_of(data: Mapping[str, Any]) -> Spread:
     return Spread(low, high, below, above, int(data["left_out"]))
 
 
-def _entry_of(data: Mapping[str, Any]) -> Entry:
+def _entry_of(data: Mapping[str, Any]) -> KindModel:
     kind = dict(data["kind"])
     if kind["collective"] not in COLLECTIVES:
         raise ValueError(f"collective {kind['collective']}")
     ranks = data.get("over_ranks")
-    return Entry(
+    return KindModel(
         kind,
         tuple(map(_sizes_of, data["over_sizes"])),
         _ranks_of(ranks) if ranks else None,

@@ -26,8 +26,8 @@ from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted
 from torchcoll.curves.model import (
-    Entry,
     Figure,
+    KindModel,
     Link,
     MachineModel,
     OverRanks,
@@ -164,7 +164,7 @@ def _why_not(item: Measured) -> str:
 # -- fitting ---------------------------------------------------------------------------------
 
 
-def fit_entries(kinds: Kinds) -> tuple[Entry, ...]:
+def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
     """The laws of every kind; the errors of all curves tell the intervals of each."""
     fits = [[fit_size_law(c.sizes, c.times, c.errors) for c in curves] for _, curves in kinds]
     flat = [
@@ -177,7 +177,7 @@ def fit_entries(kinds: Kinds) -> tuple[Entry, ...]:
     for (kind, curves), own in zip(kinds, fits, strict=True):
         over = [_over_sizes(c, fit, next(spreads)) for c, fit in zip(curves, own, strict=True)]
         ranks, why = _over_ranks(str(kind["collective"]), curves)
-        entries.append(Entry(kind, tuple(over), ranks, why))
+        entries.append(KindModel(kind, tuple(over), ranks, why))
     return tuple(entries)
 
 

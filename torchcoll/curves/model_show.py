@@ -14,7 +14,7 @@ from torchcoll.report.notes import found_lines
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import ErrorSummary
-    from torchcoll.curves.model import Entry, Figure, OverRanks, PredictedRow
+    from torchcoll.curves.model import Figure, KindModel, OverRanks, PredictedRow
     from torchcoll.curves.model_fit import FittedModel
     from torchcoll.curves.validation import Scenario, Simulated, Validation, ValidationRow
 
@@ -36,7 +36,7 @@ def fit_lines(found: FittedModel) -> list[str]:
     return [*lines, *found_lines(found.notes, found.runs)]
 
 
-def _entry_lines(entry: Entry) -> list[str]:
+def _entry_lines(entry: KindModel) -> list[str]:
     lines = []
     for one in entry.over_sizes:
         parts = counted(len(one.law.pieces), "range")

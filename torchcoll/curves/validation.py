@@ -29,7 +29,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
-from torchcoll.curves.model import Entry
+from torchcoll.curves.model import KindModel
 from torchcoll.curves.model_fit import (
     FEWEST_RANKS,
     Curve,
@@ -179,7 +179,7 @@ def _over_ranks(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
             yield from _left_curve(entry, curve, others)
 
 
-def _left_curve(entry: Entry, curve: Curve, others: Sequence[Curve]) -> Iterable[LeftPoint]:
+def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iterable[LeftPoint]:
     for size, time in zip(curve.sizes.tolist(), curve.times.tolist(), strict=True):
         found = entry.predict(round(size), curve.ranks, curve.hosts or None)
         # A collective of blocks has a little less than was asked for on some numbers of ranks.
