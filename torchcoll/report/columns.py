@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
@@ -18,6 +18,9 @@ from torchcoll.core.summary import PERIOD, Row, quantile, stated, steady_times
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
+
+if TYPE_CHECKING:
+    from torchcoll.verdict.shares import RowLimit
 
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
@@ -36,12 +39,15 @@ _INTERVALS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: the row, the result it was read from, and its footnote marks."""
+    """One line of the table: the row, the result it was read from, and its footnote marks. limit:
+    what a topology allows it, where one is shown.
+    """
 
     row: Row
     result: CaseResult
     marks: str = ""
     how: str = "max"
+    limit: RowLimit | None = None
 
     def stated(self, name: str) -> Any:
         """A field of the row; None where it is unknown."""
@@ -269,3 +275,57 @@ def percentile_column(percentile: float) -> Column:
         Head(f"p{percentile:g}"),
         lambda e: format_time(percentile_ns(e, percentile)),
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# What a topology allows: ``show --topology``.
+
+
+LIMIT_FIELDS = tuple(
+    f"{name}_{what}" for name in ("limit", "best") for what in ("algorithm", "gbps", "share")
+)
+
+
+def limit_columns() -> list[Column]:
+    """Shares of the limit of the algorithm that ran, and of the best that could have."""
+
+    def cell(name: str) -> Callable[[Entry], str]:
+        def text(entry: Entry) -> str:
+            share = getattr(entry.limit, name, None)
+            return "-" if share is None else f"{100 * share:.1f}"
+
+        return text
+
+    return [
+        Column("limit_share", Head("% of", "limit"), cell("limit_share")),
+        Column("best_share", Head("% of", "best"), cell("best_share")),
+    ]
+
+
+def limit_values(entry: Entry) -> dict[str, Any]:
+    """The same for csv and json; busbw in GB/s."""
+    found: dict[str, Any] = {}
+    for name in ("limit", "best"):
+        one = getattr(entry.limit, name, None)
+        found[f"{name}_algorithm"] = one.algorithm if one else None
+        found[f"{name}_gbps"] = one.gbps if one else None
+        found[f"{name}_share"] = getattr(entry.limit, f"{name}_share", None)
+    return found
+
+
+def limit_lines(entries: Sequence[Entry]) -> list[str]:
+    """What each limit that the rows are measured by is, and why some have none."""
+    named = ("of limit", "limit"), ("of best", "best")
+    lines: dict[str, list[str]] = {}
+    for entry in entries:
+        for what, name in named:
+            one = getattr(entry.limit, name, None)
+            if one is not None:
+                where = f"{one.algorithm} of {entry.row.ranks} ranks: at most "
+                text = f"{where}{one.gbps:.4g} GB/s busbw: {one.formula} ({one.source})"
+                lines.setdefault(text, []).append(what)
+    found = [
+        f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()
+    ]
+    reasons = {entry.limit.reason: None for entry in entries if entry.limit}
+    return found + [f"no %: {reason}" for reason in reasons if reason]
