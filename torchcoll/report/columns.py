@@ -31,6 +31,7 @@ DIMENSIONS = (
     *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
+_EXPECTED = "library expects: what its own cost model says of a call, no measurement"
 _INTERVALS = (
     "low, high = p5, p95 of the intervals between calls, within this launch; the period, their "
     "mean, may lie outside"
@@ -152,6 +153,7 @@ COLUMNS: dict[str, Column] = {
         _time("steady_ns", "steady", "calls"),
         Column("algorithm", Head("algorithm", left=True, drop=2, width=16), _algorithm),
         _text("channels", "channels", left=False),
+        _time("expected_ns", "library", "expects", drop=2, legend=_EXPECTED),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
         Column("verified", Head("verified", left=True), _verified),
@@ -162,7 +164,7 @@ COLUMNS: dict[str, Column] = {
 
 _ALWAYS = (
     *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
-    *("calls", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
+    *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
 _OF_DATA = ("size_bytes", "algbw_gbps", "busbw_gbps")
 
@@ -193,11 +195,12 @@ def default_columns(
     resized: bool,
     has_data: bool = True,
     algorithm: bool = False,
+    expected: bool = False,
 ) -> list[Column]:
     """The columns of a table of these Rows or Cases: first what varies, then the figures.
 
     ``resized``: some actual size is not the one that was asked for. ``algorithm``: the library's
-    log names it for some case.
+    log names it for some case. expected: the library's model has a time for some.
     """
     # Sub-groups are named by the results, not yet by the cases: a rule means several of them.
     keys = [
@@ -210,7 +213,7 @@ def default_columns(
     for key in _ALWAYS:
         if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
             continue
-        if key == "algorithm" and not algorithm:
+        if (key == "algorithm" and not algorithm) or (key == "expected_ns" and not expected):
             continue
         keys.append(key)
     return list(_named((COLUMNS[key] for key in keys), statistics_of(items)))
@@ -225,6 +228,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
         resized=any(row.size_bytes != row.size_bytes_requested for row in data if row.size_bytes),
         has_data=bool(data),
         algorithm=any(row.algorithm for row in rows),
+        expected=any(row.expected_ns is not None for row in rows),
     )
     if set(statistics_of(rows)) <= {"median", PERIOD}:
         return columns

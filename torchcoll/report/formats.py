@@ -59,6 +59,7 @@ class View:
     """How samples are read and which columns are shown. Raises UsageError naming the flag.
 
     limits: what a topology allows the rows of a run, where one is to be shown beside them.
+    expected: the rows with what the library's log expects of them.
     """
 
     columns: tuple[str, ...] = ()  # names of Row fields; none: the default columns
@@ -66,6 +67,7 @@ class View:
     over_ranks: str = "max"
     clock: str | None = None
     limits: Callable[[Run, Sequence[Row]], Sequence[RowLimit]] | None = None
+    expected: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
     def __post_init__(self) -> None:
         choice(self.over_ranks, "over-ranks", OVER_RANKS)
@@ -98,7 +100,9 @@ class View:
         return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        rows = list(map(self.row, run.results, libraries_of(run)))
+        rows: Sequence[Row] = list(map(self.row, run.results, libraries_of(run)))
+        if self.expected is not None:
+            rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
         entries = [
             self.entry(result, row, notes, doubt)

@@ -142,6 +142,7 @@ def show(
     rules: Sequence[str | os.PathLike[str]] = (),
     against: Run | None = None,
     topology: str | Sequence[str] | None = None,
+    nccl_log: str | Sequence[str] | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
@@ -153,9 +154,10 @@ def show(
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
     tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
     package or of rule files, or a run). topology: files of NCCL_TOPO_DUMP_FILE, and one of
-    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. Of traffic: format, and
-    columns, which are names of TrafficRow fields. Raises UsageError for choices that do not exist
-    or do not go together, UnreadableError for a file.
+    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
+    whose tuning table says what it expected. Of traffic: format, and columns, which are names of
+    TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
+    UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
@@ -166,6 +168,7 @@ def show(
         reported |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
         run = getattr(against, "path", against) or "a run"
         reported |= {"against": None if against is None else run}
+        reported |= {"nccl-log": ", ".join(texts_of(nccl_log)) or None}
         reported |= {"topology": ", ".join(texts_of(topology)) or None}
         _show_others(others, len(sources), format, columns, file, reported)
         return
@@ -177,7 +180,12 @@ def show(
         from torchcoll.verdict.shares import limits_for
 
         limits = limits_for(texts_of(topology))
-    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock, limits)
+    expected = None
+    if nccl_log:
+        from torchcoll.libraries.nccl.expected import TuningTables
+
+        expected = TuningTables(texts_of(nccl_log)).filled
+    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected)
     chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
@@ -270,8 +278,9 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
     if where and view.percentiles:
         percentiles = ",".join(f"{p:g}" for p in view.percentiles)
         raise UsageError("percentiles", percentiles, f"none with {where}")
-    if where and view.limits is not None:
-        raise UsageError("topology", "files", f"none with {where}")
+    for name, value in (("topology", view.limits), ("nccl-log", view.expected)):
+        if where and value is not None:
+            raise UsageError(name, "files", f"none with {where}")
     each = chosen == "per-rank" or (chosen == "calls" and format in ("csv", "json"))
     if each and view.over_ranks != "max":
         raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")
