@@ -317,7 +317,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps as JSON",
+        "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -353,7 +353,7 @@ COMMANDS = {
         run_gradients,
     ),
     "trace": (
-        "what a training sends: captured files, profiler traces, Flight Recorder dumps",
+        "what a training sends: captured files, profiler and Chakra traces, Flight Recorder dumps",
         trace_arguments,
         run_trace,
     ),

@@ -1,0 +1,117 @@
+"""A model and a run as ASTRA-sim's input; every number worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import handmade
+import pytest
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.curves.astra_export import export_run, export_step
+from torchcoll.curves.model import load_model
+from torchcoll.importers.traces import read_traffic
+from torchcoll.libraries.execution_trace import COMP, read_nodes
+
+SPREAD = {
+    "low": 0.9,
+    "high": 1.1,
+    "wider_each_doubling_below": 1.0,
+    "wider_each_doubling_above": 1.0,
+    "left_out": 10,
+}
+
+
+def figure(value):
+    return [value, 0.9 * value, 1.1 * value]
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A ring: 5 us to launch, 2 us a step, 100 GB/s."""
+    law = {
+        "law": "ring",
+        "remaining": [],
+        "ranks": [2, 4, 8],
+        "hosts": [1],
+        "low_bytes": 1024,
+        "high_bytes": 1 << 30,
+        "launch_ns": figure(5000.0),
+        "within_host": {"step_ns": figure(2000.0), "bandwidth_gbps": figure(100.0)},
+        "between_hosts": None,
+        "corrections": [],
+        "interval": SPREAD,
+    }
+    sizes = {
+        "ranks": 8,
+        "hosts": 1,
+        "low_bytes": 1024,
+        "high_bytes": 1 << 30,
+        "sizes": 10,
+        "ranges": [
+            {
+                "low_bytes": 1024,
+                "high_bytes": 1 << 30,
+                "latency_ns": figure(33000.0),
+                "bandwidth_gbps": figure(57.0),
+            }
+        ],
+        "corrections": [],
+        "interval": SPREAD,
+    }
+    entry = {"kind": {"collective": "all_reduce"}, "over_sizes": [sizes], "over_ranks": law}
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({"schema": "torchcoll-model/1", "machine": {}, "entries": [entry]}))
+    return load_model(path)
+
+
+def test_a_case_of_a_run(model, tmp_path):
+    run = handmade.run(handmade.result(case=handmade.case(size_bytes=1 << 20)))
+    done = export_run(model, run, tmp_path / "sim")
+    network = (tmp_path / "sim" / "network.yml").read_text()
+    # 100 GB/s of 10^9 bytes are 93.1323 of 2^30; 2 us a step are two passes of the switch.
+    assert "bandwidth: [ 93.1323 ]" in network
+    assert "latency: [ 1000 ]" in network
+    assert "topology: [ Switch ]" in network
+    system = json.loads((tmp_path / "sim" / "system.json").read_text())
+    assert system["all-reduce-implementation"] == ["ring"]
+    traffic = read_traffic([tmp_path / "sim" / "traces" / f"all_reduce-{1 << 20}"])
+    assert [c.bytes_in for calls in traffic.calls.values() for c in calls] == [1 << 20] * run.ranks
+    script = (tmp_path / "sim" / "run.sh").read_text()
+    assert f"torchcoll case: collective=all_reduce size_bytes={1 << 20} ranks={run.ranks}" in script
+    assert any("launch overhead, 5 us a call" in note for note in done.notes)
+    with pytest.raises(UsageError, match="a folder that is new or empty"):
+        export_run(model, run, tmp_path / "sim")
+
+
+def test_a_captured_step(model, tmp_path):
+    """1 ms of computing, a call that nobody waits for, 2 ms more, one that is waited for."""
+    calls = [
+        TrafficCall("all_reduce", 64, 64, group="w", start_ns=0, time_ns=5000, step=0),
+        TrafficCall("all_reduce", 128, 128, group="w", asynchronous=True, start_ns=10**6, step=1),
+        TrafficCall("all_gather", 8, 16, group="w", asynchronous=False, start_ns=3 * 10**6, step=1),
+        TrafficCall("broadcast", 8, 8, group="w", start_ns=3 * 10**6, step=1),
+    ]
+    traffic = Traffic(
+        ranks=2, calls={0: calls, 1: calls}, groups={"w": Group("w", (0, 1))}, steps={}
+    )
+    done = export_step(model, traffic, tmp_path / "sim")
+    nodes = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.1.et")
+    kinds = [(n.name, n.duration_us, n.after) for n in nodes]
+    assert kinds == [
+        ("all_reduce", 0, ()),
+        ("compute", 2000, ()),
+        ("all_gather", 0, (1,)),
+    ]
+    assert nodes[1].kind == COMP
+    assert "left out: 2 calls of broadcast" in done.notes
+
+
+def test_what_cannot_be_simulated_is_refused(model, tmp_path):
+    run = handmade.run(handmade.result(case=handmade.case(collective="broadcast")))
+    with pytest.raises(UsageError, match="1 of broadcast, which ASTRA-sim has no model of"):
+        export_run(model, run, tmp_path / "sim")
+    traffic = Traffic(ranks=2, calls={0: []})
+    with pytest.raises(UsageError, match="1 of 2 ranks"):
+        export_step(model, traffic, tmp_path / "sim")
