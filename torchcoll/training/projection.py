@@ -220,11 +220,17 @@ def _summed(each: Sequence[Ends]) -> Ends:
 
 
 def fullest(model: MachineModel) -> float | None:
-    """The most ranks of a host that the model has seen; None where it knows of no hosts."""
-    found = [
-        one.ranks / one.hosts for entry in model.entries for one in entry.over_sizes if one.hosts
-    ]
-    return max(found, default=None)
+    """The most ranks of a host that the model has seen. Of one host alone it is without end: what
+    is between hosts was not measured, so that nothing is told of it. None: it knows of no hosts.
+    """
+    known = [one for entry in model.entries for one in entry.over_sizes if one.hosts]
+    if known and all(one.hosts == 1 for one in known):
+        return math.inf
+    return max((one.ranks / one.hosts for one in known), default=None)
+
+
+def _hosts(most: float | None, ranks: float) -> int | None:
+    return None if most is None else max(1, math.ceil(ranks / most - 1e-9))
 
 
 def placed(
@@ -235,10 +241,9 @@ def placed(
     found: dict[str, Placed] = {}
     for name, ranks in degrees.items():
         apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
-        hosts = None if most is None else min(ranks, math.ceil(ranks * apart / most - 1e-9))
-        beside = 1
+        hosts, beside = _hosts(most, ranks * apart), 1
         if most is not None and hosts is not None and hosts > 1:
-            beside = max(1, min(apart, round(most)))
+            hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
         found[name] = Placed(name, ranks, hosts, beside)
     return found
 
@@ -249,10 +254,10 @@ def placed(
 def ranks_of(text: str) -> list[int]:
     """``64``, ``8,64``, or ``8..16384`` by doubling. Raises UsageError."""
     low, dots, high = text.partition("..")
+    found: list[int] = []
     try:
         if dots:
             first, last = int(low), int(high)
-            found = []
             while first <= last and len(found) < 32 and first > 0:
                 found.append(first)
                 first *= 2
@@ -307,7 +312,7 @@ def plan_shape(
     if len(ranks) > 1:
         found.weak = [step(count) for count in ranks]
         found.strong = [step(count, first / count) for count in ranks]
-    return _noted(found)
+    return _noted(found, model)
 
 
 def plan_traffic(
@@ -331,8 +336,7 @@ def plan_traffic(
             if grown != int(grown):
                 raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
             number = int(grown)
-            hosts = None if host is None else max(1, math.ceil(number / host - 1e-9))
-            found[name] = Placed(name, number, hosts)
+            found[name] = Placed(name, number, _hosts(host, number))
         return found
 
     def step(count: int, part: float = 1.0) -> PlannedStep:
@@ -346,7 +350,7 @@ def plan_traffic(
     if len(asked) > 1:
         found.weak = [step(count) for count in asked]
         found.strong = [step(count, first / count) for count in asked]
-    return _noted(found)
+    return _noted(found, model)
 
 
 def _steady_calls(traffic: Traffic) -> list[tuple[TrafficCall, Sent]]:
@@ -403,7 +407,12 @@ def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) 
     return parts if totals[BACKWARD] else [*parts, Part(BACKWARD, 1.0)]
 
 
-def _noted(found: Projection) -> Projection:
+def _noted(found: Projection, model: MachineModel) -> Projection:
+    if fullest(model) == math.inf:
+        found.notes.append(
+            "the model was fitted on one host: more ranks are taken for ranks of that host, and "
+            "what a network between hosts costs is not in it"
+        )
     every = [row for one in (found.step, *found.weak, *found.strong) for row in one.rows]
     beyond = dict.fromkeys(row.beyond for row in every if row.beyond)
     if beyond:
