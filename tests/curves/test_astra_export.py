@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 
 import handmade
 import made_models
 import pytest
 
+from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
+from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.curves.astra_export import export_run, export_step
+from torchcoll.curves.model import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.importers.traces import read_traffic
 from torchcoll.libraries.execution_trace import COMP, read_nodes
@@ -76,3 +81,28 @@ def test_what_cannot_be_simulated_is_refused(model, tmp_path):
     traffic = Traffic(ranks=2, calls={0: []})
     with pytest.raises(UsageError, match="1 of 2 ranks"):
         export_step(model, traffic, tmp_path / "sim")
+
+
+def test_the_command_and_the_way_back(model, tmp_path, capsys):
+    """What run.sh prints and a simulator adds is read, and held against the run."""
+    (tmp_path / "machine.json").write_text(json.dumps(model_object(model)))
+    cases = [handmade.case(size_bytes=1 << power) for power in (20, 22)]
+    run = handmade.run(*(handmade.result(case=case) for case in cases))
+    save(run, tmp_path / "run.jsonl")
+    folder = tmp_path / "sim"
+    command = ["model", "export", str(tmp_path / "machine.json"), str(tmp_path / "run.jsonl")]
+    assert main([*command, "--astra-sim", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith("2 simulations, 20 files: ")
+    simulator = tmp_path / "simulator"
+    simulator.write_text(
+        '#!/bin/sh\nfor n in 0 1 2 3 4 5 6 7; do echo "[info] sys[$n] finished, 900000 cycles, '
+        'exposed communication 900000 cycles."; done\n'
+    )
+    simulator.chmod(0o755)
+    environ = {**os.environ, "ASTRA_SIM": str(simulator)}
+    said = subprocess.run(["sh", folder / "run.sh"], env=environ, capture_output=True, text=True)
+    (tmp_path / "sim.log").write_text(said.stdout)
+    arguments = ["--predicted", str(tmp_path / "sim.log"), str(tmp_path / "run.jsonl")]
+    assert main(["model", "validate", *arguments, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [case["ratio"] for case in found["cases"]] == [pytest.approx(0.9)] * 2  # of 1 ms

@@ -246,7 +246,7 @@ def dimensions(
     entry = model.entry(collective)
     law = entry.over_ranks
     if law is not None:
-        return [*_links(law, ranks, hosts)], law.law, law.launch_ns[0]
+        return [*_links(law, ranks, hosts)], law.law, law.launch_ns[0] if law.launch_ns else 0.0
     one = min(entry.over_sizes, key=lambda own: abs(own.ranks - ranks))
     ring = next(iter(step_laws(collective)))
     least = one.law.pieces[0]
@@ -257,7 +257,10 @@ def dimensions(
 
 
 def _links(law: OverRanks, ranks: int, hosts: int | None) -> Iterable[Dimension]:
-    each = [(one[0][0], one[1][0] if one[1] else None) for one in (law.within, law.between) if one]
+    each = [
+        (step[0] if step else 0.0, rate[0] if rate else None)
+        for step, rate in filter(None, (law.within, law.between))
+    ]
     split = law.within is not None and law.between is not None and hosts and 1 < hosts < ranks
     counts = [ranks // (hosts or 1), hosts or 1] if split else [ranks]
     links = each if split else each[-1:] if law.within is None or (hosts or 1) > 1 else each[:1]
