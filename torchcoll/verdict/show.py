@@ -10,7 +10,7 @@ from torchcoll.core.units import counted, format_bandwidth
 from torchcoll.libraries.nccl import speeds
 from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, limits_of
 from torchcoll.libraries.nccl.topology import Gpu, Topology
-from torchcoll.libraries.nccl.ways import Rail, nearest, rails, tree_lines, way
+from torchcoll.libraries.nccl.ways import Rail, Way, nearest, rails, tree_lines, way
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.verdict.shares import Machine
@@ -96,20 +96,23 @@ def _matrix(stated: Topology) -> Grid:
     gpus = stated.gpus[:_MATRIX]
     if len(gpus) < 2:
         return Grid([], [])
-    cells = [[_cell(one, other) for other in gpus] for one in gpus]
+    ways = [[None if a is b else way(a, b) for b in gpus] for a in gpus]
+    paths = {one.path for row in ways for one in row if one}
+    alike = len(paths) == 1  # then the path stands above, and eight GPUs fit into 80 columns
+
+    def cell(one: Way | None) -> str:
+        if one is None:
+            return "-"
+        gbps = "?" if one.gbps is None else f"{one.gbps:g}"
+        return gbps if alike else f"{one.path or '?'} {gbps}"
+
     heads = [Head("GPU", repeat=True, left=True), *(Head(gpu.name) for gpu in gpus)]
-    rows = [[gpu.name, *row] for gpu, row in zip(gpus, cells, strict=True)]
+    rows = [[gpu.name, *map(cell, row)] for gpu, row in zip(gpus, ways, strict=True)]
     below = [_RECKONED.format(stated.library), _PATHS]
     if len(stated.gpus) > _MATRIX:
         below.append(f"the first {_MATRIX} of {len(stated.gpus)} GPUs; --format json has all")
-    return Grid(heads, rows, ["from GPU to GPU: path, GB/s"], below)
-
-
-def _cell(one: Gpu, other: Gpu) -> str:
-    if one is other:
-        return "-"
-    found = way(one, other)
-    return f"{found.path or '?'} {'?' if found.gbps is None else f'{found.gbps:g}'}"
+    what = f"all {next(iter(paths)) or 'unknown'}" if alike else "path"
+    return Grid(heads, rows, [f"from GPU to GPU: {what}, GB/s"], below)
 
 
 def _sums(stated: Topology) -> Grid:
