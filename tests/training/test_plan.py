@@ -29,8 +29,8 @@ from torchcoll.training.shapes import (
     BACKWARD,
     FORWARD,
     SHAPES,
-    Part,
     Sent,
+    StepPart,
     degrees_of,
     parts_of,
 )
@@ -99,7 +99,11 @@ DP = Sent("dp", "all_reduce", 1)
 
 
 def test_what_leaves_hides_under_what_comes_after():
-    parts = [Part(FORWARD, 1), Part(BACKWARD, 0.5, leaves=(DP,)), Part(BACKWARD, 0.5, leaves=(DP,))]
+    parts = [
+        StepPart(FORWARD, 1),
+        StepPart(BACKWARD, 0.5, leaves=(DP,)),
+        StepPart(BACKWARD, 0.5, leaves=(DP,)),
+    ]
     # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
     assert timeline(parts, lambda sent: 8.0, PASSES) == 38
     # 15 each: from 20 to 35, then to 50.
@@ -107,7 +111,7 @@ def test_what_leaves_hides_under_what_comes_after():
 
 
 def test_what_stops_is_exposed():
-    parts = [Part(FORWARD, 1, stops=(DP, DP)), Part(BACKWARD, 1)]
+    parts = [StepPart(FORWARD, 1, stops=(DP, DP)), StepPart(BACKWARD, 1)]
     assert timeline(parts, lambda sent: 3.0, PASSES) == 36
 
 
@@ -115,9 +119,9 @@ def test_the_next_part_is_gathered_while_this_one_computes():
     first, second, third = (Sent("fsdp", "all_gather", n) for n in (1, 2, 3))
     back = Sent("fsdp", "reduce_scatter", 4)
     parts = [
-        Part(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
-        Part(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
-        Part(BACKWARD, 1, needs=(third,), leaves=(back,)),  # 9 to 13, computes 14 to 34
+        StepPart(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
+        StepPart(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
+        StepPart(BACKWARD, 1, needs=(third,), leaves=(back,)),  # 9 to 13, computes 14 to 34
     ]
     assert timeline(parts, lambda sent: 4.0, PASSES) == 38  # what is scattered, from 34
 

@@ -25,8 +25,8 @@ from torchcoll.core.result import Run
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, OverRanks
 from torchcoll.curves.step_laws import step_laws
-from torchcoll.importers.astra_sim import CASE_LINE
 from torchcoll.libraries.execution_trace import (
+    CASE_LINE,
     COLLECTIVE,
     COMP,
     KINDS,
@@ -72,7 +72,7 @@ class Dimension:
 
 
 @dataclass
-class Exported:
+class SimulatorInput:
     """What was written. notes: what could not be, a sentence each."""
 
     folder: Path
@@ -81,12 +81,12 @@ class Exported:
     notes: list[str] = field(default_factory=list)
 
 
-def export_run(model: MachineModel, run: Run, folder: Path) -> Exported:
+def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     """A simulation for each case of a run that was measured on all of its ranks.
 
     Raises UsageError where none can be simulated, or the folder is there and not empty.
     """
-    done = Exported(folder)
+    done = SimulatorInput(folder)
     cases: dict[str, tuple[str, list[bytes]]] = {}
     left: dict[str, int] = {}
     ranks = run.ranks
@@ -117,12 +117,12 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> Exported:
     return done
 
 
-def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Exported:
+def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> SimulatorInput:
     """One step of a training: its calls, and between them the time in which something else ran.
 
     Raises UsageError where ranks are missing, or nothing can be simulated.
     """
-    done = Exported(folder)
+    done = SimulatorInput(folder)
     world = range(traffic.ranks)
     own = traffic.calls
     if set(own) != set(world):
@@ -305,7 +305,7 @@ def system_object(law: str, count: int) -> dict[str, Any]:
 
 
 def _write(
-    done: Exported,
+    done: SimulatorInput,
     model: MachineModel,
     collective: str,
     ranks: int,

@@ -28,7 +28,6 @@ from torchcoll.importers.base import (
 )
 
 NAME = "astra_sim"
-CASE_LINE = "torchcoll case: collective={} size_bytes={} ranks={}"
 _CASE = re.compile(r"torchcoll case: collective=(\w+) size_bytes=(\d+) ranks=(\d+)\s*$")
 _FINISHED = re.compile(r"\bsys\[(\d+)\] finished, (\d+) cycles\b")
 _NO_CASE = "cycles of no known case: run what `torchcoll model export --astra-sim` wrote (run.sh)"

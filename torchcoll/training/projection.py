@@ -24,7 +24,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, Prediction
-from torchcoll.training.shapes import BACKWARD, FORWARD, Part, Sent, Shape, parts_of
+from torchcoll.training.shapes import BACKWARD, FORWARD, Sent, Shape, StepPart, parts_of
 from torchcoll.training.steps import steps_of
 
 _FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
@@ -38,7 +38,7 @@ Ends = tuple[float, float, float]  # value, low, high
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlannedGroup:
     """A group of a plan: its ranks, the hosts that they are on (None unknown), and how many such
     groups go through the interfaces of a host at once.
     """
@@ -136,7 +136,7 @@ def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
 
 
 def timeline(
-    parts: Sequence[Part],
+    parts: Sequence[StepPart],
     time_ns: Callable[[Sent], float],
     passes_ns: Mapping[str, float],
 ) -> float:
@@ -166,8 +166,8 @@ def timeline(
 
 def planned_step(
     model: MachineModel,
-    parts: Sequence[Part],
-    groups: Mapping[str, Placed],
+    parts: Sequence[StepPart],
+    groups: Mapping[str, PlannedGroup],
     ranks: int,
     degrees: Mapping[str, int],
     backward_ns: float | None,
@@ -211,7 +211,7 @@ def planned_step(
     return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
 
 
-def _predicted(model: MachineModel, sent: Sent, place: Placed) -> Prediction:
+def _predicted(model: MachineModel, sent: Sent, place: PlannedGroup) -> Prediction:
     return model.predict(sent.collective, sent.size_bytes * place.beside, place.ranks, place.hosts)
 
 
@@ -235,16 +235,16 @@ def _hosts(most: float | None, ranks: float) -> int | None:
 
 def placed(
     model: MachineModel, degrees: Mapping[str, int], inner: Sequence[str] = ("tp",)
-) -> dict[str, Placed]:
+) -> dict[str, PlannedGroup]:
     """Each degree's groups: tp are ranks beside each other, the others are ``tp`` ranks apart."""
     most = fullest(model)
-    found: dict[str, Placed] = {}
+    found: dict[str, PlannedGroup] = {}
     for name, ranks in degrees.items():
         apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
         hosts, beside = _hosts(most, ranks * apart), 1
         if most is not None and hosts is not None and hosts > 1:
             hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
-        found[name] = Placed(name, ranks, hosts, beside)
+        found[name] = PlannedGroup(name, ranks, hosts, beside)
     return found
 
 
@@ -328,15 +328,15 @@ def plan_traffic(
     most = max(sizes.values(), default=own)
     parts = _parts_of_calls(traffic, calls)
 
-    def groups(count: int) -> dict[str, Placed]:
+    def groups(count: int) -> dict[str, PlannedGroup]:
         host = fullest(model)
-        found: dict[str, Placed] = {}
+        found: dict[str, PlannedGroup] = {}
         for name, size in sizes.items():
             grown = size * count / own if size == most else size
             if grown != int(grown):
                 raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
             number = int(grown)
-            found[name] = Placed(name, number, _hosts(host, number))
+            found[name] = PlannedGroup(name, number, _hosts(host, number))
         return found
 
     def step(count: int, part: float = 1.0) -> PlannedStep:
@@ -370,7 +370,7 @@ def _steady_calls(traffic: Traffic) -> list[tuple[TrafficCall, Sent]]:
     return found
 
 
-def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]]) -> list[Part]:
+def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]]) -> list[StepPart]:
     """A plan of shards: what gathers is needed by the next part, forward as often as gradients are
     scattered, then backward. Else what the program does not wait for leaves with its share of the
     gradients, and what it waits for stops it.
@@ -379,32 +379,32 @@ def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]])
     if traffic.source == "plan" and gathers:
         return _sharded(calls, gathers)
     free = [sent.size_bytes for call, sent in calls if call.asynchronous]
-    parts = [Part(FORWARD, 1.0)]
+    parts = [StepPart(FORWARD, 1.0)]
     for call, sent in calls:
         if call.asynchronous:
-            parts.append(Part(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
+            parts.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
         else:
-            parts.append(Part(BACKWARD, 0.0, stops=(sent,)))
-    return parts if free else [*parts, Part(BACKWARD, 1.0)]
+            parts.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
+    return parts if free else [*parts, StepPart(BACKWARD, 1.0)]
 
 
-def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) -> list[Part]:
+def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) -> list[StepPart]:
     units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
     phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
     totals = {
         phase: sum(calls[place][1].size_bytes for place in gathers if phases[place] == phase)
         for phase in (FORWARD, BACKWARD)
     }
-    parts: list[Part] = []
+    parts: list[StepPart] = []
     for place, (_, sent) in enumerate(calls):
         if place in phases:
             phase = phases[place]
-            parts.append(Part(phase, sent.size_bytes / totals[phase], needs=(sent,)))
+            parts.append(StepPart(phase, sent.size_bytes / totals[phase], needs=(sent,)))
         elif parts:
             parts[-1] = replace(parts[-1], leaves=(*parts[-1].leaves, sent))
         else:
-            parts.append(Part(FORWARD, 0.0, leaves=(sent,)))
-    return parts if totals[BACKWARD] else [*parts, Part(BACKWARD, 1.0)]
+            parts.append(StepPart(FORWARD, 0.0, leaves=(sent,)))
+    return parts if totals[BACKWARD] else [*parts, StepPart(BACKWARD, 1.0)]
 
 
 def _noted(found: Projection, model: MachineModel) -> Projection:

@@ -72,7 +72,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """share: of what its pass computes. needs: must be there before it, and may come while the part
     before it computes. stops: after it, while nothing computes. leaves: after it, beside others.
     """
@@ -118,7 +118,7 @@ def degrees_of(text: str) -> dict[str, int]:
 
 def parts_of(
     shape: Shape | None, parameters: float, degrees: Mapping[str, int], tokens: float, dtype: str
-) -> list[Part]:
+) -> list[StepPart]:
     """The parts of one step. tokens: of one replica of the model in a step.
 
     Raises UsageError for tp or fsdp without a shape.
@@ -129,7 +129,7 @@ def parts_of(
         if tp > 1 or sharded:
             what = "tp" if tp > 1 else "fsdp"
             raise UsageError("parallel", what, "--shape NAME beside it: its layers are needed")
-        return [Part(FORWARD, 1.0), *_buckets([parameters * itemsize], degrees)]
+        return [StepPart(FORWARD, 1.0), *_buckets([parameters * itemsize], degrees)]
     whole = [
         shape.of_embedding,
         *[shape.of_layer] * shape.layers,
@@ -145,14 +145,14 @@ def parts_of(
     for place, (size, share) in enumerate(zip(sizes, shares, strict=True)):
         layer = 0 < place <= shape.layers
         gather = (Sent("fsdp", _GATHERED, math.ceil(size)),) if sharded else ()
-        found.append(Part(FORWARD, share, gather, inside if layer else ()))
+        found.append(StepPart(FORWARD, share, gather, inside if layer else ()))
     backward = []
     for place, (size, share) in enumerate(reversed(list(zip(sizes, shares, strict=True)))):
         layer = 0 < place <= shape.layers
         bytes_of = math.ceil(size)
         needs = (Sent("fsdp", _GATHERED, bytes_of),) if sharded and place else ()  # the last stays
         leaves = (Sent("fsdp", _SCATTERED, bytes_of),) if sharded else ()
-        backward.append(Part(BACKWARD, share, needs, inside if layer else (), leaves))
+        backward.append(StepPart(BACKWARD, share, needs, inside if layer else (), leaves))
     return [*found, *(backward if sharded else _bucketed(backward, sizes[::-1], degrees))]
 
 
@@ -160,7 +160,7 @@ def _caps() -> list[float]:
     return [DEFAULT_FIRST_MB * MIB, DEFAULT_CAP_MB * MIB]
 
 
-def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[Part]:
+def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[StepPart]:
     """Gradients of no known layers: even buckets, ready in proportion to their bytes."""
     total = sum(sizes)
     first, cap = _caps()
@@ -168,7 +168,7 @@ def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[Part]:
     each = [min(first, total), *([(total - first) / count] * count if total > first else [])]
     group = degrees.get("dp", 1) > 1
     return [
-        Part(
+        StepPart(
             BACKWARD,
             size / total,
             leaves=(Sent("dp", _REDUCED, math.ceil(size)),) if group else (),
@@ -177,13 +177,15 @@ def _buckets(sizes: list[float], degrees: Mapping[str, int]) -> list[Part]:
     ]
 
 
-def _bucketed(parts: list[Part], sizes: list[float], degrees: Mapping[str, int]) -> list[Part]:
+def _bucketed(
+    parts: list[StepPart], sizes: list[float], degrees: Mapping[str, int]
+) -> list[StepPart]:
     """DDP closes a bucket with the parameter that takes it to its cap. A layer's matrices are taken
     for as many pieces as it has caps in it, so that each leaves when its part of the layer is done.
     """
     if degrees.get("dp", 1) < 2:
         return parts
-    found: list[Part] = []
+    found: list[StepPart] = []
     first, cap = _caps()
     filled, limit = 0.0, first
     for part, size in zip(parts, sizes, strict=True):
@@ -196,5 +198,5 @@ def _bucketed(parts: list[Part], sizes: list[float], degrees: Mapping[str, int])
                 leaves = (Sent("dp", _REDUCED, math.ceil(filled)),)
                 filled, limit = 0.0, cap
             stops = part.stops if last else ()
-            found.append(Part(BACKWARD, part.share / pieces, part.needs, stops, leaves))
+            found.append(StepPart(BACKWARD, part.share / pieces, part.needs, stops, leaves))
     return found
