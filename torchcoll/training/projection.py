@@ -422,6 +422,10 @@ def _noted(found: Projection, model: MachineModel) -> Projection:
             f"{count} of {len(every)} times lie beyond what the model was fitted on, such as "
             f"{farthest}: their intervals are wider"
         )
+    found.notes.append(
+        "calls as they are alone: where computation shares cores or wires with them, they take "
+        "longer"
+    )
     if found.backward_ns is None:
         found.notes.append("--backward-ms MS tells how much of it is exposed, and how it scales")
     else:
