@@ -20,8 +20,8 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "algorithms, cold, compare, doctor, export, gradients, import, log, matrix, pairs, plot, "
-    "replay, scaling, show, trace, transitions, versus"
+    "algorithms, cold, compare, doctor, export, gradients, import, limits, log, matrix, model, "
+    "pairs, plan, plot, replay, scaling, show, trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

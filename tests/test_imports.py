@@ -41,7 +41,7 @@ TABLE = {
     "machine": ({"core", "libraries"}, {"torch"}, set()),
     "bench": ({"core", "libraries", "machine"}, {"torch"}, {"runs.live", "report", "verdict"}),
     "launches": ({"core", "libraries"}, set(), {"machine"}),
-    "verdict": ({"core", "pairs"}, set(), {"tomli", "tomllib"}),
+    "verdict": ({"core", "libraries", "pairs"}, set(), {"tomli", "tomllib"}),
     "comparison": ({"core", "libraries", "launches"}, SCIENCE, set()),
     "startup": ({"core", "libraries", "comparison"}, SCIENCE, set()),
     "forcing": ({"core", "libraries", "comparison", "launches"}, SCIENCE, set()),

@@ -43,6 +43,10 @@ EXCEPTIONS = {
     "training/backward.py": ({"all_reduce", "reduce_scatter"}, "what DDP and FSDP call"),
     "training/hook.py": ({"all_reduce"}, "what DDP calls"),
     "training/plans.py": ({"all_reduce"}, "what DDP calls"),
+    "training/shapes.py": (
+        {"all_gather", "reduce_scatter", "all_reduce"},
+        "what DDP, FSDP and tensor parallel layers call",
+    ),
     "training/shards.py": ({"all_gather", "reduce_scatter", "all_reduce"}, "what FSDP calls"),
     "training/show.py": ({"all_reduce"}, "what DDP calls, in a heading"),
 }

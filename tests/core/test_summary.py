@@ -235,6 +235,7 @@ def test_row_by_hand():
         steady_ns=1234,
         algorithm="RING/LL",
         channels=2,
+        expected_ns=None,
         algbw_gbps=pytest.approx(1000 / 210),
         busbw_gbps=pytest.approx(1000 / 210),
         verified="correct",
@@ -253,7 +254,7 @@ def test_names_of_a_row_are_the_designs():
         "clock "
         "size_bytes_requested size_bytes count bytes_in bytes_out first_call_ns second_call_ns "
         "statistic median_ns low_ns high_ns p99_ns calls stop steady_ns algorithm channels "
-        "algbw_gbps busbw_gbps verified status reason"
+        "expected_ns algbw_gbps busbw_gbps verified status reason"
     )
 
 

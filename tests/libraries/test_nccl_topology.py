@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
+from made_topologies import cpu, gpu, nic, nvlink, pci, switches, system
 
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.plausibility import DEVICES
@@ -16,39 +17,6 @@ def read(tmp_path, text: str) -> Topology:
     path = tmp_path / "topo.xml"
     path.write_text(text)
     return topology(read_tree(str(path))[0])
-
-
-def system(*cpus: str, version: int = 1) -> str:
-    return f'<system version="{version}">\n' + "\n".join(cpus) + "\n</system>\n"
-
-
-def cpu(numa: int, *inside: str, affinity: str = "ffff", more: str = "") -> str:
-    return f'<cpu numaid="{numa}" affinity="{affinity}" {more}>' + "".join(inside) + "</cpu>"
-
-
-def pci(busid: str, *inside: str, kind: str = "0x060400", link: str = "16 GT/s", width=16) -> str:
-    attributes = f'busid="{busid}" class="{kind}" link_speed="{link}" link_width="{width}"'
-    return f"<pci {attributes}>{''.join(inside)}</pci>"
-
-
-def gpu(dev: int, *links: str, busid: str = "", sm: int = 80, **how) -> str:
-    own = f'<gpu dev="{dev}" sm="{sm}" rank="{dev}" gdr="1">{"".join(links)}</gpu>'
-    return pci(busid or f"0000:{dev:x}0:00.0", own, kind="0x030200", **how)
-
-
-def nvlink(target: str | int, count: int, tclass: str = "0x030200") -> str:
-    to = f"0000:{target:x}0:00.0" if isinstance(target, int) else target
-    return f'<nvlink target="{to}" count="{count}" tclass="{tclass}"/>'
-
-
-def switches(*counts: int) -> str:
-    ends = enumerate(counts)
-    return "".join(nvlink(f"0000:f{n}:00.0", count, "0x068000") for n, count in ends)
-
-
-def nic(name: str, dev: int, speed: int = 200000, more: str = "") -> str:
-    net = f'<net name="{name}" dev="{dev}" speed="{speed}" port="1" gdr="1" {more}/>'
-    return f"<nic>{net}</nic>"
 
 
 def ceiling(tmp_path, *cpus: str, version: int = 1) -> speeds.Ceiling:

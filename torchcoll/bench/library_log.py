@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from torchcoll.bench.options import FOLDER_ENDING
 from torchcoll.bench.stdout import flush_c
 from torchcoll.core.backends import NCCL, ONECCL, BackendEntry, of_family
 from torchcoll.core.case import Case
-from torchcoll.core.errors import UnavailableError, UsageError
+from torchcoll.core.errors import UnavailableError, UsageError, brief
 from torchcoll.libraries.logged import LoggedCall
 
 if TYPE_CHECKING:
+    from torchcoll.bench.communicators import Communicator
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.session import Session, Sweep
     from torchcoll.core.result import CaseResult
@@ -52,6 +53,7 @@ class LibraryLog:
         self._libraries: dict[str, str] = {}  # backend -> nccl or oneccl
         self._kept: list[str] = []  # what the user had set, and is kept
         self._logs: dict[str, _Tail] = {}
+        self._estimates = True
         self._stdout: int | None = None  # where descriptor 1 was before oneCCL's went to a file
 
     def ask_for(self, entries: Sequence[BackendEntry]) -> None:
@@ -131,6 +133,33 @@ class LibraryLog:
         _, choices_of = _known(library)
         for result, part in zip(results, sweep.parts, strict=False):
             result.choices = choices_of(result, [LoggedCall(*call) for call in stated[part[0]]])
+
+    def expected_ns(
+        self, session: Session, call: Callable[[], object], communicator: Communicator
+    ) -> int | None:
+        """What NCCL's own model expects of this call: torch's private ``_time_estimator`` (2.8),
+        which runs nothing (ncclGroupSimulateEnd, NCCL 2.22). None where there is none.
+
+        On all ranks alike: it needs the communicator, and what one lacks all lack. After the calls
+        are timed and checked, so that a failure costs this figure alone.
+        """
+        estimator = getattr(session.dist.distributed_c10d, "_time_estimator", None)
+        own = self._libraries.get(communicator.backend.name) == NCCL
+        if not own or estimator is None or not self._estimates:
+            return None
+        try:
+            with estimator(communicator.group) as found:
+                call()
+            return round(1000 * found.estimated_time)
+        except NotImplementedError:  # a library without it
+            self._estimates = False
+            return None
+        except Exception as error:  # private: another torch may have another one
+            self._estimates = False
+            if session.recorder:
+                text = f"NCCL's estimate is not to be had here ({brief(error)})"
+                session.recorder.event("library_log", text)
+            return None
 
     def keep_timings(self, session: Session) -> None:
         """NCCL's 'Init timings' of the launch's first communicator as phases. Collective."""

@@ -192,7 +192,8 @@ class _Measurement:
         self.calls_beside = 0
 
     def measure(self) -> list[CaseResult]:
-        session, name = self.session, self.sizing.case.describe()
+        session, case = self.session, self.sizing.case
+        name = case.describe()
         ordinal = self.communicator.calls
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "lead": self.lead}
@@ -224,6 +225,10 @@ class _Measurement:
             session.trouble(brief(error))
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
+        expected_ns = None
+        if session.library_log and not (case.asynchronous or case.coalesce > 1 or self.rotation):
+            session.progress.step(f"{name}: what the library expects")
+            expected_ns = session.library_log.expected_ns(session, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
         calls += self.calls_beside
         if self.communicator.calls is not None:
@@ -244,6 +249,7 @@ class _Measurement:
             stops=self.stops,
             steady_ns=self.steady_ns,
             calls_per_sample=self._calls_per_sample,
+            expected_ns=expected_ns,
         )
 
     @property

@@ -253,6 +253,7 @@ class CaseResult:
     settled: calls until the cold calls settled; None if they did not within their limit.
     choices: algorithms that the communication library's log names for it; [] is unknown.
     beside: what --beside measured, after the steady calls.
+    expected_ns: what the library's own model expects of a call; None is unknown.
     stop: why the steady calls ended: count, precision, time or cap. steady_ns: how long they took
     together with all that lies between them, as rank 0 saw it; None is unknown.
     """
@@ -290,6 +291,7 @@ class CaseResult:
     reported: Reported | None = None
     choices: list[Choice] = field(default_factory=list)
     beside: Beside | None = None
+    expected_ns: int | None = None
 
     @property
     def expected(self) -> bool:
@@ -305,7 +307,7 @@ class CaseResult:
             data["reported"] = dataclasses.asdict(self.reported)
         else:
             del data["reported"]
-        for name in ("busiest_bytes", "steady_ns"):
+        for name in ("busiest_bytes", "steady_ns", "expected_ns"):
             if data[name] is None:
                 del data[name]
         if self.choices:
@@ -350,7 +352,7 @@ class CaseResult:
         check_whole(*(at for at in (self.start_ns, self.start_wall_us) if at is not None))
         check_whole(self.ranks, self.count, self.size_bytes, self.bytes_in, self.bytes_out)
         check_whole(*or_none(self.ordinal, self.settled), self.calls_per_sample)
-        check_whole(*or_none(self.busiest_bytes, self.steady_ns))
+        check_whole(*or_none(self.busiest_bytes, self.steady_ns, self.expected_ns))
         check_texts(self.reason, self.stop, *self.warnings)
         if not isinstance(self.status, str) or not isinstance(self.communicator, str):
             raise TypeError("status and communicator are texts")

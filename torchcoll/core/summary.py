@@ -244,6 +244,7 @@ class Row:
     steady_ns: int | None  # from the first steady call until then, all between them included
     algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     channels: int | None  # of it; None where calls of the case differ
+    expected_ns: float | None  # what the library's own model expected of it
     algbw_gbps: float | None
     busbw_gbps: float | None
     verified: str  # correct, wrong, unchecked
@@ -364,6 +365,7 @@ def summarise(
         steady_ns=result.steady_ns,
         algorithm=", ".join(dict.fromkeys(c.label for c in result.choices)) or None,
         channels=channels.pop() if len(channels) == 1 else None,
+        expected_ns=result.expected_ns,
         algbw_gbps=algbw,
         busbw_gbps=busbw,
         verified=verified(result),

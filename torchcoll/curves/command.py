@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
-from torchcoll.core.errors import ExitCode, UsageError, choice, tell
+from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
 
 # -------------------------------------------------------------------------------------------------
 # ``torchcoll scaling``: time, bandwidth and first calls against the number of ranks.
@@ -99,10 +100,16 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("--predicted", metavar="FILE", help="a simulator's times: its errors, by ranks, overall")
     add("--format", default="table", help="table, markdown, csv or json")
+    export = actions.add_parser("export", help="as the input of a simulator")
+    add = export.add_argument
+    add("model", metavar="MODEL", help="what `model fit` wrote")
+    add("what", metavar="PATH", help="whose cases: a result file; or a captured step: its traffic")
+    add("--astra-sim", required=True, metavar="DIR", help="a new folder, with a run.sh")
 
 
 def run_model(options: argparse.Namespace) -> ExitCode:
-    return {"fit": _fit, "predict": _predict, "validate": _validate}[options.action](options)
+    actions = {"fit": _fit, "predict": _predict, "validate": _validate, "export": _export}
+    return actions[options.action](options)
 
 
 def _fit(options: argparse.Namespace) -> ExitCode:
@@ -179,9 +186,31 @@ def _validate(options: argparse.Namespace) -> ExitCode:
     return ExitCode.FAILED if simulated.missing else ExitCode.OK
 
 
+def _export(options: argparse.Namespace) -> ExitCode:
+    import os
+
+    from torchcoll.core.file import is_traffic, load
+    from torchcoll.core.traffic import Traffic
+    from torchcoll.core.units import counted
+    from torchcoll.curves.astra_export import export_run, export_step
+    from torchcoll.curves.model import load_model
+
+    model, folder = load_model(options.model), Path(options.astra_sim)
+    if os.path.isdir(options.what) or is_traffic(options.what):
+        done = export_step(model, Traffic.load(options.what), folder)
+    else:
+        done = export_run(model, load(options.what), folder)
+    print(
+        printable(f"{counted(len(done.cases), 'simulation')}, {done.files} files: {folder}/run.sh")
+    )
+    for note in done.notes:
+        print(printable(note))
+    return ExitCode.OK
+
+
 COMMANDS = {
     "model": (
-        "a model of the machine: fit it, predict with it, and validate it",
+        "a model of the machine: fit it, predict with it, validate it, export it",
         model_arguments,
         run_model,
     ),

@@ -30,7 +30,7 @@ _PLAIN = "plain"
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
-    *("param", "deepspeed_json", "deepspeed", "osu", "plain"),
+    *("param", "deepspeed_json", "deepspeed", "osu", "astra_sim", "plain"),
 )
 
 

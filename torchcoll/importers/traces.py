@@ -16,31 +16,38 @@ from torchcoll.core.jsonl import chunks_of
 from torchcoll.core.paths import from_stdin
 from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
+from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
 from torchcoll.importers.kineto import Event, event_of, is_trace, read_trace
 from torchcoll.importers.source import members
+from torchcoll.libraries.execution_trace import SUFFIX
 
-_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+_SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz", SUFFIX)
 _PICKLE = b"\x80"  # how every pickle of protocol 2 and later begins, torch's too
 _LISTS = ("traceEvents", "entries")  # of a trace and of a dump: long ones
 _HELD_RATIO, _ITEM_BYTES = 3, 400  # of objects that were JSON, in memory
 _EVENT_BYTES = 300  # of an event without arguments
-_KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
+_KINDS = (
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
+)
 
 
 def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     """The Traffic in these files and folders, of one rank each, put together.
 
-    Of a folder its .json and .jsonl files, .gz too. Raises UnreadableError for a file that is none
-    of these, without communication or of no known rank; UsageError where the files do not belong
-    together.
+    Of a folder its .json and .jsonl files, .gz too, and its .et files. Raises UnreadableError for a
+    file that is none of these, without communication or of no known rank; UsageError where the
+    files do not belong together.
     """
     files: list[Path] = []
     parts: list[tuple[Traffic, int | None]] = []
     for path in (Path(os.fspath(from_stdin(path))) for path in paths):  # type: ignore[arg-type]
         found = _files(path)
         files += found
-        parts += _of_last(list(map(_read, found)), path) if path.is_dir() else map(_read, found)
+        read = [_read(file) for file in found if file.suffix != SUFFIX]
+        parts += _of_last(read, path) if path.is_dir() else read
+    executed = [file for file in files if file.suffix == SUFFIX]
+    parts += [(read_chakra(file, executed), None) for file in executed]
     _check_steps(parts)
     traffics = [traffic for traffic, _ in parts]
     ranks = max(traffic.ranks for traffic in traffics)

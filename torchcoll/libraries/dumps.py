@@ -74,8 +74,8 @@ def _topology(root: Node, path: str) -> Dump:
         "gpus_described": len(stated.stated),
         "cpu_count": len(stated.cpus),
         "cpu": " or ".join(dict.fromkeys(f"{c.vendor} {c.arch}".strip() for c in stated.cpus)),
-        "nic_count": len(_once(stated.nics)),
-        "nics_gbps": None if stated.cut else _nics_gbps(stated),
+        "nic_count": len(speeds.once(stated.nics)),
+        "nics_gbps": None if stated.cut else speeds.host_gbps(stated),
         "ring_ceiling_gbps": ceiling.gbps,
         "ring_ceiling_source": ceiling.source,
         "ring_wire_gbps": ceiling.wire_gbps,
@@ -208,18 +208,6 @@ def _nic(nic: Nic, stated: Topology) -> Row:
         "nearest_gpus": [g.name for p, g in paths if p and PATHS.index(p) == near],
         "path": None if near is None else PATHS[near],
     }
-
-
-def _once(nics: list[Nic]) -> list[Nic]:
-    """A socket interface is listed below every CPU."""
-    hosts = ((nic.cpu.host if nic.cpu else 0, nic) for nic in nics)
-    return list({(host, n.name or n.busid, n.dev, n.port): n for host, n in hosts}.values())
-
-
-def _nics_gbps(stated: Topology) -> float | None:
-    """All interfaces of one host together, one direction."""
-    hosts = {nic.cpu.host for nic in stated.nics if nic.cpu}
-    return speeds.network_gbps(_once(stated.nics), stated) if len(hosts) == 1 else None
 
 
 def _graphs(root: Node, path: str) -> Dump:

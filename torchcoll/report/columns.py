@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
@@ -19,6 +19,9 @@ from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.grid import Head
 from torchcoll.report.notes import stop_text
 
+if TYPE_CHECKING:
+    from torchcoll.verdict.shares import RowLimit
+
 ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
@@ -28,6 +31,7 @@ DIMENSIONS = (
     *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
 _SPREAD = "low, high = p5, p95 within this launch"
+_EXPECTED = "library expects: what its own cost model says of a call, no measurement"
 _INTERVALS = (
     "low, high = p5, p95 of the intervals between calls, within this launch; the period, their "
     "mean, may lie outside"
@@ -36,12 +40,15 @@ _INTERVALS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the table: the row, the result it was read from, and its footnote marks."""
+    """One line of the table: the row, the result it was read from, and its footnote marks. limit:
+    what a topology allows it, where one is shown.
+    """
 
     row: Row
     result: CaseResult
     marks: str = ""
     how: str = "max"
+    limit: RowLimit | None = None
 
     def stated(self, name: str) -> Any:
         """A field of the row; None where it is unknown."""
@@ -146,6 +153,7 @@ COLUMNS: dict[str, Column] = {
         _time("steady_ns", "steady", "calls"),
         Column("algorithm", Head("algorithm", left=True, drop=2, width=16), _algorithm),
         _text("channels", "channels", left=False),
+        _time("expected_ns", "library", "expects", drop=2, legend=_EXPECTED),
         _bandwidth("algbw_gbps", "algbw", drop=4),
         _bandwidth("busbw_gbps", "busbw"),
         Column("verified", Head("verified", left=True), _verified),
@@ -156,7 +164,7 @@ COLUMNS: dict[str, Column] = {
 
 _ALWAYS = (
     *("size_bytes", "first_call_ns", "median_ns", "low_ns", "high_ns", "p99_ns"),
-    *("calls", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
+    *("calls", "expected_ns", "algorithm", "algbw_gbps", "busbw_gbps", "verified"),
 )
 _OF_DATA = ("size_bytes", "algbw_gbps", "busbw_gbps")
 
@@ -187,11 +195,12 @@ def default_columns(
     resized: bool,
     has_data: bool = True,
     algorithm: bool = False,
+    expected: bool = False,
 ) -> list[Column]:
     """The columns of a table of these Rows or Cases: first what varies, then the figures.
 
     ``resized``: some actual size is not the one that was asked for. ``algorithm``: the library's
-    log names it for some case.
+    log names it for some case. expected: the library's model has a time for some.
     """
     # Sub-groups are named by the results, not yet by the cases: a rule means several of them.
     keys = [
@@ -204,7 +213,7 @@ def default_columns(
     for key in _ALWAYS:
         if (key == "p99_ns" and not p99) or (key in _OF_DATA and not has_data):
             continue
-        if key == "algorithm" and not algorithm:
+        if (key == "algorithm" and not algorithm) or (key == "expected_ns" and not expected):
             continue
         keys.append(key)
     return list(_named((COLUMNS[key] for key in keys), statistics_of(items)))
@@ -219,6 +228,7 @@ def columns_for(rows: Sequence[Row]) -> list[Column]:
         resized=any(row.size_bytes != row.size_bytes_requested for row in data if row.size_bytes),
         has_data=bool(data),
         algorithm=any(row.algorithm for row in rows),
+        expected=any(row.expected_ns is not None for row in rows),
     )
     if set(statistics_of(rows)) <= {"median", PERIOD}:
         return columns
@@ -269,3 +279,57 @@ def percentile_column(percentile: float) -> Column:
         Head(f"p{percentile:g}"),
         lambda e: format_time(percentile_ns(e, percentile)),
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# What a topology allows: ``show --topology``.
+
+
+LIMIT_FIELDS = tuple(
+    f"{name}_{what}" for name in ("limit", "best") for what in ("algorithm", "gbps", "share")
+)
+
+
+def limit_columns() -> list[Column]:
+    """Shares of the limit of the algorithm that ran, and of the best that could have."""
+
+    def cell(name: str) -> Callable[[Entry], str]:
+        def text(entry: Entry) -> str:
+            share = getattr(entry.limit, name, None)
+            return "-" if share is None else f"{100 * share:.1f}"
+
+        return text
+
+    return [
+        Column("limit_share", Head("% of", "limit"), cell("limit_share")),
+        Column("best_share", Head("% of", "best"), cell("best_share")),
+    ]
+
+
+def limit_values(entry: Entry) -> dict[str, Any]:
+    """The same for csv and json; busbw in GB/s."""
+    found: dict[str, Any] = {}
+    for name in ("limit", "best"):
+        one = getattr(entry.limit, name, None)
+        found[f"{name}_algorithm"] = one.algorithm if one else None
+        found[f"{name}_gbps"] = one.gbps if one else None
+        found[f"{name}_share"] = getattr(entry.limit, f"{name}_share", None)
+    return found
+
+
+def limit_lines(entries: Sequence[Entry]) -> list[str]:
+    """What each limit that the rows are measured by is, and why some have none."""
+    named = ("of limit", "limit"), ("of best", "best")
+    lines: dict[str, list[str]] = {}
+    for entry in entries:
+        for what, name in named:
+            one = getattr(entry.limit, name, None)
+            if one is not None:
+                where = f"{one.algorithm} of {entry.row.ranks} ranks: at most "
+                text = f"{where}{one.gbps:.4g} GB/s busbw: {one.formula} ({one.source})"
+                lines.setdefault(text, []).append(what)
+    found = [
+        f"% {' and '.join(sorted({*what}, reverse=True))}: {text}" for text, what in lines.items()
+    ]
+    reasons = {entry.limit.reason: None for entry in entries if entry.limit}
+    return found + [f"no %: {reason}" for reason in reasons if reason]

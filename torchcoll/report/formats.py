@@ -7,17 +7,20 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TextIO
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import UsageError, choice, one_line, tell
 from torchcoll.core.plausibility import doubted, doubts_of
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import OVER_RANKS, Row, libraries_of, over_ranks_of, summarise
 from torchcoll.report.columns import (
+    LIMIT_FIELDS,
     ROW_FIELDS,
     Column,
     Entry,
+    limit_columns,
+    limit_values,
     named_columns,
     percentile_column,
     percentile_key,
@@ -26,6 +29,9 @@ from torchcoll.report.columns import (
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, print_grids
 from torchcoll.report.notes import Notes, note_lines, problems_of
+
+if TYPE_CHECKING:
+    from torchcoll.verdict.shares import RowLimit
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,18 @@ def texts_of(value: str | Sequence[Any] | None) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class View:
-    """How samples are read and which columns are shown. Raises UsageError naming the flag."""
+    """How samples are read and which columns are shown. Raises UsageError naming the flag.
+
+    limits: what a topology allows the rows of a run, where one is to be shown beside them.
+    expected: the rows with what the library's log expects of them.
+    """
 
     columns: tuple[str, ...] = ()  # names of Row fields; none: the default columns
     percentiles: tuple[float, ...] = ()
     over_ranks: str = "max"
     clock: str | None = None
+    limits: Callable[[Run, Sequence[Row]], Sequence[RowLimit]] | None = None
+    expected: Callable[[Sequence[Row]], Sequence[Row]] | None = None
 
     def __post_init__(self) -> None:
         choice(self.over_ranks, "over-ranks", OVER_RANKS)
@@ -88,15 +100,24 @@ class View:
         return self.over_ranks == "max" and self.clock is None
 
     def entries(self, run: Run, notes: Notes | None = None) -> list[Entry]:
-        rows = list(map(self.row, run.results, libraries_of(run)))
+        rows: Sequence[Row] = list(map(self.row, run.results, libraries_of(run)))
+        if self.expected is not None:
+            rows = self.expected(rows)
         doubts = doubts_of(run, rows if self.usual else None)
-        return [
+        entries = [
             self.entry(result, row, notes, doubt)
             for result, row, doubt in zip(run.results, rows, doubts, strict=True)
         ]
+        if self.limits is None:
+            return entries
+        found = self.limits(run, rows)
+        return [replace(one, limit=limit) for one, limit in zip(entries, found, strict=True)]
 
     def extra_columns(self) -> list[Column]:
         return [percentile_column(p) for p in self.percentiles]
+
+    def limit_columns(self) -> list[Column]:
+        return [] if self.limits is None else limit_columns()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -106,9 +127,10 @@ SCHEMA = "torchcoll-rows/1"
 
 
 def row_names(view: View) -> list[str]:
-    """The chosen columns (default all), then the chosen percentiles."""
+    """The chosen columns (default all), then the chosen percentiles, then the limits."""
     names = ROW_FIELDS if view.columns in ((), ("all",)) else view.columns
-    return [*names, *map(percentile_key, view.percentiles)]
+    limits = () if view.limits is None else LIMIT_FIELDS
+    return [*names, *map(percentile_key, view.percentiles), *limits]
 
 
 def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
@@ -117,6 +139,7 @@ def row_objects(run: Run, view: View) -> list[dict[str, Any]]:
     return [
         {name: entry.stated(name) for name in names}
         | {percentile_key(p): percentile_ns(entry, p) for p in view.percentiles}
+        | ({} if view.limits is None else limit_values(entry))
         for entry in view.entries(run)
     ]
 

@@ -45,6 +45,22 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
     add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
+    add(
+        "--topology",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="of NCCL_TOPO_DUMP_FILE, or NCCL_GRAPH_DUMP_FILE: the share of what its links allow "
+        "in every row; again for each host (see torchcoll limits)",
+    )
+    add(
+        "--nccl-log",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a log of NCCL (NCCL_DEBUG_SUBSYS=INIT,TUNING), or a folder of them: what its tuning "
+        "table expected of each case, beside what it took",
+    )
     add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
     add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
     add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
@@ -81,6 +97,10 @@ def _shown(options: argparse.Namespace) -> ExitCode:
     runs = load_all([*loaded, *files])
     if options.against:
         options.against = _baseline(options.against)
+    for name in ("topology", "nccl_log"):
+        if options.reference and getattr(options, name):
+            got = getattr(options, name)[0]
+            raise UsageError(name.replace("_", "-"), got, "none with --reference")
     if options.reference and runs:
         asked = Judging(options.fabric, options.rules, options.against).asked
         if asked and not _asks(options):

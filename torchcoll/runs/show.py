@@ -14,7 +14,14 @@ from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import Row
 from torchcoll.pairs.matches import is_pair
-from torchcoll.report.columns import Column, Entry, columns_for, named_columns, values_of
+from torchcoll.report.columns import (
+    Column,
+    Entry,
+    columns_for,
+    limit_lines,
+    named_columns,
+    values_of,
+)
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
 from torchcoll.report.grid import Grid, print_grids
@@ -61,12 +68,13 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     rows = [entry.row for entry in entries]
     columns = named_columns(view.columns) if view.columns else columns_for(rows)
     keys = {column.key for column in columns}
-    columns = with_percentiles(columns, view.extra_columns())
+    columns = with_limits(with_percentiles(columns, view.extra_columns()), view.limit_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
     verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
     above = header_lines(run, rows or asked_cases(run), how, clocks)
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
+    below += limit_lines(entries)
     below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
         heads=[column.head for column in columns],
@@ -102,6 +110,12 @@ def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list
     return [*columns[:place], *extra, *columns[place:]]
 
 
+def with_limits(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
+    """Shares of a limit stand beside the busbw that they are of."""
+    place = next((i + 1 for i, c in enumerate(columns) if c.key == "busbw_gbps"), len(columns))
+    return [*columns[:place], *extra, *columns[place:]]
+
+
 def row_style(entry: Entry) -> str:
     return {"ok": "", "unsupported": "dim", "skipped": "dim"}.get(entry.row.status, "red")
 
@@ -127,6 +141,8 @@ def show(
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
     against: Run | None = None,
+    topology: str | Sequence[str] | None = None,
+    nccl_log: str | Sequence[str] | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
@@ -137,7 +153,9 @@ def show(
     down and one column for each collective, ranks, backend, ... or ``label=KEY``, showing metric
     (busbw, algbw, time). per_rank: each rank's own times. calls: every call in order; both are long
     tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
-    package or of rule files, or a run). Of traffic: format, and columns, which are names of
+    package or of rule files, or a run). topology: files of NCCL_TOPO_DUMP_FILE, and one of
+    NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
+    whose tuning table says what it expected. Of traffic: format, and columns, which are names of
     TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
     UnreadableError for a file.
     """
@@ -150,12 +168,24 @@ def show(
         reported |= {"fabric": fabric, "rules": ", ".join(map(str, texts_of(rules))) or None}
         run = getattr(against, "path", against) or "a run"
         reported |= {"against": None if against is None else run}
+        reported |= {"nccl-log": ", ".join(texts_of(nccl_log)) or None}
+        reported |= {"topology": ", ".join(texts_of(topology)) or None}
         _show_others(others, len(sources), format, columns, file, reported)
         return
     choice(format, "format", RUN_FORMATS)
     if metric is not None:
         choice(metric, "metric", METRICS)
-    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock)
+    limits = None
+    if topology:
+        from torchcoll.verdict.shares import limits_for
+
+        limits = limits_for(texts_of(topology))
+    expected = None
+    if nccl_log:
+        from torchcoll.libraries.nccl.expected import TuningTables
+
+        expected = TuningTables(texts_of(nccl_log)).filled
+    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected)
     chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
@@ -248,6 +278,9 @@ def _check_together(view: View, format: str, chosen: str, metric: str | None) ->
     if where and view.percentiles:
         percentiles = ",".join(f"{p:g}" for p in view.percentiles)
         raise UsageError("percentiles", percentiles, f"none with {where}")
+    for name, value in (("topology", view.limits), ("nccl-log", view.expected)):
+        if where and value is not None:
+            raise UsageError(name, "files", f"none with {where}")
     each = chosen == "per-rank" or (chosen == "calls" and format in ("csv", "json"))
     if each and view.over_ranks != "max":
         raise UsageError("over-ranks", view.over_ranks, f"none with {where}: ranks stay apart")

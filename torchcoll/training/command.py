@@ -317,7 +317,7 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a folder, or one file a rank: what torchcoll.capture wrote, traces of torch.profiler "
-        "(.json, .json.gz), Flight Recorder dumps as JSON",
+        "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -341,7 +341,107 @@ def run_trace(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll plan``: the communication of a training that was not run, on a machine with a model.
+
+_TOKENS = 8192
+
+
+def plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", metavar="FILE", required=True, help="what `torchcoll model fit` wrote")
+    add("--traffic", metavar="PATH", help="a step that was captured or planned: a file, a folder")
+    add("--shape", metavar="NAME", help="in its place a model's shape: llama-8b, -70b, -405b")
+    add("--parameters", metavar="N", help="or their number alone, such as 8e9 (dp alone)")
+    add("--parallel", metavar="LIST", help="of a shape: dp=64,tp=8 or fsdp=64,tp=8")
+    add("--ranks", metavar="LIST", help="64, or 8..16384 for weak and strong scaling")
+    add("--backward-ms", metavar="MS", help="what a backward pass takes without communication")
+    add(
+        "--tokens",
+        metavar="N",
+        help=f"of a shape: tokens of one replica in a step (default {_TOKENS})",
+    )
+    add("--dtype", metavar="NAME", help="of a shape (default bfloat16)")
+    add("--format", default="table", help="table, markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture over ranks too (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
+
+
+_OF_SHAPES = ("parallel", "tokens", "dtype")
+
+
+def run_plan(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.curves.model import load_model
+    from torchcoll.report.formats import FORMATS
+    from torchcoll.report.pictures import check_path
+    from torchcoll.training.plan_show import draw_projection, show_projection
+    from torchcoll.training.projection import ranks_of
+
+    choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
+    ranks = [] if options.ranks is None else ranks_of(options.ranks)
+    if options.plot and len(ranks) < 2:
+        raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
+    backward = options.backward_ms
+    backward_ns = None if backward is None else 1e6 * _positive(backward, "backward-ms")
+    model = load_model(options.model)
+    if options.traffic is not None:
+        found = _planned_traffic(options, model, ranks, backward_ns)
+    else:
+        found = _planned_shape(options, model, ranks, backward_ns)
+    show_projection(found, options.format)
+    if options.plot:
+        draw_projection(found, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    return ExitCode.OK
+
+
+def _planned_traffic(
+    options: argparse.Namespace, model: Any, ranks: Sequence[int], backward_ns: float | None
+) -> Any:
+    from torchcoll.importers.traces import read_traffic
+    from torchcoll.training.projection import plan_traffic
+
+    for name in ("shape", "parameters", *_OF_SHAPES):
+        if (value := getattr(options, name)) is not None:
+            raise UsageError(name, f"{value} beside --traffic", "one of them: traffic has its own")
+    return plan_traffic(model, read_traffic([options.traffic]), ranks, backward_ns)
+
+
+def _planned_shape(
+    options: argparse.Namespace, model: Any, ranks: Sequence[int], backward_ns: float | None
+) -> Any:
+    from torchcoll.core.dtypes import find_dtype
+    from torchcoll.training.projection import plan_shape
+    from torchcoll.training.shapes import degrees_of, shape_of
+
+    count = None if options.parameters is None else _positive(options.parameters, "parameters")
+    shape = shape_of(options.shape, count)
+    if shape is None and count is None:
+        raise UsageError("plan", "nothing", "--traffic PATH, --shape NAME or --parameters N")
+    if options.parallel is None and not ranks:
+        raise UsageError("parallel", "none", "degrees such as dp=64,tp=8, or --ranks N")
+    degrees = degrees_of(options.parallel or f"dp={ranks[0]}")
+    tokens = _positive(options.tokens or str(_TOKENS), "tokens")
+    dtype = find_dtype(options.dtype or "bfloat16").name
+    parameters = float(shape.parameters) if shape else count or 0.0
+    return plan_shape(model, shape, parameters, degrees, ranks, backward_ns, tokens, dtype)
+
+
+def _positive(text: str, what: str) -> float:
+    number = _number(text, what)
+    if not 0 < number < 1e15:
+        raise UsageError(what, text, "a number above 0")
+    return number
+
+
 COMMANDS = {
+    "plan": (
+        "the communication of a training step by a machine's model, over ranks",
+        plan_arguments,
+        run_plan,
+    ),
     "replay": (
         "on ranks: play a captured training step again, without the model",
         replay_arguments,
@@ -353,7 +453,7 @@ COMMANDS = {
         run_gradients,
     ),
     "trace": (
-        "what a training sends: captured files, profiler traces, Flight Recorder dumps",
+        "what a training sends: captured files, profiler and Chakra traces, Flight Recorder dumps",
         trace_arguments,
         run_trace,
     ),

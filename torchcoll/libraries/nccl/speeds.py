@@ -107,6 +107,18 @@ def network_gbps(nics: list[Nic], stated: Topology) -> float | None:
     return total
 
 
+def once(nics: list[Nic]) -> list[Nic]:
+    """A socket interface is listed below every CPU."""
+    hosts = ((nic.cpu.host if nic.cpu else 0, nic) for nic in nics)
+    return list({(host, n.name or n.busid, n.dev, n.port): n for host, n in hosts}.values())
+
+
+def host_gbps(stated: Topology) -> float | None:
+    """All interfaces of one host together, one direction; None without any, and of several."""
+    hosts = {nic.cpu.host for nic in stated.nics if nic.cpu}
+    return network_gbps(once(stated.nics), stated) if len(hosts) == 1 else None
+
+
 def _gpus_below(gpus: list[Gpu]) -> dict[Node, set[Gpu]]:
     """Each node -> the GPUs below it or at it."""
     found: dict[Node, set[Gpu]] = {}

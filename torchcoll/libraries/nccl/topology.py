@@ -233,13 +233,16 @@ class Gpu(TopologyDevice):
 
 @dataclass(eq=False)
 class Nic(TopologyDevice):
-    """speed_mbps: Mbit/s; None where it is not known (NCCL then takes 10000)."""
+    """speed_mbps: Mbit/s; None where it is not known (NCCL then takes 10000). coll: its plug-in
+    reduces within the network (SHARP).
+    """
 
     name: str = ""
     dev: int | None = None
     port: int | None = None
     speed_mbps: int | None = None
     gdr: bool | None = None
+    coll: bool = False
 
 
 @dataclass
@@ -394,6 +397,7 @@ def _nics(node: Node, cpu: TopologyCpu | None) -> Iterator[Nic]:
             port=net.whole_number("port"),
             speed_mbps=speed if speed and speed > 0 else None,
             gdr=net.yes("gdr"),
+            coll=net.yes("coll") or False,
         )
 
 

@@ -1,0 +1,43 @@
+"""A machine of exact figures, and its model as fitted to runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import handmade
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.result import Run
+
+STEP_NS, LAUNCH_NS, GBPS = 2000.0, 5000.0, 10.0
+SIZES = tuple(1 << power for power in range(10, 29, 2))
+
+
+def ring_ns(collective: str, size_bytes: float, ranks: int) -> float:
+    """5 us to launch, 2 us a step, 10 GB/s: of all_reduce 2 (n - 1) steps, of others n - 1."""
+    share = COLLECTIVES[collective].bus_factor(ranks)
+    return LAUNCH_NS + STEP_NS * share * ranks + share * size_bytes / GBPS
+
+
+def runs(
+    collectives: Sequence[str] = ("all_reduce",), ranks: Sequence[int] = (2, 4, 8)
+) -> list[Run]:
+    """One run for each number of ranks, on one host, without noise."""
+    found = []
+    for count in ranks:
+        results: list[Any] = []
+        for name in collectives:
+            entry = COLLECTIVES[name]
+            for size_bytes in SIZES:
+                case = handmade.case(
+                    collective=name,
+                    size_bytes=size_bytes,
+                    op="sum" if entry.has_op else None,
+                    in_place=entry.placements[0],
+                )
+                time_ns = round(ring_ns(name, size_bytes, count))
+                samples = {"host": [[time_ns] * 21] * count}
+                results.append(handmade.result(count, case=case, time_ns=samples))
+        found.append(handmade.run(*results, ranks=count))
+    return found

@@ -1,0 +1,287 @@
+"""Plans of trainings: on a machine of exact figures, worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import made_models
+import pytest
+from made_models import ring_ns
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.curves.model import model_object
+from torchcoll.curves.model_fit import fit_model
+from torchcoll.training.projection import (
+    STRONG,
+    WEAK,
+    PlannedStep,
+    Projection,
+    plan_shape,
+    plan_traffic,
+    ranks_of,
+    timeline,
+)
+from torchcoll.training.shapes import (
+    BACKWARD,
+    FORWARD,
+    SHAPES,
+    Sent,
+    StepPart,
+    degrees_of,
+    parts_of,
+)
+
+MS = 1e6
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit_model(made_models.runs(("all_reduce", "all_gather", "reduce_scatter"))).model
+
+
+@pytest.fixture
+def file(model, tmp_path):
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(model_object(model)))
+    return str(path)
+
+
+# -- shapes ------------------------------------------------------------------------------------
+
+
+def test_parameters_of_llama_8b():
+    """Meta's own count is 8.03e9: 32 layers of 218 112 000, twice 128256 x 4096, and a norm."""
+    shape = SHAPES["llama-8b"]
+    assert shape.of_layer == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert shape.parameters == 8_030_261_248
+    assert SHAPES["llama-70b"].parameters == 70_553_706_496
+    assert SHAPES["llama-405b"].parameters == pytest.approx(405.9e9, rel=1e-3)
+
+
+def every(parts, name):
+    return [s for part in parts for s in getattr(part, name)]
+
+
+def test_tensor_parallel_layers_stop_four_times():
+    parts = parts_of(SHAPES["llama-8b"], 8e9, {"tp": 8}, 2048, "bfloat16")
+    stops = every(parts, "stops")
+    assert stops == [Sent("tp", "all_reduce", 2048 * 4096 * 2)] * (4 * 32)
+    assert every(parts, "leaves") == every(parts, "needs") == []
+    for phase in (FORWARD, BACKWARD):
+        assert sum(part.share for part in parts if part.phase == phase) == pytest.approx(1)
+
+
+def test_ddp_sends_every_gradient_once():
+    parts = parts_of(SHAPES["llama-8b"], 8e9, {"dp": 64, "tp": 2}, 2048, "bfloat16")
+    sizes = [s.size_bytes for s in every(parts, "leaves")]
+    assert sum(sizes) == pytest.approx(SHAPES["llama-8b"].parameters, rel=1e-6)  # 2 bytes / tp
+    assert all(size >= 25 << 20 for size in sizes[1:-1])  # DDP closes above its cap
+
+
+def test_fsdp_gathers_twice_and_scatters_once():
+    parts = parts_of(SHAPES["llama-8b"], 8e9, {"fsdp": 64}, 2048, "bfloat16")
+    gathered = [s.size_bytes for s in every(parts, "needs")]
+    scattered = [s.size_bytes for s in every(parts, "leaves")]
+    whole = 2 * SHAPES["llama-8b"].parameters
+    assert sum(scattered) == whole
+    head = 2 * (128256 * 4096 + 4096)  # is still there when the backward pass begins
+    assert sum(gathered) == 2 * whole - head
+
+
+# -- the timeline -------------------------------------------------------------------------------
+
+PASSES = {FORWARD: 10.0, BACKWARD: 20.0}
+DP = Sent("dp", "all_reduce", 1)
+
+
+def test_what_leaves_hides_under_what_comes_after():
+    parts = [
+        StepPart(FORWARD, 1),
+        StepPart(BACKWARD, 0.5, leaves=(DP,)),
+        StepPart(BACKWARD, 0.5, leaves=(DP,)),
+    ]
+    # Gradients at 20 and 30: 8 each, so that the first hides and the second ends at 38.
+    assert timeline(parts, lambda sent: 8.0, PASSES) == 38
+    # 15 each: from 20 to 35, then to 50.
+    assert timeline(parts, lambda sent: 15.0, PASSES) == 50
+
+
+def test_what_stops_is_exposed():
+    parts = [StepPart(FORWARD, 1, stops=(DP, DP)), StepPart(BACKWARD, 1)]
+    assert timeline(parts, lambda sent: 3.0, PASSES) == 36
+
+
+def test_the_next_part_is_gathered_while_this_one_computes():
+    first, second, third = (Sent("fsdp", "all_gather", n) for n in (1, 2, 3))
+    back = Sent("fsdp", "reduce_scatter", 4)
+    parts = [
+        StepPart(FORWARD, 0.5, needs=(first,)),  # 0 to 4, computes to 9
+        StepPart(FORWARD, 0.5, needs=(second,)),  # 4 to 8, computes 9 to 14
+        StepPart(BACKWARD, 1, needs=(third,), leaves=(back,)),  # 9 to 13, computes 14 to 34
+    ]
+    assert timeline(parts, lambda sent: 4.0, PASSES) == 38  # what is scattered, from 34
+
+
+# -- steps --------------------------------------------------------------------------------------
+
+
+def test_a_step_of_even_buckets(model):
+    """2 000 000 bytes: a bucket of 1 MiB, then 951 424; a backward pass of 1 ms."""
+    found = plan_shape(model, None, 1e6, {"dp": 4}, [], 1 * MS, 8192, "bfloat16")
+    first, rest = ring_ns("all_reduce", 1 << 20, 4), ring_ns("all_reduce", 951_424, 4)
+    assert found.step.comm_ns[0] == pytest.approx(first + rest, rel=1e-3)
+    # The second begins when it is ready, at the end of the backward pass: all of it is exposed.
+    assert found.step.exposed_ns[0] == pytest.approx(rest, rel=1e-3)
+    assert found.step.compute_ns == 1.5 * MS
+    assert found.step.hidden_ns[0] == pytest.approx(first, rel=1e-3)
+
+
+def test_ranks_beyond_the_data_are_said_and_one_host_is_no_network(model):
+    found = plan_shape(model, None, 1e6, {"dp": 32}, [], None, 8192, "bfloat16")
+    expected = ring_ns("all_reduce", 1 << 20, 32) + ring_ns("all_reduce", 951_424, 32)
+    value, low, high = found.step.comm_ns
+    assert value == pytest.approx(expected, rel=0.01)
+    assert low < value < high
+    assert all("4x the most ranks (8)" in row.beyond for row in found.step.rows)
+    assert any("fitted on one host" in note for note in found.notes)
+    assert any("lie beyond what the model was fitted on" in note for note in found.notes)
+    assert found.step.exposed_ns is None
+
+
+def test_over_ranks_weak_keeps_the_work_and_strong_divides_it(model):
+    found = plan_shape(model, None, 1e6, {"dp": 4}, [2, 4, 8], 8 * MS, 8192, "bfloat16")
+    assert [step.compute_ns for step in found.weak] == [12 * MS] * 3
+    assert [step.compute_ns for step in found.strong] == [24 * MS, 12 * MS, 6 * MS]
+
+
+def steps(*times):
+    return [
+        PlannedStep(n, {}, (), (0, 0, 0), compute, (0, 0, 0), (step, low, high))
+        for n, compute, step, low, high in times
+    ]
+
+
+def test_where_it_stops():
+    weak = steps((2, 10, 12, 11, 13), (4, 10, 19, 15, 21), (8, 10, 30, 19, 50))
+    strong = steps((2, 80, 80, 80, 80), (4, 40, 50, 41, 70), (8, 20, 45, 21, 69))
+    found = Projection("", weak[0], weak, strong, backward_ns=1.0)
+    # Half of 19 is below 10; of 21 it is not; of 30 it is not either.
+    assert found.stops(WEAK) == (8, None, 4)
+    # 80 to 50 is 1.6 times; 50 to 45 is less than 1.25; by the ends 41 to 21 is, 80 to 70 is not.
+    assert found.stops(STRONG) == (4, None, 2)
+
+
+# -- traffic ------------------------------------------------------------------------------------
+
+
+def planned(calls):
+    groups = {"data": Group("data", (0, 1, 2, 3)), "pair": Group("pair", (0, 1))}
+    return Traffic("plan", 4, {0: calls}, groups)
+
+
+def test_a_traffic_of_ddp(model):
+    calls = [
+        TrafficCall("all_reduce", n, n, "float32", "sum", group="data", asynchronous=True)
+        for n in (1 << 20, 1 << 18)
+    ]
+    found = plan_traffic(model, planned(calls), [], 1 * MS)
+    times = [ring_ns("all_reduce", n, 4) for n in (1 << 20, 1 << 18)]
+    assert found.step.comm_ns[0] == pytest.approx(sum(times), rel=1e-3)
+    # The first at 4/5 of the pass, from 0.8 to 0.97 ms; the second from its end on.
+    assert found.step.exposed_ns[0] == pytest.approx(times[1], rel=1e-3)
+
+
+def test_a_traffic_of_shards_and_the_groups_that_grow(model):
+    gather = TrafficCall(
+        "all_gather", 1 << 18, 1 << 20, "float32", group="data", asynchronous=False
+    )
+    scatter = TrafficCall(
+        "reduce_scatter", 1 << 20, 1 << 18, "float32", "avg", group="data", asynchronous=False
+    )
+    pair = TrafficCall("all_reduce", 4096, 4096, "float32", "sum", group="pair", asynchronous=False)
+    found = plan_traffic(model, planned([gather, gather, scatter, pair]), [4, 8], 10 * MS)
+    own = {(row.group, row.collective): row for row in found.weak[1].rows}
+    assert own["data", "all_gather"].ranks == 8
+    assert own["data", "all_gather"].size_bytes == 1 << 20  # all of it, over more ranks
+    assert own["data", "all_gather"].calls == 2
+    assert own["pair", "all_reduce"].ranks == 2
+    assert own["data", "all_gather"].time_ns[0] == pytest.approx(
+        2 * ring_ns("all_gather", 1 << 20, 8), rel=1e-3
+    )
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def test_the_sentence_comes_first(file, capsys):
+    command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
+    assert main([*command, "--backward-ms", "1"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    # 5 + 12 us and 1.5 x 104.8576 us, and 1.5 x 95.1424 us
+    assert first.startswith("4 ranks (dp=4): 334 us (")
+    assert "of communication a step, 160 us (" in first
+    assert first.endswith("exposed under a backward pass of 1.00 ms: 90 % of a step computes")
+
+
+def test_json_csv_and_a_picture(file, tmp_path, capsys):
+    command = ["plan", "--model", file, "--parameters", "1e6", "--parallel", "dp=4"]
+    command += ["--ranks", "2..8", "--backward-ms", "1"]
+    picture = tmp_path / "plan.png"
+    assert main([*command, "--format", "json", "--plot", str(picture)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "torchcoll-plan/1"
+    assert [step["ranks"] for step in found["weak"]] == [2, 4, 8]
+    assert found["strong"][0]["compute_ns"] == 3 * MS
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert main([*command, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["table"] for row in rows] == ["calls"] * 2 + ["weak"] * 3 + ["strong"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("", "plan: got nothing, expected --traffic PATH, --shape NAME or --parameters N"),
+        ("--parameters 8e9 --parallel dp=4,tp=2", "parallel: got tp, expected --shape NAME"),
+        ("--shape lama-8b --parallel dp=2", "shape: got lama-8b, expected one of llama-8b"),
+        ("--shape llama-8b --parameters 1e9 --parallel dp=2", "parameters: got 1e+09, expected"),
+        ("--shape llama-8b --parallel dp=64,tp=8 --ranks 500", "ranks: got 500, expected a mult"),
+        (
+            "--shape llama-8b --parallel dp=64,tp=8 --ranks 256",
+            "parallel: got dp=64 x tp=8 = 512 ranks, expected 256, as --ranks says",
+        ),
+        ("--shape llama-8b --parallel tp=6 --ranks 8..64", "ranks: got 8, expected a multiple"),
+        ("--shape llama-8b --parallel dp=two", "parallel: got dp=two, expected degrees such as"),
+        ("--shape llama-8b --parallel pp=2", "parallel: got pp, expected one of dp, fsdp, tp"),
+        ("--shape llama-8b --parallel dp=2,dp=2", "parallel: got dp twice, expected each once"),
+        ("--shape llama-8b --parallel dp=2,fsdp=2", "parallel: got dp=2,fsdp=2, expected dp or f"),
+        ("--parameters 1e6 --ranks 8..2", "ranks: got 8..2, expected numbers from 2"),
+        ("--parameters 1e6 --ranks 4 --backward-ms 0", "backward-ms: got 0, expected a number ab"),
+        ("--parameters x --ranks 4", "parameters: got x, expected a number"),
+        ("--parameters 1e6 --ranks 4 --plot p.png", "plot: got p.png, expected --ranks with sev"),
+        ("--traffic nix", "trace: got nix, expected a file that exists"),
+        ("--traffic nix --shape llama-8b", "shape: got llama-8b beside --traffic, expected one"),
+    ],
+)
+def test_what_is_refused_in_one_line(file, monkeypatch, tmp_path, capsys, arguments, error):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--model", file, *arguments.split()]) in (2, 3)
+    err = capsys.readouterr().err
+    assert err.startswith(f"torchcoll: error: {error}")
+    assert err.count("\n") == 1
+
+
+def test_a_model_without_the_collective_is_refused():
+    model = fit_model(made_models.runs()).model
+    with pytest.raises(UsageError, match="got all_gather, expected what the model has: all_reduce"):
+        plan_shape(model, SHAPES["llama-8b"], 8e9, {"fsdp": 8}, [], None, 8192, "bfloat16")
+
+
+def test_lists_of_ranks():
+    assert ranks_of("8..100") == [8, 16, 32, 64]
+    assert ranks_of("64,8") == [8, 64]
+    assert degrees_of("dp=64,tp=8") == {"dp": 64, "tp": 8}

@@ -1,0 +1,174 @@
+"""``torchcoll limits``, and ``show --topology``: rows beside what the links allow."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from made_topologies import graph, graphs, hgx
+
+import torchcoll
+from torchcoll.cli import main
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.verdict.shares import read_machine, shares_of
+
+KERNELS = Path(__file__).parents[2] / "results" / "h200-8gpu-kernels" / "nvidia.jsonl"
+
+
+@pytest.fixture
+def host(tmp_path):
+    path = tmp_path / "topo.xml"
+    path.write_text(hgx())
+    return str(path)
+
+
+def test_the_sentence_comes_first(host, capsys):
+    assert main(["limits", host]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(
+        "within the host, 8 GPUs: RING at most 370.800 GB/s busbw, NVLS 490.280 in all_reduce; "
+        "over 2 hosts like it, 16 GPUs: RING at most 370.800"
+    )
+
+
+def test_several_hosts_and_their_slowest_rail(tmp_path, host, capsys):
+    slow = tmp_path / "slow.xml"
+    slow.write_text(
+        hgx().replace('name="mlx5_6" dev="6" speed="400000"', 'name="x" dev="6" speed="200000"')
+    )
+    assert main(["limits", host, str(slow)]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "the slowest way between the hosts: mlx5_6/x on host 1, 25.000 GB/s, where the fastest has "
+        "50.000; NCCL gives all channels the same share, so where each has a rail of its own they "
+        "carry 8 x 25.000 = 200.000 GB/s"
+    ) in out
+    assert "like it" not in out
+
+
+def test_json_and_csv_have_every_limit(tmp_path, host, capsys):
+    text = tmp_path / "graph.xml"
+    text.write_text(graphs(graph(0, 12, 30, 30)))
+    assert main(["limits", str(text), host, "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "torchcoll-limits/1"
+    (ring,) = (r for r in found["rows"] if (r["hosts"], r["algorithm"]) == (1, "RING"))
+    assert (ring["busbw_gbps"], ring["expected_busbw_gbps"]) == (370.8, 360)
+    assert len(found["hosts"][0]["ways"]) == 8 * 7
+    assert main(["limits", host, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["hosts"] for row in rows} == {"1", "2", "4"}
+
+
+def test_a_cut_file_bounds_nothing(tmp_path, capsys):
+    path = tmp_path / "cut.xml"
+    path.write_text(hgx()[:1500])
+    assert main(["limits", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "no limit is known: the file is cut off" in out.splitlines()[0]
+    assert "at most" not in out
+    assert "warning:" in out
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "code"),
+    [
+        (["graph"], "topology: got {graph} alone, a graph, expected a topology beside it", 2),
+        (["host", "graph", "graph"], "graph file: got {graph} and {graph}, expected one", 2),
+        (["host", "small"], "graph file: got rings of 4 GPUs in {small}, expected 8", 2),
+        (["none"], "XML: got {none}, expected a file that exists", 3),
+        (["text"], "XML: got {text}, expected well-formed XML", 3),
+        (["empty"], "topology: got no GPU in {empty}, expected one or more", 2),
+    ],
+)
+def test_what_is_refused_in_one_line(tmp_path, monkeypatch, capsys, files, error, code):
+    texts = {
+        "host": hgx(),
+        "graph": graphs(graph(0, 12, 30, 30)),
+        "small": graphs(graph(0, 12, 30, 30, gpus=4)),
+        "text": "no xml",
+        "empty": '<system version="1"></system>',
+    }
+    monkeypatch.chdir(tmp_path)
+    paths = {name: f"{name}.xml" for name in (*texts, "none")}
+    for name, text in texts.items():
+        Path(paths[name]).write_text(text)
+    assert main(["limits", *(paths[name] for name in files)]) == code
+    err = capsys.readouterr().err
+    assert err.startswith("torchcoll: error: " + error.format(**paths))
+    assert err.count("\n") == 1
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+def shares(run, *paths):
+    machine = read_machine([str(path) for path in paths])
+    return shares_of(machine, run, summarise_run(run))
+
+
+def test_each_row_has_its_share_of_the_limit(host):
+    """Eight H200 at 16 GiB: reduce 367.29 of 370.8; all_reduce also of NVLS, 490.28."""
+    run = torchcoll.load(KERNELS)
+    rows = summarise_run(run)
+    found = dict(zip(((r.collective, r.size_bytes) for r in rows), shares(run, host), strict=True))
+    reduce = found["reduce", 16 << 30]
+    assert (reduce.limit.algorithm, reduce.best.algorithm) == ("RING", "RING")
+    assert reduce.limit_share == pytest.approx(0.99053, abs=1e-4)
+    summed = found["all_reduce", 16 << 30]
+    assert summed.limit is None and "which algorithm ran" in summed.reason
+    assert summed.best.algorithm == "NVLS"
+    (row,) = (r for r in rows if (r.collective, r.size_bytes) == ("all_reduce", 16 << 30))
+    assert summed.best_share == pytest.approx(row.busbw_gbps / 490.28, rel=1e-4)
+
+
+def test_the_log_names_the_algorithm_that_ran(host):
+    run = torchcoll.load(KERNELS)
+    rows = [r for r in summarise_run(run) if r.collective == "all_reduce"][-1:]
+    machine = read_machine([host])
+
+    def share(**how):
+        (one,) = shares_of(machine, run, [dataclasses.replace(rows[0], **how)])
+        return one
+
+    ring = share(algorithm="RING/SIMPLE", busbw_gbps=185.4)
+    assert (ring.limit.algorithm, ring.limit_share, ring.reason) == ("RING", 0.5, "")
+    assert ring.best_share == pytest.approx(185.4 / 490.28, rel=1e-4)
+    assert share(algorithm="RING/LL, TREE/LL").limit is None  # calls of the case differ
+    # No switch multiplies: ncclNvlsSupported() of NCCL's device.h.
+    assert share(op="prod").best.algorithm == "RING"
+    assert "sub-group" in share(group="mod:2").reason
+    assert "not over the links" in share(device="cpu", backend="gloo").reason
+
+
+def test_a_topology_of_other_gpus_is_refused(tmp_path):
+    path = tmp_path / "b200.xml"
+    path.write_text(hgx(sm=100))
+    run = torchcoll.load(KERNELS)
+    run.header["spec"]["labels"] = {"gpu": "H200"}
+    with pytest.raises(torchcoll.TorchcollError, match=r"GPUs with 721.8 GB/s .*370.8 of a H200"):
+        shares(run, path)
+
+
+def test_show_has_the_columns_beside_the_bandwidth(host, capsys):
+    assert main(["show", str(KERNELS), "--topology", host]) == 0
+    out = capsys.readouterr().out
+    (head,) = (line for line in out.splitlines() if line.startswith("collective"))
+    assert head.split().index("busbw") < head.split().index("%")
+    assert "\n% of limit and of best: sends and receives of 8 ranks: at most 370.8 GB/s" in out
+    assert main(["show", str(KERNELS), "--topology", host, "--format", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][-1]
+    assert row["best_gbps"] == 370.8
+    assert row["best_share"] == pytest.approx(row["busbw_gbps"] / 370.8)
+
+
+@pytest.mark.parametrize("more", [["--pivot", "collective"], ["--format", "nccl-tests"]])
+def test_views_without_the_columns_refuse_the_files(host, capsys, more):
+    assert main(["show", str(KERNELS), "--topology", host, *more]) == 2
+    assert capsys.readouterr().err.startswith(
+        "torchcoll: error: topology: got files, expected none"
+    )

@@ -1,0 +1,90 @@
+"""ASTRA-sim's output: ``sys[3] finished, 1072000 cycles, exposed communication ...`` of each NPU.
+
+One cycle is one nanosecond (Sys::boostedTick). The output does not say what was simulated, so the
+script that ``torchcoll model export --astra-sim`` writes prints a line before each simulation::
+
+    torchcoll case: collective=all_reduce size_bytes=1048576 ranks=8
+
+Output of one simulation alone takes --collective and, with its size in its name, nothing else can
+be told: it is refused. A simulation of which some NPU did not finish stopped midway, and its case
+is refused too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from torchcoll.core.result import CaseResult, Reported
+from torchcoll.importers.base import (
+    Imported,
+    ImportOptions,
+    Line,
+    collective_named,
+    make_result,
+    make_run,
+    ranks_stated,
+    whole,
+)
+
+NAME = "astra_sim"
+_CASE = re.compile(r"torchcoll case: collective=(\w+) size_bytes=(\d+) ranks=(\d+)\s*$")
+_FINISHED = re.compile(r"\bsys\[(\d+)\] finished, (\d+) cycles\b")
+_NO_CASE = "cycles of no known case: run what `torchcoll model export --astra-sim` wrote (run.sh)"
+
+
+def sniff(head: Sequence[str]) -> bool:
+    return any(_CASE.search(text) or _FINISHED.search(text) for text in head)
+
+
+def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
+    found = Imported()
+    results: list[CaseResult] = []
+    case: tuple[str, int, int] | None = None
+    began = 0
+    cycles: dict[int, int] = {}
+
+    def end() -> None:
+        if case is None:
+            return
+        name, size_bytes, ranks = case
+        if len(cycles) < ranks:
+            what = f"{name} of {size_bytes} bytes"
+            found.refuse(began, f"{what} stopped midway: {len(cycles)} of {ranks} NPUs finished")
+            return
+        found.take()
+        reported = Reported(float(max(cycles.values())), "simulated", over_ranks="max")
+        results.append(
+            make_result(
+                name, size_bytes, reported, ranks=ranks, dtype=options.dtype, device="unknown"
+            )
+        )
+
+    for line, text in lines:
+        if stated := _CASE.search(text):
+            end()
+            cycles, began = {}, line
+            case = _case(stated, found, line)
+        elif finished := _FINISHED.search(text):
+            number, ticks = whole(finished[1]), whole(finished[2])
+            if case is None:
+                found.refuse(line, _NO_CASE)
+            elif number is not None and ticks and number < case[2]:
+                cycles[number] = ticks
+            else:
+                found.refuse(line, f"NPU {finished[1]} of a case of {case[2]} ranks")
+    end()
+    if results:
+        source = {"tool": "ASTRA-sim", "format": "text"}
+        ranks = max(result.ranks for result in results)
+        found.runs.append(make_run(results, options, source, ranks=ranks))
+        found.warn("times of a simulator, the last NPU to finish; 1 cycle is taken for 1 ns")
+    return found
+
+
+def _case(stated: re.Match[str], found: Imported, line: int) -> tuple[str, int, int] | None:
+    name, size_bytes, ranks = collective_named(stated[1]), whole(stated[2]), ranks_stated(stated[3])
+    if name is None or not size_bytes or ranks is None:
+        found.refuse(line, f"{stated[1]} of {stated[2]} bytes on {stated[3]} ranks is no case")
+        return None
+    return name, size_bytes, ranks

@@ -1,0 +1,108 @@
+"""What NCCL itself expected a call to take: its tuning table, put through its own formula.
+
+ncclTopoGetAlgoTime of src/graph/tuning.cc (2.30): latency + bytes / bandwidth, with a factor for
+trees of medium size, and one on the latency of rings over hosts. The table is of one communicator,
+and holds for its ranks alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.summary import Row
+from torchcoll.libraries.job_logs import files_of, jobs_of, read_log
+from torchcoll.libraries.nccl.algorithms import FUNCTIONS
+from torchcoll.libraries.nccl.jobs import NcclCommunicator, NcclJob
+from torchcoll.libraries.nccl.log import Tuned
+
+# treeCorrectionFactor: powers of two of bytes from 64 to 256 MiB, for all-reduce.
+_TREE = {
+    "LL": (
+        *(1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5),
+        *(0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0),
+    ),
+    "LL128": (
+        *(1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6),
+        *(0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0),
+    ),
+    "SIMPLE": (
+        *(0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5),
+        *(0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
+    ),
+}
+# "Plateau effect of ring", Simple over hosts; 1.9 on GPUs before Ampere, which a log does not tell.
+_PLATEAU, _PLATEAU_BYTES = 1.4, 64
+_REDUCED = "AllReduce"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """time_ns of algorithm and protocol."""
+
+    time_ns: float
+    algorithm: str
+    protocol: str
+
+
+def time_ns(cell: Tuned, size_bytes: int, ranks: int, nodes: int, channels: int) -> float:
+    """size_bytes: all bytes of all ranks, as the model counts them (nccl-tests' size)."""
+    latency, gbps = cell.latency_us, cell.algbw_gbps
+    log_size = int(math.log2(size_bytes >> 6)) if size_bytes >> 6 else -1
+    factors = _TREE.get(cell.protocol, ())
+    if cell.algorithm == "TREE" and cell.function == _REDUCED and 0 <= log_size < len(factors):
+        gbps *= factors[log_size]
+    ring = (cell.algorithm, cell.protocol, cell.function) == ("RING", "SIMPLE", _REDUCED)
+    if ring and nodes > 1 and size_bytes // (channels * ranks) >= _PLATEAU_BYTES:
+        latency *= _PLATEAU
+    return 1000 * latency + size_bytes / gbps
+
+
+class TuningTables:
+    """The tables of the communicators in some logs, by their number of ranks."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Raises UnreadableError for what is no log, and UsageError where none has a table."""
+        self.files = files_of(map(str, paths))
+        readers = [read_log(path)[0] for path in self.files]
+        jobs = [job for job in jobs_of(readers) if isinstance(job, NcclJob)]
+        self._of: dict[int, NcclCommunicator] = {}
+        for group in _tuned(jobs):
+            self._of.setdefault(group.nranks or 0, group)
+        if not self._of:
+            action = "Its rank 0 writes one: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,TUNING."
+            names = ", ".join(map(str, paths))
+            raise UsageError("nccl-log", names, "a log with NCCL's tuning table", action)
+
+    def filled(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with what the tables expect of them."""
+        found = [(row, self.expected(row)) for row in rows]
+        return [replace(row, expected_ns=one.time_ns) if one else row for row, one in found]
+
+    def expected(self, row: Row) -> Expected | None:
+        """What the table has for the algorithm that ran, else for the fastest; None without it."""
+        group = self._of.get(row.ranks)
+        function = FUNCTIONS.get(row.collective)
+        if group is None or function is None or row.size_bytes < 1 or row.coalesce > 1:
+            return None
+        cells = [c for c in group.tuning if c.function == function and c.algbw_gbps > 0]
+        if row.algorithm:
+            cells = [c for c in cells if f"{c.algorithm}/{c.protocol}" == row.algorithm]
+        counts = (m.channels.get("coll") for m in group.members)
+        channels = next((count for count in counts if count), 1)
+        found = [
+            Expected(
+                time_ns(c, row.size_bytes, row.ranks, group.nodes or 1, channels),
+                c.algorithm,
+                c.protocol,
+            )
+            for c in cells
+        ]
+        return min(found, key=lambda one: one.time_ns, default=None)
+
+
+def _tuned(jobs: Iterable[NcclJob]) -> Iterable[NcclCommunicator]:
+    return (group for job in jobs for group in job.communicators if group.tuning)

@@ -1,0 +1,265 @@
+"""A plan of a training: the sentence, a row a group and collective, its scaling, a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from torchcoll.core.errors import one_line
+from torchcoll.core.units import counted, format_bytes, format_time
+from torchcoll.report.formats import print_forms
+from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.training.projection import (
+    GAIN,
+    HALF,
+    STRONG,
+    WEAK,
+    Ends,
+    PlannedRow,
+    PlannedStep,
+    Projection,
+)
+
+SCHEMA = "torchcoll-plan/1"
+_LEGEND = (
+    "comm: all calls of a rank in a step, one after another; exposed: what of a step is not "
+    "computation; low and high: ends of the model's 90 % intervals, added up"
+)
+_SCALINGS = {
+    WEAK: f"each rank computes as much as before; it stops where less than {HALF:.0%} of a step "
+    "computes",
+    STRONG: "all ranks together compute as much as before; it stops where twice the ranks are less "
+    f"than {GAIN:g} times as fast",
+}
+
+
+def show_projection(found: Projection, format: str = "table", file: TextIO | None = None) -> None:
+    """Print it. Raises UsageError for an unknown format."""
+    grids = [Grid([], [], above=_answer(found)), _rows(found.step)]
+    for kind in (WEAK, STRONG):
+        if steps := getattr(found, kind):
+            grids.append(_over_ranks(kind, steps))
+    notes = Grid([], [], below=[one_line(note) for note in found.notes])
+    records = _records(found)
+    print_forms([("", [*grids, notes])], records, _document(found), format, file)
+
+
+def _answer(found: Projection) -> list[str]:
+    step = found.step
+    degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
+    where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
+    text = f"{where}: {_ends(step.comm_ns)} of communication a step"
+    if step.exposed_ns and step.hidden_ns and step.efficiency and found.backward_ns:
+        backward = _time(found.backward_ns)
+        text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
+        text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
+    lines = [text]
+    for kind in (WEAK, STRONG):
+        if steps := getattr(found, kind):
+            lines.append(_stops(found, kind, steps))
+    source = f", by {found.model.name}" if found.model else ""
+    return [one_line(line) for line in [*lines, f"{found.what}{source}"]]
+
+
+def _stops(found: Projection, kind: str, steps: Sequence[PlannedStep]) -> str:
+    if found.backward_ns is None:
+        return f"{kind} scaling: not known without a backward time"
+    at, low, high = found.stops(kind)
+    last = steps[-1].ranks
+
+    def text(ranks: int | None) -> str:
+        return f"beyond {last}" if ranks is None else str(ranks)
+
+    said = f"{kind} scaling stops at {at} ranks" if at else f"{kind} scaling: on up to {last} ranks"
+    if (low, high) != (at, at):
+        said += f" (by the ends of the 90 % intervals: {text(high)} to {text(low)})"
+    return said
+
+
+def _rows(step: PlannedStep) -> Grid:
+    """Sizes of one group and collective together; json has each."""
+    together: dict[tuple[str, str], list[PlannedRow]] = {}
+    for row in step.rows:
+        together.setdefault((row.group, row.collective), []).append(row)
+
+    def comm(end: int) -> Any:
+        return lambda rows: _time(sum(row.time_ns[end] for row in rows))
+
+    return filled(
+        [
+            (Head("group", left=True), lambda rows: one_line(rows[0].group)),
+            (Head("ranks"), lambda rows: str(rows[0].ranks)),
+            (Head("collective", left=True), lambda rows: rows[0].collective),
+            (Head("calls", "a step"), lambda rows: str(sum(row.calls for row in rows))),
+            (Head("sizes"), _sizes),
+            (Head("comm", "a step"), comm(0)),
+            (Head("low"), comm(1)),
+            (Head("high"), comm(2)),
+            (Head("beyond the data", left=True, drop=1), _beyond),
+        ],
+        sorted(together.values(), key=lambda rows: -sum(row.time_ns[0] for row in rows)),
+        below=[_LEGEND],
+    )
+
+
+def _sizes(rows: Sequence[PlannedRow]) -> str:
+    sizes = sorted({row.size_bytes for row in rows})
+    texts = [format_bytes(size) for size in (sizes[0], sizes[-1])]
+    return " to ".join(dict.fromkeys(texts))
+
+
+def _beyond(rows: Sequence[PlannedRow]) -> str:
+    texts = dict.fromkeys(row.beyond for row in rows if row.beyond)
+    more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+    return one_line(next(iter(texts), "-") + more)
+
+
+def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
+    first = steps[0].step_ns
+
+    def of(name: str, end: int = 0) -> Any:
+        def cell(step: PlannedStep) -> str:
+            ends: Ends | None = getattr(step, name)
+            return "-" if ends is None else _time(ends[end])
+
+        return cell
+
+    def faster(step: PlannedStep) -> str:
+        if kind == WEAK or first is None or step.step_ns is None:
+            return "-"
+        return f"{first[0] / step.step_ns[0]:.2f}x"
+
+    def computes(step: PlannedStep) -> str:
+        return "-" if step.efficiency is None else f"{100 * step.efficiency[0]:.0f}"
+
+    def bounds(step: PlannedStep) -> str:
+        found = step.efficiency
+        return "-" if found is None else f"{100 * found[1]:.0f} to {100 * found[2]:.0f}"
+
+    return filled(
+        [
+            (Head("ranks"), lambda step: str(step.ranks)),
+            (Head("comm", "a step"), of("comm_ns")),
+            (Head("low", drop=2), of("comm_ns", 1)),
+            (Head("high", drop=2), of("comm_ns", 2)),
+            (Head("exposed"), of("exposed_ns")),
+            (Head("hidden", drop=1), of("hidden_ns")),
+            (Head("step"), of("step_ns")),
+            (Head("faster", "than first"), faster),
+            (Head("% that", "computes"), computes),
+            (Head("low to", "high"), bounds),
+        ],
+        steps,
+        above=[f"{kind} scaling: {_SCALINGS[kind]}"],
+    )
+
+
+def _time(ns: float) -> str:
+    return format_time(ns, 3).strip()
+
+
+def _ends(ends: Ends) -> str:
+    return f"{_time(ends[0])} ({_time(ends[1])} to {_time(ends[2])})"
+
+
+# -- csv and json ----------------------------------------------------------------------------------
+
+
+def _flat(name: str, ends: Ends | None) -> dict[str, float | None]:
+    value, low, high = ends or (None, None, None)
+    return {f"{name}_ns": value, f"{name}_low_ns": low, f"{name}_high_ns": high}
+
+
+def _step(step: PlannedStep) -> dict[str, Any]:
+    return {
+        "ranks": step.ranks,
+        **{f"parallel_{name}": n for name, n in step.degrees.items()},
+        **_flat("comm", step.comm_ns),
+        **_flat("exposed", step.exposed_ns),
+        **_flat("step", step.step_ns),
+        "compute_ns": step.compute_ns,
+    }
+
+
+def _row(row: PlannedRow) -> dict[str, Any]:
+    return {
+        "group": row.group,
+        "collective": row.collective,
+        "ranks": row.ranks,
+        "size_bytes": row.size_bytes,
+        "calls": row.calls,
+        **_flat("comm", row.time_ns),
+        "beyond": row.beyond or None,
+    }
+
+
+def _records(found: Projection) -> list[dict[str, Any]]:
+    """Of csv: the rows of the step, and what it does over ranks; ``table`` tells which."""
+    records = [{"table": "calls", **_row(row)} for row in found.step.rows]
+    for kind in (WEAK, STRONG):
+        records += [{"table": kind, **_step(step)} for step in getattr(found, kind)]
+    return records
+
+
+def _document(found: Projection) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "what": found.what,
+        "model": str(found.model) if found.model else None,
+        "backward_ns": found.backward_ns,
+        "step": _step(found.step),
+        "rows": [_row(row) for row in found.step.rows],
+        "weak": [_step(step) for step in found.weak],
+        "strong": [_step(step) for step in found.strong],
+        "stops": {
+            kind: dict(zip(("value", "low", "high"), found.stops(kind), strict=True))
+            for kind in (WEAK, STRONG)
+        },
+        "notes": found.notes,
+    }
+
+
+# -- a picture -------------------------------------------------------------------------------------
+
+
+def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:
+    """Times of a step over ranks, weak and strong, with the model's intervals. Raises UsageError
+    for a path that cannot be written.
+    """
+    from torchcoll.report.pictures import (
+        draw_band,
+        legend,
+        new_figure,
+        time_axis,
+        write_caption,
+        write_figure,
+    )
+
+    figure, axes = new_figure(1, 2)
+    for axis, kind in zip(axes[0], (WEAK, STRONG), strict=True):
+        steps = getattr(found, kind)
+        ranks = [step.ranks for step in steps]
+        lines = 0
+        for number, name in enumerate(("comm", "exposed", "step")):
+            ends = [getattr(step, f"{name}_ns") for step in steps]
+            shown = [(n, e) for n, e in zip(ranks, ends, strict=True) if e and e[0] > 0]
+            if not shown:
+                continue
+            colour = f"C{number}"
+            axis.plot([n for n, _ in shown], [e[0] for _, e in shown], "o-", ms=3, color=colour)
+            axis.lines[-1].set_label(name)
+            draw_band(axis, [(n, max(e[1], 1.0), e[2]) for n, e in shown], colour)
+            lines += 1
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ranks[:: max(1, len(ranks) // 8)])
+        axis.set_xticklabels([str(n) for n in ranks[:: max(1, len(ranks) // 8)]])
+        axis.minorticks_off()
+        axis.grid(True, color="0.9")
+        axis.set_xlabel("ranks")
+        axis.set_title(f"{kind} scaling", fontsize="medium")
+        time_axis(axis)
+        axis.set_ylabel("time of a step")
+        legend(axis, lines)
+    write_caption(figure, [*_answer(found), "bands: the model's 90 % intervals"])
+    write_figure(figure, path)

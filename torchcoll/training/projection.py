@@ -1,0 +1,436 @@
+"""What communication a training step would have, on a machine that a model describes.
+
+The times are the model's (curves/model.py), one call at a time; what hides under computation
+follows from a timeline of one rank: what computes, and a wire for each group, on which calls follow
+one another. A part of a step may begin when what it needs has come; what it stops for stands in the
+way of everything; what it leaves behind is waited for at the end of the step.
+
+Groups of ranks that are not beside each other go through the same interfaces as their neighbours'
+groups, at the same time: such a call is taken for one of all their bytes. Within a host nothing is
+taken to be shared.
+
+Intervals add up as if the model erred alike in each call: the ends of a sum are the sums of the
+ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torchcoll.core.errors import UsageError
+from torchcoll.core.spec import point_of
+from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.curves.model import MachineModel, Prediction
+from torchcoll.training.shapes import BACKWARD, FORWARD, Sent, Shape, StepPart, parts_of
+from torchcoll.training.steps import steps_of
+
+_FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
+# Where it 'stops scaling': more than half of a step is exposed communication (weak), or twice the
+# ranks make the step less than 1.25 times as fast (strong).
+HALF, GAIN = 0.5, 1.25
+WEAK, STRONG = "weak", "strong"
+_MOST_RANKS = 1 << 20
+
+Ends = tuple[float, float, float]  # value, low, high
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A group of a plan: its ranks, the hosts that they are on (None unknown), and how many such
+    groups go through the interfaces of a host at once.
+    """
+
+    name: str
+    ranks: int
+    hosts: int | None = None
+    beside: int = 1
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """The calls of one size of a group in a step. time_ns: of all of them, one after another."""
+
+    group: str
+    collective: str
+    ranks: int
+    size_bytes: int
+    calls: int
+    time_ns: Ends
+    beyond: str
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """On so many ranks. comm_ns: all calls; exposed_ns: what of it nothing hides; step_ns: with the
+    computation. None without a stated time.
+    """
+
+    ranks: int
+    degrees: Mapping[str, int]
+    rows: tuple[PlannedRow, ...]
+    comm_ns: Ends
+    compute_ns: float | None
+    exposed_ns: Ends | None
+    step_ns: Ends | None
+
+    @property
+    def hidden_ns(self) -> Ends | None:
+        """What is not exposed, of each end's own."""
+        if self.exposed_ns is None:
+            return None
+        pairs = zip(self.comm_ns, self.exposed_ns, strict=True)
+        value, low, high = (max(0.0, comm - exposed) for comm, exposed in pairs)
+        return value, low, high
+
+    @property
+    def efficiency(self) -> Ends | None:
+        """The share of the step that computes; low is that of the longest step."""
+        if self.compute_ns is None or self.step_ns is None:
+            return None
+        value, low, high = self.step_ns
+        return self.compute_ns / value, self.compute_ns / high, self.compute_ns / low
+
+
+@dataclass
+class Projection:
+    """A plan. step: on the ranks that were asked for, the first of several; weak, strong: over
+    ranks, [] with one number of them. backward_source: where the stated time comes from.
+    """
+
+    what: str
+    step: PlannedStep
+    weak: list[PlannedStep] = field(default_factory=list)
+    strong: list[PlannedStep] = field(default_factory=list)
+    backward_ns: float | None = None
+    backward_source: str = ""
+    model: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def stops(self, kind: str) -> tuple[int | None, int | None, int | None]:
+        """The number of ranks from which on it no longer scales, by the predicted times, by the
+        low and by the high ends of their intervals; None: not up to the last.
+        """
+        found = [_stops(getattr(self, kind), kind, end) for end in range(3)]
+        return found[0], found[1], found[2]
+
+
+def _stops(steps: Sequence[PlannedStep], kind: str, end: int) -> int | None:
+    for place, one in enumerate(steps):
+        if one.step_ns is None or one.compute_ns is None:
+            return None
+        if kind == WEAK and one.compute_ns < HALF * one.step_ns[end]:
+            return one.ranks
+        if kind == STRONG and place:
+            before = steps[place - 1]
+            assert before.step_ns is not None
+            doublings = math.log2(one.ranks / before.ranks)
+            if before.step_ns[end] / one.step_ns[end] < GAIN**doublings:
+                return before.ranks
+    return None
+
+
+# -- one step ------------------------------------------------------------------------------------
+
+
+def timeline(
+    parts: Sequence[StepPart],
+    time_ns: Callable[[Sent], float],
+    passes_ns: Mapping[str, float],
+) -> float:
+    """How long the step takes. passes_ns: what the forward and the backward pass compute."""
+    now = 0.0
+    free: dict[str, float] = {}
+
+    def send(sent: Sent, since: float) -> float:
+        free[sent.group] = max(since, free.get(sent.group, 0.0)) + time_ns(sent)
+        return free[sent.group]
+
+    def gathered(place: int, since: float) -> float:
+        needs = parts[place].needs if place < len(parts) else ()
+        return max((send(sent, since) for sent in needs), default=0.0)
+
+    there = gathered(0, 0.0)
+    for place, part in enumerate(parts):
+        begun = now = max(now, there)
+        there = gathered(place + 1, begun)  # issued before what this part leaves
+        now += part.share * passes_ns[part.phase]
+        for sent in part.stops:
+            now = send(sent, now)
+        for sent in part.leaves:
+            send(sent, now)
+    return max(now, *free.values()) if free else now
+
+
+def planned_step(
+    model: MachineModel,
+    parts: Sequence[StepPart],
+    groups: Mapping[str, PlannedGroup],
+    ranks: int,
+    degrees: Mapping[str, int],
+    backward_ns: float | None,
+) -> PlannedStep:
+    """The times of one step. Raises UsageError for what the model does not have."""
+    counts: dict[Sent, int] = {}
+    for part in parts:
+        for sent in (*part.needs, *part.stops, *part.leaves):
+            if groups[sent.group].ranks > 1 and sent.size_bytes:
+                counts[sent] = counts.get(sent, 0) + 1
+    known = {sent: _predicted(model, sent, groups[sent.group]) for sent in counts}
+
+    def row(sent: Sent, calls: int) -> PlannedRow:
+        one = known[sent]
+        own = (calls * one.time_ns, calls * one.low_ns, calls * one.high_ns)
+        place = groups[sent.group]
+        return PlannedRow(
+            sent.group, sent.collective, place.ranks, sent.size_bytes, calls, own, one.beyond
+        )
+
+    rows = tuple(row(sent, calls) for sent, calls in counts.items())
+    comm = _summed([one.time_ns for one in rows])
+    if backward_ns is None:
+        return PlannedStep(ranks, degrees, rows, comm, None, None, None)
+    passes = {FORWARD: _FORWARD * backward_ns, BACKWARD: backward_ns}
+    compute = sum(
+        passes[phase]
+        for phase in (FORWARD, BACKWARD)
+        if any(part.phase == phase and part.share for part in parts)
+    )
+
+    def step_ns(end: int) -> float:
+        def time_ns(sent: Sent) -> float:
+            one = known.get(sent)
+            return (one.time_ns, one.low_ns, one.high_ns)[end] if one else 0.0
+
+        return timeline(parts, time_ns, passes)
+
+    step = step_ns(0), step_ns(1), step_ns(2)
+    exposed = step[0] - compute, step[1] - compute, step[2] - compute
+    return PlannedStep(ranks, degrees, rows, comm, compute, exposed, step)
+
+
+def _predicted(model: MachineModel, sent: Sent, place: PlannedGroup) -> Prediction:
+    return model.predict(sent.collective, sent.size_bytes * place.beside, place.ranks, place.hosts)
+
+
+def _summed(each: Sequence[Ends]) -> Ends:
+    return sum(a for a, _, _ in each), sum(b for _, b, _ in each), sum(c for _, _, c in each)
+
+
+def fullest(model: MachineModel) -> float | None:
+    """The most ranks of a host that the model has seen. Of one host alone it is without end: what
+    is between hosts was not measured, so that nothing is told of it. None: it knows of no hosts.
+    """
+    known = [one for entry in model.entries for one in entry.over_sizes if one.hosts]
+    if known and all(one.hosts == 1 for one in known):
+        return math.inf
+    return max((one.ranks / one.hosts for one in known), default=None)
+
+
+def _hosts(most: float | None, ranks: float) -> int | None:
+    return None if most is None else max(1, math.ceil(ranks / most - 1e-9))
+
+
+def placed(
+    model: MachineModel, degrees: Mapping[str, int], inner: Sequence[str] = ("tp",)
+) -> dict[str, PlannedGroup]:
+    """Each degree's groups: tp are ranks beside each other, the others are ``tp`` ranks apart."""
+    most = fullest(model)
+    found: dict[str, PlannedGroup] = {}
+    for name, ranks in degrees.items():
+        apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
+        hosts, beside = _hosts(most, ranks * apart), 1
+        if most is not None and hosts is not None and hosts > 1:
+            hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
+        found[name] = PlannedGroup(name, ranks, hosts, beside)
+    return found
+
+
+# -- over ranks ----------------------------------------------------------------------------------
+
+
+def ranks_of(text: str) -> list[int]:
+    """``64``, ``8,64``, or ``8..16384`` by doubling. Raises UsageError."""
+    low, dots, high = text.partition("..")
+    found: list[int] = []
+    try:
+        if dots:
+            first, last = int(low), int(high)
+            while first <= last and len(found) < 32 and first > 0:
+                found.append(first)
+                first *= 2
+        else:
+            found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
+        expected = f"numbers from 2 to {_MOST_RANKS} such as 64, 8,64 or 8..16384"
+        raise UsageError("ranks", text, expected)
+    return found
+
+
+def plan_shape(
+    model: MachineModel,
+    shape: Shape | None,
+    parameters: float,
+    degrees: Mapping[str, int],
+    ranks: Sequence[int],
+    backward_ns: float | None,
+    tokens: float,
+    dtype: str,
+) -> Projection:
+    """A plan from a shape. ranks: the first is that of the step; dp or fsdp grows with them.
+
+    Raises UsageError for degrees that do not multiply to the ranks.
+    """
+    outer = next((name for name in ("fsdp", "dp") if name in degrees), "dp")
+    inner = math.prod(n for name, n in degrees.items() if name != outer)
+    asked = math.prod(degrees.values())
+    ranks = list(ranks) or [asked]
+    odd = next((n for n in ranks if n % inner), None)
+    if odd is not None:
+        text = ", ".join(f"{name}={n}" for name, n in degrees.items() if name != outer)
+        raise UsageError("ranks", odd, f"a multiple of {inner} ({text})")
+    if asked not in ranks:
+        text = " x ".join(f"{name}={n}" for name, n in degrees.items())
+        known = f"{ranks[0]}" if len(ranks) == 1 else f"one of {', '.join(map(str, ranks))}"
+        raise UsageError("parallel", f"{text} = {asked} ranks", f"{known}, as --ranks says")
+    name = shape.name if shape else "gradients"
+    what = f"{name}, {parameters:.4g} parameters of {dtype}"
+    what += f", {tokens:g} tokens of each replica in a step" if shape else ""
+
+    def step(count: int, share: float = 1.0) -> PlannedStep:
+        own = {**degrees, outer: count // inner}
+        parts = parts_of(shape, parameters, own, tokens * share, dtype)
+        backward = None if backward_ns is None else backward_ns * share
+        return planned_step(model, parts, placed(model, own), count, own, backward)
+
+    first = asked
+    found = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    if len(ranks) > 1:
+        found.weak = [step(count) for count in ranks]
+        found.strong = [step(count, first / count) for count in ranks]
+    return _noted(found, model)
+
+
+def plan_traffic(
+    model: MachineModel, traffic: Traffic, ranks: Sequence[int], backward_ns: float | None
+) -> Projection:
+    """A plan of a step that was captured or planned. ranks: as many as it has first; the groups of
+    all ranks grow with them, the others stay.
+    """
+    calls = _steady_calls(traffic)
+    own = traffic.ranks
+    asked = list(ranks) or [own]
+    sizes = {sent.group: len(traffic.members(call)) for call, sent in calls}
+    most = max(sizes.values(), default=own)
+    parts = _parts_of_calls(traffic, calls)
+
+    def groups(count: int) -> dict[str, PlannedGroup]:
+        host = fullest(model)
+        found: dict[str, PlannedGroup] = {}
+        for name, size in sizes.items():
+            grown = size * count / own if size == most else size
+            if grown != int(grown):
+                raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
+            number = int(grown)
+            found[name] = PlannedGroup(name, number, _hosts(host, number))
+        return found
+
+    def step(count: int, part: float = 1.0) -> PlannedStep:
+        backward = None if backward_ns is None else backward_ns * part
+        return planned_step(model, parts, groups(count), count, {}, backward)
+
+    first = own if own in asked else asked[0]
+    what = f"a step of {traffic.source} on {own} ranks, {len(calls)} calls a rank"
+    found = Projection(what, step(first), backward_ns=backward_ns, model=model.path)
+    found.notes += traffic.problems
+    if len(asked) > 1:
+        found.weak = [step(count) for count in asked]
+        found.strong = [step(count, first / count) for count in asked]
+    return _noted(found, model)
+
+
+def _steady_calls(traffic: Traffic) -> list[tuple[TrafficCall, Sent]]:
+    """The calls of one rank in a steady step, as messages; what has no size is a note."""
+    steps = steps_of(traffic)
+    rank = next((r for r, own in steps.at.items() if own), None)
+    if rank is None or not steps.steady:
+        raise UsageError("traffic", f"no call in {traffic.path or 'it'}", "a step with calls")
+    places = steps.at[rank].get(steps.steady[-1], ())
+    found = []
+    for call in (traffic.calls[rank][place] for place in places):
+        point, _ = point_of(call, len(traffic.members(call)))
+        if point is not None and point.size_bytes:
+            found.append((call, Sent(call.group, point.collective, point.size_bytes)))
+    if not found:
+        raise UsageError("traffic", "no collective with a size in a steady step", "one or more")
+    return found
+
+
+def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]]) -> list[StepPart]:
+    """A plan of shards: what gathers is needed by the next part, forward as often as gradients are
+    scattered, then backward. Else what the program does not wait for leaves with its share of the
+    gradients, and what it waits for stops it.
+    """
+    gathers = [place for place, (call, _) in enumerate(calls) if call.bytes_out > call.bytes_in]
+    if traffic.source == "plan" and gathers:
+        return _sharded(calls, gathers)
+    free = [sent.size_bytes for call, sent in calls if call.asynchronous]
+    parts = [StepPart(FORWARD, 1.0)]
+    for call, sent in calls:
+        if call.asynchronous:
+            parts.append(StepPart(BACKWARD, sent.size_bytes / sum(free), leaves=(sent,)))
+        else:
+            parts.append(StepPart(BACKWARD, 0.0, stops=(sent,)))
+    return parts if free else [*parts, StepPart(BACKWARD, 1.0)]
+
+
+def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) -> list[StepPart]:
+    units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
+    phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
+    totals = {
+        phase: sum(calls[place][1].size_bytes for place in gathers if phases[place] == phase)
+        for phase in (FORWARD, BACKWARD)
+    }
+    parts: list[StepPart] = []
+    for place, (_, sent) in enumerate(calls):
+        if place in phases:
+            phase = phases[place]
+            parts.append(StepPart(phase, sent.size_bytes / totals[phase], needs=(sent,)))
+        elif parts:
+            parts[-1] = replace(parts[-1], leaves=(*parts[-1].leaves, sent))
+        else:
+            parts.append(StepPart(FORWARD, 0.0, leaves=(sent,)))
+    return parts if totals[BACKWARD] else [*parts, StepPart(BACKWARD, 1.0)]
+
+
+def _noted(found: Projection, model: MachineModel) -> Projection:
+    if fullest(model) == math.inf:
+        found.notes.append(
+            "the model was fitted on one host: more ranks are taken for ranks of that host, and "
+            "what a network between hosts costs is not in it"
+        )
+    every = [row for one in (found.step, *found.weak, *found.strong) for row in one.rows]
+    beyond = dict.fromkeys(row.beyond for row in every if row.beyond)
+    if beyond:
+        count = sum(bool(row.beyond) for row in every)
+        farthest = list(beyond)[-1]
+        found.notes.append(
+            f"{count} of {len(every)} times lie beyond what the model was fitted on, such as "
+            f"{farthest}: their intervals are wider"
+        )
+    found.notes.append(
+        "calls as they are alone: where computation shares cores or wires with them, they take "
+        "longer"
+    )
+    if found.backward_ns is None:
+        found.notes.append("--backward-ms MS tells how much of it is exposed, and how it scales")
+    else:
+        found.notes.append(
+            "the forward pass is taken for half of the backward pass; a rank's calls of a group go "
+            "one after another, those of different groups beside each other"
+        )
+    return found
