@@ -2,7 +2,9 @@
 
 ``forked``: ranks forked from one Python, with the variables of a launcher. ``torchrun`` and
 ``mpirun`` (Open MPI): the launcher itself. A cell says who was named; ``!`` marks a launch in which
-innocent ranks were named and the culprit was not.
+innocent ranks were named and the culprit was not. ``told``: what failed is no rank, and it is named
+(a disk, a folder, the store). ``nothing to tell``: this rank can do that, and the launch is
+complete (rank 1 uses no disk). Faults of networks are made between namespaces, and need root.
 
 Usage: faults.py [forked|torchrun|mpirun [FAULT ...]]
 """
@@ -18,19 +20,23 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 RANKS = 3
-TIMEOUT_S = 6 if "--rank" not in sys.argv else 20  # real launches start Python, on a busy machine
+# Real launches start Python, on a busy machine.
+TIMEOUT_S = 20 if {"--rank", "torchrun", "mpirun"} & {*sys.argv} else 6
 ARGUMENTS = f"--sizes 8,16 -n 30 -T {TIMEOUT_S} --quiet --output"
 Setup = Callable[[], None]
 
@@ -190,6 +196,68 @@ def another_case() -> None:
     Spec.sizings = sizings  # type: ignore[method-assign]
 
 
+# -- what is around a rank: disks, folders, networks, memory, the environment --------------------
+
+COULD_FILL = 1 << 20  # bytes: the disk of a file that is to fill up
+
+
+def fill_the_disk() -> None:
+    with suppress(OSError), open(Path(sys.argv[-1]).with_name("core"), "wb", 0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def remove_the_folder() -> None:
+    shutil.rmtree(Path(sys.argv[-1]).parent)
+
+
+def lose_the_store() -> None:
+    """Every connection to the store that this rank has; of the rank that serves it, the store."""
+    port = int(os.environ["MASTER_PORT"])
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+            ends = [one.getsockname()[1:2]]
+            with suppress(OSError):
+                ends.append(one.getpeername()[1:2])
+            if (port,) in ends:
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def interface_down() -> None:
+    subprocess.run(["ip", "link", "set", "v0", "down"], check=True)
+
+
+def killed_for_memory() -> None:
+    """By the kernel, in a group of so little that nobody else is."""
+    group = Path(f"{MEMORY_GROUPS}{os.getpid()}")
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(64 << 20))
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    bytearray(os.urandom(1) * (1 << 30))
+
+
+def no_memory_for_the_buffers() -> None:
+    import torch
+
+    torch.empty(1 << 46, dtype=torch.uint8).fill_(1)
+
+
+def variables(change: Callable[[], dict[str, str]]) -> Setup:
+    return lambda: os.environ.update(change())
+
+
+def _own_number() -> int:
+    return int(next(os.environ[name] for name in RANK_NAMES if name in os.environ))
+
+
+def _of_next_rank() -> dict[str, str]:
+    return dict.fromkeys(RANK_NAMES, str((_own_number() + 1) % RANKS))
+
+
+MEMORY_GROUPS = "/sys/fs/cgroup/memory/torchcoll-fault-"
+RANK_NAMES = ("RANK", "OMPI_COMM_WORLD_RANK")
+SIZE_NAMES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
 CONTROL, SESSION = "torchcoll.bench.control:Control", "torchcoll.bench.session:Session"
 STORE = "torchcoll.bench.session:store_of"
 LAST = "torchcoll.bench.session:Hosts.look_again"
@@ -247,10 +315,34 @@ FAULTS: dict[str, Setup] = {
     "no thread at the start": in_method(STORE, no_threads),
     "no thread later, and a skipped call": no_threads_later,
     "connections closed": before(close_sockets),
+    "killed for its memory": before(killed_for_memory),
+    "no memory for the buffers": in_method(
+        "torchcoll.bench.measure:allocate", no_memory_for_the_buffers, 1
+    ),
+    # around the ranks
+    "full disk": before(fill_the_disk),
+    "removed folder": before(remove_the_folder),
+    "connection to the store lost": before(lose_the_store),
+    "launcher killed": before(lambda: os.kill(os.getppid(), signal.SIGKILL)),
+    "interface down": before(interface_down),
+    "interface that is not there": variables(lambda: {"GLOO_SOCKET_IFNAME": "absent0"}),
+    "port of another store": variables(lambda: {"MASTER_PORT": str(_free_port())}),
+    "more ranks than there are": variables(lambda: dict.fromkeys(SIZE_NAMES, str(RANKS + 1))),
+    "number of another rank": variables(_of_next_rank),
 }
+# What is told where the cause is no rank.
+TOLD = {
+    "full disk": "No space left on device",
+    "removed folder": "removed or moved while measuring; all is in",
+    "launcher killed": "agent|launcher",
+    "interface that is not there": "no interface absent0",
+}
+REAL_ONLY = ("launcher killed",)  # that of forked ranks is this benchmark
+BETWEEN_HOSTS = ("interface down",)
 AT_START = (
     *("kill -9 before the hello", "no module on one rank", "hang in the hello"),
-    *("no thread at the start", "other arguments"),
+    *("no thread at the start", "other arguments", "port of another store"),
+    *("more ranks than there are", "number of another rank", "interface that is not there"),
 )
 OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the exchange")
 
@@ -269,6 +361,7 @@ _ACCUSED = (
     rf"behind: {_NAMES}",
     rf"failed on {_NAMES} alone",
     rf"(?:arguments|case) (?:of|on) {_NAMES}: got",
+    rf"no memory on {_NAMES}",
     rf"no word from {_NAMES}",
     r"that (rank 0) was started",
     rf"error: {_NAMES}: ",
@@ -284,9 +377,14 @@ def accused(line: str) -> set[int]:
     return set()
 
 
-def verdict(victim: int, lines: list[str]) -> str:
+def verdict(fault: str, victim: int, lines: list[str], end: str) -> str:
     """named, or what else the lines of a launch come to."""
     named: set[int] = set().union(*map(accused, lines)) if lines else set()
+    if fault in TOLD and not named - {victim}:
+        if any(re.search(TOLD[fault], line) for line in lines):
+            return "told"
+        if end == "complete 0":
+            return "nothing to tell"
     if named == {victim}:
         return "named"
     if victim in named:
@@ -317,7 +415,7 @@ def stated(path: Path, texts: list[str]) -> tuple[list[str], str]:
     ]
     end = "no file"
     if path.exists():
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        records = [json.loads(line) for line in path.read_text().splitlines() if line[-1:] == "}"]
         ends = [r for r in records if r["record"] == "end"]
         end = " + ".join(f"{r['status']} {r['exit_code']}" for r in ends) or "no end"
         if not lines and ends:  # a line that the launcher took with it
@@ -325,43 +423,162 @@ def stated(path: Path, texts: list[str]) -> tuple[list[str], str]:
     return list(dict.fromkeys(lines)), end
 
 
-def forked(fault: str, victim: int, folder: Path) -> tuple[list[str], str, list[int]]:
-    """Ranks that the fault has stopped are killed when the others are gone, as a launcher would."""
-    from common import free_port
-    from ranks import Job
+@contextmanager
+def place_of_file(fault: str, folder: Path) -> Iterator[Path]:
+    place = folder / "out"
+    place.mkdir()
+    small = fault == "full disk"
+    if small:
+        options = ("-t", "tmpfs", "-o", f"size={COULD_FILL}", "none")
+        subprocess.run(["mount", *options, str(place)], check=True)
+    try:
+        yield place / "run.jsonl"
+    finally:
+        if small:
+            subprocess.run(["umount", "-l", str(place)], check=True)
+        for group in Path(MEMORY_GROUPS).parent.glob(f"{Path(MEMORY_GROUPS).name}*"):
+            with suppress(OSError):  # another's that lives
+                group.rmdir()
 
-    path = folder / "run.jsonl"
+
+@contextmanager
+def network_of(fault: str) -> Iterator[Any]:
+    """Namespaces, a host for each rank; None where one host will do."""
+    if fault not in BETWEEN_HOSTS:
+        yield None
+        return
+    import namespaces
+
+    namespaces.before_all_others = lambda: None  # nothing is timed here
+    with namespaces.hosts(RANKS, namespaces.DEFAULTS) as network:
+        yield network
+
+
+def forked(
+    fault: str, victim: int, folder: Path, path: Path, network: Any
+) -> tuple[list[str], list[int]]:
+    """Ranks that the fault has stopped are killed when the others are gone, as a launcher would."""
+    from ranks import Job
 
     def target() -> None:
         rank = int(os.environ["RANK"])
         as_rank(fault, victim, str(path), rank)
 
-    job = Job(folder / "ranks", target, RANKS, port=free_port())
+    options = {"environment": network.environment, "setup": network.enter} if network else {}
+    job = Job(folder / "ranks", target, RANKS, port=_free_port(), **options)
     deadline = time.monotonic() + 12 * TIMEOUT_S
     while (left := job.running()) and time.monotonic() < deadline:
-        if left == [victim] and FAULTS[fault] is not None:
+        if left == [victim]:
             time.sleep(2)
             break
         time.sleep(0.05)
     job.kill()
     ended = job.wait()
-    lines, end = stated(path, [job.text(rank) for rank in ended])
-    return lines, end, [one.code for one in ended.values()]
+    return [job.text(rank) for rank in ended], [one.code for one in ended.values()]
 
 
-def launched(launcher: str, fault: str, victim: int, folder: Path) -> tuple[Any, ...]:
-    path = folder / "run.jsonl"
+def launched(
+    launcher: str, fault: str, victim: int, folder: Path, path: Path, network: Any
+) -> tuple[list[str], list[int]]:
     rank = [str(Path(__file__)), "--rank", fault, str(victim), str(path)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    mpirun = ["mpirun", "--allow-run-as-root", "-n", str(RANKS)]
+    if network:
+        names, address = network.names, network.address
+        if launcher == "torchrun":
+            where = ["--master-addr", address(0), "--master-port", str(_free_port())]
+            nodes = [*torchrun, "--nnodes", str(RANKS), "--nproc-per-node", "1", *where]
+            commands = [
+                [*inside(names[index], index), *nodes, "--node-rank", str(index), *rank]
+                for index in range(RANKS)
+            ]
+        else:
+            hosts = ",".join(address(index) for index in range(RANKS))
+            mpirun += ["--host", hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
+            shell = folder / "shell"
+            shell.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__)} "$@"\n')
+            shell.chmod(0o755)
+            only = ("oob_tcp_if_include", "v0", "--mca", "plm_rsh_agent", str(shell))
+            mpirun += ["--mca", *only, "-x", "MASTER_ADDR", "-x", "MASTER_PORT"]
+            mpirun += ["-x", "GLOO_SOCKET_IFNAME", "-x", MARK]
+            commands = [[*inside(names[0], 0), *mpirun, sys.executable, *rank]]
+        env = {"GLOO_SOCKET_IFNAME": "v0", "HOSTS": " ".join(names)}
+        if launcher == "mpirun":
+            env |= {"MASTER_ADDR": address(0), "MASTER_PORT": str(_free_port())}
+        return until_all_left(commands, env, folder)
     if launcher == "torchrun":
-        program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
-        command = [*program, "--standalone", *rank]
-    else:
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS)]
-        command += [sys.executable, *rank]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env, cwd=folder)
-    lines, end = stated(path, [done.stdout + done.stderr])
-    return lines, end, [done.returncode]
+        own = ["--nproc-per-node", str(RANKS), "--standalone"]
+        return until_all_left([[*torchrun, *own, *rank]], {}, folder)
+    env = {}
+    if "store" in fault:  # its port is needed, which torchcoll else makes of the job's id
+        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return until_all_left([[*mpirun, "--oversubscribe", sys.executable, *rank]], env, folder)
+
+
+def inside(namespace: str, index: int) -> list[str]:
+    """Before the words of a command: on that host, with its name."""
+    script = f'hostname h{index}; exec "$@"'
+    return ["ip", "netns", "exec", namespace, "unshare", "--uts", "sh", "-c", script, "sh"]
+
+
+def as_remote_shell(address: str, words: Sequence[str]) -> None:
+    """What mpirun has for ssh."""
+    index = int(address.rpartition(".")[2]) - 1
+    command = [*inside(os.environ["HOSTS"].split()[index], index), "sh", "-c", " ".join(words)]
+    os.execvp(command[0], command)
+
+
+MARK = "TORCHCOLL_BENCHMARK_OF_FAULTS"
+LONGEST_S = 150
+
+
+def until_all_left(
+    commands: Sequence[Sequence[str]], env: dict[str, str], folder: Path
+) -> tuple[list[str], list[int]]:
+    """What they wrote, and exit codes; all that they started is waited for, and then killed."""
+    mark = f"{MARK}={folder}"
+    env = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder), **env}
+    files = [folder / f"{number}.txt" for number in range(len(commands))]
+    started = []
+    for command, file in zip(commands, files, strict=True):
+        with open(file, "w") as output:
+            started.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                )
+            )
+    deadline = time.monotonic() + LONGEST_S
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        for one in started:
+            one.poll()
+        time.sleep(0.3)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    codes = [one.wait() for one in started]
+    return [file.read_text() for file in files], codes
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that have it in their environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        with suppress(OSError, ValueError):
+            if mark.encode() in Path(f"/proc/{int(name)}/environ").read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+def _free_port() -> int:
+    from common import free_port
+
+    return free_port()
 
 
 def one(launcher: str, fault: str, victim: int) -> dict[str, Any]:
@@ -376,38 +593,31 @@ def one(launcher: str, fault: str, victim: int) -> dict[str, Any]:
 def _once(launcher: str, fault: str, victim: int) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp())
     try:
-        if launcher == "forked":
-            lines, end, codes = forked(fault, victim, folder)
-        else:
-            lines, end, codes = launched(launcher, fault, victim, folder)
-    except subprocess.TimeoutExpired:
-        lines, end, codes = [], "did not end", []
+        with place_of_file(fault, folder) as path, network_of(fault) as network:
+            launch = forked if launcher == "forked" else partial(launched, launcher)
+            texts, codes = launch(fault, victim, folder, path, network)
+            lines, end = stated(path, texts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {"launcher": launcher, "fault": fault, "victim": victim, "lines": lines, "end": end,
-            "codes": codes, "verdict": verdict(victim, lines)}  # fmt: skip
+            "codes": codes, "verdict": verdict(fault, victim, lines, end)}  # fmt: skip
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
-        names = ("RANK", "OMPI_COMM_WORLD_RANK")
-        own = next(int(os.environ[name]) for name in names if name in os.environ)
         fault, victim, path = sys.argv[2:]
-        return as_rank(fault, int(victim), path, own)
+        return as_rank(fault, int(victim), path, _own_number())
+    if "HOSTS" in os.environ:
+        return as_remote_shell(sys.argv[1], sys.argv[2:])
     launcher = sys.argv[1] if len(sys.argv) > 1 else "forked"
-    faults = sys.argv[2:] or list(FAULTS if launcher == "forked" else OF_ITEM_6)
+    known = [fault for fault in FAULTS if launcher != "forked" or fault not in REAL_ONLY]
+    faults = sys.argv[2:] or known
     from common import fork_ranks, title
 
-    if launcher == "forked":  # what ranks load as they start, once for all
-        pass
-
-    title(f"faults: {RANKS} ranks, {launcher}, all_reduce")
+    title(f"faults: {RANKS} ranks, {launcher}, all_reduce, --timeout {TIMEOUT_S}")
     counts: dict[str, int] = {}
-    for fault in faults:
-        if launcher == "forked":  # three launches side by side: they mostly wait
-            found = fork_ranks(RANKS, lambda victim, fault=fault: one("forked", fault, victim))
-        else:
-            found = [one(launcher, fault, victim) for victim in range(RANKS)]
+    for fault in faults:  # three launches side by side: they mostly wait
+        found = fork_ranks(RANKS, lambda victim, fault=fault: one(launcher, fault, victim))
         for each in found:
             counts[each["verdict"]] = counts.get(each["verdict"], 0) + 1
         cells = [f"{each['verdict']} [{each['end']}]" for each in found]
