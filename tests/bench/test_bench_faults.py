@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 
