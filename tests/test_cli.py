@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +22,8 @@ from torchcoll.importers.registry import importers
 ROOT = Path(__file__).resolve().parent.parent
 CASE = Case("all_reduce", 1000, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
 NAMES = (
-    "algorithms, cold, compare, doctor, export, gradients, import, limits, log, matrix, model, "
-    "pairs, plan, plot, replay, scaling, show, trace, transitions, versus"
+    "algorithms, cold, compare, doctor, explain, export, gradients, import, limits, log, matrix, "
+    "model, pairs, plan, plot, replay, scaling, show, trace, transitions, versus"
 )
 MEASURE = "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce."
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}
@@ -160,6 +162,10 @@ def test_completion_of_other_shells(capsys, monkeypatch):
 def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"torchcoll {__version__}\n"
+    for asked in (["--help"], []):
+        assert main(asked) == 0
+        help = capsys.readouterr().out
+        assert help.startswith("usage: torchcoll [-h]")
     assert main(["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "To measure: torchrun --nproc-per-node N -m torchcoll.allreduce" in text
@@ -170,11 +176,29 @@ def test_version_and_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        ("", 2, f"command: got none, expected one of {NAMES}. {MEASURE}"),
         ("reduce", 2, f"command: got reduce, expected one of {NAMES}. {MEASURE}"),
         ("--x", 2, "the following arguments are required: COMMAND. See torchcoll --help."),
         ("show", 2, "show: got no file, expected at least one result file"),
-        ("show FILE --form csv", 2, "unrecognized arguments: --form csv. See torchcoll --help."),
+        (
+            "show FILE --form csv",
+            2,
+            "unrecognized arguments: --form csv. Did you mean --format? See torchcoll show --help.",
+        ),
+        (
+            "compare FILE FILE --bogus",
+            2,
+            "unrecognized arguments: --bogus. See torchcoll compare --help.",
+        ),
+        (
+            "compair",
+            2,
+            f"command: got compair, expected one of {NAMES}. Did you mean compare? {MEASURE}",
+        ),
+        (
+            "show fail.jsonl",
+            3,
+            "result file: got fail.jsonl, expected a file that exists. Did you mean file.jsonl?",
+        ),
         (
             "show FILE --format",
             2,
@@ -195,6 +219,7 @@ def test_version_and_help(capsys):
 )
 def test_errors_are_one_line(arguments, code, line, path, in_tmp_path, capsys):
     os.mkdir("DIR")
+    Path("file.jsonl").write_text("{}")
     assert main([str(path) if a == "FILE" else a for a in arguments.split()]) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -281,3 +306,29 @@ def test_a_library_that_an_image_lacks(monkeypatch, tmp_path, capsys):
     )  # ours: a defect, not an image
     with pytest.raises(ModuleNotFoundError):
         main(["log", str(tmp_path / "graph.xml")])
+
+
+def test_something_is_seen_on_a_terminal_until_the_first_line(path):
+    """As a user sees it: a terminal of both streams, and a command that takes its time."""
+    program = (
+        "import sys, time\nfrom torchcoll import cli\n"
+        "from torchcoll.runs import command\n"
+        "shown = command._shown\n"
+        "command._shown = lambda options: (time.sleep(1), shown(options))[1]\n"
+        f"sys.exit(cli.main(['show', {str(path)!r}]))\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm", COLUMNS="200", NO_COLOR="1")
+        os.execv(sys.executable, [sys.executable, "-c", program])
+    seen = b""
+    with contextlib.suppress(OSError):  # Linux: the other end is closed
+        while piece := os.read(terminal, 1 << 16):
+            seen += piece
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = seen.decode()
+    assert text.startswith("\r\x1b[Ktorchcoll show ... 0 s")
+    line, _, rest = text.partition("NO REFERENCE")
+    assert line.endswith(("\r\x1b[K", "\r\x1b[K\x1b[1m"))  # nothing of it stays
+    assert "torchcoll show ..." not in rest

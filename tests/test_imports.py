@@ -50,7 +50,7 @@ TABLE = {
     "contention": ({"core", "libraries"}, SCIENCE, set()),
     "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
-    "cli": ({"core"}, set(), {"machine", "bench", "shtab"}),
+    "cli": ({"core"}, set(), {"machine", "bench", "report", "shtab"}),
     "__main__": ({"cli"}, set(), set()),
     "__init__": (set(), set(), set()),
 }

@@ -23,6 +23,7 @@ from torchcoll.core.errors import (
     UnavailableError,
     UsageError,
     choice,
+    nearest_option,
     tell,
     unknown,
 )
@@ -40,7 +41,8 @@ class _Parser(argparse.ArgumentParser):
     """argparse whose errors are UsageErrors: one line, no usage text before it."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[:1].lower()}{message[1:]}", action=f"See {self.prog} --help.")
+        action = nearest_option(message, self._option_string_actions, f"{self.prog} --help")
+        raise UsageError(f"{message[:1].lower()}{message[1:]}", action=action)
 
 
 # Command -> (help, ``add_arguments(parser)``, ``run(options) -> ExitCode``)
@@ -57,7 +59,8 @@ def commands(*rooms: str) -> Commands:
 
 
 _SHELLS = ("bash", "zsh")  # others that shtab knows have not been tried
-_PATHS = {"FILE": "FILE", "RUN": "FILE", "SIDE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY"}
+_PATHS = dict.fromkeys(("FILE", "RUN", "SIDE", "PATH", "CASE|METRIC|FILE"), "FILE")
+_PATHS["DIR"] = "DIRECTORY"
 
 
 class _PrintCompletion(argparse.Action):
@@ -106,9 +109,16 @@ def _parser(chosen: str, known: Commands) -> _Parser:
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     first = argv[0] if argv else ""
     known = commands(_ON_RANKS[first]) if first in _ON_RANKS else commands()
-    if first not in known and not first.startswith("-"):
-        raise unknown("command", first or "none", known, action=f"{_TO_MEASURE}.")
-    return _parser(first, known).parse_args(argv)
+    if not argv:
+        argv = ["--help"]
+    elif first not in known and not first.startswith("-"):
+        raise unknown("command", first, known, action=f"{_TO_MEASURE}.")
+    parser = _parser(first, known)
+    options, rest = parser.parse_known_args(argv)
+    if rest:  # argparse would point to the help of the whole
+        own = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        next(own)[first].error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,8 +132,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank and not {"-h", "--help"}.isdisjoint(arguments):
             return int(ExitCode.OK)  # rank 0 prints it
         options = _parsed(arguments)
+        name = options.command
         del options.command
-        code = options.run(options)
+        if name in _ON_RANKS:
+            code = options.run(options)
+        else:
+            from torchcoll.report.waiting import waiting
+
+            with waiting(f"torchcoll {name}"):
+                code = options.run(options)
         if sys.stdout:  # None where it was closed before the start (`>&-`)
             sys.stdout.flush()
         return int(code)

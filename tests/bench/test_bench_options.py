@@ -33,7 +33,7 @@ OPTIONS = (
     *("--init", "--coalesce", "--rehearse", "--traffic", "--gate"),
 )
 SWITCHES = ("--fresh-group", "--dry-run", "--no-output", "--quiet", "-h", "--help", "--rehearse")
-SWITCHES += ("--async", "--gate", "--bisect")
+SWITCHES += ("--async", "--gate", "--bisect", "--verbose")
 
 
 def all_options() -> set[str]:
@@ -170,10 +170,14 @@ BAD = [
     ("--backend=", "backend: got an empty text, expected a name"),
     ("--device=", "device: got an empty text, expected a name"),
     ("--traffic=", "traffic: got an empty text, expected a name"),
-    ("--bogus", "unrecognized arguments: --bogus. --help lists the options."),
-    ("--siz 1K", "unrecognized arguments: --siz 1K. --help lists the options."),
-    ("extra", "unrecognized arguments: extra. --help lists the options."),
-    ("-n", "argument -n/--iters: expected one argument. --help lists the options."),
+    ("--bogus", "unrecognized arguments: --bogus. See python -m torchcoll.suite --help."),
+    (
+        "--siz 1K",
+        "unrecognized arguments: --siz 1K. Did you mean --sizes? See python -m torchcoll.suite "
+        "--help.",
+    ),
+    ("extra", "unrecognized arguments: extra. See python -m torchcoll.suite --help."),
+    ("-n", "argument -n/--iters: expected one argument. See python -m torchcoll.suite --help."),
 ]
 
 
@@ -182,6 +186,20 @@ def test_a_bad_value(line, message):
     with pytest.raises(UsageError) as caught:
         parse(line.split(), None, "torchcoll.suite")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("--minbytes 8", "Did you mean --min-bytes? See python -m torchcoll.allreduce --help."),
+        ("--collectives all", "--collectives is an option of torchcoll.suite."),
+        ("-g 8", "The launcher says how many ranks: torchrun --nproc-per-node N."),
+    ],
+)
+def test_an_option_that_is_no_such_one_is_told_the_nearest(line, hint):
+    with pytest.raises(UsageError) as caught:
+        parse(line.split(), "all_reduce", "torchcoll.allreduce")
+    assert str(caught.value) == f"unrecognized arguments: {line}. {hint}"
 
 
 def test_the_mode_names_what_there_is():

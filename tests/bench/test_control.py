@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 import torch.distributed as dist
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torchcoll.bench import watchdog
 from torchcoll.bench.control import Control, grace_s
 from torchcoll.bench.watchdog import Progress, Watchdog
-from torchcoll.core.errors import TorchcollError, UnavailableError
+from torchcoll.core.errors import HangError, TorchcollError, UnavailableError
 
 
 def on_ranks(ranks, action):
@@ -95,3 +96,28 @@ def test_the_watchdog_waits_as_it_was_late(monkeypatch):
     with pytest.raises(RuntimeError, match="asked"):
         dog._survey({})
     assert asked == [7.0]
+
+
+def test_a_terminal_is_told_who_has_come():
+    """Rank 0 alone looks, and the last look has all."""
+    told = []
+
+    def action(control):
+        control.came = told.append if control.rank == 0 else None
+        return control.all_gather(f"h{control.rank}")
+
+    assert on_ranks(3, action) == [["h0", "h1", "h2"]] * 3
+    assert sorted(told[-1]) == ['"h1"', '"h2"']
+    assert all(len(before) <= len(after) for before, after in pairwise(told))
+
+
+def test_who_looks_waits_no_longer():
+    """And names who did not come, as one who does not look."""
+    store = dist.HashStore()
+    control = Control(store, 0, 3, timeout_s=0.5)
+    told = []
+    control.came = told.append
+    store.set("g1/2", '"here"')
+    with pytest.raises(HangError, match=r"^no word from rank 1 within 0\.5 s$"):
+        control.gather("h0")
+    assert told == [['"here"']]

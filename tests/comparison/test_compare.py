@@ -9,8 +9,10 @@ from made_launches import given, in_turn, launches, measured, run
 
 import torchcoll
 from torchcoll.comparison.compare import compare
+from torchcoll.comparison.show import answer_of
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Reported, Verification
+from torchcoll.report.grid import Answer
 
 BASE = launches([100_000, 101_000, 99_000, 100_500, 99_500, 100_000])
 
@@ -182,10 +184,11 @@ def test_the_worst_is_the_slowest_whatever_the_metric():
 def test_ratios_beyond_the_threshold_are_counted_without_a_test():
     found = compare(launches([{8: 100, 64: 100, 512: 100}]), launches([{8: 101, 64: 103, 512: 50}]))
     assert found.beyond == 2
-    assert found.notes == [
-        "2 of 3 ratios that no test could judge are beyond 2 %; the furthest: "
-        "all_reduce 512 0.500, all_reduce 64 1.030"
-    ]
+    assert answer_of(found) == Answer(
+        "2 of 3 differ by more than 2 %: 512 0.5x, 64 1.03x; one launch a side, so none is "
+        "evidence",
+        "doubt",
+    )
 
 
 def test_means_are_compared_like_with_like():
@@ -266,10 +269,10 @@ def test_the_public_name_and_what_show_prints(capsys):
     torchcoll.show(found)
     assert capsys.readouterr().out.splitlines()[-4:] == [
         "1 case: 1 slower",
-        "worst: 1K 1.051 (slower); best: 1K 1.051 (slower)",
         "p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 "
         "counts",
         "Mann-Whitney with Holm confirms 1 of 1 differences",
+        "1 of 1 case slower: 1K 1.05x",
     ]
 
 

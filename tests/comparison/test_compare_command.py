@@ -16,6 +16,7 @@ from made_launches import given, in_turn, launches, measured, run
 
 from torchcoll.cli import main
 from torchcoll.comparison.compare import compare
+from torchcoll.comparison.show import show_comparisons
 from torchcoll.comparison.sides import side
 from torchcoll.core.file import save
 from torchcoll.core.summary import Row
@@ -52,9 +53,9 @@ size      base       new  ratio            95 %  result
   1K  100.0 us  104.0 us  1.041  1.030 to 1.051  slower (p < 0.0001)
 
 1 case: 1 slower
-worst: 1K 1.041 (slower); best: 1K 1.041 (slower)
 p: t of the side in log figure ~ side + launch number by start time, one case; below 0.05 counts
 Mann-Whitney with Holm confirms 1 of 1 differences
+1 of 1 case slower: 1K 1.04x
 """
 
 
@@ -172,6 +173,71 @@ def test_three_sides_are_two_comparisons(folder, capsys):
         "b",
         "c",
     ]
+
+
+@pytest.fixture
+def sizes(in_tmp_path):
+    """8: slower by 20 %, 64: faster by 10 %, 1K: the same, 1M: unclear (its launches scatter)."""
+    noise = (-200, 100, 0, 200, -100, 50)
+    far = (-20_000, 20_000, -15_000, 12_000, 9_000, -9_000)
+    for name, slow, fast, shift in (
+        ("before", 100_000, 100_000, 1),
+        ("after", 120_000, 90_000, -1),
+    ):
+        for number, (own, wide) in enumerate(zip(noise, far, strict=True)):
+            cases = {8: slow, 64: fast, 1024: 100_000}
+            times = {size: ns + shift * own for size, ns in cases.items()}
+            times[1 << 20] = 100_000 + shift * wide
+            one = run(*(measured(ns, size_bytes=size) for size, ns in times.items()))
+            one.header["start_utc"] = f"2026-02-01T00:{number:02}:0{shift + 1}.000000Z"
+            save(one, in_tmp_path / name / f"{number}.jsonl")
+    return in_tmp_path
+
+
+@pytest.mark.parametrize(
+    ("choices", "shown", "hidden"),
+    [
+        ("", ["8", "64"], "  all_reduce at 1K, 1M: 1 same, ratio 1.000; 1 unclear"),
+        ("--all", ["8", "64", "1K", "1M"], ""),
+        ("--only changed", ["8", "64"], "  all_reduce at 1K, 1M: 1 same"),
+        ("--only slower", ["8"], "  all_reduce at 64, 1K, 1M: 1 faster, ratio 0.9"),
+        ("--only unclear", ["1M"], "  all_reduce at 8, 64, 1K: 1 slower, ratio 1.2"),
+    ],
+)
+def test_what_has_not_changed_is_a_line_a_collective(sizes, choices, shown, hidden, capsys):
+    assert main(["compare", "before", "after", *choices.split()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    head = next(n for n, line in enumerate(lines) if line.split()[:1] == ["size"])
+    assert [line.split()[0] for line in lines[head + 1 : head + 1 + len(shown)]] == shown
+    assert lines[head + 1 + len(shown)] == ""
+    folded = [line for line in lines if line.startswith("  all_reduce at")]
+    assert [line[: len(hidden)] for line in folded] == ([hidden] if hidden else [])
+    assert lines[-1] == (
+        "1 of 4 cases slower: 8 1.2x; 1 of 4 cases faster: 64 0.9x; 1 same, 1 unclear"
+    )
+
+
+def test_the_answer_comes_first_on_a_terminal_and_is_coloured(sizes, monkeypatch):
+    answer = "1 of 4 cases slower: 8 1.2x; 1 of 4 cases faster: 64 0.9x; 1 same, 1 unclear"
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    found = compare("before", "after")
+    for name, text in (("NO_COLOR", f"\x1b[1m{answer}"), ("NO", f"\x1b[1;31m{answer}")):
+        monkeypatch.setenv(name, "1")
+        file = Terminal()
+        show_comparisons([found], file=file)
+        assert file.getvalue().startswith(text)
+        assert file.getvalue().count(answer) == 2
+        monkeypatch.delenv(name)
+    piped = io.StringIO()
+    show_comparisons([found], file=piped)
+    assert piped.getvalue().count(answer) == 1
+    assert piped.getvalue().endswith(f"\n{answer}\n")
 
 
 def test_json_has_the_fields_of_a_row_and_what_was_found(folder, capsys):
@@ -302,7 +368,9 @@ def test_different_hardware_is_shown_side_by_side(folder, capsys):
         "1M 20.00 us 62.5 % 20.00 us 62.5 %",
     ]
     assert "3 cases: 3 incomparable" in lines
-    assert not any(line.startswith("worst") for line in lines)
+    assert lines[-1] == (
+        "none of 3 cases can be compared: different hardware: device names Xeon and PVC"
+    )
 
 
 def test_what_only_one_side_has_is_told_in_short(folder, capsys):
@@ -312,9 +380,10 @@ def test_what_only_one_side_has_is_told_in_short(folder, capsys):
     assert main(["compare", "a.jsonl", "b.jsonl"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "9 cases: 1 unclear, 8 incomparable (8 on one side only)" in lines
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         "only in base: all_reduce: 8, 32",
         "only in new: all_reduce: 64, 128, ..., 2K, (6)",
+        "the one case does not differ by more than 2 %; one launch a side, so that is no evidence",
     ]
     assert main(["compare", "a.jsonl", "b.jsonl", "--format", "json"]) == 0
     assert len(rows(capsys)) == 9
@@ -390,12 +459,40 @@ def test_a_side_named_model_has_its_errors_told(in_tmp_path, sides, capsys):
         save(run(*cases), in_tmp_path / name)
     assert main(["compare", *sides.split()]) == 0
     # |30 / 40 - 1|, |110 / 100 - 1|, |202 / 200 - 1|: 0.25 x 0.1 x 0.01 = 0.063 to the third.
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "error of the model, |time predicted / measured - 1|, over 3 cases: geometric mean 6.3 % "
-        "(sizes that are nearly exact pull it down), mean 12.0 %, worst 25.0 % (all_reduce 1M)"
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert " ".join(lines[-1]) == (
+        "the model's time is off by 12.0 % on average, 6.3 % geometric mean, over 3 cases; worst "
+        "25.0 % (1M)"
     )
+    assert ["all_reduce", "3", "6.3", "%", "12.0", "%", "25.0", "%", "1M"] in lines
+    # An error in place of a result, with its sign.
+    assert [(line[0], line[-2]) for line in lines if line and line[-1] == "%"] == [
+        *(("1M", "-25.0"), ("4M", "+10.0"), ("16M", "+1.0"))
+    ]
+    assert main(["compare", *sides.split(), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["error"] for row in found["rows"]] == pytest.approx([-0.25, 0.1, 0.01])
+    assert [(one["cases"], one["worst_bytes"]) for one in found["errors"]] == [(3, 1 << 20)] * 2
     assert main(["compare", *sides.replace("model", "new").split()]) == 0
     assert "error of the model" not in capsys.readouterr().out
+
+
+def test_errors_of_a_model_by_scenario(in_tmp_path, capsys):
+    """The labels that both sides tell scenarios by, and the ranks: none is pooled with another."""
+    for name, factor in (("real", 100), ("sim", 110)):
+        for number, (pattern, ranks) in enumerate((("incast", 2), ("incast", 4), ("ring", 2))):
+            extra = 20 * (name == "sim") * (pattern == "ring")
+            case = measured(factor + extra, ranks=ranks)
+            one = run(case, ranks=ranks, labels={"pattern": pattern, "launch": str(number)})
+            save(one, in_tmp_path / name / f"{number}.jsonl")
+    assert main(["compare", "measured=real", "model=sim", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["errors"]
+    scenarios = [(one.get("label=pattern"), one.get("ranks"), one["cases"]) for one in found]
+    assert scenarios == [(None, None, 3), ("incast", 2, 1), ("incast", 4, 1), ("ring", 2, 1)]
+    assert [one["mean"] for one in found] == pytest.approx([0.5 / 3, 0.1, 0.1, 0.3])
+    assert main(["compare", "measured=real", "model=sim"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "ranks 2, ring 1 30.0 % 30.0 % 30.0 % 1K" in lines
 
 
 def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
@@ -403,8 +500,8 @@ def test_a_model_that_is_exact_somewhere_has_no_geometric_mean_to_boast_of():
         side("base", launches([{8: 100, 64: 100}])),
         side("model", launches([{8: 100, 64: 150}])),
     )
-    (note,) = [n for n in compare(exact, model).notes if n.startswith("error of the model")]
-    assert "geometric mean 0.0 % (sizes that are nearly exact pull it down), mean 25.0 %" in note
+    every, _ = compare(exact, model).errors
+    assert (every.found.geomean, every.found.mean) == (0.0, pytest.approx(0.25))
 
 
 def test_a_pattern_takes_folders_of_folders(folder, capsys):

@@ -148,7 +148,11 @@ def test_a_change_near_the_beginning(capsys):
     assert "before 1, between 128 and 512: a change, with too few sizes before it for" in text
     # Below 128, down to a quarter of it would be 32: the sweep begins at 8, so 8 x 2, 8 x 8.
     # Between: 128 x 4^(k / 7) in steps of 4: 156, 190.2, 231.9, 282.7, 344.6, 420.
-    assert text.splitlines()[-1] == "to narrow: --sizes 16,64,156,192,232,284,344,420"
+    assert text.splitlines()[-3:] == [
+        "to narrow: --sizes 16,64,156,192,232,284,344,420",
+        "",
+        "1 transition: between 128 and 512 (a change)",
+    ]
     assert records(one)[0]["before_latency_ns"] is None
 
 

@@ -136,8 +136,31 @@ def test_dry_run(in_tmp_path, capsys):
         "env -u NCCL_ALGO python -m torchcoll.allreduce --output D/auto-1.jsonl "
         "--label cell=auto --label launch=1",
     ]
-    assert err == "2 cells x 1 launch = 2, in this order:\n"
+    # 13 cases without options; 2 x (10 + 13 x 1.5) s.
+    assert err == (
+        "2 cells x 1 launch = 2, in this order:\n"
+        "total: 2 cells x 1 launch = 2; about 59 s (assumed: 10 s to start a launch, and 1.5 s for "
+        "each of its 13 cases)\n"
+    )
     assert list(in_tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-n 20", "no estimate of time: 20 calls a case take as long as they take"),
+        ("-n 0", "no estimate of time: the cold calls alone take as long as they take"),
+        # 2 x (10 + 2 x 2.5) s.
+        ("--sizes 8,1K --max-time 2", "about 30 s (assumed: 10 s to start a launch, and 2.5 s for "
+         "each of its 2 cases)"),
+        ("--bogus", "its time is not known from here"),
+    ],
+)  # fmt: skip
+def test_dry_runs_end_with_their_time(in_tmp_path, capsys, words, told):
+    line = f"matrix --launches 2 -o D --dry-run -- python -m torchcoll.allreduce {words}"
+    assert main(line.split()) == 0
+    total = capsys.readouterr().err.splitlines()[-1]
+    assert total == f"total: 1 cell x 2 launches = 2; {told}"
 
 
 def test_what_is_told_beforehand(monkeypatch, in_tmp_path, capsys):

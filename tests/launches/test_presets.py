@@ -45,6 +45,57 @@ def test_nccl_before_2_24():
     assert found["ring-ll"].variables == {"NCCL_ALGO": "ring", "NCCL_PROTO": "ll"}
 
 
+@pytest.mark.parametrize(
+    ("words", "without", "notes"),
+    [
+        # Stated: A100 have no switches that reduce, and all is within one host.
+        ("-m torchcoll.allreduce --label fabric=nvswitch-a100",
+         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, no NVSwitch that reduces: nvls, nvlstree",
+          "left out, one host: collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label fabric=nvswitch-h200",
+         {"nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, one host: nvlstree, collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label=fabric=pcie-gen5",
+         {"nvls", "nvlstree", "collnetdirect", "collnetchain"},
+         ["left out, no NVSwitch that reduces: nvls, nvlstree",
+          "left out, one host: collnetdirect, collnetchain"]),
+        # Several hosts: InfiniBand may have SHARP, Ethernet has not; what is within them is open.
+        ("-m torchcoll.allreduce --label fabric=ib-ndr:8", set(), []),
+        ("-m torchcoll.allreduce --label fabric=ethernet:100",
+         {"collnetdirect", "collnetchain"},
+         ["left out, no network with SHARP: collnetdirect, collnetchain"]),
+        ("-m torchcoll.allreduce --label fabric=mine", set(), []),
+        ("-m torchcoll.allgather --label fabric=nvswitch-a100",
+         {"nvls", "pat", "collnetdirect"},
+         ["left out, no NVSwitch that reduces: nvls", "left out, one host: collnetdirect, pat"]),
+    ],
+)  # fmt: skip
+def test_nccl_leaves_out_what_a_stated_fabric_lacks(words, without, notes):
+    every = set(nccl(words.partition(" --label")[0]))
+    found, told = cells(words, "nccl-algorithms", nccl_version="2.27.5")
+    assert every - set(found) == {f"{name}-simple" for name in without}
+    assert told == notes
+
+
+@pytest.mark.parametrize(("reduces", "nvls"), [(True, True), (False, False), (None, True)])
+def test_nccl_leaves_out_what_the_gpus_of_this_machine_lack(monkeypatch, tmp_path, reduces, nvls):
+    monkeypatch.setattr("torchcoll.machine.gpu_state.switches_reduce", lambda: reduces)
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    for nodes, here in (([], True), (["--nnodes", "2"], False)):
+        words = ["torchrun", *nodes, "--nproc-per-node", "8", "-m", "torchcoll.allreduce"]
+        plan, _ = make_plan(
+            words,
+            presets=["nccl-algorithms"],
+            nccl_version="2.27.5",
+            environ={"PATH": str(tmp_path)},
+        )
+        names = {cell.name for cell in plan.cells}
+        assert ("nvls-simple" in names) == (nvls or not here)
+        assert ("collnetchain-simple" in names) == (not here)
+
+
 @pytest.mark.parametrize("module", ["allgather", "reducescatter"])
 def test_nccl_all_gather_and_reduce_scatter(module):
     rings = {f"ring-{p}" for p in THREE}

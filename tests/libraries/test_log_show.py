@@ -103,6 +103,7 @@ def test_the_whole_table(log, capsys):
         "warning: No memory (x.cc:9)",
         "",
         "a.log: 22 lines: 21 understood, 1 of other programs",
+        "1 warning of the library: No memory (x.cc:9)",
     ]
 
 

@@ -107,7 +107,7 @@ def test_time_to_first_result_adds_an_eager_connect():
     assert first_lines(launch)[0] == (
         "first call 5.00 ms, not settled after 2 calls, time to first result 45.0 ms"
     )
-    start_up = header_lines(launch, [case()])[5]
+    start_up = header_lines(launch, [case()], verbose=True)[5]
     assert start_up == (
         "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connect 40.0 ms"
     )
@@ -138,7 +138,9 @@ def test_what_connects_within_init_counts_into_the_time_to_first_result():
         header={"connects": "init_process_group"},
         phases={"init_process_group": [24_000_000] * 8},
     )
-    assert header_lines(launch, [])[-1] == "start up: init 24.0 ms including connecting"
+    assert (
+        header_lines(launch, [], verbose=True)[-1] == "start up: init 24.0 ms including connecting"
+    )
     assert first_lines(launch)[0].endswith("time to first result 25.0 ms")
 
 
@@ -150,7 +152,9 @@ def test_nothing_connects_where_nothing_is_communicated(backend, ranks):
         header={"connects": "init_process_group"},
         phases={"init_process_group": [24_000_000] * ranks},
     )
-    assert header_lines(launch, [case(backend=backend)])[-1] == "start up: init 24.0 ms"
+    assert (
+        header_lines(launch, [case(backend=backend)], verbose=True)[-1] == "start up: init 24.0 ms"
+    )
     assert first_lines(launch)[0].endswith("time to first result 1.00 ms")
 
 
@@ -158,7 +162,7 @@ def test_a_file_cut_during_start_up_names_no_phase_that_it_has_not():
     launch = run(
         header={"connects": "init_process_group"}, phases={"import_torch": [1_200_000_000]}
     )
-    assert header_lines(launch, [])[-1] == "start up: import torch 1.20 s"
+    assert header_lines(launch, [], verbose=True)[-1] == "start up: import torch 1.20 s"
 
 
 def test_a_file_without_a_case_names_what_was_asked():
@@ -223,7 +227,7 @@ def test_each_backend_has_its_first_call():
         "gloo: first call 1.00 ms, settled after 2 calls, time to first result 25.0 ms",
         "ccl: first call 900 ms, not settled after 2 calls, time to first result 900 ms",
     ]
-    assert header_lines(launch, [case()])[5] == (
+    assert header_lines(launch, [case()], verbose=True)[5] == (
         "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms including connecting, "
         "ccl connects in its first call"
     )

@@ -200,6 +200,11 @@ def test_places_in_a_job_are_panels_of_their_own():
         [9_000_000] * 2,
         [1_000_000] * 2,
     ]
+    # One scale for both, so that they can be compared by eye.
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_ylim()[1] >= 9_000_000
+    assert first.get_xlim() == second.get_xlim()
+    assert [len(legend(axis)) for axis in (first, second)] == [4, 0]
 
 
 @pytest.mark.parametrize(

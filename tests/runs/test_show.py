@@ -18,17 +18,27 @@ backend: gloo of torch 2.13.0; 8 ranks on vm, cpu
 clock: host; mode: synchronized (a barrier before every call, outside the stamps)
 slowest rank = max over ranks
 each case until 5 % precision or 1 s; verification on; the same buffers in every call
-start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first call
 first call 5.00 ms, settled after 2 calls
-cost of measuring, a call: timed loop 80 ns, barrier 35.0 us
 low, high = p5, p95 within this launch
 """
 NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN)"
 
 
 def body(text: str) -> str:
-    """What follows the header lines."""
-    return text.split("\n\n", 1)[1]
+    """What follows the header lines; on a terminal the answer stands above these."""
+    return text[text.index("torchcoll 0.1.0:") :].split("\n\n", 1)[1]
+
+
+def test_what_authors_ask_for_is_in_the_header_of_verbose(shown):
+    text = shown(run(result()), verbose=True)
+    lines = text.splitlines()
+    assert lines[5:8] == [
+        "start up: import torch 1.20 s, rendezvous 2.00 ms, init 24.0 ms, connects in the first "
+        "call",
+        "first call 5.00 ms, settled after 2 calls",
+        "cost of measuring, a call: timed loop 80 ns, barrier 35.0 us",
+    ]
+    assert "\n".join([*lines[:5], lines[6], *lines[8:], ""]) == shown(run(result()))
 
 
 def test_one_case_on_8_ranks(shown):
@@ -116,7 +126,7 @@ def test_what_measuring_took_of_the_time(shown):
         return result(2, batches=[21], start_ns=start, spent_ns=parts, **changed)
 
     groups = [spent(7, case=case(group=f"mod:2/{n}")) for n in range(2)]
-    text = shown(run(*groups, spent(9), ranks=4))
+    text = shown(run(*groups, spent(9), ranks=4), verbose=True)
     line = (
         "cost of measuring, a call: timed loop 80 ns, barrier 35.0 us; of the time of all cases: "
     )
@@ -648,4 +658,5 @@ def test_several_runs_stand_below_their_paths(shown, tmp_path):
     one.path, two.path = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     text = shown(one, two)
     single = shown(run(result()))
-    assert text == f"{one.path}\n{single}\n{two.path}\n{single}"
+    whole = f"2 runs, none judged: {NONE}\n"
+    assert text == f"{whole}\n{one.path}\n{single}\n{two.path}\n{single}\n{whole}"

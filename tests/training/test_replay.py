@@ -354,7 +354,11 @@ def test_in_the_launch_that_captured_it(jobs, tmp_path):
         (traffic([], []), *("--format xml", 2), "format: got xml, expected one of table, markd"),
         (traffic([], []), *("--timeout 0", 2), "timeout: got 0.0, expected above 0"),
         (traffic([], []), *("-J t.jsonl", 2), "output: got t.jsonl, expected a file that does n"),
-        (traffic([], []), *("--bogus", 2), "unrecognized arguments: --bogus. See torchcoll --h"),
+        (
+            traffic([], []),
+            *("--bogus", 2),
+            "unrecognized arguments: --bogus. See torchcoll replay --h",
+        ),
     ],
 )
 def test_one_line_from_rank_0(jobs, tmp_path, reported, arguments, code, line):

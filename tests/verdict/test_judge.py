@@ -245,7 +245,9 @@ def test_without_a_fabric():
     none = {"nvlinks": None, "to_switch": None}
     assert line(case_of(300), **none) == (
         "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
-        "1 case correct"
+        # 300 of 370.8; the card on PCIe would carry 41.
+        "assumed, no verdict: 81 % of the ring limit of nvswitch-h200 (--fabric NAME judges by "
+        "one); 1 case correct"
     )
     host = case_of(2, device="cpu", backend="gloo")
     assert line(host, device="AMD EPYC", **none) == (
@@ -278,7 +280,10 @@ def test_what_an_import_lacks_to_be_judged():
     )
     assert imported() == (
         "NO REFERENCE for nccl on cuda (torchcoll show has --fabric NAME and --against RUN); "
-        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN)"
+        f"{NOT_JUDGED} GPU unknown (torchcoll import FILE --label gpu=NAME -o RUN); assumed, no "
+        # 300 of 370.8, and of eight rails of 50.
+        "verdict: 81 % of the ring limit of nvswitch-h100 or nvswitch-h20 or nvswitch-h200, 75 % "
+        "of the ring limit of ib-ndr:8 (--fabric NAME judges by one)"
     )
     assert NOT_JUDGED not in imported(labels={"gpu": "H200"})
     stated = imported(labels={"link_gbps": "450"})
@@ -286,6 +291,42 @@ def test_what_an_import_lacks_to_be_judged():
     assert stated.endswith("; label link_gbps not used: which ranks share a host is unknown")
     assert NOT_JUDGED not in imported(device="cpu", backend="gloo")
     assert imported(labels={"fabric": "nvswitch-h200"}).startswith("WARN 300 GB/s")
+
+
+def pasted(name, ranks=8, hosts=1, tool="nccl-tests"):
+    """A table of another tool, with the devices and hosts that its header names."""
+    members = [
+        {"rank": rank, "host": f"n{rank * hosts // ranks}", "device_name": name}
+        for rank in range(ranks)
+    ]
+    result = replace(case_of(349, verification=None), ranks=ranks)
+    return judge(Run(header={"source": {"tool": tool}}, members=members, results=[result]))
+
+
+def test_the_devices_and_hosts_of_a_log_choose_the_fabric_where_they_leave_one():
+    # 349 of 370.8.
+    found = pasted("NVIDIA H100 80GB HBM3")
+    assert (found.line[:5], found.fabric) == ("PASS ", "nvswitch-h100")
+    assert (
+        "; nvswitch-h100 is taken from the log: 8 NVIDIA H100 80GB HBM3 on one host" in found.line
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "hosts", "assumed"),
+    [
+        # A card may have no switch, four of a board have none; on two hosts it is the network.
+        ("NVIDIA H100 PCIe", 8, 1, "94 % of the ring limit of nvswitch-h100"),
+        # On four ranks the same time is 349 x 1.5 / 1.75 = 299 GB/s; eight rails of 50 pass what
+        # the NVLinks within each host carry, 370.8.
+        ("NVIDIA H100 80GB HBM3", 4, 1, "81 % of the ring limit of nvswitch-h100"),
+        ("NVIDIA H100 80GB HBM3", 8, 2, "94 % of the ring limit of ib-ndr:8"),
+    ],
+)
+def test_else_the_fabrics_that_fit_are_assumptions_and_no_verdict(name, ranks, hosts, assumed):
+    found = pasted(name, ranks, hosts)
+    assert (found.word, found.fabric) == ("NO REFERENCE", None)
+    assert f"; assumed, no verdict: {assumed}" in found.line
 
 
 def test_the_figures_that_are_a_copy_of_one_device():

@@ -123,6 +123,7 @@ class Control:
         self.ranks = ranks
         self.timeout_s = timeout_s
         self.members: list[dict[str, Any]] = []  # filled by the hello; names ranks in messages
+        self.came: Callable[[Sequence[str]], None] | None = None  # told who has come, while waiting
         self.steps = 0
         self._awaited: list[str] = []  # what this rank waits for
         self._decided: list[str] = []
@@ -198,8 +199,12 @@ class Control:
     def _wait(self, keys: list[str], timeout_s: float | None) -> None:
         limit_s = min(timeout_s or self.timeout_s, self.timeout_s)
         self._awaited = keys
+        start = time.monotonic()
         try:
-            self.store.wait(keys, timedelta(seconds=limit_s))
+            if self.came and not self.rank:
+                self._look(keys, limit_s)
+            left_s = max(limit_s - (time.monotonic() - start), 0.1)
+            self.store.wait(keys, timedelta(seconds=left_s))
             self._awaited = []
         except RuntimeError as error:
             detail = _first_line(error)
@@ -207,6 +212,22 @@ class Control:
             raise HangError(
                 f"no word from {self._missing(keys)} within {limit_s:g} s{why}"
             ) from None
+
+    def _look(self, keys: list[str], limit_s: float) -> None:
+        """Tell who has come, whenever another has, until all have. Of many ranks a look takes
+        long: the pause grows with it.
+        """
+        assert self.came is not None
+        start, known, told = time.monotonic(), dict[str, str](), -1
+        while len(known) < len(keys) and (now := time.monotonic()) - start < limit_s:
+            for key in keys:
+                if key not in known and self.store.check([key]):
+                    known[key] = self.store.get(key).decode()
+            if len(known) > told:
+                told = len(known)
+                self.came([*known.values()])
+            if told < len(keys):
+                time.sleep(min(0.5, 0.05 + 5 * (time.monotonic() - now)))
 
     def _missing(self, keys: list[str]) -> str:
         if self.rank:

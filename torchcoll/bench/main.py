@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchcoll.bench.options import Options, parse
 from torchcoll.bench.stdout import own_stdout
-from torchcoll.bench.watchdog import complain
+from torchcoll.bench.watchdog import complain, nobody
 from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import (
     ExitCode,
@@ -132,6 +133,8 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
     """The exit code, equal on all ranks, of a launch in which ``work`` measures; raises what ends
     it before that.
     """
+    told = _terminal() if launch.rank == 0 and not options.quiet else nobody
+    told("importing torch")
     start = time.perf_counter_ns()
     torch = import_torch()
     phases = {"import_torch": time.perf_counter_ns() - start}
@@ -167,12 +170,16 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
         recorder=output.recorder if output else None,
         on_leaving=output.abandon if output else (lambda: None),
         soak_s=None if options.soak is None else parse_duration(options.soak, "soak"),
+        told=told,
     )
     try:
         with opened(torch, what) as session:
+            session.progress.told = nobody
+            told("")
             failure = work(session, output)
             session.finish(ExitCode.FAILED if failure else ExitCode.OK, failure or "")
     finally:
+        told("")
         if output:
             output.close()
     if output and output.lost and not failure:  # at the very end
@@ -180,6 +187,18 @@ def measure(options: Options, launch: Launch, arguments: list[str], work: Work) 
     if failure:
         complain(f"torchcoll: error: {failure}", launch.rank, speaks=launch.rank == 0)
     return ExitCode.FAILED if failure else ExitCode.OK
+
+
+def _terminal() -> Callable[[str], None]:
+    """What writes a line on rank 0's terminal that the next one takes the place of: nobody is to
+    wonder whether anything happens. '' clears it.
+    """
+    from torchcoll.report.destination import ProgressLine, is_terminal
+
+    if not (sys.stderr and is_terminal(sys.stderr)):
+        return nobody
+    line = ProgressLine(sys.stderr, shutil.get_terminal_size().columns)
+    return lambda text: line.show(f"torchcoll: {text}") if text else line.clear()
 
 
 def import_torch() -> Any:

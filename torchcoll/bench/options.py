@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from torchcoll.core.collectives import COLLECTIVES, OPS
 from torchcoll.core.dtypes import DTYPES
-from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.errors import UsageError, choice, nearest_option
 from torchcoll.core.spec import ORDERS, Spec
 from torchcoll.core.units import format_size, parse_duration, whole_number
 from torchcoll.core.variables import masked_labels
@@ -38,6 +38,7 @@ FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
 
 
 # nccl-tests' ways of saying how many GPUs and threads.
+_OF_THE_SUITE = ("--collectives", "--traffic")
 _OF_NCCL_TESTS = ("-g", "--ngpus", "-t", "--nthreads", "-p", "--parallel_init")
 
 
@@ -71,6 +72,7 @@ class Options:
     ranks: int | None = None
     format: str = "table"
     quiet: bool = False
+    verbose: bool = False
     library_log: bool = False
     gate: bool = False
     require_idle: bool = False
@@ -101,9 +103,13 @@ class Options:
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        hint = "--help lists the options."
-        if message.startswith("unrecognized arguments: ") and message.split()[2] in _OF_NCCL_TESTS:
-            hint = "The launcher says how many ranks: torchrun --nproc-per-node N."
+        hint = nearest_option(message, self._option_string_actions, f"python -m {self.prog} --help")
+        if message.startswith("unrecognized arguments: "):
+            word = message.split()[2].partition("=")[0]
+            if word in _OF_NCCL_TESTS:
+                hint = "The launcher says how many ranks: torchrun --nproc-per-node N."
+            elif word in _OF_THE_SUITE and word not in self._option_string_actions:
+                hint = f"{word} is an option of torchcoll.suite."
         raise UsageError(message, action=hint)
 
 
@@ -141,7 +147,10 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     what.add_argument("-b", "--min-bytes", help=f"smallest size ({default.min_bytes})", **text)
     what.add_argument("-e", "--max-bytes", help=f"largest size ({default.max_bytes})", **text)
     what.add_argument(
-        "-f", "--factor", help=f"from size to size, 1.15 too ({default.factor})", **text
+        "-f",
+        "--factor",
+        help=f"each size is the one before times this: 2, 4, 1.15 ({default.factor})",
+        **text,
     )
     what.add_argument("-i", "--step-bytes", help="add so many bytes instead", **text)
     what.add_argument("--sizes", help="a list instead: 1K,1M,25M", **text)
@@ -173,20 +182,37 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "replayed (synchronized on CPU, else back-to-back)",
         **text,
     )
-    how.add_argument("-n", "--iters", help="steady calls; 0: cold calls only (by rule)", **text)
+    how.add_argument(
+        "-n",
+        "--iters",
+        help="steady calls a case; 0: cold calls alone (as many as --precision, --max-time ask)",
+        **text,
+    )
     how.add_argument(
         "-w", "--warmup", help=f"timed calls between cold and steady ({default.warmup})", **text
     )
     how.add_argument("--cold", help=f"at least so many cold calls ({default.cold})", **text)
     how.add_argument(
-        "--precision", help=f"stop at this relative half-width ({default.precision})", **text
+        "--precision",
+        help="without -n, end a case once its median is known to this share: 0.05 is +- 5 %% "
+        f"({default.precision})",
+        **text,
     )
-    how.add_argument("--max-time", help=f"steady seconds a case ({default.max_time_s})", **text)
+    how.add_argument(
+        "--max-time",
+        help=f"without -n, end a case after so many seconds of steady calls ({default.max_time_s})",
+        **text,
+    )
     how.add_argument(
         "--fresh-group", action="store_true", help="a new communicator for every case", **text
     )
     how.add_argument("--init", help=f"lazy or eager: when to connect ({default.init})", **text)
-    how.add_argument("--buffers", help="default, registered or symmetric (nccl)", **text)
+    how.add_argument(
+        "--buffers",
+        help="how the memory is made: default, or on nccl registered (with the communicator) or "
+        "symmetric (mapped by all GPUs) (default)",
+        **text,
+    )
     how.add_argument(
         "--buffer-reuse",
         help="same buffers in every call, or rotate through the largest of the sweep "
@@ -204,7 +230,7 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     how.add_argument(
         "--rehearse",
         action="store_true",
-        help="several nccl ranks on one GPU",
+        help="try a command for several GPUs on one: nccl ranks share it, times mean nothing",
         **text,
     )
     how.add_argument(
@@ -257,6 +283,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     out.add_argument("--format", help=f"{', '.join(FORMATS)} (table)", **text)
     out.add_argument("--quiet", action="store_true", help="no header, no progress", **text)
+    out.add_argument(
+        "--verbose",
+        action="store_true",
+        help="phases of the start and cost of measuring too",
+        **text,
+    )
     out.add_argument("--gate", action="store_true", help="exit 1 at a verdict of FAIL", **text)
     out.add_argument("--dry-run", action="store_true", help="print the cases, run nothing", **text)
     out.add_argument("--ranks", help="ranks to assume: --dry-run, or --backend fake", **text)

@@ -55,7 +55,7 @@ class Output:
         self._durable = ("header", "started" if options.other else "case", "end")
         from torchcoll.runs.live import reporter
 
-        self._reporter = reporter(options.format, options.quiet)
+        self._reporter = reporter(options.format, options.quiet, options.verbose)
 
     def earlier(self) -> Spec:
         """The Spec to run: with --resume and --traffic that of the file. Raises what is wrong with

@@ -174,7 +174,7 @@ def _cells(row: PlanRow, in_out: Callable[[int], str]) -> tuple[str, ...]:
     if row.status:
         return (*sizes, *sides, "-", "-", row.status)
     memory = (format_bytes(row.need_bytes), format_bytes(row.host_bytes))
-    return (*sizes, *sides, *memory, _duration(row.limit_s))
+    return (*sizes, *sides, *memory, duration_text(row.limit_s))
 
 
 def _group(case: Case) -> str:
@@ -212,11 +212,11 @@ def _assumptions(plan: Plan) -> list[str]:
             f"{spec.timeout_s:g} s without progress (--timeout) end the run."
         )
     else:
-        steady = f" and {_duration(PATIENCE * spec.max_time_s)} of steady"
+        steady = f" and {duration_text(PATIENCE * spec.max_time_s)} of steady"
         lines.append(
-            f"Time: at most {_duration(COLD_LIMIT_S)} of cold{'' if spec.iters == 0 else steady} "
-            f"calls a case, unless a call takes over {slow_call_s(spec):.3g} s. "
-            "Start-up and verification come on top."
+            f"Time: at most {duration_text(COLD_LIMIT_S)} of cold"
+            f"{'' if spec.iters == 0 else steady} calls a case, unless a call takes over "
+            f"{slow_call_s(spec):.3g} s. Start-up and verification come on top."
         )
     return lines
 
@@ -226,14 +226,14 @@ def _total(plan: Plan) -> str:
     refused = sum(1 for row in plan.rows if row.status)
     if refused:
         cases += f" ({refused} cannot run)"
-    time = "no bound in time" if plan.limit_s is None else f"at most {_duration(plan.limit_s)}"
+    time = "no bound in time" if plan.limit_s is None else f"at most {duration_text(plan.limit_s)}"
     return (
         f"Total: {cases}, {time}; the largest needs {format_bytes(plan.need_bytes)} a rank, "
         f"{format_bytes(plan.host_bytes)} a host."
     )
 
 
-def _duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """``15 s``, ``3 min 15 s``, ``2 h 5 min``; unknown is ``-``."""
     if seconds is None:
         return "-"

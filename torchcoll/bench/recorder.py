@@ -158,7 +158,7 @@ def keep_members(
 # -------------------------------------------------------------------------------------------------
 
 
-_NOBODY = "no rank of the sub-group is there: a fake world has one"
+_nobody = "no rank of the sub-group is there: a fake world has one"
 
 
 def results_of(
@@ -190,7 +190,7 @@ def results_of(
             ranks = [gathered[rank] for rank in there] or [{}]
             result = _result(own, part, ranks, stop=next(left, ""), **facts)
         else:
-            result = _sized(own, "skipped", len(part), reason=_NOBODY)
+            result = _sized(own, "skipped", len(part), reason=_nobody)
         result.members = list(part)
         results.append(result)
     return results

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torchcoll.bench.communicators import Communicators
 from torchcoll.bench.control import GRACE_S, Control, alarm, own_part, store_of
 from torchcoll.bench.measure import measure_case
-from torchcoll.bench.watchdog import Progress, Watchdog, complain
+from torchcoll.bench.watchdog import Progress, Watchdog, complain, nobody
 from torchcoll.core import backends
 from torchcoll.core.case import NotRun, Sizing, fingerprint
 from torchcoll.core.errors import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torchcoll.machine.devices import Device
     from torchcoll.machine.state import Watch
 
+_HOSTS_NAMED = 4  # of those that have come, on the terminal
 Places = list[tuple[str, str | None]]  # host and device of each rank
 
 
@@ -115,6 +116,7 @@ class SessionOptions:
     the path of the result file once the header is written.
 
     soak_s: for so long rounds are repeated (bench/soak.py), which SIGUSR1 ends.
+    told: of rank 0: is told what is being done until the first case.
 
     on_leaving: of a command, whose process this is: called where the process ends at once. With it
     signals are taken, and what goes wrong here alone ends the process with what is known of it.
@@ -131,6 +133,7 @@ class SessionOptions:
     recorder: Recorder | None = None
     on_leaving: Callable[[], None] | None = None
     soak_s: float | None = None
+    told: Callable[[str], None] = nobody
 
 
 def run(spec: Spec, on_case: OnCase | None = None) -> Run | None:
@@ -198,7 +201,7 @@ class Meeting:
         self.found_group = bool(dist.is_available() and dist.is_initialized())
         self.launch = options.launch or self._launch()
         self.phases = dict(options.phases)
-        self.progress = Progress()
+        self.progress = Progress(told=options.told)
         self.undo = contextlib.ExitStack()
         self.file: list[str] | None = None
         self.code: int | None = None
@@ -398,12 +401,28 @@ class Session:
             "asked": asked,
             "argv": " ".join(argv or []),
         }
+        self.control.came = self._came(words["host"])
         self.control.members = self.control.all_gather(words)
+        self.control.came = None
         self.progress.step("hello")
         if len({member["asked"] for member in self.control.members}) > 1:
             from torchcoll.bench.control import of_arguments
 
             raise of_arguments(self.control, spec)
+
+    def _came(self, own: Any) -> Callable[[Sequence[str]], None] | None:
+        """What tells a terminal which ranks have come; None where there is none."""
+        if self.progress.told is nobody or self.control.ranks == 1:
+            return None
+
+        def came(words: Sequence[str]) -> None:
+            hosts = list(dict.fromkeys([own, *(json.loads(word)["host"] for word in words)]))
+            more = ", ..." if len(hosts) > _HOSTS_NAMED else ""
+            where = ", ".join(hosts[:_HOSTS_NAMED]) + more
+            count = f"{len(words) + 1} of {self.control.ranks}"
+            self.progress.told(f"waiting for ranks: {count} here ({where})")
+
+        return came
 
     def _decided(self, options: SessionOptions) -> Spec:
         """Rank 0's Spec, on every rank."""

@@ -36,6 +36,10 @@ _BY_OTHERS = ("by peer", "broken pipe")
 _ECHO = "another rank reports trouble"
 
 
+def nobody(_: str) -> None:
+    """Where no terminal is told."""
+
+
 @dataclass
 class Progress:
     """How far this rank is. Equal on all ranks when they are in step, so that the least is behind.
@@ -51,6 +55,7 @@ class Progress:
     groups: Sequence[Any] = ()  # those that the case calls on: torch counts the calls
     part: int = 0  # the first rank of its sub-group
     halted: bool = False  # this rank is leaving: nothing new is begun
+    told: Callable[[str], None] = nobody  # of each step: rank 0's terminal, at the start
 
     def beat(self) -> None:
         self.beats += 1
@@ -61,6 +66,7 @@ class Progress:
         self.doing = doing
         self.steps += 1 + len(self.samples)
         self.samples = samples
+        self.told(doing)
 
     @property
     def done(self) -> int:

@@ -77,7 +77,12 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "backend:gloo=PATH takes those cases alone; model=PATH is a prediction, and its errors "
         "against the other side are told",
     )
-    add("--threshold", default="2%", metavar="SHARE", help="less is the same (default %(default)s)")
+    add(
+        "--threshold",
+        default="2%",
+        metavar="SHARE",
+        help="changes smaller than this are 'same' (default %(default)s)",
+    )
     add("--metric", default="time", help="time (the default), algbw or busbw")
     add("--over-ranks", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
@@ -85,9 +90,23 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         default="",
         metavar="NAMES",
-        help="what cases must agree in too: kernel, label=KEY, ...",
+        help="keep apart launches that differ in these, in place of pooling: kernel, NCCL_ALGO, "
+        "label=KEY, ...",
     )
     add("--fit", action="store_true", help="latency and bandwidth in place of every size")
+    add(
+        "--all",
+        dest="every",
+        action="store_true",
+        help="every case; else what is the same or unclear is folded",
+    )
+    add(
+        "--only",
+        default="",
+        metavar="WHICH",
+        help="slower, changed (slower or faster; where no test could judge, what differs by more "
+        "than --threshold) or unclear",
+    )
     add("--fail-on", metavar="GATE", help="slower, slower:5%%, unclear, incomparable: exit 1")
     add("--format", default="table", help="table, markdown, csv or json")
     add_told(parser)
@@ -96,7 +115,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.compare import compare
     from torchcoll.comparison.differences import check_unmixed
-    from torchcoll.comparison.show import notes_of_sides, show_comparisons
+    from torchcoll.comparison.show import ONLY, notes_of_sides, show_comparisons
     from torchcoll.comparison.sides import side, sides_of
     from torchcoll.core.file import check_told, with_results
     from torchcoll.report.formats import FORMATS
@@ -104,6 +123,12 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
     gate = parse_gate(options.fail_on) if options.fail_on is not None else {}
     threshold = parse_share(options.threshold, "threshold")
     choice(options.format, "format", FORMATS)
+    if options.only:
+        choice(options.only, "only", ONLY)
+        if options.every or options.fit or options.format in ("csv", "json"):
+            beside = "--all" if options.every else "--fit" if options.fit else ""
+            got = f"{options.only} with {beside or f'--format {options.format}'}"
+            raise UsageError("only", got, "a table of cases", "csv and json have every case.")
     arguments = with_results(options.sides, least=2)
     told = options.collective, options.ranks
     base, *others = [side(name, paths, *told) for name, paths in sides_of(arguments)]
@@ -124,7 +149,7 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
         )
         for new in others
     ]
-    show_comparisons(found, options.format)
+    show_comparisons(found, options.format, only=options.only, every=options.every)
     for text in notes_of_sides(found, options.format):
         tell(f"torchcoll: {text}")
     failed = tripped(gate, [one.judged for each in found for one in each.fitted or each.rows])

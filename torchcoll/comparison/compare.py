@@ -17,7 +17,6 @@ from torchcoll.comparison.differences import (
     separate_of,
     start,
     unknown_of,
-    value_text,
     ways_of,
 )
 from torchcoll.comparison.fits import Fitted, fit_pairs
@@ -34,7 +33,6 @@ from torchcoll.comparison.results import (
     mann_whitney_notes,
     measured_cases,
     outlier_text,
-    percent,
     tables_of,
 )
 from torchcoll.comparison.sides import (
@@ -48,10 +46,10 @@ from torchcoll.comparison.sides import (
     values_by_name,
 )
 from torchcoll.comparison.statistics import Outlier
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError, choice, did_you_mean
 from torchcoll.core.paths import Source
 from torchcoll.core.summary import OVER_RANKS
-from torchcoll.core.units import format_ratio, format_size
 
 # -------------------------------------------------------------------------------------------------
 # A side that is a prediction: how far it is from what was measured.
@@ -78,45 +76,76 @@ def error_summary(errors: Sequence[float]) -> ErrorSummary:
     return ErrorSummary(len(errors), geomean, math.fsum(errors) / len(errors), max(errors))
 
 
+def has_model(base: Side, new: Side) -> bool:
+    """Whether one side, not both, is the prediction."""
+    return (base.name == MODEL) != (new.name == MODEL)
+
+
+def error_of(row: Compared, new: Side) -> float | None:
+    """predicted / measured - 1 of one case; None without a ratio."""
+    if not row.ratio:
+        return None
+    return (row.ratio if new.name == MODEL else 1 / row.ratio) - 1
+
+
 def model_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[tuple[float, Compared]]:
     """|predicted / measured - 1| of the cases with a ratio; [] where no side, or both, is the
     model.
     """
-    if (base.name == MODEL) == (new.name == MODEL):
+    if not has_model(base, new):
         return []
+    return [(abs(e), row) for row in rows if (e := error_of(row, new)) is not None]
+
+
+@dataclass(frozen=True)
+class ScenarioError:
+    """How far predictions are off over the cases of one scenario, which differ in nothing but the
+    size. pair: the first of them, which names it; None: of all. worst: the case of the largest.
+    """
+
+    pair: Pair | None
+    found: ErrorSummary
+    worst: Compared
+
+
+def scenario_errors(base: Side, new: Side, rows: Sequence[Compared]) -> list[ScenarioError]:
+    """Those of all cases with a ratio, then of each scenario; [] where there is no model."""
+    tables = tables_of([row for _, row in model_errors(base, new, rows)])
+    groups = [(None, rows), *((table[0].pair, table) for table in tables)]
+    found = [(pair, model_errors(base, new, own)) for pair, own in groups if tables]
     return [
-        (abs((row.ratio if new.name == MODEL else 1 / row.ratio) - 1), row)
-        for row in rows
-        if row.ratio
+        ScenarioError(pair, error_summary([e for e, _ in own]), max(own, key=lambda one: one[0])[1])
+        for pair, own in found
     ]
 
 
-def error_note(base: Side, new: Side, rows: Sequence[Compared], metric: str) -> list[str]:
-    errors = model_errors(base, new, rows)
-    if not errors:
-        return []
-    found = error_summary([error for error, _ in errors])
-    _, row = max(errors, key=lambda one: one[0])
-    size = f" {format_size(row.pair.size_bytes)}" if row.pair.size_bytes else ""
-    return [
-        f"error of the model, |{metric} predicted / measured - 1|, over {found.count} cases: "
-        f"geometric mean {100 * found.geomean:.1f} % (sizes that are nearly exact pull it down), "
-        f"mean {100 * found.mean:.1f} %, worst {100 * found.worst:.1f} % "
-        f"({row.row.collective}{size})"
-    ]
+# Labels that number launches and cells: no scenario is told by them.
+_OF_MATRIX = ("label=launch", "label=cell")
+
+
+def _scenarios(base: Side, new: Side) -> tuple[str, ...]:
+    """The labels by which both the model and what it predicts tell several scenarios apart."""
+    ours, theirs = values_by_name(base), values_by_name(new)
+    return tuple(
+        name
+        for name, values in ours.items()
+        if name.startswith("label=")
+        and name not in _OF_MATRIX
+        and len(set(values) & set(theirs.get(name, []))) > 1
+    )
 
 
 # -------------------------------------------------------------------------------------------------
 
-FURTHEST = 5  # so many of the ratios that no test could judge are named
 THRESHOLD = 0.02  # a change below it is nothing that anyone would act on
 
 
 @dataclass
-class Comparison:
+class Comparison(Displayed):
     """What ``compare`` found. ``fitted`` is filled with fit=True, ``profiles`` on different
     hardware: (the first pair of the table, base, new) for each table. ``left_out``: the launches
     that were outliers, by their files. ``starts``: base and new, where they are two backends.
+    ``errors``: of a model, over all cases and over each scenario.
     """
 
     base: Side
@@ -132,6 +161,7 @@ class Comparison:
     profiles: list[tuple[Pair, Profile, Profile]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     starts: tuple[Start, ...] = ()
+    errors: list[ScenarioError] = field(default_factory=list)
 
     @property
     def tally(self) -> dict[str, int]:
@@ -212,6 +242,8 @@ def matched(
     check_together(ours, theirs)
     names = tuple(n.strip() for n in by.split(",")) if isinstance(by, str) and by else tuple(by)
     _check_names(names, ours, theirs)
+    if not names and has_model(ours, theirs):
+        names = _scenarios(ours, theirs)
     pairs, reading = _pairs_of(ours, theirs, metric, over_ranks, conditions(filter), names)
     return Matched(ours, theirs, metric, reading, pairs, names)
 
@@ -237,6 +269,7 @@ def comparison_of(
         found.fitted = fit_pairs(settled, ours, theirs, threshold, both.metric, out)
     if any(row.reason.startswith("different ") for row in rows):
         found.profiles = _profiles(rows, ours, theirs)
+    found.errors = scenario_errors(ours, theirs, rows)
     found.starts = _starts(pairs, ours, theirs)
     named = zip(found.left_out, separate, strict=True)
     found.notes = [*(outlier_text(name, one) for name, one in named), *_notes(found, pairs)]
@@ -313,15 +346,6 @@ def _notes(found: Comparison, pairs: Sequence[Pair]) -> list[str]:
     notes += hidden_of(found.base, found.new, found.by)
     if found.base.rehearsals:
         notes.append("all launches are rehearsals: ranks shared a GPU, and no time means anything")
-    untested = [row for row in found.rows if row.judged.ratio and row.judged.p_value is None]
-    outside = [r for r in untested if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
-    if outside:
-        furthest = sorted(outside, key=lambda row: -abs(math.log(row.ratio or 1)))[:FURTHEST]
-        notes.append(
-            f"{len(outside)} of {len(untested)} ratios that no test could judge are beyond "
-            f"{percent(found.threshold)}; the furthest: {', '.join(_named(furthest))}"
-        )
-    notes += error_note(found.base, found.new, found.rows, found.metric)
     notes += _nothing_sent(found)
     notes += _order_notes(found)
     return notes + mann_whitney_notes([one.judged for one in found.fitted or found.rows])
@@ -355,21 +379,3 @@ def _nothing_sent(found: Comparison) -> list[str]:
     for name in dict.fromkeys(row.backend for row in rows if not row.communicates):
         lines.append(f"{name} backend: nothing was communicated, the times are of the calls alone")
     return lines
-
-
-def _named(rows: Sequence[Compared]) -> list[str]:
-    """``all_reduce 8M in place 0.765``: the cases with what tells them apart, and their ratios."""
-    pairs = [row.pair for row in rows]
-    varying = [n for n in NAMES if n != "collective" and len({_stated(p, n) for p in pairs}) > 1]
-    texts = []
-    for row in rows:
-        size = [format_size(row.pair.size_bytes)] if row.pair.size_bytes else []
-        words = [text for name in varying if (text := _stated(row.pair, name))]
-        texts.append(" ".join([row.row.collective, *size, *words, format_ratio(row.ratio)]))
-    return texts
-
-
-def _stated(pair: Pair, name: str) -> str:
-    values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
-    texts = [value_text(name, value) for value in values if value is not None]
-    return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
-from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS, values_of
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ratio,
+    format_size,
+    format_time,
+)
+from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.report.header import what_text
 from torchcoll.report.notes import note_lines, problems_of
 
@@ -36,28 +43,269 @@ _RAN = {
 _STYLES = {"faster": "green", "slower": "red", "unclear": "yellow", "incomparable": "dim"}
 
 
-def comparison_grids(found: Comparison) -> list[Grid]:
-    """What differs; a table for each collective, dtype, ...; what it amounts to."""
+ONLY = ("slower", "changed", "unclear")
+
+
+def comparison_grids(found: Comparison, only: str = "", every: bool = False) -> list[Grid]:
+    """What differs; a table for each collective, dtype, ...; what it amounts to.
+
+    The tables have what changed and what cannot be compared, what is the same or unclear is a line
+    a table; ``every``: all rows; ``only``: those of ONLY.
+    """
     from torchcoll.comparison.results import FIRST_CALLS, tables_of
 
     tables = tables_of([r for r in found.rows if r.matched and r.reason != FIRST_CALLS])
     first = Grid([], [], above=_above(found))
-    last = Grid([], [], below=_below(found))
+    last = Grid([], [], below=_below(found), answer=answer_of(found))
     if found.fitted:
         return [first, _fit_grid(found), last]
     titles = titles_of([table[0].pair for table in tables])
-    grids = []
+    every = every or bool(found.errors and len(found.rows) <= _MOST_CASES and not only)
+    grids = [_errors_grid(found)] if found.errors else []
     notes: dict[str, int] = {}
+    changed: list[tuple[str, Compared]] = []
+    folded: list[tuple[str, list[Compared]]] = []
     for table, title in zip(tables, titles, strict=True):
         known = next((both for pair, *both in found.profiles if pair is table[0].pair), None)
         if known and not any(row.ratio for row in table):  # other ranks, or another machine
             grids.append(_profile_grid(found, known[0], known[1], title))
             grids.append(_shares_grid(found, table, known[0], known[1]))
-        else:
+        elif every or not any(row.ratio for row in table):
             grids.append(case_grid(found, table, title, notes))
+        else:
+            shown = [row for row in table if _is_shown(found, row, only)]
+            changed += [(title, row) for row in shown]
+            if hidden := [row for row in table if row not in shown]:
+                folded.append((title or hidden[0].row.collective, hidden))
+    if changed:
+        names = [name for name, _ in changed]
+        grids.append(case_grid(found, [row for _, row in changed], "", notes, names))
+    if folded:
+        grids.append(Grid([], [], above=_folded_lines(folded)))
     last.below[:0] = [f"[{number}] {text}" for text, number in notes.items()]
     last.below += _unmatched(found)
     return [first, *grids, last]
+
+
+# -------------------------------------------------------------------------------------------------
+
+_MOST_CASES = 40  # of a model, of which the scenarios are the answer
+
+
+def _errors_grid(found: Comparison) -> Grid:
+    """A line a scenario: how far the model is off."""
+    titles = titles_of([one.pair for one in found.errors if one.pair])
+    heads = [Head("scenario", left=True, repeat=True), Head("cases"), Head("geometric", "mean")]
+    heads += [Head("mean"), Head("worst"), Head("at", left=True)]
+    scenarios = found.errors[1:]
+    names = [title or scenarios[0].worst.row.collective for title in titles]
+    rows = [
+        [
+            name,
+            str(one.found.count),
+            *map(_off, (one.found.geomean, one.found.mean, one.found.worst)),
+            _size(one.worst),
+        ]
+        for name, one in zip(names, scenarios, strict=True)
+    ]
+    above = [f"error of the model by scenario, |{found.metric} predicted / measured - 1|"]
+    below = ["geometric mean: sizes that are nearly exact pull it down"]
+    return Grid(heads, rows, above, below)
+
+
+def _off(error: float) -> str:
+    return f"{100 * error:.1f} %"
+
+
+def _model_answer(found: Comparison) -> Answer | None:
+    """How far predictions are off, where one side is a model."""
+    if not found.errors:
+        return None
+    (where,) = _names(found, [found.errors[0].worst])
+    every = found.errors[0].found
+    return Answer(
+        f"the model's {found.metric} is off by {_off(every.mean)} on average, "
+        f"{_off(every.geomean)} geometric mean, over {counted(every.count, 'case')}; worst "
+        f"{_off(every.worst)} ({where})"
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# The answer in one sentence, and which cases stand in the tables.
+
+_CHANGED = ("slower", "faster")
+_FAULTS = ("wrong in new", "failed in new", "timeout in new", "oom in new")
+
+
+def answer_of(found: Comparison) -> Answer:
+    """What changed; where nothing could be judged, what differs, and why that is no evidence."""
+    items: Sequence[Compared | Fitted] = found.fitted or [r for r in found.rows if r.matched]
+    if not items:
+        return Answer(
+            f"no case is on both sides: {counted(len(found.rows), 'case')} on one", "doubt"
+        )
+    if error := _model_answer(found):
+        return error
+    ratios = [one for one in items if one.judged.ratio]
+    what = "" if found.metric == "time" and not found.fitted else f" in {_metric_text(found)}"
+    out = [one.judged.reason for one in items if one.judged.result == "incomparable"]
+    aside = f"; {len(out)} cannot be compared ({one_line(out[0])})" if out and ratios else ""
+    if not ratios:
+        kind = "bad" if any(text.startswith(_FAULTS) for text in out) else "doubt"
+        more = ", ..." if len(set(out)) > 1 else ""
+        of = f"none of {counted(len(items), 'case')} can be compared"
+        return Answer(f"{of}: {one_line(out[0])}{more}", kind)
+    tested = [one for one in ratios if one.judged.p_value is not None]
+    if not tested:
+        return Answer(_untested_text(found, ratios, what) + aside, "doubt")
+    words = []
+    for result in _CHANGED:
+        own = [one for one in tested if one.judged.result == result]
+        if own:
+            names = ", ".join(_furthest(found, own))
+            words.append(f"{len(own)} of {counted(len(ratios), 'case')} {result}{what}: {names}")
+    counts = {n: sum(one.judged.result == n for one in ratios) for n in ("same", "unclear")}
+    if words:
+        kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
+        rest = [f"{count} {name}" for name, count in counts.items() if count]
+        return Answer("; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside, kind)
+    limit = percent_text(found.threshold)
+    if not counts["unclear"]:
+        every = "the one case is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
+        return Answer(f"no difference: {every} the same within {limit}{what}{aside}", "good")
+    same = f"{counts['same']} of {len(ratios)} the same within {limit}, " if counts["same"] else ""
+    return Answer(
+        f"no difference is shown{what}: {same}{counts['unclear']} unclear{aside}",
+        "doubt",
+    )
+
+
+def percent_text(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _metric_text(found: Comparison) -> str:
+    return "latency or bandwidth" if found.fitted else found.metric
+
+
+def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what: str) -> str:
+    """``18 of 80 differ by more than 2 %: broadcast 4M 3.2x, ...; one launch a side, so none is
+    evidence``.
+    """
+    from torchcoll.comparison.results import beyond
+
+    apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
+    limit = percent_text(found.threshold)
+    reasons = list(dict.fromkeys(one.judged.reason for one in ratios))
+    why = one_line(reasons[0]).replace("1 launch a side", "one launch a side")
+    if len(reasons) > 1:
+        why = "no case could be tested"
+    if not apart:
+        every = (
+            "the one case does not differ" if len(ratios) == 1 else f"none of {len(ratios)} differs"
+        )
+        return f"{every} by more than {limit}{what}; {why}, so that is no evidence"
+    names = ", ".join(_furthest(found, apart))
+    verb = "differs" if len(apart) == 1 else "differ"
+    text = f"{len(apart)} of {len(ratios)} {verb} by more than {limit}{what}: {names}"
+    return f"{text}; {why}, so none is evidence"
+
+
+_NAMED = 5  # cases in the sentence
+
+
+def _furthest(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
+    """``broadcast 4M 3.2x``: those that changed most."""
+    ranked = sorted(items, key=lambda one: -abs(math.log(_ratio_of(one))))
+    names = _names(found, ranked[:_NAMED])
+    words = [
+        f"{name} {_times_text(_ratio_of(one))}".strip()
+        for name, one in zip(names, ranked, strict=False)
+    ]
+    return [*words, "..."] if len(ranked) > _NAMED else words
+
+
+def _ratio_of(one: Compared | Fitted) -> float:
+    assert one.judged.ratio is not None
+    return one.judged.ratio.ratio
+
+
+def _times_text(ratio: float) -> str:
+    return f"{ratio:.4g}x" if abs(math.log(ratio)) < 0.01 else f"{ratio:.3g}x"
+
+
+def _names(found: Comparison, items: Sequence[Compared | Fitted]) -> list[str]:
+    """What tells each from the others: collective, size, what else varies in the comparison."""
+    from torchcoll.comparison.matching import NAMES
+
+    every = [one.pair for one in (found.fitted or found.rows)]
+    varying = [n for n in NAMES if len({_stated(pair, n) for pair in every}) > 1]
+    names = []
+    for one in items:
+        words = [str(one.pair.common.get("collective"))] if "collective" in varying else []
+        if one.pair.size_bytes and not found.fitted:
+            words.append(format_size(one.pair.size_bytes))
+        words += [
+            text
+            for n in varying
+            if n not in ("collective", "size") and (text := _stated(one.pair, n))
+        ]
+        words += [figure] if (figure := getattr(one, "figure", "")) else []
+        names.append(" ".join(words))
+    return names
+
+
+def _stated(pair: Pair, name: str) -> str:
+    from torchcoll.comparison.differences import value_text
+
+    values = [pair.common.get(name), *(own.get(name) for own in pair.own)]
+    texts = [value_text(name, value) for value in values if value is not None]
+    return " -> ".join(f"{text} ranks" if name == "ranks" else text for text in texts)
+
+
+def _is_shown(found: Comparison, row: Compared, only: str) -> bool:
+    """``only``: one of ONLY, or '' for what has changed and what could not be compared."""
+    from torchcoll.comparison.results import beyond
+
+    ratio = row.judged.ratio
+    untested = ratio is not None and row.judged.p_value is None
+    changed = row.result in _CHANGED or bool(untested and ratio and beyond(ratio, found.threshold))
+    if only == "slower":
+        slower = ratio is not None and (ratio.ratio > 1) != found.more_is_faster
+        return changed and slower
+    if only == "unclear":
+        return row.result == "unclear"
+    return changed or (not only and row.result == "incomparable")
+
+
+def _folded_lines(tables: Sequence[tuple[str, list[Compared]]]) -> list[str]:
+    """A line a table; a reason that all have is told once."""
+    reasons = {one_line(r.reason) for _, rows in tables for r in rows if r.result == "unclear"}
+    once = reasons.pop() if len(reasons) == 1 else ""
+    first = "not shown (--all shows every case)" + (f"; unclear: {once}" if once else "")
+    return [f"{first}:", *(_folded(title, rows, once) for title, rows in tables)]
+
+
+def _folded(title: str, rows: Sequence[Compared], told: str) -> str:
+    """``all_reduce: 9 same, 0.991 to 1.012; 3 unclear, 0.970 to 1.080 (8M, 32M, 128M)``."""
+    words = []
+    for result in dict.fromkeys(row.result for row in rows):
+        own = [row for row in rows if row.result == result]
+        ratios = sorted(row.ratio for row in own if row.ratio)
+        ends = dict.fromkeys(format_ratio(one) for one in (ratios[:1] + ratios[-1:]))
+        reasons = {one_line(row.reason) for row in own}
+        text = f"{len(own)} {result}"
+        if len(reasons) == 1 and result in ("unclear", "incomparable") and told not in reasons:
+            text += f" ({reasons.pop()})"
+        text += f", ratio {' to '.join(ends)}" if ends else ""
+        words.append(text)
+    sizes = [_size(row) for row in rows if _size(row) != "-"]
+    several = sizes if len(sizes) < 6 else [*sizes[:2], "...", sizes[-1]]
+    where = f" at {', '.join(several)}" if sizes else ""
+    return f"  {title}{where}: {'; '.join(words)}"
+
+
+# -------------------------------------------------------------------------------------------------
 
 
 def _unmatched(found: Comparison) -> list[str]:
@@ -180,29 +428,47 @@ def _size(row: Compared) -> str:
 
 
 def case_grid(
-    found: Comparison, table: Sequence[Compared], title: str, notes: dict[str, int]
+    found: Comparison,
+    cases: Sequence[Compared],
+    title: str,
+    notes: dict[str, int],
+    names: Sequence[str] = (),
 ) -> Grid:
-    names = [one_line(side.name) for side in (found.base, found.new)]
+    """names: what tells each case from those of other tables."""
+    sides = [one_line(side.name) for side in (found.base, found.new)]
     above = [title] if title else []
-    heads = [Head("size", repeat=True), Head(names[0]), Head(names[1])]
-    results = {_result_text(row, notes) for row in table}
-    if len(results) == 1 and len(table) > 1 and table[0].result == "incomparable":
-        cells = [[_size(row), *_figures(found, row)] for row in table]
-        return Grid(heads, cells, above=[*above, f"all sizes: {results.pop()}"])
-    heads += [Head("ratio"), Head("95 %"), Head("result", left=True)]
-    cells = [
-        [
-            _size(row),
-            *_figures(found, row),
-            format_ratio(row.ratio),
-            interval_text(row.judged),
-            _result_text(row, notes),
-        ]
-        for row in table
-    ]
-    _points_aligned(cells, 3)
-    styles = [_STYLES.get(row.result, "") for row in table]
+    heads = [Head("size", repeat=True), Head(sides[0]), Head(sides[1])]
+    cells = [[_size(row), *_figures(found, row)] for row in cases]
+    if any(names):
+        heads.insert(0, Head("case", left=True, repeat=True))
+        cells = [[name, *line] for name, line in zip(names, cells, strict=True)]
+    if found.errors:
+        lines = [[*line, _error_cell(found, row)] for line, row in zip(cells, cases, strict=True)]
+        return Grid([*heads, Head("error")], lines, above=above)
+    results = {_result_text(row, notes) for row in cases}
+    untested = all(row.judged.p_value is None for row in cases)
+    if said_once := len(results) == 1 and len(cases) > 1 and untested:
+        above.append(f"all of these: {results.pop()}")
+    if any(row.ratio for row in cases):
+        column = len(heads)
+        heads.append(Head("ratio"))
+        cells = [[*c, format_ratio(row.ratio)] for c, row in zip(cells, cases, strict=True)]
+        _points_aligned(cells, column)
+    if any(row.judged.ratio and row.judged.ratio.low for row in cases):
+        heads.append(Head("95 %"))
+        cells = [[*c, interval_text(row.judged)] for c, row in zip(cells, cases, strict=True)]
+    if not said_once:
+        heads.append(Head("result", left=True))
+        cells = [[*c, _result_text(row, notes)] for c, row in zip(cells, cases, strict=True)]
+    styles = [_STYLES.get(row.result, "") for row in cases]
     return Grid(heads, cells, above=above, styles=styles)
+
+
+def _error_cell(found: Comparison, row: Compared) -> str:
+    from torchcoll.comparison.compare import error_of
+
+    error = error_of(row, found.new)
+    return f"{row.result}" if error is None else f"{100 * error:+.1f} %"
 
 
 def _figures(found: Comparison, row: Compared) -> list[str]:
@@ -312,7 +578,6 @@ def _start_lines(found: Comparison) -> list[str]:
 def _below(found: Comparison) -> list[str]:
     from torchcoll.comparison.fits import misfit_note
     from torchcoll.comparison.results import FIRST_CALLS, NEEDS, RESULTS, p_note
-    from torchcoll.core.units import counted
 
     judged = [one.judged for one in (found.fitted or found.rows)]
     counts = {v: n for v in RESULTS if (n := sum(one.result == v for one in judged))}
@@ -323,9 +588,6 @@ def _below(found: Comparison) -> list[str]:
     lines = [f"{counted(len(judged), 'fit' if found.fitted else 'case')}: {words}"]
     if cold:
         lines.append(f"{counted(cold, 'case')} not shown: {FIRST_CALLS}")
-    if found.ranked and not found.fitted:
-        worst, best = found.ranked[0], found.ranked[-1]
-        lines.append(f"worst: {_extreme(found, worst)}; best: {_extreme(found, best)}")
     lines += _start_lines(found)
     if any("needs" in one.reason for one in judged):
         lines.append(NEEDS)
@@ -336,14 +598,6 @@ def _below(found: Comparison) -> list[str]:
         lines.append(f"time = latency + size / bandwidth, as {metric}{factor}")
         lines += misfit_note(found.fitted)
     return lines + [one_line(note) for note in found.notes]
-
-
-def _extreme(found: Comparison, row: Compared) -> str:
-    words = [] if len(values_of([r.row for r in found.rows], "collective")) < 2 else [
-        row.row.collective
-    ]  # fmt: skip
-    words += [size] if (size := _size(row)) != "-" else []
-    return " ".join([*words, format_ratio(row.ratio), f"({row.result})"])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -360,10 +614,19 @@ CASE_NAMES = (*(name for name in ROW_FIELDS if name != "reason"), *_FOUND)
 
 
 def show_comparisons(
-    found: Sequence[Comparison], format: str = "table", file: TextIO | None = None
+    found: Sequence[Comparison],
+    format: str = "table",
+    file: TextIO | None = None,
+    only: str = "",
+    every: bool = False,
 ) -> None:
-    """Print comparisons with one base. Raises UsageError for an unknown format."""
-    parts = [Forms(comparison_grids(one), comparison_object(one), _records(one)) for one in found]
+    """Print comparisons with one base; only, every: which cases, as ``comparison_grids`` has it.
+    Raises UsageError for an unknown format.
+    """
+    parts = [
+        Forms(comparison_grids(one, only, every), comparison_object(one), _records(one))
+        for one in found
+    ]
     show_found(parts, format, file)
 
 
@@ -372,20 +635,38 @@ def notes_of_sides(found: Sequence[Comparison], format: str) -> list[str]:
     lines = []
     for one in found:
         notes = [*(f"differs: {each}" for each in one.differences)]
-        notes += [f"note: {text}" for text in one.notes]
+        notes += [f"note: {text}" for text in one.notes] + [answer_of(one).text]
         lines += note_lines(format, [*one.base.runs, *one.new.runs], notes)
     return list(dict.fromkeys(lines))
 
 
+_OF_ERRORS = (
+    "cases=found.count geometric=found.geomean mean=found.mean worst=found.worst "
+    "worst_bytes=worst.pair.size_bytes"
+)
+
+
 def comparison_object(found: Comparison) -> dict[str, Any]:
     """What differs first, then the cases or the fits."""
+    from torchcoll.comparison.compare import error_of
+
     fits = {"fits": [one.record for one in found.fitted]} if found.fitted else {}
+    own = [{"error": error_of(row, found.new)} if found.errors else {} for row in found.rows]
+    if found.errors:
+        fits["errors"] = [
+            {
+                **(one.pair.common if one.pair else {"scenario": "all"}),
+                **picked(one, _OF_ERRORS),
+            }
+            for one in found.errors
+        ]
     return {
         "schema": SCHEMA,
         "base": _side_object(found.base),
         "new": _side_object(found.new),
         **picked(found, "metric threshold reading"),
         "differences": [vars(one) for one in found.differences],
+        "answer": answer_of(found).text,
         **picked(found, "left_out tally notes"),
         "profiles": [
             {**pair.common, "base": vars(ours), "new": vars(theirs)}
@@ -393,8 +674,8 @@ def comparison_object(found: Comparison) -> dict[str, Any]:
         ],
         "starts": [vars(one) for one in found.starts],
         "rows": [
-            {**{name: row.record[name] for name in CASE_NAMES}, "notes": list(row.notes)}
-            for row in found.rows
+            {**{name: row.record[name] for name in CASE_NAMES}, **error, "notes": list(row.notes)}
+            for row, error in zip(found.rows, own, strict=True)
         ],
         **fits,
     }

@@ -66,6 +66,19 @@ class Segment:
 Call = Callable[[], object]
 
 
+# The bus factor in words (nccl-tests' doc/PERFORMANCE.md has the derivations).
+_TWICE = (
+    "2 (n - 1) / n",
+    "of the n blocks of S, n - 1 leave each rank to be reduced elsewhere and n - 1 leave it again "
+    "as results: no algorithm without a reducing switch sends less",
+)
+_OTHERS = (
+    "(n - 1) / n",
+    "of the n blocks of S a rank, or the root, has one already: n - 1 pass its links",
+)
+_ALL_OF_IT = ("1", "all of S passes a link of one rank once")
+
+
 @dataclass(frozen=True)
 class Collective:
     """One entry of the table.
@@ -75,6 +88,7 @@ class Collective:
     most so many; None where blocks are even. ``even``: the collective of even blocks beside it.
     ``bus_factor(n)``: busbw / algbw; where blocks are uneven (``has_splits``) that of nccl-tests
     alone, which takes them for even.
+    ``factor``: the same as a formula, and why it is so.
     ``moved(n)``: the share of S that algbw counts; 1 except for hypercube.
     ``prepare(dist, layout, send, recv, op, group)``: the call.
     ``elements(layout)``: elements sent from and received in on that rank.
@@ -95,6 +109,7 @@ class Collective:
     prepare: Callable[..., Call]
     parts: Callable[[int], int] = lambda n: 1
     bus_factor: Callable[[int], float] = lambda n: 1.0
+    factor: tuple[str, str] = _ALL_OF_IT
     placements: tuple[bool, ...] = (False,)
     overlap: Callable[[Layout], int] = lambda layout: 0
     moved: Callable[[int], float] = lambda n: 1.0
@@ -310,6 +325,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective(
             "all_reduce",
             bus_factor=lambda n: 2 * (n - 1) / n,
+            factor=_TWICE,
             elements=lambda x: (x.count, x.count),
             segments=lambda x: [Segment(0, x.count, None, 0)],
             prepare=_all_reduce,
@@ -323,6 +339,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_gather",
             parts=_n,
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.count, x.count * x.ranks),
             segments=_blocks_of_all,
             prepare=_all_gather,
@@ -336,6 +353,7 @@ COLLECTIVES: dict[str, Collective] = {
             "reduce_scatter",
             parts=_n,
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks, x.count),
             segments=lambda x: [Segment(0, x.count, None, _own_block(x))],
             prepare=_reduce_scatter,
@@ -350,6 +368,7 @@ COLLECTIVES: dict[str, Collective] = {
             "all_to_all",
             parts=_n,
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks, x.count * x.ranks),
             segments=lambda x: [
                 Segment(s * x.count, x.count, s, _own_block(x)) for s in range(x.ranks)
@@ -363,6 +382,7 @@ COLLECTIVES: dict[str, Collective] = {
             divide=_pairs,
             even="all_to_all",
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.blocks.sent[x.rank], x.blocks.received[x.rank]),
             segments=_segments_v,
             prepare=_all_to_all_v,
@@ -392,6 +412,7 @@ COLLECTIVES: dict[str, Collective] = {
             "gather",
             parts=_n,
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.count, x.count * x.ranks if x.rank == x.root else 0),
             segments=lambda x: _blocks_of_all(x) if x.rank == x.root else [],
             prepare=_gather,
@@ -405,6 +426,7 @@ COLLECTIVES: dict[str, Collective] = {
             "scatter",
             parts=_n,
             bus_factor=_share_of_others,
+            factor=_OTHERS,
             elements=lambda x: (x.count * x.ranks if x.rank == x.root else 0, x.count),
             segments=lambda x: [Segment(0, x.count, x.root, _own_block(x))],
             prepare=_scatter,

@@ -7,6 +7,7 @@ Every message has one form, so that people and scripts read it alike::
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable
@@ -69,13 +70,43 @@ def unknown(
     return UsageError(what, got, expected.format(", ".join(names)), hint)
 
 
-def did_you_mean(got: object, known: Iterable[str]) -> str:
-    """``Did you mean all_reduce?``, or '' where no name is alike; capitals do not count."""
+def did_you_mean(got: object, known: Iterable[str], least: float = 0.6) -> str:
+    """``Did you mean all_reduce?``, or '' where no name is alike; capitals do not count. least:
+    difflib's ratio.
+    """
     import difflib  # 6 ms, which only an error costs
 
     names = {name.lower(): name for name in known}
-    alike = difflib.get_close_matches(str(got).lower(), names, n=1)
+    alike = difflib.get_close_matches(str(got).lower(), names, n=1, cutoff=least)
     return f"Did you mean {names[alike[0]]}?" if alike else ""
+
+
+def nearest_option(message: str, known: Iterable[str], help: str) -> str:
+    """The next action for what argparse refuses: the nearest option where it knows no such one, and
+    where the options are listed.
+    """
+    words = message.partition("unrecognized arguments: ")[2].split()
+    # Without the dashes, which make all of them alike.
+    names = [name[2:] for name in known if name.startswith("--")]
+    got = words[0].partition("=")[0].lstrip("-") if words else ""
+    hint = did_you_mean(got, names).replace("mean ", "mean --") if got else ""
+    return f"{hint} See {help}.".strip()
+
+
+def nearest_file(path: object) -> str:
+    """``Did you mean runs/a.jsonl?``: the file beside it of the name most alike, or ''."""
+    folder, name = os.path.split(str(path))
+    try:
+        inside = sorted(os.listdir(folder or "."))[:_MOST_FILES]
+    except OSError:
+        return ""
+    if alike := did_you_mean(name, inside, _LIKE):
+        return f"Did you mean {os.path.join(folder, alike.removeprefix('Did you mean '))}"
+    return ""
+
+
+_LIKE = 0.75  # endings are alike anyhow
+_MOST_FILES = 2000  # of a folder: comparing each with the name takes 5 us a character
 
 
 class UnreadableError(TorchcollError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import GZIP, MOST_LINE, Held, Problems, Unpacking
-from torchcoll.core.errors import UnreadableError
+from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.core.units import format_bytes
 
 # -------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _pieces(path: Path, problems: list[str], what: str, longest: int) -> Iterato
     except (EOFError, zlib.error) as error:
         problems.append(f"{path}: cut off or damaged: {_brief(error)}")
     except FileNotFoundError:
-        raise UnreadableError(what, path, "a file that exists") from None
+        raise UnreadableError(what, path, "a file that exists", nearest_file(path)) from None
     except IsADirectoryError:
         raise UnreadableError(what, path, "a file, not a folder") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.case import Case
+from torchcoll.core.display import Displayed
 from torchcoll.core.spec import Spec
 from torchcoll.core.units import counted
 
@@ -450,7 +451,7 @@ class SoakWindow:
 
 
 @dataclass
-class Run:
+class Run(Displayed):
     """One launch, as loaded or as just measured.
 
     header: the first record (run_id, start, argv, environment, ...). members: one dict a rank.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.file import Writer, is_traffic
 from torchcoll.core.jsonl import TRUNCATED, read_records
@@ -169,7 +170,7 @@ _CALL_FIELDS = {f.name for f in dataclasses.fields(TrafficCall)}
 
 
 @dataclass
-class Traffic:
+class Traffic(Displayed):
     """The calls of one or more ranks over some steps.
 
     source: where it was seen: ``capture``, ``plan`` (nothing ran), ``kineto``, ``flight recorder``,

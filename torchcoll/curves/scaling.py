@@ -16,6 +16,7 @@ from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.results import is_right, launches_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import LIKELY
@@ -112,7 +113,7 @@ class RanksCurve:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Displayed):
     """curves: cases; starts: the first call of the launch, or its time to first result. left_out:
     sizes that are measured and not shown.
     """

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.core.units import format_bandwidth, format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.header import given_text, kind_texts, reading
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (
@@ -145,7 +145,8 @@ def _grids(found: Scaling) -> list[Grid]:
     if found.left_out:
         below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
     below += found_lines(found.notes, found.runs)
-    grids.append(Grid([], [], below=below))
+    answer = scaling_answer(every)
+    grids.append(Grid([], [], below=below, answer=answer))
     return grids
 
 
@@ -282,9 +283,59 @@ def show_transitions(
         "curves": list(map(_curve_object, curves)),
         "notes": notes,
     }
-    grids = [Grid([], [], above=[LEGEND]), *grids, Grid([], [], below=notes)]
+    last = Grid([], [], below=notes, answer=transitions_answer(curves, titles))
+    grids = [Grid([], [], above=[LEGEND]), *grids, last]
     flat = [record for one in curves for record in _flat(one)]
     show_found([Forms(grids, thing, flat)], format, file)
+
+
+_MOST_TOLD = 4  # transitions, or laws, in the sentence
+
+
+def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
+    """How many transitions, and where."""
+    words = []
+    for curve, title in zip(curves, titles, strict=True):
+        which = f"{title}, " if len(curves) > 1 else ""
+        for one in curve.transitions:
+            what = _WORDS[one.kind].format(one.jump, "before or after").partition(",")[0]
+            words.append(f"{which}between {_span(one.low_bytes, one.high_bytes)} ({what})")
+    slow = sum(len(curve.curve.slow_sizes) for curve in curves)
+    aside = f"; {counted(slow, 'size')} off the law of the others" if slow else ""
+    if words:
+        told = "; ".join(words[:_MOST_TOLD]) + ("; ..." if len(words) > _MOST_TOLD else "")
+        return Answer(f"{counted(len(words), 'transition')}: {told}{aside}", "doubt")
+    short = sum(bool(curve.note) for curve in curves)
+    if short == len(curves):
+        return Answer(
+            f"no law can be told: the sizes are too few, or scatter too much{aside}", "doubt"
+        )
+    unread = f" ({short} of {len(curves)} curves have too few sizes)" if short else ""
+    return Answer(f"no change of behaviour is shown{unread}{aside}", "doubt" if slow else "good")
+
+
+def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
+    """``time: like n (2 of 3), unclear (1); ...``: how each figure grows with the ranks."""
+    found: dict[str, list[str]] = {}
+    for curve in curves:
+        for fit in curve.fits:
+            found.setdefault(fit.figure, []).append(fit.growth.result)
+    words = []
+    for figure, results in found.items():
+        counts = []
+        for result in dict.fromkeys(results):
+            text = result if result.startswith(_PLAIN) else f"like {result}"
+            count = (
+                f" ({results.count(result)} of {len(results)} curves)" if len(results) > 1 else ""
+            )
+            counts.append(f"{text}{count}")
+        words.append(f"{figure}: {', '.join(counts)}")
+    known = {result for results in found.values() for result in results}
+    kind = "" if known - {"unclear", "too few points"} else "doubt"
+    return Answer(f"growth with the ranks: {'; '.join(words)}", kind)
+
+
+_PLAIN = ("constant", "grows", "falls", "unclear", "too few points")
 
 
 def notes_of(found: Sequence[Transitions]) -> list[str]:

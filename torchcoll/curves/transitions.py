@@ -30,6 +30,7 @@ from torchcoll.comparison.sides import (
     value_of_fact,
 )
 from torchcoll.comparison.statistics import geometric
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
 from torchcoll.core.plausibility import IMPLAUSIBLE
@@ -355,7 +356,7 @@ class CurveRanges:
 
 
 @dataclass
-class Transitions:
+class Transitions(Displayed):
     """What ``transitions`` found: the curves of some launches."""
 
     runs: list[Run]

@@ -21,6 +21,7 @@ from torchcoll.comparison.sides import (
     value_of_fact,
     values_of_facts,
 )
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.jsonl import read_objects
 from torchcoll.core.paths import MANIFEST, Source, is_manifest
@@ -43,7 +44,7 @@ _USUAL = ("communicator", "clock")  # a case that did not run has none
 
 
 @dataclass
-class Algorithms:
+class Algorithms(Displayed):
     """What ``algorithms`` found. comparisons: tests of AUTO against a cell. missing: cells of the
     matrix without a result, with the reason. matrices: the plan (``spec``) of each manifest, with
     the launches that were added later. reading: what a time is of the calls and the ranks. learned:

@@ -28,7 +28,12 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of torchcoll matrix, result files, or output of other tools, as "
         "auto=PATH Ring=PATH where it does not tell what was forced",
     )
-    add("--threshold", default="2%", metavar="SHARE", help="less is no loss (default %(default)s)")
+    add(
+        "--threshold",
+        default="2%",
+        metavar="SHARE",
+        help="losses smaller than this do not count (default %(default)s)",
+    )
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
     add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
     add("--format", default="table", help="table, markdown, csv or json")
@@ -37,7 +42,11 @@ def algorithms_arguments(parser: argparse.ArgumentParser) -> None:
     add("--export-tuner", metavar="FILE", help="write NCCL's tuner CSV, by size")
     add("--force", action="store_true", help="replace the file of --export-tuner")
     add_told(parser)
-    add("--channels", metavar="N", help="of --export-tuner, where no log tells them")
+    add(
+        "--channels",
+        metavar="N",
+        help="channels to write with --export-tuner (default: those that a log of NCCL tells)",
+    )
     add(
         "--check",
         action="store_true",
@@ -179,7 +188,7 @@ def check(found: Algorithms, exported: Exported, options: argparse.Namespace) ->
     )
     ran = what_ran(sides[1].runs, exported.values, exported.rules)
     out = io.StringIO()
-    show_comparisons([compared], options.format, out)
+    show_comparisons([compared], options.format, out, every=True)
     lines = [*out.getvalue().splitlines(), *ran_lines(ran, len(sides[1].results))]
     print("\n".join(printable(f"{before}{line}".rstrip()) for line in lines))
     bad = compared.tally.get("slower") or any(one.others for one in ran)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_ratio, format_size, format_time
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 
@@ -46,11 +46,32 @@ def _grids(found: Algorithms) -> list[Grid]:
         Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])
     ]
     for table, title in zip(found.tables, titles, strict=True):
-        grids += [_sizes_grid(table, title, found.threshold), _cells_grid(table)]
-    return [*grids, Grid([], [], below=_below(found))]
+        sizes = _sizes_grid(table, title)
+        # Of one table its statement is the answer.
+        told = table.statement(found.threshold) if len(found.tables) > 1 else ""
+        sizes.below = _conclusions(table, told)
+        grids += [sizes, _cells_grid(table)]
+    return [*grids, Grid([], [], below=_below(found), answer=answer_of(found, titles))]
 
 
-def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
+def answer_of(found: Algorithms, titles: Sequence[str]) -> Answer:
+    """What is shown of AUTO in each table; without AUTO the winners."""
+    words, results = [], set()
+    for table, title in zip(found.tables, titles, strict=True):
+        text = table.statement(found.threshold)
+        results |= {size.result for size in table.sizes}
+        if not text:
+            spans = [f"{_span(o.low_bytes, o.high_bytes)} {o.winner.name}" for o in table.ranges]
+            text = f"best: {', '.join(spans)}" if spans else "no forced cell was right"
+        if table.wrong:
+            text += f"; WRONG RESULTS of {', '.join(table.wrong)}"
+            results.add("beaten")
+        words.append(one_line(f"{title}: {text}" if len(titles) > 1 else text))
+    kinds = (("beaten", "bad"), ("unclear", "doubt"), ("near-optimal", "good"))
+    return Answer("; ".join(words), next((kind for name, kind in kinds if name in results), ""))
+
+
+def _sizes_grid(table: Table, title: str) -> Grid:
     heads = [Head("size", repeat=True), Head("best", left=True), Head("time", "(best)")]
     auto = any(size.auto for size in table.sizes)
     if auto:
@@ -73,22 +94,24 @@ def _sizes_grid(table: Table, title: str, threshold: float) -> Grid:
     launches = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts, default=0)}"
     cells = len(table.cells)
     above = f"{title}: {cells} forced cell{'s' if cells > 1 else ''}, launches a cell: {launches}"
-    return Grid(heads, rows, [above], _conclusions(table, threshold), styles)
+    return Grid(heads, rows, [above], styles=styles)
 
 
-def _conclusions(table: Table, threshold: float) -> list[str]:
+def _conclusions(table: Table, statement: str) -> list[str]:
     lines = []
     for one in table.ranges:
-        low, high = format_size(one.low_bytes), format_size(one.high_bytes)
         others = f" (or {', '.join(map(one_line, one.others))})" if one.others else ""
-        span = low if low == high else f"{low} to {high}"
-        lines.append(f"{span}: {one_line(one.winner.name)}{others}")
-    if statement := table.statement(threshold):
+        lines.append(f"{_span(one.low_bytes, one.high_bytes)}: {one_line(one.winner.name)}{others}")
+    if statement:
         lines.append(one_line(statement))
     for name, sizes in table.wrong.items():
         where = ", ".join(map(format_size, sizes))
         lines.append(f"WRONG RESULTS: {one_line(name)} at {where}; it wins at no size")
     return [*lines, *_other_lines(table)]
+
+
+def _span(low: int, high: int) -> str:
+    return " to ".join(dict.fromkeys((format_size(low), format_size(high))))
 
 
 def _best_text(size: SizeFound) -> str:

@@ -22,7 +22,7 @@ from torchcoll.core.bounds import (
     Held,
     Unpacking,
 )
-from torchcoll.core.errors import UnreadableError
+from torchcoll.core.errors import UnreadableError, nearest_file
 from torchcoll.importers.base import Line
 from torchcoll.importers.prefix import cleaned
 
@@ -119,7 +119,7 @@ class Source:
                 self.start = self._file.read(_HEAD)
             self.start += self._file.readline(_LONGEST)
         except FileNotFoundError:
-            raise UnreadableError("file", path, "a file that exists") from None
+            raise UnreadableError("file", path, "a file that exists", nearest_file(path)) from None
         except IsADirectoryError:
             raise UnreadableError("file", path, "a file, not a folder") from None
         except OSError as error:

@@ -8,7 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.core.errors import ExitCode, UsageError, one_line, printable, tell
+from torchcoll.core.collectives import DEFAULT_COLLECTIVE
+from torchcoll.core.errors import (
+    ExitCode,
+    TorchcollError,
+    UsageError,
+    one_line,
+    printable,
+    tell,
+)
+from torchcoll.launches.axes import SUITE
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, print_grid
 
@@ -85,12 +94,30 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
     )
-    add("--launches", default="6", metavar="N", help="of each cell (default %(default)s)")
-    add("--seed", default="0", metavar="N", help="of the order in a block (default %(default)s)")
+    add(
+        "--launches",
+        default="6",
+        metavar="N",
+        help="how often each cell is launched (default %(default)s)",
+    )
+    add(
+        "--seed",
+        default="0",
+        metavar="N",
+        help="of the random order of the launches (default %(default)s)",
+    )
     add("-o", "--output", metavar="DIR", help="where everything goes; again: what is missing runs")
     add("--cell-timeout", metavar="S", help="end a launch after so many seconds")
-    add("--nccl-version", metavar="V", help="of nccl-algorithms, where this Python has none")
-    add("--up-to", metavar="N", help="of scaling and subsets")
+    add(
+        "--nccl-version",
+        metavar="V",
+        help="what the preset nccl-algorithms plans for (default: this Python's)",
+    )
+    add(
+        "--up-to",
+        metavar="N",
+        help="the most ranks, nodes or devices that the presets scaling and subsets go up to",
+    )
     add("--dry-run", action="store_true", help="list the launches, start nothing")
     add("--quiet", action="store_true", help="no progress, only the table of cells")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
@@ -197,8 +224,56 @@ def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
     tell(f"{counts} = {cells * launches}, in this order:")
     for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
-        print(printable(command_line(words, job.cell.variables)))
+        print(printable(command_line(words, job.cell.variables)), flush=True)
+    tell(f"total: {counts} = {cells * launches}; {_estimate(plan)}")
     return ExitCode.OK
+
+
+# What an estimate assumes: torch's import, meeting and connecting of a launch; a case's cold calls
+# and verification.
+_START_S, _BESIDE_S = 10.0, 0.5
+
+
+def _estimate(plan: LaunchPlan) -> str:
+    """How long all launches take, as far as the command tells its cases."""
+    from torchcoll.bench.options import parse
+    from torchcoll.bench.plan import duration_text
+
+    total_s, cases = 0.0, set()
+    for cell in plan.cells:
+        words = plan.command.filled(cell.axes)
+        arguments = [*words[len(words) - len(plan.command.arguments) :], *cell.arguments]
+        module = plan.command.module
+        name = None if module in ("", SUITE) else DEFAULT_COLLECTIVE  # only the number counts
+        try:
+            spec = parse(arguments, name, f"torchcoll.{module}").spec
+            count = len(spec.cases(_ranks(words, cell.axes)))
+        except (TorchcollError, ValueError):
+            return "its time is not known from here"
+        cases.add(count)
+        if spec.iters is not None:
+            calls = f"{spec.iters} calls a case" if spec.iters else "the cold calls alone"
+            return f"no estimate of time: {calls} take as long as they take"
+        total_s += plan.launches * (_START_S + count * (spec.max_time_s + _BESIDE_S))
+    several = " to ".join(str(n) for n in dict.fromkeys((min(cases), max(cases))))
+    return (
+        f"about {duration_text(total_s)} (assumed: {_START_S:g} s to start a launch, and "
+        f"{spec.max_time_s + _BESIDE_S:g} s for each of its {several} cases)"
+    )
+
+
+def _ranks(words: Sequence[str], axes: Mapping[str, str]) -> int:
+    """How many a launch has, as far as its words tell: few collectives' cases depend on it."""
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name in ("--nproc-per-node", "--nproc_per_node", "-np", "-n", "--ntasks"):
+            value = value or next(iter(words[number + 1 :]), "")
+            if value.isdecimal() and 0 < int(value) < _MOST_RANKS:
+                return int(value)
+    return 2
+
+
+_MOST_RANKS = 1 << 20
 
 
 class _Watcher:

@@ -13,6 +13,7 @@ from importlib import metadata
 
 from torchcoll.core.backends import only_device
 from torchcoll.core.errors import UsageError, choice
+from torchcoll.core.plausibility import device_named
 from torchcoll.launches.axes import AUTO, SUITE, Cell, Command, Dimension, split_values
 from torchcoll.libraries.known_variables import Forcing
 from torchcoll.libraries.nccl import algorithms as nccl
@@ -50,7 +51,44 @@ def preset(name: str, asked: PresetOptions) -> Dimension:
 
 def _nccl_algorithms(asked: PresetOptions) -> Dimension:
     collectives = _with_algorithms(asked, nccl.FUNCTIONS, "NCCL")
-    return _forced(asked, collectives, nccl.forcings(collectives, _nccl_version(asked)))
+    version, lacking = _nccl_version(asked), _lacking(asked)
+    every = [one.name.partition("-")[0] for one in nccl.forcings(collectives, version)]
+    for why in dict.fromkeys(lacking.values()):
+        names = [name for name in lacking if name in every and lacking[name] == why]
+        if names:
+            asked.notes.append(f"left out, {why}: {', '.join(names)}")
+    return _forced(asked, collectives, nccl.forcings(collectives, version, lacking))
+
+
+def _lacking(asked: PresetOptions) -> dict[str, str]:
+    """The algorithms that cannot run where the command runs, and why: by the fabric that its label
+    states, else by the GPUs of this machine where torchrun starts all ranks here.
+    """
+    labels = [word.partition("fabric=")[2] for word in asked.command.arguments]
+    fabric = next(filter(None, labels), "").partition(":")[0]
+    words = [word.partition("=")[0] for word in asked.command.words]
+    here = any(os.path.basename(word) == "torchrun" for word in words)
+    here = here and not {"--nnodes", "--rdzv-endpoint", "--rdzv_endpoint"} & set(words)
+    if fabric:
+        nvls = _switches_reduce(fabric)
+        return nccl.missing(here or nvls is not None, nvls, sharp=fabric != "ethernet")
+    if not here:
+        return {}
+    from torchcoll.machine.gpu_state import switches_reduce
+
+    return nccl.missing(True, switches_reduce())
+
+
+# Fabrics of torchcoll/rules within a host whose GPUs no switch connects.
+_NO_SWITCH = ("pcie-gen4", "pcie-gen5", "xgmi-mi300x", "xe-link-max")
+
+
+def _switches_reduce(fabric: str) -> bool | None:
+    """Of a fabric of torchcoll/rules; None for what connects hosts, and for others."""
+    if fabric in _NO_SWITCH:
+        return False
+    device = device_named(fabric.removeprefix("nvswitch-")) if "nvswitch-" in fabric else None
+    return device.multicast if device else None
 
 
 def _device(command: Command) -> str | None:

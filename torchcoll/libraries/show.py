@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bandwidth, format_size, format_time
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled
 
 if TYPE_CHECKING:
     from torchcoll.libraries.dumps import Dump
@@ -307,7 +307,7 @@ def show_logs(
     titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
     titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
     lines = [text for row in files for text in _file_lines(row)]
-    rest = Grid([], [], below=lines)
+    rest = Grid([], [], below=lines, answer=_answer(jobs, dumps))
     if titled:
         titled[-1][1].append(rest)
     else:
@@ -315,6 +315,23 @@ def show_logs(
     rows = _rows(jobs, dumps)
     names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
     print_forms(titled, rows, _document(jobs, files, dumps), format, file, names)
+
+
+def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:
+    """What is wrong by these files; None where nothing is, for what they tell is no verdict."""
+    words = []
+    for dump in dumps:
+        odd = dump.facts.get("odd_links") or []
+        words += [
+            f"GPU {row['gpu']} has {_plural(row['links'], 'link')}, most have {row['usual']}"
+            for row in odd
+        ]
+        words += [f"{dump.file} is cut off"] if dump.facts.get("cut") else []
+    warnings = [text for job in jobs for text, _ in job.warnings.most_common()]
+    if warnings:
+        more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+        words.append(f"{_plural(len(warnings), 'warning')} of the library: {warnings[0]}{more}")
+    return Answer(one_line("; ".join(words)), "doubt") if words else None
 
 
 def _document(

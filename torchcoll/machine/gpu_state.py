@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.plausibility import device_named
 from torchcoll.machine.placement import number_in
 
 # -------------------------------------------------------------------------------------------------
@@ -187,6 +189,23 @@ def nvidia_gpus(places: list[str], library: Any) -> list[dict[str, Any]]:
         return [_gpu(library, place) for place in places]
     finally:
         library.nvmlShutdown()
+
+
+def switches_reduce(folder: str = "/proc/driver/nvidia/gpus", library: Any = None) -> bool | None:
+    """Whether switches connect the NVIDIA GPUs of this machine that can reduce (NVLS). None where
+    there are no GPUs, or their driver does not tell their links.
+    """
+    places, known = [], []
+    for entry in sorted(Path(folder).glob("*/information")):
+        model = re.search(r"^Model:\s*(.+)$", entry.read_text(errors="replace"), re.MULTILINE)
+        places.append(entry.parent.name)
+        known.append(device_named(model[1]) if model else None)
+    states = nvidia_gpus(places, library or load())
+    if not states or any(device is None or "nvlinks" not in state
+                         for device, state in zip(known, states, strict=True)):  # fmt: skip
+        return None
+    links = all(set(state["nvlink_to"] or ()) == {"switch"} for state in states)
+    return links and all(device is not None and device.multicast for device in known)
 
 
 def _gpu(library: Any, place: str) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line, printable
+from torchcoll.core.units import counted
 from torchcoll.report.destination import Destination
-from torchcoll.report.grid import Grid, Head, plain_lines
+from torchcoll.report.grid import Answer, Grid, Head, plain_lines, print_answer
 
 _STYLES = {"no": "yellow", "error": "bold red", "warning": "yellow", "note": "cyan"}
 
@@ -22,6 +23,8 @@ def show_doctor(report: dict[str, Any], as_json: bool = False, file: TextIO | No
     else:
         for style, line in _lines(report, out.width):
             _print(out, style, line)
+        out.write("\n")
+        print_answer(answer_of(report), out)
     out.flush()
 
 
@@ -39,13 +42,32 @@ def _print(out: Destination, style: str, line: str) -> None:
     console.print(text, soft_wrap=True)
 
 
+def answer_of(report: dict[str, Any]) -> Answer:
+    """What can be used, and the worst trap."""
+    names = [item["name"] for item in report["backends"] if item["usable"]]
+    found = report["findings"]
+    counts = [(n, s) for s in _STYLES if (n := sum(item["severity"] == s for item in found))]
+    words = [f"usable here: {', '.join(names)}" if names else "no backend can be used here"]
+    words.append(", ".join(counted(n, severity) for n, severity in counts) or "no trap found")
+    worst = next(
+        (item["what"] for _, s in counts[:1] for item in found if item["severity"] == s), ""
+    )
+    text = "; ".join(words) + (f": {worst}" if worst else "")
+    severities = {severity for _, severity in counts}
+    bad = not names or "error" in severities
+    return Answer(one_line(text), "bad" if bad else "doubt" if "warning" in severities else "good")
+
+
 Line = tuple[str, str]  # style, text
 
 
 def _lines(report: dict[str, Any], width: int | None) -> Iterator[Line]:
-    names = [item["name"] for item in report["backends"] if item["usable"]]
-    verdict = f"usable here: {', '.join(names)}" if names else "no backend can be used here"
-    yield "bold", f"torchcoll {report['torchcoll']} doctor: {verdict}"
+    answer = answer_of(report)
+    first, *rest = _wrapped(
+        f"torchcoll {report['torchcoll']} doctor: {answer.text}", "", "  ", width
+    )
+    yield "bold", first[1]
+    yield from (("bold", line) for _, line in rest)
     yield from _title("Versions")
     known = [f"{name} {text}" for name, text in report["versions"].items() if text]
     yield from _wrapped(", ".join(map(one_line, known)), "  ", "  ", width)

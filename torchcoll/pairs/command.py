@@ -14,7 +14,8 @@ def pairs_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--threshold",
         metavar="SHARE",
-        help="slower than the others by this share, and an outlier, is suspect (that of the run)",
+        help="a pair slower than the others by this share (and an outlier) is suspect (what the "
+        "run was measured with)",
     )
     add("--format", default="table", help="table, markdown, csv or json")
 

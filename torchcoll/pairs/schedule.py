@@ -162,7 +162,10 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
             f"{nodes} nodes in {rounds_of(nodes)} rounds, with {each} ranks a node, and keep about "
             f"{format_bytes(_kept(spec, pairs, each)[1])} on rank 0."
         )
-    return lines
+    total = (
+        f"Total: {pairs} pairs, about {time} and the start; result file about {format_bytes(file)}."
+    )
+    return [*lines, total]
 
 
 def _kinds(spec: Spec) -> int:

@@ -32,7 +32,7 @@ from torchcoll.pairs.suspects import (
 )
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Answer, Grid, Head
 
 # -------------------------------------------------------------------------------------------------
 # The pairs of a run as a matrix: figures where units are few, else shades of how fast each is.
@@ -166,6 +166,7 @@ def show_pairs(
     first = [*grids, units][0]
     first.above = [*_title(run, pairs), *first.above]
     units.below += _below(run, pairs, found, threshold)
+    units.answer = _answer(pairs, found, _halved(run))
     thing = _object(run, pairs, found, threshold)
     show_found([Forms([*grids, units], thing)], format, file)
     return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
@@ -253,6 +254,24 @@ def _below(run: Run, pairs: Pairs, found: Sequence[Suspect], threshold: float) -
             lines.append(_together(result))
     lines += _conclusion(pairs, found, _halved(run), threshold)
     return lines
+
+
+def _answer(pairs: Pairs, found: Sequence[Suspect], halved: Sequence[str]) -> Answer:
+    """Who is slow."""
+    accused = [suspect_text(pairs, one) for one in found if one.stands] + list(halved)
+    if accused:
+        more = f"; and {len(accused) - 1} more" if len(accused) > 1 else ""
+        what = "suspect" if len(accused) == 1 else "suspects"
+        return Answer(one_line(f"{len(accused)} {what}: {accused[0]}{more}"), "bad")
+    if pairs.failed:
+        return Answer(one_line(f"{len(pairs.failed)} failed, the first: {pairs.failed[0]}"), "bad")
+    judged = sum(map(pairs.judged, pairs.pairs))
+    if pairs.rehearsal or not judged or len(pairs.units) == 2:
+        return Answer(f"no {pairs.by} can be judged here", "doubt")
+    kind = "good" if judged == pairs.asked else "doubt"
+    return Answer(
+        f"no suspect: no {pairs.by} or link is slow, {judged} of {pairs.asked} pairs judged", kind
+    )
 
 
 def _halved(run: Run) -> list[str]:

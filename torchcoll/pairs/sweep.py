@@ -86,14 +86,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--by",
         default=BY[0],
-        help="rank (default): every rank with every other; node: all ranks of a node with those of "
-        "another at once, first with first, second with second",
+        help="what a pair is of: rank (default), every rank with every other; node, all ranks of a "
+        "node with those of another at once, first with first, second with second",
     )
     p.add_argument(
         "--threshold",
         metavar="SHARE",
         default=str(THRESHOLD),
-        help=f"slower than the others by this share, and an outlier, is suspect "
+        help=f"a pair slower than the others by this share (and an outlier) is suspect "
         f"({100 * THRESHOLD:g}%%)",
     )
     p.add_argument(

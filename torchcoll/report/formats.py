@@ -68,6 +68,7 @@ class View:
     clock: str | None = None
     limits: Callable[[Run, Sequence[Row]], Sequence[RowLimit]] | None = None
     expected: Callable[[Sequence[Row]], Sequence[Row]] | None = None
+    verbose: bool = False  # header lines of the start and of what measuring costs
 
     def __post_init__(self) -> None:
         choice(self.over_ranks, "over-ranks", OVER_RANKS)

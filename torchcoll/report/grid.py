@@ -16,6 +16,17 @@ from torchcoll.core.errors import printable
 from torchcoll.report.destination import Destination
 
 T = TypeVar("T")
+_ANSWERS = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found, in one sentence. kind: good, bad or doubt, its colour; '' where nothing
+    was judged.
+    """
+
+    text: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class Grid:
     """Cells by row and column; ``above`` and ``below`` are the lines around them.
 
     ``styles``: rich's style of each row, '' for most (colour repeats what the text says).
+    ``answer``: the last line; of a command that judges it is its first line too, on a terminal.
     """
 
     heads: Sequence[Head]
@@ -53,6 +65,7 @@ class Grid:
     above: list[str] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
     styles: list[str] = field(default_factory=list)
+    answer: Answer | None = None
 
     def widths(self) -> list[int]:
         return [
@@ -203,21 +216,44 @@ def print_grid(grid: Grid, out: Destination) -> None:
             console.print(rich_table(shown, gap))
         else:
             out.lines_unwrapped(plain_lines(shown, gap))
-    if below:
-        out.write("\n" if grid.rows else "")
-        out.lines(below)
+    if (below or grid.answer) and grid.rows:
+        out.write("\n")
+    out.lines(below)
+    if grid.answer:
+        print_answer(grid.answer, out)
 
 
-def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Destination) -> None:
-    """Tables one below the other, each group below its title, as text or markdown."""
+def print_answer(answer: Answer, out: Destination) -> None:
+    """As a line of its own, coloured where the terminal shows colours."""
+    out.styled(answer.text, _ANSWERS.get(answer.kind, "bold"))
 
-    between = ""
+
+def print_grids(
+    titled: Sequence[tuple[str, list[Grid]]],
+    format: str,
+    out: Destination,
+    over_all: Answer | None = None,
+) -> None:
+    """Tables one below the other, each group below its title, as text or markdown.
+
+    On a terminal the answers of the tables come first, too. over_all: one answer above all of
+    theirs, which stands first and last wherever this is printed.
+    """
+    answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
+    first = [over_all] if over_all else answers
+    more = any(grid.rows or grid.above for _, grids in titled for grid in grids)
+    first = first if format == "table" and (over_all or (out.terminal and more)) else []
+    for answer in first:
+        print_answer(answer, out)
+    if over_all and format == "markdown":
+        out.write(markdown_text(Grid([], [], answer=over_all)))
+    between = "\n" if first or over_all else ""
     for title, grids in titled:
         if title:
             out.write(between + (f"## {title}\n\n" if format == "markdown" else f"{title}\n"))
             between = ""
         for grid in grids:
-            if not (grid.above or grid.rows or grid.below):
+            if not (grid.above or grid.rows or grid.below or grid.answer):
                 continue
             out.write(between)
             between = "\n"
@@ -225,6 +261,9 @@ def print_grids(titled: Sequence[tuple[str, list[Grid]]], format: str, out: Dest
                 out.write(markdown_text(grid))
             else:
                 print_grid(grid, out)
+    if over_all and format == "table":
+        out.write("\n")
+        print_answer(over_all, out)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -253,7 +292,8 @@ def markdown_text(grid: Grid) -> str:
         text += _row([_escaped(head.text) for head in grid.heads])
         text += _row([":---" if head.left else "---:" for head in grid.heads])
         text += "".join(_row([_escaped(cell) for cell in row]) for row in grid.rows)
-    if grid.below:
+    below = [*grid.below, *([grid.answer.text] if grid.answer else [])]
+    if below:
         text += "\n" if text else ""
-        text += "".join(f"- {_escaped(line)}\n" for line in grid.below)
+        text += "".join(f"- {_escaped(line)}\n" for line in below)
     return text

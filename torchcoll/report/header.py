@@ -85,11 +85,16 @@ _FEW_HOSTS = 4  # more are named by the first and the last; --per-rank names the
 
 
 def header_lines(
-    run: Run, items: Sequence[Any], how: str | None = "max", clocks: Iterable[str] = ()
+    run: Run,
+    items: Sequence[Any],
+    how: str | None = "max",
+    clocks: Iterable[str] = (),
+    verbose: bool = False,
 ) -> list[str]:
     """The lines known before the first case has run. ``items`` are the Cases or Rows shown.
 
-    ``how``: the reading over ranks; None where each rank is shown.
+    ``how``: the reading over ranks; None where each rank is shown. verbose: the phases of the start
+    too.
     """
     what = f"{program_text(run)}: {what_text(items)}".rstrip()
     lines = [what, f"{_backends(run, items)}; {ranks_text(run)}"]
@@ -99,7 +104,8 @@ def header_lines(
     lines.append("; ".join(filter(None, words)))
     if how:
         lines.append(given_text(run) or reading(items, how))
-    lines += [_rules(run.header.get("spec") or {}, items), _labels(run), _start_up(run, items)]
+    lines += [_rules(run.header.get("spec") or {}, items), _labels(run)]
+    lines += [_start_up(run, items)] if verbose else []
     return [line for line in lines if line]
 
 
@@ -308,11 +314,11 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
     return f"start up: {', '.join(words)}" if run.phases else ""
 
 
-def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
-    """What the first call of the launch cost, on each of its backends, and what measuring costs;
-    known after a case.
+def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = False) -> list[str]:
+    """What the first call of the launch cost, on each of its backends; known after a case.
 
-    total: with the time to first result, which the verdict tells too.
+    total: with the time to first result, which the verdict tells too. verbose: what measuring costs
+    too.
     """
     lines = []
     launch, results = next(((r, own) for r, own in run.launches() if own), (run, []))
@@ -321,6 +327,8 @@ def first_lines(run: Run, how: str = "max", total: bool = True) -> list[str]:
         if firsts := first_results(results, backend):
             name = f"{one_line(backend)}: " if len(backends) > 1 else ""
             lines.append(name + _first_line(launch, firsts, how, total))
+    if not verbose:
+        return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
     words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]
     parts = [f"a call: {', '.join(words)}"] if words else []

@@ -5,11 +5,13 @@ Without pyplot: it looks for a display, and keeps every figure alive.
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import os
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,8 @@ def literal(text: object) -> str:
     return f" {plain}" if plain.startswith("_") else plain
 
 
-def new_figure(rows: int, columns: int) -> tuple[Figure, Any]:
+def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, Any]:
+    """shared: all panels have one scale, so that they can be compared by eye."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -60,7 +63,7 @@ def new_figure(rows: int, columns: int) -> tuple[Figure, Any]:
             "picture", "no library for it", "matplotlib", "Install torchcoll[plot]."
         ) from None
     figure = Figure(figsize=(_WIDTH, _HEIGHT * rows), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
 
 
 def style_of(number: int) -> dict[str, Any]:
@@ -117,10 +120,26 @@ def write_caption(figure: Figure, caption: Sequence[str]) -> None:
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 
 
-def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+_TYPES = {".png": "image/png", ".svg": "image/svg+xml", ".pdf": "application/pdf"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture that was written; a notebook shows it."""
+
+    path: Path
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        content, kind = self.path.read_bytes(), _TYPES[self.path.suffix.lower()]
+        text = content.decode() if kind == _TYPES[".svg"] else base64.b64encode(content).decode()
+        return {kind: text, "text/plain": repr(self)}
+
+
+def write_figure(figure: Figure, path: str | os.PathLike[str]) -> Drawn:
     """In place of one that is there, never through a link. Raises UsageError for a path that
     cannot be written.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
     write_file(path, drawn.getvalue(), "picture", force=True)
+    return Drawn(Path(path))

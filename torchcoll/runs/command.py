@@ -42,6 +42,12 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--metric", help="of --pivot: busbw (the default), algbw or time")
     add("--per-rank", action="store_true", help="each rank's own times in each case")
+    add(
+        "--all",
+        dest="every",
+        action="store_true",
+        help="every table of more than 20 files, every rank of more than 64; else in short",
+    )
     add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
     add("--rules", metavar="FILE", action="append", default=[], help="fabrics of your own (TOML)")
     add("--against", metavar="FILE", help="a run as the verdict's reference, in place of a fabric")
@@ -66,6 +72,7 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
     add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
     add("--force", action="store_true", help="replace the files of --junit and --health")
     add("--calls", action="store_true", help="every call of each case in order")
+    add("--verbose", action="store_true", help="phases of the start and cost of measuring too")
 
 
 def run_show(options: argparse.Namespace) -> ExitCode:
@@ -138,7 +145,8 @@ def _by_kind(reported: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _fits_both(options: argparse.Namespace) -> bool:
     """Whether tables of traffic can stand below those of results, under the same options."""
-    own = {**_choices(options), "over_ranks": options.over_ranks != "max", "format": None}
+    own = {**_choices(options), "over_ranks": options.over_ranks != "max"}
+    own |= {"format": None, "every": None, "verbose": None}
     asked = [*own.values(), options.reference, _asks(options)]
     return options.format in ("table", "markdown") and not any(asked)
 
@@ -326,7 +334,50 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll explain``: where the figures of one row come from.
+
+
+def explain_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "words",
+        nargs="+",
+        metavar="CASE|METRIC|FILE",
+        help="a collective, a size, or both (all_reduce 8M); time, first, low, high, p99, algbw, "
+        "busbw, clock, mode or verdict; and a result file (default: the newest of torchcoll-runs)",
+    )
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+
+
+def run_explain(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.bench.output import RUNS_FOLDER
+    from torchcoll.core.file import load_all
+    from torchcoll.report.destination import Destination
+    from torchcoll.report.grid import print_grids
+    from torchcoll.runs.explain import asked, explained, general, newest
+    from torchcoll.runs.show import Judging
+
+    what = asked(options.words)
+    files = what.files or [path for path in [newest(RUNS_FOLDER)] if path]
+    out = Destination()
+    if not files:
+        print_grids([("", [general(what)])], "table", out)
+        return ExitCode.OK
+    judging = Judging(options.fabric)
+    runs = load_all(files)
+    grids = [("", [explained(run, what, judging.verdict(run))]) for run in runs]
+    print_grids(grids, "table", out)
+    out.flush()
+    return ExitCode.OK
+
+
 COMMANDS = {
+    "explain": (
+        "where a figure comes from: formulas with the numbers of one row filled in",
+        explain_arguments,
+        run_explain,
+    ),
     "show": ("print result files as tables", show_arguments, run_show),
     "plot": ("time and bus bandwidth over sizes as a picture", plot_arguments, run_plot),
     "export": ("write result files as other tools read them", export_arguments, run_export),

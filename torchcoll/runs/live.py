@@ -34,19 +34,28 @@ from torchcoll.report.grid import (
     hidden_note,
     legends,
     parts,
+    print_answer,
     print_grid,
     row_line,
 )
 from torchcoll.report.header import first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
-from torchcoll.runs.show import Judging, further_grids, row_style, show, with_verdict
+from torchcoll.runs.show import (
+    Judging,
+    answer_of,
+    further_grids,
+    row_style,
+    show,
+    without_verdict,
+)
 from torchcoll.runs.views import pivot_grids
 
 _PATIENCE_S = 2.0
 
 
-def reporter(format: str = "table", quiet: bool = False) -> Reporter:
-    """The reporter for ``--format``. ``quiet``: no header lines and no progress, only results.
+def reporter(format: str = "table", quiet: bool = False, verbose: bool = False) -> Reporter:
+    """The reporter for ``--format``. ``quiet``: no header lines and no progress, only results;
+    ``verbose``: header lines of the start and of what measuring costs too.
 
     Raises UsageError for an unknown format, so that it is said before anything is measured.
     """
@@ -58,7 +67,7 @@ def reporter(format: str = "table", quiet: bool = False) -> Reporter:
         kind = _AtEnd
     else:
         kind = _Rows
-    return kind(out, format, quiet)
+    return kind(out, format, quiet, verbose)
 
 
 class Reporter:
@@ -68,7 +77,8 @@ class Reporter:
     the thread that ends an interrupted run: what the other one says after it is dropped.
     """
 
-    def __init__(self, out: Destination, format: str, quiet: bool) -> None:
+    def __init__(self, out: Destination, format: str, quiet: bool, verbose: bool = False) -> None:
+        self.verbose = verbose
         self.out = out
         self.format = format
         self.quiet = quiet
@@ -183,7 +193,7 @@ class _Rows(Reporter):
         self.tables = parts(self.heads, self.widths, self.out.width)
         self.grid = Grid(self.heads, [])
         self.first = self.tables[0]
-        above = header_lines(self.run, self.cases, clocks=clocks)
+        above = header_lines(self.run, self.cases, clocks=clocks, verbose=self.verbose)
         shown = [self.heads[i] for table in self.tables for i in table]
         if not self.quiet:
             self.out.lines([*above, *legends(shown), ""])
@@ -212,20 +222,23 @@ class _Rows(Reporter):
         below = [] if rows else ["no case has ended"]
         below += [*self.notes.lines(), *run_lines(self.run, rows)]
         below += [self.hidden] if self.hidden else []
-        below += [] if self.quiet else first_lines(self.run, total=False)
-        self.out.lines(["", *with_verdict(below, Judging().verdict(self.run, rows))])
+        below += [] if self.quiet else first_lines(self.run, total=False, verbose=self.verbose)
+        verdict = Judging().verdict(self.run, rows)
+        self.out.lines(["", *without_verdict(below, verdict)])
+        further = further_grids(self.run)
         if len(values_of(rows, "backend")) > 1:
-            self._side_by_side()
-        for grid in further_grids(self.run):
+            further = [*self._side_by_side(), *further]
+        for grid in further:
             self.out.write("\n")
             print_grid(grid, self.out)
+        if further:
+            self.out.write("\n")
+        print_answer(answer_of(verdict), self.out)
 
-    def _side_by_side(self) -> None:
+    def _side_by_side(self) -> list[Grid]:
         """The same cases, a column for each backend."""
-        for grid in pivot_grids([self.run], self.view, "backend", "time"):
-            if grid.rows:
-                self.out.write("\n")
-                print_grid(replace(grid, below=[]), self.out)
+        grids = pivot_grids([self.run], self.view, "backend", "time")
+        return [replace(grid, below=[]) for grid in grids if grid.rows]
 
 
 class _Clock:

@@ -21,6 +21,7 @@ from torchcoll.report.columns import values_of
 from torchcoll.report.header import kind_texts, reading, what_text
 from torchcoll.report.pictures import (
     BESIDE,
+    Drawn,
     check_path,
     draw_band,
     legend,
@@ -297,8 +298,9 @@ def plot(
     filter: str = "",
     fabric: str | None = None,
     rules: Sequence[str | os.PathLike[str]] = (),
-) -> None:
-    """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced).
+) -> Drawn:
+    """Draw to ``path`` (.png, .svg, .pdf; a file that is there is replaced); what is given back
+    shows itself in a notebook.
 
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
     what ``cold`` (first calls over ranks) or ``transitions`` (laws and transitions) found. Runs and
@@ -325,13 +327,12 @@ def plot(
             if value:
                 raise UsageError(name, value, "runs or files with it, not what was found in them")
         figure = cold_figure(what) if isinstance(what, Cold) else ranges_figure(what)
-        write_figure(figure, path)
-        return
+        return write_figure(figure, path)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)
     limits = _limits([part for one in sides for part in one.parts], fabric, rules)
-    write_figure(lines_figure(picture, over_ranks, limits), path)
+    return write_figure(lines_figure(picture, over_ranks, limits), path)
 
 
 def _limits(

@@ -24,7 +24,7 @@ from torchcoll.report.columns import (
 )
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
-from torchcoll.report.grid import Grid, print_grids
+from torchcoll.report.grid import Answer, Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
 
@@ -71,7 +71,7 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     columns = with_limits(with_percentiles(columns, view.extra_columns()), view.limit_columns())
     how, clocks = view.over_ranks, values_of(rows, "clock")
     verdict = (judging or Judging()).verdict(run, rows if view.usual else None)
-    above = header_lines(run, rows or asked_cases(run), how, clocks)
+    above = header_lines(run, rows or asked_cases(run), how, clocks, view.verbose)
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
@@ -79,9 +79,10 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     return Grid(
         heads=[column.head for column in columns],
         rows=[[column.cell(entry) for column in columns] for entry in entries],
-        above=above + first_lines(run, how, total=how != "max"),
-        below=with_verdict(below, verdict),
+        above=above + first_lines(run, how, total=how != "max", verbose=view.verbose),
+        below=without_verdict(below, verdict),
         styles=[row_style(entry) for entry in entries],
+        answer=answer_of(verdict),
     )
 
 
@@ -96,12 +97,18 @@ def has_verdict(format: str, chosen: bool) -> bool:
     return format == "json" or (format in ("table", "markdown") and not chosen)
 
 
-def with_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
-    """The lines below a table and the verdict, which ends them: what it says is said once."""
+def without_verdict(lines: Sequence[str], verdict: Verdict) -> list[str]:
+    """The lines below a table, without what the verdict that ends them says too."""
     said = {phrase.text for phrase in verdict.phrases}
     # Events begin with their kind.
-    rest = [line for line in lines if line not in said and line.partition(": ")[2] not in said]
-    return [*rest, verdict.line]
+    return [line for line in lines if line not in said and line.partition(": ")[2] not in said]
+
+
+def answer_of(verdict: Verdict) -> Answer:
+    return Answer(verdict.line, _KINDS.get(verdict.word, ""))
+
+
+_KINDS = {"PASS": "good", "WARN": "doubt", "FAIL": "bad"}
 
 
 def with_percentiles(columns: Sequence[Column], extra: Sequence[Column]) -> list[Column]:
@@ -144,6 +151,8 @@ def show(
     topology: str | Sequence[str] | None = None,
     nccl_log: str | Sequence[str] | None = None,
     file: TextIO | None = None,
+    every: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Print runs, the result files at these paths, or what torchcoll found, to stdout.
 
@@ -155,9 +164,11 @@ def show(
     tables in csv and json. fabric, rules, against: what the verdict is measured by (a fabric of the
     package or of rule files, or a run). topology: files of NCCL_TOPO_DUMP_FILE, and one of
     NCCL_GRAPH_DUMP_FILE; each row then has its share of what they allow. nccl_log: logs of NCCL,
-    whose tuning table says what it expected. Of traffic: format, and columns, which are names of
-    TrafficRow fields. Raises UsageError for choices that do not exist or do not go together,
-    UnreadableError for a file.
+    whose tuning table says what it expected. every: all tables of more than 20 runs, all ranks of
+    more than 64, and all cases of a comparison, which are shown in short without it. verbose: the
+    phases of the start and the cost of measuring in the header. Of traffic: format, and columns,
+    which are names of TrafficRow fields. Raises UsageError for choices that do not exist or do not
+    go together, UnreadableError for a file.
     """
     sources = tuple(map(_loaded, sources))
     others: list[Any] = [one for one in sources if not isinstance(one, _RUNS)]
@@ -170,7 +181,7 @@ def show(
         reported |= {"against": None if against is None else run}
         reported |= {"nccl-log": ", ".join(texts_of(nccl_log)) or None}
         reported |= {"topology": ", ".join(texts_of(topology)) or None}
-        _show_others(others, len(sources), format, columns, file, reported)
+        _show_others(others, len(sources), format, columns, file, reported, every)
         return
     choice(format, "format", RUN_FORMATS)
     if metric is not None:
@@ -185,7 +196,9 @@ def show(
         from torchcoll.libraries.nccl.expected import TuningTables
 
         expected = TuningTables(texts_of(nccl_log)).filled
-    view = View(texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected)
+    view = View(
+        texts_of(columns), texts_of(percentiles), over_ranks, clock, limits, expected, verbose
+    )
     chosen = [n for n, on in (("pivot", pivot), ("per-rank", per_rank), ("calls", calls)) if on]
     if len(chosen) > 1:
         raise UsageError("view", " and ".join(chosen), "one of pivot, per-rank, calls")
@@ -198,12 +211,14 @@ def show(
     runs = load_all(sources)
     out = Destination(file)
 
-    pairs = view == View() and not chosen and any(map(has_pairs, runs))
+    pairs = view == View(verbose=verbose) and not chosen and any(map(has_pairs, runs))
     if pairs and format in ("table", "markdown"):
         show_with_pairs(runs, format, judging, out)
     elif format in ("table", "markdown"):
-        titled = _titled_grids(runs, view, pivot, metric or "busbw", per_rank, calls, judging)
-        print_grids(titled, format, out)
+        titled, verdict = _titled_grids(
+            runs, view, pivot, metric or "busbw", per_rank, calls, judging, every
+        )
+        print_grids(titled, format, out, verdict)
     elif format in ("csv", "json"):
         out.write(_machine_text(runs, view, format, per_rank, calls, judging))
     else:
@@ -214,6 +229,8 @@ def show(
     out.flush()
 
 
+# What has an answer, which is the last line.
+JUDGED = ("Run", "Comparison", "Algorithms", "Cold", "Scaling", "Transitions", "Advice")
 # What is no run: its type -> the module of this room that shows it, and the function. By name:
 # importing a type of analysis would load numpy for everyone.
 _OTHERS = {
@@ -237,6 +254,7 @@ def _show_others(
     columns: str | Sequence[str] | None,
     file: TextIO | None,
     reported: dict[str, Any],
+    every: bool,
 ) -> None:
     for name in (name for name, value in reported.items() if value is not None):
         raise UsageError(name, reported[name], f"none with {type(others[0]).__name__}")
@@ -251,7 +269,8 @@ def _show_others(
         raise UsageError("columns", ",".join(texts_of(columns)), f"none with {kinds[0]}")
     module, name = _OTHERS[kinds[0]]
     show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)
-    more = {"columns": texts_of(columns)} if columns else {}
+    more: dict[str, Any] = {"columns": texts_of(columns)} if columns else {}
+    more |= {"every": True} if every and kinds[0] == "Comparison" else {}
     show_them(others, format, file, **more)
 
 
@@ -307,22 +326,41 @@ def _titled_grids(
     per_rank: bool,
     calls: bool,
     judging: Judging,
-) -> list[tuple[str, list[Grid]]]:
-    """The tables to print, under the path of the file that they come from."""
+    every: bool,
+) -> tuple[list[tuple[str, list[Grid]]], Answer | None]:
+    """The tables to print, under the path of the file that they come from, and of several runs that
+    are judged one verdict.
+    """
     if pivot:
         from torchcoll.runs.views import pivot_grids
 
-        return [("", pivot_grids(runs, view, pivot, metric))]
+        return [("", pivot_grids(runs, view, pivot, metric))], None
+    from torchcoll.runs.many import MOST_RANKS, MOST_RUNS, over_all, ranks_grids, runs_grids
     from torchcoll.runs.views import calls_grids, per_rank_grids
 
-    make = (
-        per_rank_grids
-        if per_rank
-        else calls_grids
-        if calls
-        else lambda r, v: [table_grid(r, v, judging), *further_grids(r)]
-    )
-    return [(title_of(run) if len(runs) > 1 else "", make(run, view)) for run in runs]
+    def make(run: Run) -> list[Grid]:
+        if per_rank:
+            short = run.ranks > MOST_RANKS and not every
+            return ranks_grids(run, view) if short else per_rank_grids(run, view)
+        if calls:
+            return calls_grids(run, view)
+        table, *further = grids = [table_grid(run, view, judging), *further_grids(run)]
+        if further:  # the answer ends all of them
+            table.answer, further[-1].answer = None, table.answer
+        return grids
+
+    titles = [title_of(run) if len(runs) > 1 else "" for run in runs]
+    if len(runs) > MOST_RUNS and not (every or per_rank or calls):
+        verdicts = [answer_of(judging.verdict(run)) for run in runs]
+        named = list(zip(titles, verdicts, strict=True))
+        return [("", runs_grids(runs, named, view))], over_all(named)
+    titled = [(title, make(run)) for title, run in zip(titles, runs, strict=True)]
+    if len(runs) < 2 or per_rank or calls:
+        return titled, None
+    if len(set(titles)) == 1:  # programs of one file
+        titles = [", ".join(dict.fromkeys(r.case.collective for r in run.results)) for run in runs]
+    answers = [grid.answer for _, grids in titled for grid in grids if grid.answer]
+    return titled, over_all(list(zip(titles, answers, strict=True)))
 
 
 def further_grids(run: Run) -> list[Grid]:
@@ -379,7 +417,7 @@ def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Des
             verdict = judging.verdict(run, rows)  # raises before anything is printed
             show_pairs(run, format, file=out.file)
             doubts = [row for row in rows if row.status == IMPLAUSIBLE]
-            grid = Grid([], [], below=[*reason_lines(doubts), verdict.line])
+            grid = Grid([], [], below=reason_lines(doubts), answer=answer_of(verdict))
             print_grids([("", [grid])], format, out)
         else:
             title = title_of(run) if len(runs) > 1 else ""

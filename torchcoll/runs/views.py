@@ -278,16 +278,21 @@ def per_rank_grids(run: Run, view: View) -> list[Grid]:
     """One table a case: each rank's median, and how its times lie among those of the others."""
     entries = view.entries(run)
     grids = [_per_rank(run, entry) for entry in entries]
-    return _framed(run, [entry.row for entry in entries], grids, None, [WAITING])
+    return _framed(run, [entry.row for entry in entries], grids, None, view.verbose, [WAITING])
 
 
 def _framed(
-    run: Run, rows: Sequence[Row], grids: list[Grid], how: str | None, notes: Sequence[str] = ()
+    run: Run,
+    rows: Sequence[Row],
+    grids: list[Grid],
+    how: str | None,
+    verbose: bool,
+    notes: Sequence[str] = (),
 ) -> list[Grid]:
     """Header lines before the first table, lines about the run after the last."""
     above = [
-        *header_lines(run, rows, how, values_of(rows, "clock")),
-        *first_lines(run, how or "max"),
+        *header_lines(run, rows, how, values_of(rows, "clock"), verbose),
+        *first_lines(run, how or "max", verbose=verbose),
     ]
     below = run_lines(run, rows, first_calls=False)
     return [Grid([], [], above=[*above, *notes]), *grids, Grid([], [], below=below)]
@@ -311,14 +316,14 @@ def _status_lines(result: CaseResult) -> list[str]:
 
 def _rank_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
     for entry in view.entries(run):
-        yield from (_case_fields(entry) | values for values in _rank_values(run, entry))
+        yield from (_case_fields(entry) | values for values in rank_values(run, entry))
 
 
 def _case_fields(entry: Entry) -> dict[str, Any]:
     return {name: getattr(entry.row, name) for name in (*_CASE_FIELDS, "status")}
 
 
-def _rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
+def rank_values(run: Run, entry: Entry) -> Iterator[dict[str, Any]]:
     result, clock = entry.result, entry.row.clock
     # strict=False: a rank that was lost in mid-batch has fewer calls.
     calls = list(zip(*result.time_ns.get(clock or "", []), strict=False))
@@ -368,7 +373,7 @@ def _per_rank(run: Run, entry: Entry) -> Grid:
             format_time(values["longer_than_fastest_ns"]),
             f"{100 * values['longest_share']:.0f}",
         ]
-        for values in _rank_values(run, entry)
+        for values in rank_values(run, entry)
     ]
     below = _status_lines(result)
     if not rows and result.status == "ok":
@@ -432,7 +437,7 @@ def calls_grids(run: Run, view: View) -> list[Grid]:
     """One table a case with a row for each call: cold ones, warm-up, steady ones."""
     entries = view.entries(run)
     grids = [_calls(entry.result, entry.row, view.over_ranks) for entry in entries]
-    return _framed(run, [entry.row for entry in entries], grids, view.over_ranks)
+    return _framed(run, [entry.row for entry in entries], grids, view.over_ranks, view.verbose)
 
 
 def _calls(result: CaseResult, row: Row, how: str) -> Grid:

@@ -14,6 +14,7 @@ from torchcoll.comparison.differences import hidden_among, hidden_note, kept_sep
 from torchcoll.comparison.matching import kind_of
 from torchcoll.comparison.sides import Measured, Reading, Side, known_of, side
 from torchcoll.comparison.statistics import geometric
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
 from torchcoll.core.result import CaseResult, Run
@@ -275,7 +276,7 @@ class Scale:
 
 
 @dataclass
-class Cold:
+class Cold(Displayed):
     """What ``cold`` found. again: second launches against first ones over all numbers of ranks."""
 
     runs: list[Run]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import interval_text
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_ratio, format_size, format_time
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (
@@ -71,8 +71,38 @@ def cold_grids(found: Cold) -> list[Grid]:
     each = {row.placed.order: row for row in found.rows}  # of several backends: set up once
     grids.append(_set_up(list(each.values())))
     grids.append(_late(found.late))
-    grids.append(Grid([], [], below=found_lines(found.notes, found.runs)))
+    below = found_lines(found.notes, found.runs)
+    grids.append(Grid([], [], below=below, answer=answer_of(found, list(titles))))
     return grids
+
+
+def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
+    """What the first call cost beside a steady one, on the most ranks of each kind."""
+    by_kind: dict[str, Scale] = {}
+    for scale in sorted(found.scales, key=lambda one: one.ranks):
+        if scale.first_ns:
+            by_kind[repr(scale.kind)] = scale
+    if not by_kind:
+        return Answer("no first call has a time")
+    order = sorted(by_kind.values(), key=lambda one: -(one.first_ns or 0.0))
+    names = dict(zip(dict.fromkeys(repr(row.kind) for row in found.rows), titles, strict=False))
+    one, least = order[0], order[-1]
+    text = f"the first call takes {_brief(one.first_ns)}"
+    if ratio := over(one.first_ns, one.steady_ns):
+        text += f", {format_ratio(ratio)} times a steady one ({_brief(one.steady_ns)})"
+    text += f", on {counted(one.ranks, 'rank')}" if one.ranks else ""
+    if one.first_result_ns:
+        text += f"; time to first result {_brief(one.first_result_ns)}"
+    if len(order) > 1:
+        text += f" ({names.get(repr(one.kind), '')}); least of {len(order)} kinds "
+        text += f"{_brief(least.first_ns)} ({names.get(repr(least.kind), '')})"
+    if found.late:
+        text += f"; {counted(len(found.late), 'later case')} cold too"
+    return Answer(text)
+
+
+def _brief(ns: float | None) -> str:
+    return format_time(ns, 3).strip()
 
 
 def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
@@ -406,7 +436,7 @@ def cold_figure(found: Cold) -> Figure:
     kinds: dict[str, list[Scale]] = {}
     for scale in found.scales:
         kinds.setdefault(repr((scale.kind, scale.in_job)), []).append(scale)
-    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)))
+    figure, axes = new_figure(-(-len(kinds) // 2), min(2, len(kinds)), shared=True)
     places = [axis for row in axes for axis in row]
     several = any(scale.in_job for scale in found.scales)
     titles = kind_texts(
@@ -415,7 +445,8 @@ def cold_figure(found: Cold) -> Figure:
     )
     for axis, title, scales in zip(places, titles, kinds.values(), strict=False):
         axis.set_title(literal(title), loc="left", fontsize="small")
-        _draw_scales(axis, scales)
+        _draw_scales(axis, scales, sorted({scale.ranks for scale in found.scales}))
+    legend(places[0], 0)  # the lines are the same in each
     for axis in places[len(kinds) :]:
         axis.set_visible(False)
     most = max(scale.launches for scale in found.scales)
@@ -429,7 +460,8 @@ def cold_figure(found: Cold) -> Figure:
     return figure
 
 
-def _draw_scales(axis: Axes, scales: Sequence[Scale]) -> None:
+def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> None:
+    """ranks: those of all panels, which share their axes."""
     scales = sorted(scales, key=lambda scale: scale.ranks)
     words = {"first": "1st", "second": "2nd", "third": "3rd", "steady": "steady"}
     for number, (name, word) in enumerate(words.items()):
@@ -441,10 +473,9 @@ def _draw_scales(axis: Axes, scales: Sequence[Scale]) -> None:
     stated = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
     draw_band(axis, stated, "C0")
     axis.set_xscale("log", base=2)
-    ranks = sorted({scale.ranks for scale in scales})
     axis.set_xticks(ranks, [str(one) for one in ranks])
+    axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
     axis.minorticks_off()
     axis.set_xlabel("ranks")
     axis.grid(True, color="0.9")
     time_axis(axis)
-    legend(axis, 0)

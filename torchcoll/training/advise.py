@@ -11,6 +11,7 @@ from typing import Any
 
 from torchcoll.comparison.sides import Measured, Reading, Side, side
 from torchcoll.comparison.statistics import geometric
+from torchcoll.core.display import Displayed
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
@@ -371,7 +372,7 @@ _ASSUMED = (0.25, 1, 4)
 
 
 @dataclass
-class Advice:
+class Advice(Displayed):
     """What ``advise`` found: a proposal, not a truth; ``try_buckets`` measures it.
 
     what: what the gradients are; size_bytes of them, dtype (``float32, bfloat16`` of several).

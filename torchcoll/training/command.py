@@ -34,7 +34,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASSES",
         help="instead of DDP's buckets what FSDP2 sends, with these module classes wrapped",
     )
-    add("--ranks", type=int, metavar="N", help="of --fsdp (default 64)")
+    add("--ranks", type=int, metavar="N", help="how many ranks --fsdp shards over (default 64)")
     add(
         "--curve",
         nargs="+",
@@ -43,9 +43,17 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
         "measured all_reduce over sizes; several files are launches. For a model, the file or "
         "folder of a captured traffic in its place, or --parameters",
     )
-    add("--parameters", metavar="N", help="of --curve without a model: so many, such as 7e9")
-    add("--dtype", metavar="NAME", help="of --parameters: float32, bfloat16, ...")
-    add("--backward-ms", metavar="MS", help="of --curve: what a backward pass takes by itself")
+    add(
+        "--parameters",
+        metavar="N",
+        help="number of parameters in place of a model, with --curve: 7e9",
+    )
+    add("--dtype", metavar="NAME", help="type of the gradients of --parameters: float32, bfloat16")
+    add(
+        "--backward-ms",
+        metavar="MS",
+        help="what a backward pass takes without communication, with --curve",
+    )
     add(
         "--accumulate",
         type=int,
@@ -189,7 +197,11 @@ def replay_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="sleep in the gaps between calls as long as the training did something else",
     )
-    add("--rehearse", action="store_true", help="several nccl ranks on one GPU")
+    add(
+        "--rehearse",
+        action="store_true",
+        help="try it on one GPU that all nccl ranks share; times mean nothing",
+    )
     hang = "seconds that are a hang (default %(default)g)"
     add("-T", "--timeout", type=float, default=300.0, help=hang)
     add("-J", "--output", metavar="FILE", help="traffic file (torchcoll-runs/...-replay-....jsonl)")

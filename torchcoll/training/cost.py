@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.collectives import COLLECTIVES, has_splits
+from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load
 from torchcoll.core.result import Run
@@ -221,7 +222,7 @@ class CostRow:
 
 
 @dataclass
-class Cost:
+class Cost(Displayed):
     """What ``cost`` found. ties: calls in which it cannot be known which rank came last."""
 
     rows: list[CostRow]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from torchcoll.core.display import Displayed
 from torchcoll.core.summary import HIGH, LOW, median, paired_ratio, quantile
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import whole_number
@@ -46,7 +47,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class BucketPlan:
+class BucketPlan(Displayed):
     """What DistributedDataParallel sends for a model's gradients.
 
     buckets: of each step but the first, in the order in which they are sent. first_step: of the
@@ -157,7 +158,7 @@ class Tried:
 
 
 @dataclass
-class Trial:
+class Trial(Displayed):
     """What one launch tells: one replicate, however many rounds it had.
 
     rows: in the order in which the caps were given. rounds, steps, skip, seed: as asked.

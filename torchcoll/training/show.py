@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def advice_grid(advice: Advice) -> Grid:
             cells += [format_time(row.communication_low_ns), format_time(row.communication_high_ns)]
         rows.append([*cells, *([row.result] if marked else [])])
     styles = [_ADVICE_STYLES.get(row.result, "") for row in advice.rows]
-    return Grid(heads, rows, _above(advice, spread), _below(advice), styles)
+    proposal, *below = _below(advice)
+    answer = Answer(proposal, "doubt" if proposal.startswith("no proposal") else "good")
+    return Grid(heads, rows, _above(advice, spread), below, styles, answer)
 
 
 _RATIO = "ratio = (backward + exposed) / that of the best"

@@ -24,6 +24,7 @@ from torchcoll.core.plausibility import (
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
 from torchcoll.core.units import counted, format_time
+from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
 from torchcoll.verdict.limits import (
     FAIL,
     NO_REFERENCE,
@@ -190,6 +191,7 @@ def judge(
     good = [row for row in rows if row.status == "ok" and row.verified != "wrong"]
     nothing = _nothing_to_judge(good)
     found, problems = None, [label_problem(run)]
+    taken: list[Phrase] = []
     if against is not None:
         if fabric or rules:
             raise UsageError("against", "a run with a fabric or rules", "one of them")
@@ -197,6 +199,8 @@ def judge(
         reference = [nothing] if nothing else [against_phrase(good, run, against)]
     else:
         found, problem = _fabric(run, fabric, rules)
+        if found is None and not problem and (found := by_names(run)):
+            taken = [Phrase("", by_names_text(run, found))]
         problems.append(problem)
         reference = [nothing] if nothing else by_fabric(good, found, run)
     if failures and all(phrase.word == NO_REFERENCE for phrase in reference):
@@ -206,7 +210,8 @@ def judge(
     warnings = [Phrase(WARN, text) for text in stated if text]
     if reference and not nothing and all(phrase.word == NO_REFERENCE for phrase in reference):
         reference += _not_bounded(run, good)
-    phrases = [*failures, *reference, *warnings, *_facts(run, rows, failures, reference)]
+        taken = assumptions(good, run) if found is None else taken
+    phrases = [*failures, *reference, *taken, *warnings, *_facts(run, rows, failures, reference)]
     plain = (Phrase(phrase.word, one_line(phrase.text)) for phrase in phrases)
     return Verdict(tuple(plain), found.name if found else None)
 

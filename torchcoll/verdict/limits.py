@@ -130,7 +130,7 @@ def _recognised(run: Run, hosts: int, own: Mapping[str, Rule]) -> Fabric | None:
 
 # -------------------------------------------------------------------------------------------------
 
-_BEYOND = 1.05  # of the ring's limit: something better than a ring was used
+BEYOND = 1.05  # of the ring's limit: something better than a ring was used
 # Of all limits of a fabric: it is another one. Some limits were measured, and others measure more.
 _ANOTHER = 1.25
 
@@ -201,6 +201,25 @@ def _headline(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Phr
     return Phrase(WARN if beyond and word == PASS else word, text)
 
 
+def share_of(
+    rows: Sequence[Row], fabric: Fabric, device: DeviceLimits | None
+) -> tuple[float, str] | None:
+    """The share that a headline would have, and of which algorithm's limit; None without one."""
+    judged = list(_judged(rows, fabric, device))
+    if not judged:
+        return None
+    reduced = (item for item in judged if item[1].collective == DEFAULT_COLLECTIVE)
+    share, _, limit = next(reduced, min(judged, key=lambda item: item[0]))
+    return share, limit.algorithm
+
+
+def limit_of(row: Row, fabric: Fabric, run: Run) -> Limit | None:
+    """What a row comes under; None where the fabric has no limit for it."""
+    if not _usable(row, fabric) or not _held_by_any(fabric, row):
+        return None
+    return _limit_of(row, fabric, device_of(run) if fabric.several_hosts else None)
+
+
 def _is_beyond(row: Row, fabric: Fabric) -> bool:
     most = max(x.busbw_gbps for x in fabric.limits if row.collective in x.collectives)
     return (row.busbw_gbps or 0.0) > _ANOTHER * most
@@ -260,7 +279,7 @@ def _limit_of(row: Row, fabric: Fabric, device: DeviceLimits | None) -> Limit:
     here = sorted((x for x in fabric.limits if x.holds(row)), key=lambda x: x.busbw_gbps)
     named = [x for x in here if x.algorithm.upper() in (row.algorithm or "").upper()]
     busbw = row.busbw_gbps or 0.0
-    limit = next((x for x in named or here if busbw <= _BEYOND * x.busbw_gbps), (named or here)[-1])
+    limit = next((x for x in named or here if busbw <= BEYOND * x.busbw_gbps), (named or here)[-1])
     gbps, source = capped(limit, device)
     return Limit(limit.algorithm, limit.collectives, gbps, source)
 
@@ -269,7 +288,7 @@ def _unused(fabric: Fabric, judged: Sequence[tuple[float, Row, Limit]]) -> Itera
     """Faster algorithms of the fabric that were not used where they could have been."""
     for _, row, used in judged:
         for limit in fabric.limits:
-            faster = limit.busbw_gbps > _BEYOND * used.busbw_gbps
+            faster = limit.busbw_gbps > BEYOND * used.busbw_gbps
             if not limit.holds(row) or not faster or limit.algorithm == used.algorithm:
                 continue
             where = f" in {row.collective}" if len(judged) > 1 else ""

@@ -166,12 +166,31 @@ _WORDS = {
 }
 
 
-def forcings(collectives: Sequence[str], version: str) -> list[Forcing]:
-    """Every combination of algorithm and protocol that exists for one of ``collectives``."""
+def missing(one_host: bool, nvls: bool | None, sharp: bool = True) -> dict[str, str]:
+    """Algorithm -> what it lacks, of those that cannot run. nvls: whether switches within a host
+    reduce, None where that is not known; sharp: whether those between hosts may.
+    """
+    found = dict.fromkeys(("nvls", "nvlstree"), "no NVSwitch that reduces") if nvls is False else {}
+    if not sharp:
+        found |= dict.fromkeys(("collnetdirect", "collnetchain"), "no network with SHARP")
+    if one_host:
+        several = ("nvlstree", "collnetdirect", "collnetchain", "pat")
+        found |= {name: "one host" for name in several if name not in found}
+    return found
+
+
+def forcings(
+    collectives: Sequence[str], version: str, without: Iterable[str] = ()
+) -> list[Forcing]:
+    """Every combination of algorithm and protocol that exists for one of ``collectives``, but those
+    of the algorithms ``without``.
+    """
     found = []
     prefixed = version_key(version) >= _FUNCTION_PREFIX
     functions = {name: FUNCTIONS[name] for name in collectives if name in FUNCTIONS}
     for algorithm, protocol in _combinations(prefixed):
+        if algorithm in without:
+            continue
         able = tuple(
             name
             for name, function in functions.items()

@@ -1,0 +1,92 @@
+"""Where a figure comes from, with the numbers of the row filled in."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import MIB, case, result, run
+
+from torchcoll.cli import main
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.file import save
+
+
+@pytest.fixture
+def folder(in_tmp_path):
+    # 64 MiB in 1 ms: 67.108864 GB/s; x 2 x 7 / 8 = 117.440512. 1 MiB in 1 ms: 1.048576.
+    small = result(case=case(size_bytes=MIB, collective="broadcast", op=None, root=0))
+    save(run(result(), small), "a.jsonl")
+    return in_tmp_path
+
+
+def lines(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_case(folder, capsys):
+    assert main(["explain", "all_reduce", "64M", "a.jsonl"]) == 0
+    out = lines(capsys)
+    assert out[0] == "a.jsonl: all_reduce 64M float32 sum on gloo, 8 ranks, cpu"
+    assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in out
+    assert "busbw: 117.441 GB/s = 67.109 x 1.75, which is 2 (n - 1) / n for n = 8 ranks" in out
+    assert any(line.startswith("busbw: bus factor: of the n blocks of S, n - 1 ") for line in out)
+    assert any(line.startswith("clock: host: from before the call until") for line in out)
+    assert any(line.startswith("mode: synchronized: a barrier before every call") for line in out)
+    assert any(line.startswith("verdict: NO REFERENCE for gloo on cpu") for line in out)
+    assert out[-1] == "busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+
+
+def test_a_metric_of_the_largest_case(folder, capsys):
+    assert main(["explain", "busbw", "a.jsonl"]) == 0
+    out = lines(capsys)
+    assert out[1] == "(the largest of 2 rows that fit; name a size for another)"
+    assert [line.partition(":")[0] for line in out[2:-1]] == ["busbw", "busbw"]
+
+
+def test_what_the_verdict_compares_with(folder, capsys, monkeypatch):
+    members = [
+        {"rank": r, "host": "vm", "device": f"cuda:{r}", "device_name": "NVIDIA H200"}
+        for r in range(8)
+    ]
+    gpu = case(backend="nccl", device="cuda")
+    # 117.440512 of 370.8 is 31.7 %.
+    save(run(result(case=gpu), members=members), "h200.jsonl")
+    assert main(["explain", "verdict", "h200.jsonl", "--fabric", "nvswitch-h200"]) == 0
+    assert lines(capsys)[1] == (
+        "verdict: busbw 117.441 of 370.8 GB/s, the ring limit of nvswitch-h200 (18 links x 20.6 "
+        "GB/s, NCCL topo.h): 31.7 %; the verdict reads the largest size of each collective"
+    )
+
+
+def test_the_newest_run_without_a_file_and_formulas_without_any(folder, capsys):
+    assert main(["explain", "busbw"]) == 0
+    assert (
+        lines(capsys)[0]
+        == "algbw = S / time; busbw = algbw x the bus factor; GB = 10^9 bytes; n: ranks"
+    )
+    (folder / "torchcoll-runs").mkdir()
+    (folder / "a.jsonl").rename("torchcoll-runs/b.jsonl")
+    assert main(["explain", "bcast"]) == 0
+    # A broadcast of 1 MiB in 1 ms.
+    assert lines(capsys)[-1] == "busbw 1.049 GB/s = 1048576 B / 1.000 ms x 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ("busbv a.jsonl", 2, "explain: got busbv, expected a file, a size, or one of time, "),
+        ("all_gather a.jsonl", 2, "case: got all_gather, expected one of the file's: all_reduce "
+         "64M, broadcast 1M"),
+        ("busbw b.jsonl", 3, "result file: got b.jsonl, expected a file that exists"),
+    ],
+)  # fmt: skip
+def test_errors(folder, capsys, words, code, text):
+    assert main(["explain", *words.split()]) == code
+    assert capsys.readouterr().err.startswith(f"torchcoll: error: {text}")
+
+
+def test_the_formulas_are_the_factors():
+    """Each formula in words, worked out by hand for 8 ranks."""
+    by_hand = {"2 (n - 1) / n": 1.75, "(n - 1) / n": 0.875, "1": 1.0}
+    for entry in COLLECTIVES.values():
+        if entry.has_data:
+            assert entry.bus_factor(8) == by_hand[entry.factor[0]], entry.name

@@ -1,0 +1,154 @@
+"""More files, or more ranks, than anybody reads: in short, and everything with ``every``."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from handmade import MIB, Terminal, case, not_run, result, run
+
+from torchcoll.cli import main
+from torchcoll.core.file import save
+from torchcoll.report.grid import Answer
+from torchcoll.runs.many import over_all
+from torchcoll.runs.show import show
+
+NONE = "NO REFERENCE for gloo on cpu within one host (torchcoll show has --against RUN)"
+
+
+def timed(ns: int, host: str, name: str, ranks: int = 2, **changed):
+    """One launch on one host, of two sizes: ns, and twice that."""
+    cases = [
+        result(ranks, case=case(size_bytes=size), time_ns={"host": [[time] * 21] * ranks})
+        for size, time in ((MIB, ns), (4 * MIB, 2 * ns))
+    ]
+    members = [{"rank": rank, "host": host, "device": "cpu"} for rank in range(ranks)]
+    return run(*cases, ranks=ranks, members=members, path=Path(name), **changed)
+
+
+def printed(*runs, **choices) -> str:
+    out = io.StringIO()
+    show(*runs, file=out, **choices)
+    return out.getvalue()
+
+
+def fleet(count: int):
+    """100 us on each but the last, which is on n3 and takes 150; hosts n0 to n3 in turn."""
+    times = [100_000] * (count - 1) + [150_000]
+    hosts = [f"n{number % 4}" for number in range(count - 1)] + ["n3"]
+    return [timed(ns, host, f"{n}.jsonl") for n, (ns, host) in enumerate(zip(times, hosts))]  # noqa: B905
+
+
+def test_more_than_twenty_runs_are_a_summary():
+    text = printed(*fleet(25))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0] == lines[-1] == f"25 runs, none judged: {NONE}"
+    assert "all_reduce, float32, sum, in place" in lines[2]
+    assert "backend: gloo; device: cpu; ranks: 2; 4 hosts" in lines
+    # Median 100, least 100, most 150, on the last run; 4M takes twice as long.
+    assert [line for line in lines if line.endswith("24.jsonl")] == [
+        "all_reduce 1M 25 100.0 us 100.0 us 150.0 us 1.500 24.jsonl",
+        "all_reduce 4M 25 200.0 us 200.0 us 300.0 us 1.500 24.jsonl",
+    ]
+    assert "24.jsonl 1.500 n3" in lines
+    # n3 was in 6 launches of the others and in the slow one: the median of the seven is 1.
+    assert "n3 1.000 7" in lines
+    assert len(lines) < 40
+    whole = printed(*fleet(25), every=True)
+    assert sum(line.split()[:1] == ["call"] for line in whole.splitlines()) == 25
+    assert whole.splitlines()[-1] == lines[-1]
+
+
+def test_twenty_runs_are_twenty_tables():
+    assert printed(*fleet(20)).count(" correct\n") >= 40
+
+
+def test_what_failed_among_many_is_named():
+    bad = run(not_run("timeout", "no word from rank 1"), path=Path("bad.jsonl"))
+    text = printed(*fleet(24), bad)
+    first = text.splitlines()[0]
+    assert first == (
+        "25 runs: 1 FAIL, 24 NO REFERENCE; bad.jsonl: FAIL 1 of 1 case failed: all_reduce 64M"
+    )
+    assert "\n1 case without a result: bad.jsonl (timeout)\n" in text
+    assert text.splitlines()[-1] == first
+
+
+def test_a_verdict_above_the_programs_of_one_file():
+    """Ten programs, one file: which is worst, by its collective."""
+    names = ("all_gather", "broadcast", "reduce")
+    runs = [
+        run(result(case=case(collective=name)), path=Path("job.out")) for name in names[:-1]
+    ] + [run(not_run("failed", "x", collective="reduce"), path=Path("job.out"))]
+    out = io.StringIO()
+    show(*runs, file=out)
+    lines = out.getvalue().splitlines()
+    assert (
+        lines[0]
+        == lines[-1]
+        == ("3 runs: 1 FAIL, 2 NO REFERENCE; reduce: FAIL 1 of 1 case failed: reduce 64M")
+    )
+    assert lines[2] == "job.out"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "kind"),
+    [
+        (["good", "good"], "2 runs: 2 PASS", "good"),
+        (["good", "doubt", ""], "3 runs: 1 WARN, 1 PASS, 1 NO REFERENCE; b: doubt-b", "doubt"),
+        (["bad", "bad", "good"], "3 runs: 2 FAIL, 1 PASS; a: bad-a; and 1 more", "bad"),
+        (["", ""], "2 runs, none judged; a: -a; and 1 more", ""),
+    ],
+)
+def test_one_verdict_of_several(kinds, text, kind):
+    named = [(name, Answer(f"{k}-{name}; more", k)) for name, k in zip("abc", kinds, strict=False)]
+    assert over_all(named) == Answer(text, kind)
+
+
+def many_ranks(ranks: int):
+    """Each rank 100 us but rank 7, 130, and rank 9, 80; eight ranks a host."""
+    own = [100_000] * ranks
+    own[7], own[9] = 130_000, 80_000
+    times = [[ns] * 21 for ns in own]
+    members = [{"rank": r, "host": f"n{r // 8}", "device": "cpu"} for r in range(ranks)]
+    return run(result(ranks, time_ns={"host": times}), ranks=ranks, members=members)
+
+
+def test_more_than_64_ranks_are_a_line_a_case():
+    text = printed(many_ranks(80), per_rank=True)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    # median, shortest (rank), longest (rank), longest / median
+    assert "all_reduce 64M 100.0 us 80.00 us 9 130.0 us 7 1.300" in lines
+    assert "7 (n0) 1.300 9 (n1) 0.800" in lines
+    assert any("the rank that arrives last has the shortest" in line for line in lines)
+    assert len(lines) < 40
+    whole = printed(many_ranks(80), per_rank=True, every=True)
+    assert sum(line.split()[1:3] == ["n9", "cpu"] for line in whole.splitlines()) == 8
+    assert len(whole.splitlines()) > 85
+
+
+def test_64_ranks_are_all_shown():
+    text = printed(many_ranks(64), per_rank=True)
+    assert sum("cpu" in line.split() for line in text.splitlines()) >= 64
+
+
+def test_all_is_an_option(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for one in fleet(21):
+        save(one, one.path)
+    assert main(["show", "*.jsonl"]) == 0
+    short = capsys.readouterr().out
+    assert main(["show", "*.jsonl", "--all"]) == 0
+    long = capsys.readouterr().out
+    assert len(short.splitlines()) < 40 < 21 * 10 < len(long.splitlines())
+
+
+def test_on_a_terminal_the_verdict_comes_first_and_last(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    show(run(result()), file=out)
+    lines = out.text().splitlines()
+    assert lines[0] == lines[-1] == f"{NONE}; 1 case correct; first result after 5.00 ms"
+    assert lines[1] == ""

@@ -1,0 +1,214 @@
+"""Where a figure comes from: ``torchcoll explain``, a row's numbers in their formulas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, find_collective
+from torchcoll.core.errors import UsageError, one_line, unknown
+from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import PERIOD, Row
+from torchcoll.core.units import format_bandwidth, format_size, format_time, parse_size
+from torchcoll.report.grid import Answer, Grid
+from torchcoll.report.header import given_text, reading
+from torchcoll.verdict.judging import Verdict
+from torchcoll.verdict.limits import fabric_of, limit_of
+
+METRICS = ("time", "first", "low", "high", "p99", "algbw", "busbw", "clock", "mode", "verdict")
+_MODES = {
+    "synchronized": "a barrier before every call, outside the stamps: a call is timed by itself",
+    "back-to-back": "calls are queued with no barrier between them: the time is their period, and "
+    "what one call hides behind another does not count",
+    "graph": "calls captured in a CUDA graph and replayed: the host's time to issue them is not "
+    "in it",
+}
+_CLOCKS = {
+    "host": "host: from before the call until it is complete, by the clock of the rank's CPU",
+    "device": "device: between two events on the device's stream; the host's time to issue a call "
+    "is in it only where the device waits for it",
+    "issue": "issue: until the Python call returns; the operation may still run",
+}
+
+
+@dataclass
+class Question:
+    """What the words of a command line name. metric: one of METRICS, or '' for all of them."""
+
+    metric: str = ""
+    collective: str | None = None
+    size_bytes: int | None = None
+    files: list[str] = field(default_factory=list)
+
+
+def asked(words: Sequence[str]) -> Question:
+    """Files, a metric, a collective and a size, in any order. Raises UsageError for others."""
+    found = Question()
+    for word in [part for words_ in words for part in words_.split()]:
+        if os.path.exists(word) or word.endswith((".jsonl", ".gz")):
+            found.files.append(word)
+        elif word in METRICS:
+            found.metric = word
+        elif word[:1].isdigit():
+            found.size_bytes = parse_size(word)
+        else:
+            try:
+                found.collective = find_collective(word).name
+            except UsageError:
+                names = (*METRICS, *COLLECTIVES)
+                raise unknown("explain", word, names, "a file, a size, or one of {}") from None
+    return found
+
+
+def newest(folder: str) -> str | None:
+    """The last result file of the folder in which runs are kept."""
+    files = [p for p in Path(folder).glob("*.jsonl") if p.is_file()]
+    return str(max(files, key=lambda p: p.stat().st_mtime)) if files else None
+
+
+def general(what: Question) -> Grid:
+    """The formulas without a row: bus factors of one collective, or of all."""
+    names = [what.collective] if what.collective else list(COLLECTIVES)
+    entries = [COLLECTIVES[name] for name in names if COLLECTIVES[name].has_data]
+    lines = ["algbw = S / time; busbw = algbw x the bus factor; GB = 10^9 bytes; n: ranks"]
+    factors: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        factors.setdefault(entry.factor, []).append(entry.name)
+    for (formula, why), own in factors.items():
+        lines.append(f"bus factor {formula} ({', '.join(own)}): {why}")
+    if what.metric in ("", "mode"):
+        lines += [f"mode {name}: {text}" for name, text in _MODES.items()]
+    if what.metric in ("", "clock"):
+        lines += [f"clock {text}" for text in _CLOCKS.values()]
+    return Grid([], [], above=[*lines, "with a result file behind it, the numbers of one row"])
+
+
+def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
+    """One row of a run. Raises UsageError where no case is like that."""
+    rows = list(zip(summarise_run(run), run.results, strict=True))
+    fitting = [
+        (row, result)
+        for row, result in rows
+        if what.collective in (None, row.collective)
+        and what.size_bytes in (None, row.size_bytes, row.size_bytes_requested)
+    ]
+    if not fitting:
+        known = dict.fromkeys(
+            f"{row.collective} {format_size(row.size_bytes_requested)}" for row, _ in rows
+        )
+        texts = [*known]
+        some = ", ".join(texts if len(texts) < 9 else [*texts[:8], "..."]) or "none"
+        size = format_size(what.size_bytes) if what.size_bytes else ""
+        asked_for = " ".join(filter(None, (what.collective, size)))
+        raise UsageError("case", asked_for or "none", f"one of the file's: {some}")
+    timed = [one for one in fitting if one[0].median_ns] or fitting
+    row, result = max(timed, key=lambda one: one[0].size_bytes)
+    parts = _parts(run, row, result, verdict)
+    chosen = parts if not what.metric else {what.metric: parts[what.metric]}
+    lines = [f"{name}: {line}" for name, own in chosen.items() for line in own]
+    more = len(fitting) - 1
+    head = one_line(f"{result.case.describe()}, {row.ranks or 'unknown'} ranks, {row.device}")
+    above = [f"{one_line(run.path or 'run')}: {head}"]
+    above += [f"(the largest of {more + 1} rows that fit; name a size for another)"] if more else []
+    return Grid([], [], above=[*above, *lines], answer=Answer(_sentence(row, result)))
+
+
+def _sentence(row: Row, result: CaseResult) -> str:
+    """``busbw 269.2 GB/s = 8388608 B / 54.53 us x 1.75``."""
+    entry = COLLECTIVES[row.collective]
+    if not row.median_ns:
+        return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
+    time = format_time(row.median_ns).strip()
+    if row.busbw_gbps is None:
+        return f"time {time}: no bandwidth where nothing is communicated"
+    text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"
+    if entry.has_splits:
+        return f"{text} = {result.busiest_bytes} B of the busiest rank / {time}"
+    moved = f" x {entry.moved(row.ranks):.4g}" if entry.moved(row.ranks) != 1 else ""
+    return f"{text} = {_bytes(row)} / {time}{moved} x {entry.bus_factor(row.ranks):.4g}"
+
+
+def _bytes(row: Row) -> str:
+    return f"{row.coalesce} x {row.size_bytes} B" if row.coalesce > 1 else f"{row.size_bytes} B"
+
+
+def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
+    """The lines of each of METRICS."""
+    entry, n = COLLECTIVES[row.collective], row.ranks
+    time = format_time(row.median_ns).strip()
+    how = given_text(run) or reading([row], "max")
+    calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
+    what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
+    if row.statistic not in (None, "median", PERIOD):
+        what = "figure of the source"
+    kept = " (the source does not tell it)" if result.reported and not result.time_ns else ""
+    spread = "percentile of the steady calls of this launch: a spread, no confidence interval"
+    lines: dict[str, list[str]] = {
+        "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
+        "first": [
+            f"{format_time(row.first_call_ns).strip()}: the first cold call of the case, host "
+            f"clock{'' if row.first_call_ns else kept}"
+        ],
+        "low": [f"{format_time(row.low_ns).strip()}: the 5th {spread}{kept}"],
+        "high": [f"{format_time(row.high_ns).strip()}: the 95th {spread}{kept}"],
+        "p99": [f"{format_time(row.p99_ns).strip()}: the 99th {spread}; from 100 calls on{kept}"],
+    }
+    if row.algbw_gbps is None or not row.median_ns:
+        why = (
+            "a barrier has no data" if not entry.has_data else "nothing is communicated, or no time"
+        )
+        lines |= {"algbw": [f"none: {why}"], "busbw": [f"none: {why}"]}
+    else:
+        moved, moved_text = entry.moved(n), ""
+        if moved != 1:
+            moved_text = f" x {moved:.4g} ((n - 1) / n of S, as nccl-tests counts it)"
+        given = result.reported is not None and not result.time_ns
+        lines["algbw"] = [
+            f"{format_bandwidth(row.algbw_gbps)} GB/s"
+            + (" as the source has it" if given else f" = {_bytes(row)} / {time}{moved_text}")
+        ]
+        lines["busbw"] = _busbw(row, result, given)
+    lines["clock"] = [_CLOCKS.get(row.clock or "", one_line(row.clock or "not told"))]
+    lines["mode"] = [f"{one_line(row.mode)}: {_MODES.get(row.mode, 'not told')}"]
+    lines["verdict"] = [*_compared(run, row, verdict), verdict.line]
+    return lines
+
+
+def _busbw(row: Row, result: CaseResult, given: bool) -> list[str]:
+    entry, n = COLLECTIVES[row.collective], row.ranks
+    if row.busbw_gbps is None:
+        return ["none: the busiest rank's bytes are not known"]
+    busbw = format_bandwidth(row.busbw_gbps)
+    if entry.has_splits:
+        return [
+            f"{busbw} GB/s = {result.busiest_bytes} B / {format_time(row.median_ns).strip()}: what "
+            "the busiest rank sends to the others, or receives"
+        ]
+    formula, why = entry.factor
+    numbers = "" if formula == "1" else f", which is {formula} for n = {n} ranks"
+    if given:
+        return [f"{busbw} GB/s as the source has it; bus factor {formula}: {why}"]
+    return [
+        f"{busbw} GB/s = {format_bandwidth(row.algbw_gbps)} x {entry.bus_factor(n):.4g}{numbers}",
+        f"bus factor: {why}",
+    ]
+
+
+def _compared(run: Run, row: Row, verdict: Verdict) -> list[str]:
+    """What this row would be measured by."""
+    if verdict.fabric is None or not row.busbw_gbps or row.status == IMPLAUSIBLE:
+        return []
+    fabric = fabric_of(run, verdict.fabric, {})
+    limit: Any = fabric and limit_of(row, fabric, run)
+    if limit is None:
+        return [f"{verdict.fabric} has no limit for this collective at this size: not judged"]
+    share = 100 * row.busbw_gbps / limit.busbw_gbps
+    return [
+        f"busbw {format_bandwidth(row.busbw_gbps)} of {limit.busbw_gbps:g} GB/s, the "
+        f"{limit.algorithm} limit of {verdict.fabric} ({limit.source}): {share:.1f} %; the verdict "
+        "reads the largest size of each collective"
+    ]

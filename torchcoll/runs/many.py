@@ -1,0 +1,246 @@
+"""Many files, or the many ranks of one: their spread and the slowest, in place of every table.
+
+A thousand files would be 22,000 lines, and the ranks of a case 4,096.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row, median
+from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.report.columns import DIMENSIONS, values_of
+from torchcoll.report.formats import View
+from torchcoll.report.grid import Answer, Grid, Head
+from torchcoll.report.header import header_lines, kind_texts, what_text
+from torchcoll.report.notes import run_lines, runs_lines
+from torchcoll.runs.views import WAITING, rank_values
+
+MOST_RUNS, MOST_RANKS = 20, 64  # more are shown in short
+_MOST_CASES = 40  # rows; of more kinds and sizes the largest size of each
+_NAMED = 5  # of the slowest
+_ALL = "--all shows every table"
+_WORDS = {"good": "PASS", "doubt": "WARN", "bad": "FAIL", "": "NO REFERENCE"}
+_WORST = ("bad", "doubt", "good", "")
+
+
+def over_all(named: Sequence[tuple[str, Answer]]) -> Answer:
+    """One verdict of several runs, given as (name, its own): how many have which, and the worst."""
+    kinds = [answer.kind for _, answer in named]
+    counts = [f"{kinds.count(kind)} {_WORDS[kind]}" for kind in _WORST if kind in kinds]
+    worst = next(kind for kind in _WORST if kind in kinds)
+    own = [(name, answer) for name, answer in named if answer.kind == worst]
+    text = f"{len(named)} runs: {', '.join(counts)}" if worst else f"{len(named)} runs, none judged"
+    if worst == "good":
+        return Answer(text, worst)
+    first = own[0][1].text.partition("; ")[0]
+    alike = len({answer.text.partition("; ")[0] for _, answer in own}) == 1
+    if len(own) == 1 or not alike:
+        text += f"; {one_line(own[0][0])}: {first}"
+        text += f"; and {len(own) - 1} more" if len(own) > 1 else ""
+    else:
+        text += f": {first.removeprefix(f'{_WORDS[worst]} ') if worst else first}"
+    return Answer(text, worst)
+
+
+# -------------------------------------------------------------------------------------------------
+# Many runs.
+
+
+@dataclass(frozen=True)
+class _Measured:
+    run: int  # its place among the runs
+    row: Row
+
+
+def runs_grids(runs: Sequence[Run], named: Sequence[tuple[str, Answer]], view: View) -> list[Grid]:
+    """The spread of each case over the runs, and the runs and hosts that are slowest. named: name
+    and verdict of each.
+    """
+    names = [name for name, _ in named]
+    found = [_Measured(n, entry.row) for n, run in enumerate(runs) for entry in view.entries(run)]
+    good = [one for one in found if one.row.status == "ok" and one.row.median_ns]
+    cases: dict[str, list[_Measured]] = {}
+    for one in good:
+        cases.setdefault(repr((_kind(one.row), one.row.size_bytes_requested)), []).append(one)
+    rows = [one.row for one in found]
+    above = [f"{len(runs)} runs, in short ({_ALL}): {what_text(rows)}", _where(runs, rows)]
+    above.append(f"time: {view.over_ranks} over ranks; the median, least and most of the runs")
+    failed = [one for one in found if one.row.status not in ("ok", "unsupported", "skipped")]
+    below = []
+    if failed:
+        texts = dict.fromkeys(f"{names[one.run]} ({one.row.status})" for one in failed)
+        below.append(f"{counted(len(failed), 'case')} without a result: {_several(texts)}")
+    for kind in ("bad", "doubt"):
+        own = [(name, answer) for name, answer in named if answer.kind == kind]
+        below += [f"{name}: {answer.text}" for name, answer in own[:_NAMED]]
+        if len(own) > _NAMED:
+            below.append(f"and {len(own) - _NAMED} more with {_WORDS[kind]}")
+    speeds = _speeds(list(cases.values()))
+    grids = [_spread(list(cases.values()), names)]
+    if len(speeds) > 1 and any(len(case) > 2 for case in cases.values()):
+        grids += [_slowest_runs(runs, speeds, names), _slowest_hosts(runs, speeds)]
+    return [Grid([], [], above=above), *grids, Grid([], [], below=[*below, *runs_lines(runs)])]
+
+
+def _where(runs: Sequence[Run], rows: Sequence[Row]) -> str:
+    hosts = {str(m["host"]) for run in runs for m in run.members if m.get("host")}
+    words = [
+        f"{name}: {_several(values_of(rows, name))}" for name in ("backend", "device", "ranks")
+    ]
+    return "; ".join([*words, counted(len(hosts), "host")] if hosts else words)
+
+
+def _kind(row: Row) -> dict[str, object]:
+    return {name: getattr(row, name) for name in DIMENSIONS}
+
+
+def _several(values: Iterable[object]) -> str:
+    texts = list(map(one_line, values))
+    return ", ".join(texts if len(texts) <= _NAMED else [*texts[:_NAMED], f"... ({len(texts)})"])
+
+
+def _spread(cases: Sequence[list[_Measured]], names: Sequence[str]) -> Grid:
+    below = []
+    if len(cases) > _MOST_CASES:
+        largest: dict[str, list[_Measured]] = {}
+        for case in cases:
+            held = largest.setdefault(repr(_kind(case[0].row)), case)
+            if case[0].row.size_bytes_requested > held[0].row.size_bytes_requested:
+                largest[repr(_kind(case[0].row))] = case
+        shown = list(largest.values())[:_MOST_CASES]
+        below.append(f"{len(shown)} of {len(cases)} cases: the largest size of each kind")
+        cases = shown
+    titles = kind_texts([_kind(case[0].row) for case in cases], ("collective",))
+    heads = [Head("case", left=True, repeat=True), Head("size", repeat=True), Head("runs")]
+    heads += [Head("median"), Head("least"), Head("most"), Head("most /", "median")]
+    heads.append(Head("slowest run", left=True, drop=1))
+    lines = []
+    for title, case in zip(titles, cases, strict=True):
+        times = sorted((one.row.median_ns or 0.0, one.run) for one in case)
+        middle = median([ns for ns, _ in times])
+        size = case[0].row.size_bytes_requested
+        lines.append(
+            [
+                title,
+                format_size(size) if COLLECTIVES[case[0].row.collective].has_data else "-",
+                str(len({run for _, run in times})),
+                *map(format_time, (middle, times[0][0], times[-1][0])),
+                format_ratio(times[-1][0] / middle),
+                names[times[-1][1]],
+            ]
+        )
+    return Grid(heads, lines, below=below)
+
+
+def _speeds(cases: Sequence[Sequence[_Measured]]) -> dict[int, float]:
+    """Of each run the median over its cases of time / median of the runs."""
+    ratios: dict[int, list[float]] = {}
+    for case in cases:
+        middle = median([one.row.median_ns or 0.0 for one in case])
+        for one in case:
+            ratios.setdefault(one.run, []).append((one.row.median_ns or 0.0) / middle)
+    return {run: median(own) for run, own in ratios.items()}
+
+
+_RATIO = "time / that of the median run, the median over the cases"
+
+
+def _slowest_runs(runs: Sequence[Run], speeds: dict[int, float], names: Sequence[str]) -> Grid:
+    worst = sorted(speeds, key=lambda run: -speeds[run])[:_NAMED]
+    rows = []
+    for run in worst:
+        hosts = dict.fromkeys(str(m.get("host") or "?") for m in runs[run].members)
+        rows.append([names[run], format_ratio(speeds[run]), _several(hosts) or "-"])
+    heads = [Head("slowest runs", left=True), Head("ratio"), Head("hosts", left=True)]
+    return Grid(heads, rows, above=[_RATIO])
+
+
+def _slowest_hosts(runs: Sequence[Run], speeds: dict[int, float]) -> Grid:
+    """Over the runs in which each was: a slow run does not tell which of its hosts is slow."""
+    own: dict[str, list[float]] = {}
+    for run, ratio in speeds.items():
+        for host in {str(m["host"]) for m in runs[run].members if m.get("host")}:
+            own.setdefault(host, []).append(ratio)
+    if len(own) < 2:
+        return Grid([], [])
+    worst = sorted(own, key=lambda host: -median(own[host]))[:_NAMED]
+    rows = [[one_line(h), format_ratio(median(own[h])), str(len(own[h]))] for h in worst]
+    return Grid([Head("slowest hosts", left=True), Head("ratio"), Head("runs")], rows)
+
+
+# -------------------------------------------------------------------------------------------------
+# Many ranks.
+
+
+def ranks_grids(run: Run, view: View) -> list[Grid]:
+    """Of each case the ranks' own times; then the ranks and hosts at both ends of them."""
+    entries = view.entries(run)
+    rows = [entry.row for entry in entries]
+    heads = [
+        Head("case", left=True, repeat=True),
+        Head("size", repeat=True),
+        Head("median", "rank"),
+    ]
+    heads += [
+        Head("shortest"),
+        Head("rank"),
+        Head("longest"),
+        Head("rank"),
+        Head("longest /", "median"),
+    ]
+    lines: list[list[str]] = []
+    ratios: dict[int, list[float]] = {}
+    hosts: dict[str, list[float]] = {}
+    titles = kind_texts([_kind(row) for row in rows], ("collective",))
+    for entry, title in zip(entries, titles, strict=True):
+        own = {values["rank"]: values for values in rank_values(run, entry)}
+        if not own:
+            lines.append([title, format_size(entry.row.size_bytes_requested), *["-"] * 6])
+            continue
+        times = {rank: values["median_ns"] for rank, values in own.items()}
+        middle = median(list(times.values()))
+        low, high = min(times, key=lambda r: times[r]), max(times, key=lambda r: times[r])
+        size = entry.row.size_bytes_requested
+        lines.append(
+            [
+                title,
+                format_size(size) if COLLECTIVES[entry.row.collective].has_data else "-",
+                format_time(middle),
+                *(format_time(times[low]), str(low), format_time(times[high]), str(high)),
+                format_ratio(times[high] / middle if middle else None),
+            ]
+        )
+        for rank, ns in times.items():
+            if middle:
+                ratios.setdefault(rank, []).append(ns / middle)
+                hosts.setdefault(str(own[rank]["host"] or "?"), []).append(ns / middle)
+    above = [*header_lines(run, rows, None, values_of(rows, "clock")), WAITING]
+    above.append(f"{run.ranks} ranks in short ({_ALL}): each rank's own median")
+    host_of = {n: one_line(m.get("host") or "?") for n, m in enumerate(run.members)}
+    ends = [_ends("rank", {f"{r} ({host_of.get(r, '?')})": own for r, own in ratios.items()})]
+    ends += [_ends("host", hosts)] if len(hosts) > 1 else []
+    below = run_lines(run, rows, first_calls=False)
+    return [Grid([], [], above=above), Grid(heads, lines), *ends, Grid([], [], below=below)]
+
+
+def _ends(what: str, ratios: dict[str, list[float]]) -> Grid:
+    """The longest and the shortest: in a collective that waits, who comes last waits least."""
+    middles = {name: median(own) for name, own in ratios.items()}
+    order = sorted(middles, key=lambda name: -middles[name])
+    long, short = order[:_NAMED], order[::-1][:_NAMED]
+    rows = [
+        [one_line(a), format_ratio(middles[a]), one_line(b), format_ratio(middles[b])]
+        for a, b in zip(long, short, strict=True)
+    ]
+    heads = [Head(f"{what}s with", "the longest", left=True), Head("ratio")]
+    heads += [Head(f"{what}s with", "the shortest", left=True), Head("ratio")]
+    return Grid(
+        heads,
+        rows,
+        above=[f"own time / that of the median rank, median over the cases of each {what}"],
+    )

@@ -1,0 +1,81 @@
+"""Which fabric a run may have been measured on, where nobody states it: 'is it good?' of a table
+that somebody pasted.
+
+A log of another tool has names of devices and hosts, and no links. Where these leave one fabric it
+is taken, and said; else the nearest that fit stand side by side, as assumptions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from torchcoll.core.plausibility import device_named, device_of
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
+from torchcoll.verdict.limits import BEYOND, Phrase, hosts_of, share_of
+from torchcoll.verdict.rules import Fabric, guessable, load_fabric, packaged
+
+# Parts that sit on a board with NVSwitch where there are eight: NVIDIA's names of the others have
+# PCIe or NVL in them (nvidia.com/en-us/data-center: H100 PCIe, H100 NVL, H200 NVL, A100-PCIE).
+_BOARD = re.compile(r"SXM|HBM3|\bH200$|\bH20$|\bB200$", re.IGNORECASE)
+_CARD = re.compile(r"PCI|NVL\b", re.IGNORECASE)
+_EIGHT = 8  # boards of four GPUs connect them without a switch
+# How many rails, or Gbit/s, nodes have: what is tried where a fabric takes a number.
+_NUMBERS = {"ib-hdr": (1, 4, 8), "ib-ndr": (1, 4, 8), "ethernet": (10, 25, 100)}
+_MOST = 3
+_LEAST = 0.3  # of its limit: below, it is another fabric, or so slow that nothing is told by it
+
+
+def by_names(run: Run) -> Fabric | None:
+    """The one fabric that the names of the devices and the hosts of another tool's log leave."""
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    known = all(m.get("device_name") and m.get("host") for m in run.members)
+    if not run.source or not known or len(names) != 1 or hosts_of(run) != 1 or run.ranks != _EIGHT:
+        return None
+    (name,) = names
+    device = device_named(name)
+    if device is None or _CARD.search(name) or not _BOARD.search(name):
+        return None
+    found = [fabric for fabric in guessable({}) if device.name in fabric.devices]
+    return found[0] if len(found) == 1 else None
+
+
+def by_names_text(run: Run, fabric: Fabric) -> str:
+    name = next(str(m["device_name"]) for m in run.members)
+    return f"{fabric.name} is taken from the log: {run.ranks} {name} on one host"
+
+
+def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
+    """The nearest fabrics that could have carried this, with the share of each; [] where none."""
+    rows = [row for row in rows if row.device != "cpu" and row.busbw_gbps]
+    if not rows or all(row.ranks < 1 for row in rows):
+        return []
+    shares: dict[str, list[str]] = {}
+    order: dict[str, float] = {}
+    for fabric in _possible(run):
+        found = share_of(rows, fabric, device_of(run) if fabric.several_hosts else None)
+        if found is None or not _LEAST <= found[0] <= BEYOND:
+            continue
+        text = f"{100 * found[0]:.0f} % of the {found[1]} limit of"
+        shares.setdefault(text, []).append(fabric.name)
+        order[text] = found[0]
+    nearest = sorted(order, key=lambda text: -order[text])[:_MOST]
+    if not nearest:
+        return []
+    words = ", ".join(f"{text} {' or '.join(shares[text])}" for text in nearest)
+    return [Phrase("", f"assumed, no verdict: {words} (--fabric NAME judges by one)")]
+
+
+def _possible(run: Run) -> Iterable[Fabric]:
+    """Of one host or several, and of these devices, as far as that is known."""
+    hosts, device = hosts_of(run), device_of(run)
+    for name in packaged():
+        numbers: Sequence[int | None] = _NUMBERS.get(name, (None,))
+        for number in numbers:
+            fabric = load_fabric(name if number is None else f"{name}:{number}")
+            if hosts and fabric.several_hosts != (hosts > 1):
+                continue
+            if device and fabric.devices and device.name not in fabric.devices:
+                continue
+            yield fabric
