@@ -93,23 +93,37 @@ def commands() -> Iterator[str]:
     yield from ("", "")
     for name, (text, _, _) in known.items():
         whole = cli._parser(name, known)
-        (subs,) = (a for a in whole._actions if isinstance(a, argparse._SubParsersAction))
-        parser = subs.choices[name]
-        yield from (
-            f"### torchcoll {name}",
-            "",
-            f"{plain(text[:1].upper() + text[1:]).rstrip('.')}.",
-            "",
-        )
-        usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
-        yield from (f"    {_short(usage, parser)}", "")
-        yield from _options(parser, parser._actions)
+        yield from _command(_subparsers(whole)[name], name, text)
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    groups = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(groups[0].choices) if groups else {}
+
+
+def _command(parser: argparse.ArgumentParser, name: str, text: str) -> Iterator[str]:
+    text = plain(text[:1].upper() + text[1:]).rstrip(".")
+    yield from (f"### torchcoll {name}", "", f"{text}.", "")
+    usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
+    yield from (f"    {_short(usage, parser)}", "")
+    yield from _options(parser, parser._actions)
+    # The actions of model: fit, predict, validate.
+    told = {
+        choice.dest: choice.help or ""
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for choice in action._choices_actions
+    }
+    for action, own in _subparsers(parser).items():
+        yield from _command(own, f"{name} {action}", told.get(action, "").replace("%%", "%"))
 
 
 def _short(usage: str, parser: argparse.ArgumentParser) -> str:
     """Options are listed below, and argparse's own form of them differs between Pythons."""
     if parser.usage:
         return usage
+    if _subparsers(parser):
+        return f"{parser.prog} {'|'.join(_subparsers(parser))} ..."
     places = [a for a in parser._actions if not a.option_strings]
     words = [f"[{a.metavar}]" if a.nargs in ("?", "*") else f"{a.metavar}" for a in places]
     several = ["..." if a.nargs in ("+", "*") else "" for a in places]
@@ -123,6 +137,8 @@ def _options(parser: argparse.ArgumentParser, actions: Sequence[argparse.Action]
     for action in actions:
         if "--help" in action.option_strings or action.help == argparse.SUPPRESS:
             continue
+        if isinstance(action, argparse._SubParsersAction):
+            return
         value = ""
         if action.nargs != 0:
             value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
