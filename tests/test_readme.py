@@ -4,7 +4,6 @@ repository that each page has for itself; and what stands below a command is wha
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -29,9 +28,7 @@ from torch.distributed.run import parse_args
 
 import torchcoll
 from torchcoll import cli
-from torchcoll.bench import main as bench
 from torchcoll.importers import registry
-from torchcoll.pairs.sweep import run_pairs
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -299,18 +296,13 @@ def test_the_check_of_what_is_shown(shown: str, same: bool) -> None:
     assert printed(shown, "a\nb\nc\n") is same
 
 
-def test_options_that_the_pages_name_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], *([command] for command in cli.commands())):
-        with contextlib.suppress(SystemExit):
-            cli.main([*words, "--help"])
-    for action in (None, run_pairs):
-        with contextlib.suppress(SystemExit):
-            bench.main(argv=["--help"], action=action)
+def test_options_that_the_pages_name_exist() -> None:
+    """Those of the reference, which is made of the parsers (tests/docs/test_reference.py)."""
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-    known = set(options.findall(capsys.readouterr().out))
+    known = set(options.findall(PAGES["docs/reference/commands.md"]))
     # torchrun's, srun's, sbatch's and pip's.
-    known |= {"--nproc-per-node", "--ntasks-per-node", "--nodes", "--partition"}
-    known |= {"--extra-index-url"}
+    known |= {"--nproc-per-node", "--ntasks-per-node", "--nodes", "--partition", "--help"}
+    known |= {"--extra-index-url", "--version", "--print-completion"}
     for page, text in PAGES.items():
         assert set(options.findall(text)) - known == set(), page
 
