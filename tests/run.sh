@@ -7,7 +7,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../launch/install.sh"
 
 # Some images set it: then each of the many processes of the tests compiles torchcoll again.
 unset PYTHONDONTWRITEBYTECODE
-install_torchcoll "$ROOT/.venv-test" plot,test,dev
+install_torchcoll "$ROOT/.venv-test" plot,docs,test,dev
 cd "$ROOT"
 status=0
 step() {

@@ -4,6 +4,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -154,3 +156,19 @@ def test_every_dependency_is_pinned():
         wanted += lines if extra != "ipex" else ""  # its torch is older than ours
     pinned = re.findall(r"(?m)^([a-z0-9-]+)==", (ROOT / "launch/constraints.txt").read_text())
     assert set(re.findall(r"(?m)^([a-z][a-z0-9-]*)>=", wanted)) <= set(pinned)
+
+
+def test_an_sdist_holds_the_repository(tmp_path):
+    """What a packager gets: its tests, scripts, examples and data are there, and nothing made."""
+    pytest.importorskip("setuptools")
+    copy = tmp_path / "copy"
+    made = ("__pycache__", "*.egg-info", "build", "dist", "torchcoll-runs", ".venv*", ".git")
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*made, ".*_cache", ".hypothesis"))
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    kept = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    made = {path for path in kept if ".egg-info/" in path or path == ".gitignore"}
+    assert kept - made - held == set()

@@ -1,8 +1,9 @@
-"""Every command of the README, block by block, in their order, in one copy of the repository."""
+"""Every command of the README and of docs/, block by block, in their order, in a copy of the
+repository that each page has for itself; and what stands below a command is what it prints.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import os
@@ -15,20 +16,28 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from ranks import Job
 from torch.distributed.run import parse_args
 
+import torchcoll
 from torchcoll import cli
-from torchcoll.bench import main as bench
-from torchcoll.pairs.sweep import run_pairs
+from torchcoll.importers import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+OTHERS = [ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *DOCS)}
+# They install and measure for long: pages that begin with the same commands are read together, and
+# what has run is not run again.
+TOGETHER = ("README.md", "docs/start.md")
 # Runs this very suite.
 NOT_HERE = ("bash tests/run.sh",)
 # They run in a process forked from this one: most of such a command is the import of torch and of
@@ -43,19 +52,44 @@ OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER
 NO_LAUNCHER = dict.fromkeys((*OF_A_LAUNCHER, "MASTER_PORT"))
 
 
-def blocks() -> list[tuple[str, list[str]]]:
-    """(heading above it and its number there, its commands) of every block."""
-    found: list[tuple[str, list[str]]] = []
-    for section in re.split(r"^## ", README, flags=re.M):
-        heading = section.partition("\n")[0]
-        for number, block in enumerate(re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S), 1):
-            lines = [line for line in block.splitlines() if line.strip() and line not in NOT_HERE]
-            if lines:
-                found.append((f"{heading} {number}", lines))
+@dataclass(frozen=True)
+class Block:
+    """shown: the text directly below it, which is what its one command prints; a line ``...``
+    stands for any lines. '' where there is none.
+    """
+
+    page: str
+    name: str
+    commands: list[str]
+    shown: str
+
+
+def blocks() -> list[Block]:
+    """Of all pages, in their order."""
+    found = []
+    for page, text in PAGES.items():
+        for section in re.split(r"^## ", text, flags=re.M):
+            heading = section.partition("\n")[0] if section[0].isalnum() else "top"
+            pairs = re.findall(
+                r"^```bash\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", section, re.M | re.S
+            )
+            for number, (block, shown) in enumerate(pairs, 1):
+                lines = [
+                    line for line in block.splitlines() if line.strip() and line not in NOT_HERE
+                ]
+                if lines:
+                    found.append(Block(page, f"{heading} {number}", lines, shown))
     return found
 
 
 BLOCKS = blocks()
+
+
+def printed(shown: str, out: str) -> bool:
+    """Whether ``out`` is what ``shown`` says, line by line."""
+    parts = re.split(r"^\.\.\.\n", shown, flags=re.M)
+    pattern = "(?:.*\n)*?".join(map(re.escape, parts))
+    return re.fullmatch(pattern, out) is not None
 
 
 def launched(folder: Path, words: list[str], cwd: Path) -> Job:
@@ -85,43 +119,33 @@ def python(words: list[str]) -> None:
 class Reader:
     """Somebody who runs one block after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pages: Sequence[str], torchrun: Path) -> None:
         self.folder, self.copy = folder, folder / "torchcoll"
+        self.of_pages = [block for block in BLOCKS if block.page in pages]
         ignored = (".*", "*.egg-info", "__pycache__", "torchcoll-runs", "build")
         shutil.copytree(ROOT, self.copy, ignore=shutil.ignore_patterns(*ignored))
-        self.blocks = self.commands = 0
-        for name in LIBRARIES:
-            importlib.import_module(name)
-        stub = folder / "bin/torchrun"
-        stub.parent.mkdir()
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(folder / "asked"))
-        listener.listen()
-        stub.write_text(STUB.format(python=sys.executable, path=str(folder / "asked")))
-        stub.chmod(0o755)
+        self.blocks = 0
+        self.printed: dict[str, str] = {}
         # The python of this test has torch, so nothing is downloaded.
-        path = f"{stub.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
+        path = f"{torchrun.parent}:{self.copy}/.venv/bin:{Path(sys.executable).parent}"
         self.env = {"PATH": f"{path}:{os.environ['PATH']}", "PYTHON": sys.executable}
         self.env |= {"OMP_NUM_THREADS": "1"}
-        self.serving = os.fork()
-        if not self.serving:
-            serve(listener)
-        listener.close()
 
-    def close(self) -> None:
-        os.kill(self.serving, signal.SIGKILL)
-        os.waitpid(self.serving, 0)
-
-    def read(self, number: int) -> None:
-        """Block ``number``, and of those before it, whose files it may read, what was left out."""
-        while self.blocks <= number:
+    def read(self, block: Block) -> None:
+        """This block, and of those before it, whose files it may read, what was left out."""
+        while self.blocks <= self.of_pages.index(block):
             self.blocks += 1
-            for command in BLOCKS[self.blocks - 1][1]:
-                self.run(command)
+            for command in self.of_pages[self.blocks - 1].commands:
+                if command not in self.printed:
+                    self.printed[command] = self.run(command)
+        if block.shown:
+            (command,) = block.commands
+            out = self.printed[command]
+            assert printed(block.shown, out), f"{command}\n{out}"
 
-    def run(self, command: str) -> None:
-        self.commands += 1
-        folder = self.folder / f"{self.commands}"
+    def run(self, command: str) -> str:
+        """What it prints."""
+        folder = self.folder / f"{len(self.printed)}"
         program = shlex.split(command)[0]
         if program not in FORKED or set("|&;<>$`") & set(command):
             done = self.shell(" ".join((command, *LOCAL)) if "local.sh" in command else command)
@@ -137,6 +161,7 @@ class Reader:
             err = "".join(rank.stderr for rank in ranks)
         assert not any(codes), f"{command}\n{out}\n{err}"
         assert out.strip(), command
+        return out
 
     def shell(self, command: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **self.env}
@@ -201,33 +226,189 @@ def serve(listener: socket.socket) -> NoReturn:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    made = Reader(tmp_path_factory.mktemp("readme"))
-    yield made
-    made.close()
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The stand-in for it, which all readers share."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    stub, path = folder / "torchrun", str(folder / "asked")
+    stub.write_text(STUB.format(python=sys.executable, path=path))
+    stub.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        serving = os.fork()
+        if not serving:
+            serve(listener)
+    yield stub
+    os.kill(serving, signal.SIGKILL)
+    os.waitpid(serving, 0)
+
+
+@pytest.fixture(scope="module")
+def readers(
+    tmp_path_factory: pytest.TempPathFactory, torchrun: Path
+) -> Iterator[Callable[[str], Reader]]:
+    """The reader of a page."""
+    made: dict[str, Reader] = {}
+
+    def of(page: str) -> Reader:
+        pages = TOGETHER if page in TOGETHER else (page,)
+        if pages[0] not in made:
+            folder = tmp_path_factory.mktemp(Path(page).stem)
+            made[pages[0]] = Reader(folder, pages, torchrun)
+        return made[pages[0]]
+
+    yield of
+    for reader in made.values():
+        shutil.rmtree(reader.folder)
 
 
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[name for name, _ in BLOCKS])
-def test_every_command_of_the_readme_works(reader: Reader, number: int) -> None:
-    reader.read(number)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}: {block.name}")
+def test_every_command_works(readers: Callable[[str], Reader], block: Block) -> None:
+    readers(block.page).read(block)
 
 
-def test_the_readme_has_commands() -> None:
-    names = [name for name, _ in BLOCKS]
-    assert names[0] == "Start 1" and {"Measure 1", "Compare 1", "Many launches 2"} <= set(names)
-    assert sum(len(commands) for _, commands in BLOCKS) > 30
+def test_there_are_commands() -> None:
+    names = {(block.page, block.name) for block in BLOCKS}
+    assert {("README.md", "A or B 2"), ("docs/slow.md", "top 1")} <= names
+    assert BLOCKS[0].commands[0] == "bash launch/local.sh"
+    assert len(names) == len(BLOCKS) > 20
+    assert sum(len(block.commands) for block in BLOCKS) > 40
+    assert sum(bool(block.shown) for block in BLOCKS) >= 5
 
 
-def test_options_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], *([command] for command in cli.commands())):
-        with contextlib.suppress(SystemExit):
-            cli.main([*words, "--help"])
-    for action in (None, run_pairs):
-        with contextlib.suppress(SystemExit):
-            bench.main(argv=["--help"], action=action)
+@pytest.mark.parametrize(
+    ("shown", "same"),
+    [
+        ("a\nb\nc\n", True),
+        ("a\n...\nc\n", True),
+        ("...\nb\n...\n", True),
+        ("...\na\nb\nc\n...\n", True),
+        ("a\nb\n", False),
+        ("...\nb\n", False),
+        ("c\n...\na\n", False),
+        ("a.\n...\n", False),
+    ],
+)
+def test_the_check_of_what_is_shown(shown: str, same: bool) -> None:
+    assert printed(shown, "a\nb\nc\n") is same
+
+
+def test_options_that_the_pages_name_exist() -> None:
+    """Those of the reference, which is made of the parsers (tests/docs/test_reference.py)."""
     options = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-    known = set(options.findall(capsys.readouterr().out))
+    known = set(options.findall(PAGES["docs/reference/commands.md"]))
     # torchrun's, srun's, sbatch's and pip's.
-    known |= {"--nproc-per-node", "--ntasks-per-node", "--partition", "--extra-index-url"}
-    assert set(options.findall(README)) - known == set()
+    known |= {"--nproc-per-node", "--ntasks-per-node", "--nodes", "--partition", "--help"}
+    known |= {"--extra-index-url", "--version", "--print-completion"}
+    for page, text in PAGES.items():
+        assert set(options.findall(text)) - known == set(), page
+
+
+def test_commands_that_the_pages_name_exist() -> None:
+    for page, text in PAGES.items():
+        assert {*re.findall(r"`torchcoll ([a-z]+)", text)} <= {*cli.commands()}, page
+
+
+# -------------------------------------------------------------------------------------------------
+# What else a page promises.
+
+LINKED = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TEXTS = PAGES | {path.name: path.read_text() for path in OTHERS}
+KEPT = r"(?:docs|examples|launch|results|tests|torchcoll)"
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as code forges and MkDocs make them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_lead_somewhere(name: str) -> None:
+    """Those of docs/ are checked by MkDocs (tests/docs/test_site.py)."""
+    for target in re.findall(r"\]\(([^)]+)\)", TEXTS[name]):
+        path, _, anchor = target.partition("#")
+        assert (ROOT / (path or name)).exists(), target
+        if anchor:
+            assert anchor in anchors((ROOT / (path or name)).read_text()), target
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_files_that_a_page_names_are_there(name: str) -> None:
+    for path in re.findall(rf"`({KEPT}/[\w./*-]*(?:/|\.[a-z]+))`", TEXTS[name]):
+        if not re.search("NAME|mybench", path):  # those of a recipe
+            assert list(ROOT.glob(path)), path
+
+
+def test_install_lines_name_what_exists() -> None:
+    """torchcoll is not on the index: a package of that name there is somebody else's."""
+    for name, text in TEXTS.items():
+        for rest in re.findall(r"pip install ([^`\n]*)", text):
+            word = shlex.split(rest)[0] if rest.strip() else ""
+            ours = word.startswith((".", "torchcoll @ git+", "oneccl_bindings_for_pytorch"))
+            assert ours or not word, f"{name}: {rest}"
+
+
+def test_the_readme_is_short() -> None:
+    assert 700 <= len(README.split()) <= 1000
+
+
+# -------------------------------------------------------------------------------------------------
+# Programs.
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGES[page], re.M | re.S)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if programs(page)])
+def test_programs_use_what_is_public(page: str) -> None:
+    for program in programs(page):
+        compile(program, page, "exec")
+        used = set(re.findall(r"\btorchcoll\.(\w+)", re.sub(r"(?m)^ *from .*$", "", program)))
+        assert used <= {*torchcoll.__all__}, used
+
+
+def test_the_program_of_the_reference(tmp_path: Path) -> None:
+    (program,) = programs("docs/reference/api.md")
+    (tmp_path / "results").symlink_to(ROOT / "results")
+
+    def target() -> None:
+        os.chdir(tmp_path)
+        exec(program, {})
+
+    job = Job(tmp_path / "job", target, 1, environment={**NO_LAUNCHER, "OMP_NUM_THREADS": "1"})
+    (rank,) = job.wait(300).values()
+    assert rank.code == 0, rank.stderr
+    assert "1M" in rank.stdout and (tmp_path / "run.jsonl").exists()
+
+
+def test_the_recipe_of_an_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = next(text for text in programs("docs/extending.md") if "def sniff" in text)
+    module = types.ModuleType("mybench")
+    exec(recipe, module.__dict__)
+    monkeypatch.setattr(registry, "importers", lambda: {"mybench": module})
+    path = tmp_path / "x.log"
+    path.write_text(
+        "hello\nranks=8 op=allreduce bytes=1048576 us=54.9\nranks=8 op=x bytes=8 us=1\n"
+    )
+    found = registry.import_file(str(path))
+    (result,) = found.runs[0].results
+    assert (found.importer, result.case.collective, result.ranks) == ("mybench", "all_reduce", 8)
+    assert result.reported and result.reported.time_ns == 54900
+    assert found.refusals() == [("3", "x is no collective that torchcoll has")]
+
+
+def test_the_recipe_of_a_sub_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = next(text for text in programs("docs/extending.md") if "COMMANDS" in text)
+    names: dict[str, Any] = {}
+    exec(recipe, names)
+    monkeypatch.setattr(cli, "commands", lambda *rooms: names["COMMANDS"])
+    path = str(ROOT / "results/h200-8gpu-kernels/generic.jsonl")
+    assert cli.main(["hello", path]) == 0
+    assert capsys.readouterr().out == f"{path}: 80 cases\n"

@@ -218,7 +218,7 @@ def test_nothing_else_imports_them(backend, bindings):
 
 MISSING = (
     "Install oneccl_bindings_for_pytorch of the same minor version as torch (retired after 2.8): "
-    "see the README."
+    "see docs/measure.md."
 )
 
 

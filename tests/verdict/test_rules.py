@@ -178,9 +178,9 @@ def test_rules_of_the_users_own(tmp_path):
         load_fabric("x", own)
 
 
-def test_the_example_of_the_readme(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (text,) = re.findall(r"^```toml\n(.*?)^```", readme, re.M | re.S)
+def test_the_example_of_the_docs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/healthy.md").read_text()
+    (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
     path = tmp_path / "mine.toml"
     path.write_text(text)
     fabric = load_fabric("my-cluster", read_rules([path]))

@@ -157,7 +157,7 @@ BACKENDS: dict[str, BackendEntry] = {
                 Lack("dtype", _FLOAT8, "reduction of {}", reductions=True),
             ),
         ),
-        # The bindings come from Intel's own package index, not from PyPI (README).
+        # The bindings come from Intel's own package index, not from PyPI (docs/measure.md).
         BackendEntry(
             "ccl",
             ("xpu", "cpu"),
@@ -166,7 +166,7 @@ BACKENDS: dict[str, BackendEntry] = {
             library="libccl",
             prefixes=_ONECCL_PREFIXES,
             absent="Install oneccl_bindings_for_pytorch of the same minor version as torch "
-            "(retired after 2.8): see the README.",
+            "(retired after 2.8): see docs/measure.md.",
             # Seen on CPUs with the bindings 2.8, whose src/utils.cpp has the maps and whose
             # src/dispatch_stub.h has the rest. They are retired, so that this will not change.
             lacks=(

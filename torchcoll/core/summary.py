@@ -208,48 +208,49 @@ class Row:
     calls are 0 where an imported file does not tell them.
     """
 
-    collective: str
-    backend: str
-    library: str | None
-    device: str
-    ranks: int
-    dtype: str | None
-    op: str | None
-    root: int | None
-    in_place: bool | None
-    group: str | None
-    buffers: str
-    buffer_reuse: str
-    asynchronous: bool
-    coalesce: int
-    rehearsal: bool
-    splits: str | None
+    # What stands behind a field is its line in docs/reference/columns.md (docs/generate.py).
+    collective: str  # torch's name: all_reduce
+    backend: str  # torch's name: nccl
+    library: str | None  # what communicates, with its version
+    device: str  # cpu, cuda, xpu, unknown
+    ranks: int  # of the group
+    dtype: str | None  # of the elements
+    op: str | None  # the reduction
+    root: int | None  # the rank
+    in_place: bool | None  # whether the buffer sent is the buffer received
+    group: str | None  # the sub-group: mod:2/0
+    buffers: str  # default, registered, symmetric
+    buffer_reuse: str  # same, rotate, unknown
+    asynchronous: bool  # called with async_op and waited for
+    coalesce: int  # calls in one group, timed together
+    rehearsal: bool  # several ranks shared one GPU
+    splits: str | None  # the rule of uneven blocks
     communicator: str | None  # shared, or how --fresh-group made one of its own
-    mode: str
-    clock: str | None
-    size_bytes_requested: int
-    size_bytes: int
-    count: int
-    bytes_in: int
-    bytes_out: int
-    first_call_ns: float | None
-    second_call_ns: float | None
-    statistic: str | None
-    median_ns: float | None
-    low_ns: float | None
-    high_ns: float | None
-    p99_ns: float | None
-    calls: int
+    mode: str  # synchronized, back-to-back, graph, unknown
+    clock: str | None  # host, device, issue, unknown
+    size_bytes_requested: int  # the size that was asked for
+    size_bytes: int  # the size that was sent, nccl-tests' S
+    count: int  # the count argument of the call, in elements
+    bytes_in: int  # the most that one rank sends from
+    bytes_out: int  # the most that one rank receives in
+    first_call_ns: float | None  # the first cold call of the case
+    second_call_ns: float | None  # the second
+    statistic: str | None  # what median_ns is: median, period; of imported files mean, ...
+    median_ns: float | None  # the figure of the steady calls
+    low_ns: float | None  # 5th percentile of the calls
+    high_ns: float | None  # 95th percentile of the calls
+    p99_ns: float | None  # 99th percentile, from 100 calls on
+    calls: int  # steady calls
     stop: str  # why the steady calls ended: count, precision, time, cap
     steady_ns: int | None  # from the first steady call until then, all between them included
     algorithm: str | None  # what the library's log says it chose: RING/LL; several with commas
     channels: int | None  # of it; None where calls of the case differ
     expected_ns: float | None  # what the library's own model expected of it
-    algbw_gbps: float | None
-    busbw_gbps: float | None
+    algbw_gbps: float | None  # size over time
+    busbw_gbps: float | None  # algbw times the bus factor
     verified: str  # correct, wrong, unchecked
-    status: str
-    reason: str
+    status: str  # ok, wrong, oom, timeout, unsupported, skipped, failed
+    reason: str  # why it is not ok
 
     @property
     def communicates(self) -> bool:

@@ -86,7 +86,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("-o", "--output", default="machine.json", metavar="FILE", help="default: %(default)s")
     add("--force", action="store_true", help="replace the file")
-    predict = actions.add_parser("predict", help="time and busbw with 90 % intervals")
+    predict = actions.add_parser("predict", help="time and busbw with 90 %% intervals")
     add = predict.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
     add("--ranks", required=True, metavar="LIST", help="such as 8,12 or 8..4096 (doubling)")

@@ -45,7 +45,7 @@ _BANDWIDTH = re.compile(r"([kKmMgGtT])(i?)(B|b|[Bb]ytes?|[Bb]its?)(?:/s|/sec|/se
 _SIZE_HEADING = re.compile(r"([KMGT]?)(i?)(B|bytes?)", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _ELEMENTS = {"elements", "elems", "elem", "count", "items"}
-# torchcoll's own names, whose _gbps is 10^9 bytes a second (README).
+# torchcoll's own names, whose _gbps is 10^9 bytes a second (docs/glossary.md).
 _OURS = ("algbw_gbps", "busbw_gbps")
 
 Unit = tuple[float, str]  # the scale, and what is not certain of it

@@ -172,7 +172,7 @@ def _by_bindings(facts: Facts, entry: BackendEntry, module: str) -> Usable:
         without = [e.name for e in BACKENDS.values() if e.family == entry.family and not e.module]
         built = next(filter(facts.built, without), "")
         where = built or f"{' or '.join(without)} on Intel GPUs, or {DEFAULT}"
-        action = f"take {where}; Intel's own index has the bindings for torch up to 2.8 (README)"
+        action = f"take {where}; Intel's own index has them for torch up to 2.8 (docs/measure.md)"
         return no(entry.name, f"{module} is not installed", action)
     if bindings["error"] or not bindings["registers"]:
         why = bindings["error"] or "it registers no backend"
