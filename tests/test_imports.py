@@ -59,7 +59,7 @@ ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.sweep"),
     *(
         f"training.{name}"
-        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards")
+        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards", "waits")
     ),
 }
 ANYTHING = {*TABLE, *DRAWN}
