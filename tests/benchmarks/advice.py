@@ -191,7 +191,9 @@ def main() -> None:
         (folder / f"{time.time_ns()}.pickle").write_bytes(pickle.dumps(found))
         return
     launches = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.pickle"))]
-    title(f"advice, gloo, 2 ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a cap")
+    title(
+        f"advice, gloo, 2 ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a cap"
+    )
     for name in MODELS:
         report(name, [one[name] for one in launches])
 

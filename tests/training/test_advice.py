@@ -12,8 +12,8 @@ from made_launches import given, launches, measured, run
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
-from torchcoll.training.advise import MeasuredCurve
 from torchcoll.training.advise import _result as result
+from torchcoll.training.measured_curves import MeasuredCurve
 from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB

@@ -164,7 +164,7 @@ def _is_uneven(entry: Mapping[str, Any], ranks: int) -> bool:
     if any(len(shapes) > 1 for shapes in sides):
         return len({product(shape) for shapes in sides for shape in shapes}) > 1
     rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
-    return len(set(rows)) > 1 or bool(ranks) and any(count % ranks for count in rows)
+    return len(set(rows)) > 1 or (bool(ranks) and any(count % ranks for count in rows))
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.sides import Measured, Reading, Side, side
-from torchcoll.comparison.statistics import geometric
+from torchcoll.comparison.sides import Side, side
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
@@ -28,158 +26,8 @@ from torchcoll.training.backward import (
     of_plans,
     of_traffic,
 )
+from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wanted, curves_of
 from torchcoll.training.plans import MIB, BucketPlan
-
-# -------------------------------------------------------------------------------------------------
-# What one all_reduce of any size takes, from the sizes that were measured.
-#
-# Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time
-# = latency + bytes / bandwidth in each piece, so it is exact where the library follows any such
-# line, and each algorithm may have its own. Lines between logarithms were rejected: the logarithm
-# of latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend with sizes by
-# 4.
-
-_MEASURE = "Measure it: torchrun --nproc-per-node N -m torchcoll.allreduce -b 64K -e 256M -J FILE."
-# What all points of one curve share, beside the dtype and the op.
-_ALIKE = (
-    *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
-    "group",
-)
-
-
-@dataclass(frozen=True)
-class MeasuredCurve:
-    """Times (ns) at ascending sizes (bytes), two or more.
-
-    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
-    """
-
-    sizes: tuple[int, ...]
-    times_ns: tuple[float, ...]
-    hides: bool = True
-
-    def time_ns(self, size_bytes: float) -> float:
-        """Below the smallest size its time, for latency does not shrink; above the largest the
-        last piece goes on: callers say where they use that (``beyond``).
-        """
-        if size_bytes <= self.sizes[0]:
-            return self.times_ns[0]
-        above = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
-        (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
-        # Noise can make the last piece fall: beyond it, time does not.
-        slope = (v - y) / (u - x) if size_bytes <= u else max(0.0, (v - y) / (u - x))
-        return v + slope * (size_bytes - u)
-
-    def beyond(self, size_bytes: float) -> bool:
-        """True where the size is above all that were measured."""
-        return size_bytes > self.sizes[-1]
-
-
-@dataclass(frozen=True)
-class MeasuredCurves:
-    """The curve of one or more launches.
-
-    centre: geometric mean of the launches' medians. others: one for each of several launches; of
-    one launch its 5th and 95th percentile of calls, () where a source does not tell them.
-    row: one of the rows, for what they have in common. left_out: how many sizes not all launches
-    have, which are left out.
-    """
-
-    centre: MeasuredCurve
-    others: tuple[MeasuredCurve, ...]
-    launches: int
-    row: Row
-    left_out: int = 0
-
-    @property
-    def every(self) -> tuple[MeasuredCurve, ...]:
-        return (self.centre, *self.others)
-
-
-def curves_of(side: Side, dtype: str | None) -> MeasuredCurves:
-    """The all_reduce curve in a side's files, of this dtype where it was measured, else of the
-    only one there is.
-
-    Raises UsageError where no curve is there, or more than one that could be meant.
-    """
-    if side.rehearsals:
-        got = f"{side.rehearsals} rehearsals (--rehearse)"
-        raise UsageError("curve", got, "real launches", "What shares one GPU says nothing of time.")
-    found = [m for m in side.measured("time", Reading()) if m.row.collective == "all_reduce"]
-    usable = [m for m in found if not _useless(m.row)]
-    if not usable:
-        reasons = dict.fromkeys(_useless(m.row) for m in found)
-        got = f"all_reduce {', '.join(reasons)}" if found else "no case of all_reduce"
-        raise UsageError("curve", got, "all_reduce over sizes, on 2 ranks or more", _MEASURE)
-    chosen = _of_one_kind(usable, dtype)
-    launches = sorted({m.launch for m in chosen})
-    each = [_points(m for m in chosen if m.launch == launch) for launch in launches]
-    sizes = sorted(set.intersection(*(set(points) for points in each)))
-    every = set().union(*each)
-    if len(sizes) < 2:
-        which = f"all of its {len(launches)} launches have" if launches[1:] else "its launch has"
-        got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
-        raise UsageError("curve", got, "2 or more sizes", _MEASURE)
-    centre = _curve(sizes, [[row.median_ns for p in each for row in p[n]] for n in sizes])
-    if len(launches) > 1:
-        others = [_curve(sizes, [[row.median_ns for row in p[n]] for n in sizes]) for p in each]
-    else:
-        spread = [
-            [[getattr(row, name) for row in each[0][n]] for n in sizes]
-            for name in ("low_ns", "high_ns")
-        ]
-        others = [_curve(sizes, times) for times in spread if all(map(all, times))]
-    if chosen[0].row.device == "cpu":
-        centre, *others = (replace(one, hides=False) for one in (centre, *others))
-    return MeasuredCurves(
-        centre, tuple(others), len(launches), chosen[0].row, len(every) - len(sizes)
-    )
-
-
-def _points(items: Iterable[Measured]) -> dict[int, list[Row]]:
-    points: dict[int, list[Row]] = {}
-    for item in items:
-        points.setdefault(item.row.size_bytes, []).append(item.row)
-    return points
-
-
-def _curve(sizes: Sequence[int], times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
-    return MeasuredCurve(tuple(sizes), tuple(geometric(several) or 0.0 for several in times))
-
-
-def _useless(row: Row) -> str:
-    """Why a row is no point of a curve; '' where it is one."""
-    if row.status != "ok" or row.verified == "wrong":
-        return "wrong" if row.verified == "wrong" else row.status
-    if not row.median_ns or not row.size_bytes:
-        return "without a time"
-    if row.clock == "issue":
-        return "on the clock issue, which does not wait for the transfer"
-    if row.coalesce > 1:
-        return "coalesced, several timed together"
-    if not row.communicates:
-        return f"on the backend {row.backend}, which communicates nothing"
-    return "on 1 rank, which communicates nothing" if row.ranks == 1 else ""
-
-
-def _value(row: Row, name: str) -> object:
-    """Sub-groups of one rule (``mod:2/0``) run at once, and are one way of measuring."""
-    value: object = getattr(row, name)
-    return str(value).split("/")[0] if name == "group" and value else value
-
-
-def _of_one_kind(items: Sequence[Measured], dtype: str | None) -> list[Measured]:
-    """The dtype asked for and what DDP calls, where they are there; all else must be the same."""
-    for name, wanted in (("dtype", dtype), ("op", "sum"), ("asynchronous", True)):
-        has = [m for m in items if getattr(m.row, name) == wanted]
-        items = has or items
-    for name in (*_ALIKE, "dtype", "op"):
-        values = list(dict.fromkeys(_value(m.row, name) for m in items))
-        if len(values) > 1:
-            got = f"all_reduce with {name} {' and '.join(map(str, values))}"
-            raise UsageError("curve", got, f"one {name}", _MEASURE)
-    return list(items)
-
 
 # -------------------------------------------------------------------------------------------------
 # The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
@@ -456,7 +304,7 @@ def advise(
         found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
         found.backward_source = "given"
     measured = curve if isinstance(curve, Side) else side("curve", curve)
-    curves = curves_of(measured, found.dtype)
+    curves = curves_of(measured, _wanted(found.dtype))
     if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
         expected = f"{found.ranks}, as the gradients are summed over"
         action = f"Measure: torchrun --nproc-per-node {found.ranks} -m torchcoll.allreduce."
@@ -482,6 +330,11 @@ def advise(
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
     return advice
+
+
+def _wanted(dtype: str | None) -> Wanted:
+    """What DDP calls."""
+    return Wanted("all_reduce", dtype, asynchronous=True)
 
 
 def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
@@ -555,7 +408,7 @@ def _halves(measured: Side, curves: MeasuredCurves, found: Gradients) -> tuple[H
     scale = 2 / find_dtype(found.dtype).itemsize
     for name in ("float16", "bfloat16"):
         if name in {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}:
-            halves = curves_of(measured, name)
+            halves = curves_of(measured, _wanted(name))
             if len(halves.every) == len(curves.every):
                 return Halves(halves, scale), f"measured in {halves.row.dtype}"
     return Halves(curves, scale), f"the times of {curves.row.dtype} with fewer bytes"
