@@ -6,7 +6,7 @@ without communication (no_sync), and real steps with every cap (``try_buckets``:
 step. The ratio is of steps with the advised cap over steps with the best, paired by launch; the
 best is chosen by the same steps, so that the ratio is 1 or more by construction.
 
-    python tests/benchmarks/advice.py FOLDER launch    one more launch into the folder, 1 to 2 minutes
+    python tests/benchmarks/advice.py FOLDER launch    one more launch, 1 to 2 minutes
     python tests/benchmarks/advice.py FOLDER           what the launches in it tell
 """
 
@@ -33,7 +33,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
 from torchcoll.training.plans import BucketPlan
 
-ROUNDS, STEPS = 4, 6
+ROUNDS, STEPS = 3, 5
 CAPS_MB = (0.5, 1, 2, 4, 8, 12, 25, 100)
 SIZES = tuple(1 << k for k in range(14, 26))  # 16K to 32M
 LIMIT = 1.05
@@ -86,7 +86,7 @@ class Launch:
 def launch(rank: int, port: int, rounds: int) -> dict[str, Launch] | None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
-    curve = torchcoll.run(torchcoll.Spec(sizes=SIZES, asynchronous=True, max_time_s=0.3))
+    curve = torchcoll.run(torchcoll.Spec(sizes=SIZES, asynchronous=True, max_time_s=0.25))
     found = {name: measure(*MODELS[name], curve or Run(), rounds) for name in MODELS}
     dist.barrier()
     return found if rank == 0 else None
@@ -110,6 +110,7 @@ def measure(
         CAPS_MB,
         rounds=rounds,
         steps=STEPS,
+        skip=2,
     )
     steps = {row.cap_mb or 0.0: row.median_ns for row in found.rows}
     return Launch(curve, plans, alone, backward, steps)

@@ -33,9 +33,9 @@ import torchcoll
 from torchcoll.core.result import Run
 
 ROUNDS, STEPS, SKIP = 4, 5, 2
-BLOCKS, WIDTH = 8, 384
+BLOCKS, WIDTH = 8, 256
 SETTINGS = [(together, reshard) for together in (1, 2, BLOCKS) for reshard in (True, False)]
-SIZES = tuple(1 << k for k in range(15, 26, 2))  # 32K to 32M
+SIZES = tuple(1 << k for k in range(16, 25, 2))  # 64K to 16M
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """18 MiB in 8 blocks, and a head."""
+    """8 MiB in 8 blocks, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def timed(model: nn.Module, step: Callable[[nn.Module], None]) -> list[int]:
 def launch(rank: int, ranks: int, port: int) -> Launch:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=tcp_store(rank, ranks, port), rank=rank, world_size=ranks)
-    spec = torchcoll.Spec(collectives=COLLECTIVES, sizes=SIZES, max_time_s=0.3)
+    spec = torchcoll.Spec(collectives=COLLECTIVES, sizes=SIZES, max_time_s=0.25)
     curve = torchcoll.run(spec) or Run()
     batch = torch.ones(64, WIDTH)
 

@@ -162,7 +162,7 @@ M = "made_here.train"
         ),
         (
             f"{M}:make_model --ranks 8",
-            "ranks: got 8, expected none without --fsdp: DDP's buckets have no ranks",
+            "ranks: got 8, expected --fsdp CLASSES beside it. DDP's buckets are the same on any",
         ),
         (
             f"{M}:make_model --fsdp Linear --find-unused",

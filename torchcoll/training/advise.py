@@ -12,7 +12,7 @@ from torchcoll.comparison.sides import Side, side
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
-from torchcoll.core.summary import Row, paired_ratio
+from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
 from torchcoll.training.backward import (
@@ -26,8 +26,19 @@ from torchcoll.training.backward import (
     of_plans,
     of_traffic,
 )
+from torchcoll.training.choices import (
+    BEST,
+    RESULTS,
+    WORSE,
+    Interval,
+    best_of,
+    interval,
+    judge,
+)
 from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wanted, curves_of
 from torchcoll.training.plans import MIB, BucketPlan
+from torchcoll.training.shard_advice import ShardAdvice, advise_shards
+from torchcoll.training.sharded import ShardPlan
 
 # -------------------------------------------------------------------------------------------------
 # The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
@@ -43,9 +54,7 @@ from torchcoll.training.plans import MIB, BucketPlan
 # overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
 # slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
 
-THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 BEYOND = "beyond the curve"
-Interval = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -167,17 +176,7 @@ def compression(
         / (backward_ns + exposed_ns(full, best.messages, found, backward_ns))
         for less, full in zip(halves.curves.every, curves.every, strict=True)
     ]
-    return _interval(ratios, curves.launches)
-
-
-def _interval(ratios: Sequence[float], launches: int) -> Interval:
-    """The ratio on the centre, or its mean over the launches, and its interval.
-
-    ratios: one for each of ``Curves.every``.
-    """
-    if launches > 1:  # the centre is their mean, and no launch of its own
-        return paired_ratio(ratios[1:])
-    return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
+    return interval(ratios, curves.launches)
 
 
 def _judged(
@@ -187,26 +186,18 @@ def _judged(
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    deciding = slice(1, None) if launches > 1 else slice(1)
-    best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
+    best = able[best_of([ends[i] for i in able], launches)]
     judged = []
     for i, row in enumerate(rows):
         if not ends[i]:
             judged.append(row)
             continue
-        ratios = [own / base for own, base in zip(ends[i], ends[best], strict=True)]
-        ratio, low, high = _interval(ratios, launches)
-        if row.exposed_low_ns is None:
-            ratio, low, high = ratios[0], None, None
-        result = "best" if i == best else row.result or _result(ratio, low)
+        spread = row.exposed_low_ns is not None
+        found = judge(ends[i], ends[best], launches, len(able) - 1, spread=spread)
+        result = BEST if i == best else row.result or found.result
+        ratio, low, high, _ = found
         judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result))
     return judged
-
-
-def _result(ratio: float, low: float | None) -> str:
-    if low is not None and low <= 1:
-        return "within noise"
-    return "within 2 %" if ratio <= 1 + THRESHOLD else "worse"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -263,8 +254,7 @@ class Advice:
     @property
     def judged(self) -> list[Proposal]:
         """The rows to choose from: those whose buckets are known, measured, and no other's."""
-        stated = ("", "best", "within noise", "within 2 %", "worse")
-        return [row for row in self.rows if row.result in stated]
+        return [row for row in self.rows if row.result in RESULTS]
 
 
 def advise(
@@ -275,8 +265,9 @@ def advise(
     backward_ms: float | None = None,
     dtype: str | None = None,
     accumulate: int | None = None,
-) -> Advice:
-    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
+) -> Advice | ShardAdvice:
+    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve; of plans
+    of ``shard_traffic``, one for each choice, which wrapping and resharding of FSDP2.
 
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
     its file or folder, where some caps get no result, since it does not tell the parameters; or a
@@ -286,6 +277,10 @@ def advise(
     backward_ms: what a backward pass takes without communication; None: as the traffic tells.
     accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
     times in a step is refused where it does not tell how many passes they are.
+
+    Plans of FSDP2 take backward_ms alone; their model is in training/sharded.py. Curves of
+    all_gather and reduce_scatter are taken where they are, else they follow from all_reduce, marked
+    as an assumption.
 
     The model: the comment above ``Proposal``. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
@@ -297,6 +292,14 @@ def advise(
     if curve is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
+    if shards := _shard_plans(gradients):
+        for name, value in (("caps_mb", caps_mb), ("dtype", dtype), ("accumulate", accumulate)):
+            if value is not None:
+                raise UsageError(name, value, "none with plans of FSDP2")
+        passes = None if backward_ms is None else _number(backward_ms, "backward-ms", 0) * 1e6
+        return advise_shards(
+            shards, curve if isinstance(curve, Side) else side("curve", curve), passes
+        )
     found, plans = _gradients(gradients, dtype, accumulate)
     if plans and caps_mb is not None:
         raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
@@ -330,6 +333,14 @@ def advise(
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
     return advice
+
+
+def _shard_plans(gradients: Any) -> list[ShardPlan]:
+    """[] where it is anything else."""
+    plans = [gradients] if isinstance(gradients, ShardPlan) else gradients
+    if not isinstance(plans, Sequence) or isinstance(plans, str):
+        return []
+    return list(plans) if {type(plan) for plan in plans} == {ShardPlan} else []
 
 
 def _wanted(dtype: str | None) -> Wanted:
@@ -424,13 +435,11 @@ def _settle(
 ) -> None:
     """The best row, which caps are no worse, and what 16 bits change there."""
     for row, setting in zip(advice.rows, settings, strict=True):
-        if row.result == "best":
+        if row.result == BEST:
             advice.best = row
             if halves:
                 advice.compression = compression(setting, curves, halves, found, backward_ns)
-    fine = [
-        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != "worse"
-    ]
+    fine = [row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != WORSE]
     if advice.best and fine:
         advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
 
@@ -446,7 +455,7 @@ def _assumed(
     for times in _ASSUMED:
         backward_ns = times * (base.communication_ns or 0)
         judged = proposals(settings, curves, None, found, backward_ns)
-        stated += [(backward_ns, row.name) for row in judged if row.result == "best"]
+        stated += [(backward_ns, row.name) for row in judged if row.result == BEST]
     return stated
 
 

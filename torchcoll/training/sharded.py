@@ -25,13 +25,14 @@ from typing import NamedTuple
 from torchcoll.core.traffic import Traffic
 
 FORWARD, BACKWARD = "forward", "backward"
+UNSHARD, USE, SEND = "unshard", "use", "send gradients"
 
 
 class Act(NamedTuple):
     """What one unit does next, in the order in which the host issues it.
 
-    kind: ``gather`` (issues an all_gather), ``use`` (waits for it), FORWARD and BACKWARD (compute
-    ``elements`` parameters' worth), ``reduce`` (issues a reduce_scatter, and on replicas the
+    kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute
+    ``elements`` parameters' worth), SEND (issues a reduce_scatter of gradients, and on replicas the
     all_reduce after it). calls: their places in the calls of the plan.
     """
 
@@ -91,9 +92,9 @@ def spent(
     for act in plan.acts:
         if act.kind in passes_ns:
             now += passes_ns[act.kind] * act.elements / whole[act.kind]
-        elif act.kind == "gather":
+        elif act.kind == UNSHARD:
             gathered[act.unit] = run(act.calls[0], copied_out)
-        elif act.kind == "use":
+        elif act.kind == USE:
             copied_out = now = max(now, gathered.get(act.unit, 0.0))
         else:
             now = max(now, reduced)

@@ -21,7 +21,7 @@ from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.core.units import whole_number
 from torchcoll.training.buckets import trainable
 from torchcoll.training.plans import planned
-from torchcoll.training.sharded import BACKWARD, FORWARD, Act, ShardPlan
+from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, Act, ShardPlan
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]
 _CAPTURE = "Capture a step instead: torchcoll.capture()."
@@ -253,14 +253,14 @@ class _Step:
             if unit.parameters and unit not in unsharded:
                 call = self._all_gather(unit, self.fewer if held.get(unit) else self.shards)
                 self.calls.append(call)
-                act("gather", unit, 1)
+                act(UNSHARD, unit, 1)
                 unsharded.add(unit)
                 held[unit] = held.get(unit, 0) + call.bytes_out
                 note()
 
         def use(unit: _Unit) -> None:
             if unit.parameters:
-                act("use", unit)
+                act(USE, unit)
                 held[unit] = self._whole(unit)  # what was kept of it until now is freed
 
         def forward(unit: _Unit) -> None:
@@ -300,7 +300,7 @@ class _Step:
             made = list(self._reduce(unit))
             self.calls.extend(made)
             if made:
-                act("reduce", unit, len(made))
+                act(SEND, unit, len(made))
                 sending = made[0].bytes_in
                 note(gradients)
 

@@ -44,7 +44,7 @@ class Waits:
                 self._end(works.pop(id(work), None))
             return result
 
-        kind.wait = wait  # type: ignore[method-assign]
+        kind.wait = wait  # type: ignore[assignment,method-assign]
         func = torch.ops._c10d_functional.wait_tensor.default
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 
