@@ -49,6 +49,7 @@ TABLE = {
     "pairs": ({"core", "libraries"}, SCIENCE, set()),
     "contention": ({"core", "libraries"}, SCIENCE, set()),
     "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
+    "integrations": ({"core", "training"}, {"torch"}, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
     "cli": ({"core"}, set(), {"machine", "bench", "shtab"}),
     "__main__": ({"cli"}, set(), set()),

@@ -59,11 +59,11 @@ bucket_cap_mb  buckets  smallest  largest  sent first  sent last  first step
                                                                      buckets
            25        4    1000 B    1 MiB      1000 B      1 MiB           1
       default        1    1000 B   1000 B      1000 B     1000 B           1
-       1.5,25        1    1000 B   1000 B      1000 B     1000 B           1  the same buckets as default
+       1.5,25        1    1000 B   1000 B      1000 B     1000 B           1  as default
 
 the buckets of one cap: name it alone
 """
-    )  # noqa: E501
+    )
 
 
 def test_many_buckets_of_a_size_are_one_row():

@@ -317,7 +317,7 @@ def _caps_grid(plans: Sequence[BucketPlan], above: list[str]) -> Grid:
         cells = [_cap_name(plan), str(len(sizes))]
         cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
         cells.append(str(len(plan.first_step)))
-        rows.append([*cells, f"the same buckets as {_cap_name(alike)}" if alike else ""])
+        rows.append([*cells, f"as {_cap_name(alike)}" if alike else ""])
         before.append(plan)
     if any(plan.bucket_cap_mb is None for plan in plans):
         above = [*above, f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}"]
