@@ -143,6 +143,32 @@ def test_the_least_memory_of_those_no_worse():
     assert (found.best.choice, found.least.choice) == ("1 unit of 3, kept", "3 units, kept")
 
 
+def test_what_a_plan_costs():
+    """2 MiB and 1: between 1 and 4 MiB all_gather takes 3 ms, reduce_scatter 4."""
+    found = torchcoll.cost(plan(False, together=2), both())
+    assert [(row.collective, row.size_bytes, row.calls, row.isolated_ns) for row in found.rows] == [
+        ("all_gather", 2 * MIB, 1, ms(3)),
+        ("all_gather", MIB, 1, ms(2)),
+        ("reduce_scatter", MIB, 1, ms(3)),
+        ("reduce_scatter", 2 * MIB, 1, ms(4)),
+    ]
+    assert found.rows[0].isolated_as == "between measured sizes, synchronized, float32"
+    assert {(row.reason, row.contention_ns) for row in found.rows} == {("", None)}
+    assert found.notes[-1] == "a plan: nothing ran. Its calls one after the other: 12.00 ms"
+    # From all_reduce alone: 2 MiB take 3 ms, of nccl half of it for each.
+    found = torchcoll.cost(plan(False, together=3), curve(line(3), backend="nccl"))
+    assert [row.isolated_ns for row in found.rows] == [ms(3), ms(3)]
+    assert found.rows[0].isolated_as.startswith("assumption: half of all_reduce between measured")
+    # Not on curves that are too short, nor on other ranks.
+    found = torchcoll.cost(plan(False), curve(sizes=(MIB // 4, MIB // 2)))
+    assert {row.reason for row in found.rows} == {"1M is above the sizes measured"}
+    assert found.notes[-1].endswith("0 ns of the 0 of 6 that are known")
+    found = torchcoll.cost(plan(False), curve(ranks=4))
+    assert {row.reason for row in found.rows} == {
+        "all_gather is not in the run", "reduce_scatter is not in the run"
+    }  # fmt: skip
+
+
 def test_beyond_the_curve():
     small = curve(line(3), sizes=(MIB // 4, MIB // 2))
     found = torchcoll.advise([plan(False)], small, backward_ms=6)

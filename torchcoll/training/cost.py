@@ -284,7 +284,7 @@ def cost(
     notes += _notes(rows, every, traffic.source, cut)
     if traffic.source == "plan":
         notes.append(_together(rows))
-    if every and not split and len(traffic.calls) < traffic.ranks:
+    if every and not split and len(traffic.calls) < traffic.ranks and traffic.source != "plan":
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
@@ -359,7 +359,8 @@ def _row(
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
     split = [one for one in joined if not _not_split(one)]
-    reasons = dict.fromkeys(_not_split(one) for one in joined)
+    planned = traffic.source == "plan"  # nothing ran, which is said once
+    reasons = dict.fromkeys("" if planned else _not_split(one) for one in joined)
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None
