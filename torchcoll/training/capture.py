@@ -266,7 +266,8 @@ class CallRecorder:
         """Rank of the world that a message came from; None while it has not."""
         found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
         of_world(found, self.traffic.groups[group].ranks)
-        return found["peer"]
+        peer: int | None = found["peer"]
+        return peer
 
     def _judge(self, call: RecordedCall, fields: dict[str, Any]) -> None:
         """Notes what is not known of it."""

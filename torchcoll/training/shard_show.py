@@ -12,7 +12,8 @@ from torchcoll.report.grid import Grid, Head
 from torchcoll.training.show import result_text
 
 if TYPE_CHECKING:
-    from torchcoll.training.shard_advice import CurveUsed, ShardAdvice, ShardRow
+    from torchcoll.training.plan_curves import CurveUsed
+    from torchcoll.training.shard_advice import ShardAdvice, ShardRow
 
 SCHEMA = "torchcoll-shard-advice/1"
 _STYLES = {"best": "green", "worse": "dim", "beyond the curve": "yellow"}
