@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
+from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
 from torchcoll.training.plans import BucketPlan
@@ -134,11 +134,6 @@ def without_communication(module: nn.Module, shape: tuple[int, ...]) -> tuple[fl
     return statistics.median(whole[5:]), statistics.median(backward[5:])
 
 
-def over_best(launches: list[Launch], cap: float, best: float) -> Any:
-    """(ratio, low, high) of the steps with ``cap`` over those with ``best``, paired by launch."""
-    return paired_ratio([one.steps_ns[cap] / one.steps_ns[best] for one in launches])
-
-
 def report(name: str, launches: list[Launch]) -> None:
     backward = median([one.backward_ns for one in launches])
     alone = median([one.alone_ns for one in launches])
@@ -152,7 +147,11 @@ def report(name: str, launches: list[Launch]) -> None:
         f"\n{name}: {size_bytes / 2**20:.1f} MiB of gradients, a step without communication "
         f"{alone / 1e6:.1f} ms, its backward {backward / 1e6:.1f} ms"
     )
-    print("  cap  buckets  modelled   measured  over best  95 % (paired by launch)  result")
+    print(
+        "  cap  buckets  modelled   measured  over best  95 % (paired by launch)  model off  result"
+    )
+    off = {cap: (alone + (row.exposed_ns or 0)) / steps[cap] for cap, row in rows.items()}
+    centre = geometric(off.values())  # all caps alike: what matters to a choice is the rest
     for cap in CAPS_MB:
         if cap not in rows:
             continue  # the same buckets as a smaller cap
@@ -164,7 +163,7 @@ def report(name: str, launches: list[Launch]) -> None:
         interval = "-" if cap == best or low is None else f"{low:.3f} to {high:.3f}"
         print(
             f"{cap:5g}  {row.buckets:7d}  {modelled / 1e6:5.1f} ms  {steps[cap] / 1e6:6.1f} ms  "
-            f"{ratio:9.3f}  {interval:23}  {row.result}"
+            f"{ratio:9.3f}  {interval:23}  {100 * (off[cap] / centre - 1):+6.1f} %   {row.result}"
         )
     if advice.best is None:
         print("no advice: every cap is beyond the curve")

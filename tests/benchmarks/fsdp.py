@@ -17,20 +17,21 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import fork_ranks, free_port, tcp_store
+from common import fork_ranks, free_port, tcp_store, title
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torchcoll
+from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
+from torchcoll.core.summary import paired_ratio
 
 ROUNDS, STEPS, SKIP = 4, 5, 2
 BLOCKS, WIDTH = 8, 256
@@ -149,8 +150,61 @@ def main() -> None:
     report(ranks, [pickle.loads(file.read_bytes()) for file in files])
 
 
-def report(ranks: int, launches: list[Any]) -> None:
-    raise NotImplementedError
+def interval(ratios: Sequence[float]) -> str:
+    ratio, low, high = paired_ratio(ratios)
+    return f"{ratio:.3f}" if low is None else f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+
+
+def report(ranks: int, launches: list[Launch]) -> None:
+    """Of each launch its own prediction is set against its own steps."""
+    title(
+        f"fsdp, gloo, {ranks} ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a "
+        "setting"
+    )
+    passes = [one.forward_ns + one.backward_ns for one in launches]
+    with torch.device("meta"):
+        model = Model()
+    plans = [
+        # The root stays as it is gathered, as fully_shard has it by default.
+        torchcoll.shard_traffic(
+            model, Layer, ranks, reshard_after_forward=None if reshard else False, together=together
+        )
+        for together, reshard in SETTINGS
+    ]
+    # advise takes the forward pass for half of the backward pass: the sum of both is what counts.
+    found = torchcoll.advise(
+        plans, [one.curve for one in launches], backward_ms=geometric(passes) / 1.5e6
+    )
+    each = [
+        torchcoll.advise(plans, one.curve, backward_ms=own / 1.5e6)
+        for one, own in zip(launches, passes, strict=True)
+    ]
+    steps = [[one.steps_ns[setting] for one in launches] for setting in SETTINGS]
+    best = min(range(len(steps)), key=lambda i: geometric(steps[i]))
+    print(f"passes without FSDP2 {geometric(passes) / 1e6:.1f} ms")
+    print(
+        "setting                  calls   together  predicted   measured  predicted / measured (95 "
+        "%)  over best (95 %, paired)  result"
+    )
+    for i, row in enumerate(found.rows):
+        predicted = [
+            own + (one.rows[i].exposed_ns or 0) for own, one in zip(passes, each, strict=True)
+        ]
+        off = interval([p / m for p, m in zip(predicted, steps[i], strict=True)])
+        over = interval([m / b for m, b in zip(steps[i], steps[best], strict=True)])
+        print(
+            f"{row.choice:23}  {row.calls:5d}  {row.communication_ns / 1e6:6.1f} ms  "
+            f"{geometric(predicted) / 1e6:6.1f} ms  {geometric(steps[i]) / 1e6:6.1f} ms  {off:27}  "
+            f"{'-' if i == best else over:24}  {row.result}"
+        )
+    for what, row in (("advised", found.best), ("of least memory, no worse", found.least)):
+        if row is None:
+            print("no advice")
+            return
+        own = next(i for i, one in enumerate(found.rows) if one is row)
+        over = interval([m / b for m, b in zip(steps[own], steps[best], strict=True)])
+        same = "the best itself" if own == best else f"over the best of six {over}"
+        print(f"{what}: {row.choice}: {same}")
 
 
 if __name__ == "__main__":
