@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from common import title
 
 from torchcoll.comparison.statistics import geometric
+from torchcoll.training import choices
 from torchcoll.training.advise import CAPS_MB, proposals
 from torchcoll.training.backward import of_parameters
 from torchcoll.training.choices import WORSE
@@ -83,12 +84,14 @@ def campaign(rng: random.Random, noise: float, error: float, tally: Tally) -> No
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    if len(sys.argv) > 2:
+        choices.MODEL_ERROR = float(sys.argv[2])
     title(f"advice, simulated: {count} campaigns of {LAUNCHES} launches each")
     print(
         "noise of a launch  error of the model  worse: truly best  worse: truly 10 to 15 % slower"
     )
-    for noise in (0.03, 0.07, 0.15):
-        for error in (0.0, 0.02, 0.04):
+    for noise in (0.03, 0.07, 0.12):
+        for error in (0.0, 0.02, 0.03, 0.04):
             tally, rng = Tally(), random.Random(0)
             for _ in range(count):
                 campaign(rng, noise, error, tally)

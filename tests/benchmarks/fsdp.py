@@ -33,7 +33,7 @@ from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
 from torchcoll.core.summary import paired_ratio
 
-ROUNDS, STEPS, SKIP = 4, 5, 2
+ROUNDS, STEPS, SKIP = 3, 5, 2
 BLOCKS, WIDTH = 8, 256
 SETTINGS = [(together, reshard) for together in (1, 2, BLOCKS) for reshard in (True, False)]
 SIZES = tuple(1 << k for k in range(16, 25, 2))  # 64K to 16M

@@ -451,8 +451,8 @@ def test_what_is_not_told_is_left_out_but_counted(read):
     )
     assert fields(only(found), "collective", "sequence") == ("all_reduce", 1)
     assert found.notes[-1] == (
-        "left out: 1 call of scatter: dtype not known but from the trace of the root, which was not "
-        "read"
+        "left out: 1 call of scatter: dtype not known but from the trace of the root, which was "
+        "not read"
     )
 
 

@@ -52,7 +52,7 @@ def installed(name):
 def test_hugging_face(tmp_path, steps, marked):
     transformers = installed("transformers")
     installed("accelerate")
-    from torchcoll.integrations import TrainerCapture
+    from torchcoll.integrations.hugging_face import TrainerCapture
 
     assert issubclass(TrainerCapture, transformers.TrainerCallback)
     importlib.import_module("transformers.trainer")
@@ -86,7 +86,7 @@ def test_hugging_face(tmp_path, steps, marked):
 def test_lightning(tmp_path):
     module = "lightning.pytorch" if importlib.util.find_spec("lightning") else "pytorch_lightning"
     lightning = installed(module)
-    from torchcoll.integrations import LightningCapture
+    from torchcoll.integrations.lightning import LightningCapture
 
     class Lit(lightning.LightningModule):
         def __init__(self):

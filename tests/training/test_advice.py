@@ -583,9 +583,12 @@ def test_on_cpus_nothing_is_hidden():
 
 
 def test_slower_by_an_unknown_amount_is_not_within_2_percent():
-    # The lower end of the interval alone says nothing of how much slower it is.
-    assert [result(1.30, 1.01), result(1.015, 1.01), result(1.30, 0.99)] == [
+    # The lower end of the interval alone says nothing of how much slower it is. Up to 3 % the model
+    # may be off.
+    found = [result(*one) for one in ((1.30, 1.04), (1.30, 1.01), (1.015, 1.01), (1.30, 0.99))]
+    assert found == [
         "worse",
+        "unclear",
         "within 2 %",
         "within noise",
     ]

@@ -50,7 +50,7 @@ bucket_cap_mb  buckets  largest  all_reduce   exposed       low      high  ratio
             4        2    4 MiB    10.00 ms  5.000 ms  4.990 ms  5.010 ms  1.037  1.037 to 1.037  3.000 ms  worse
             8        1    8 MiB    9.000 ms  9.000 ms  8.990 ms  9.010 ms  1.085  1.085 to 1.085  5.000 ms  worse
 
-proposal: bucket_cap_mb=1; as good within noise or 2 %: 2; exposed 2.000 ms, now 8.000 ms (now = the default cap, assumed)
+proposal: bucket_cap_mb=1; no worse: 2; exposed 2.000 ms, now 8.000 ms (now = the default cap, assumed)
 a proposal of a model: torchcoll.try_buckets measures real steps
 16 bits an element (a compression hook) at 1: exposed 1.500 ms for 2.000 ms; backward + exposed 0.994 of it (0.994 to 0.994)
 4 backward passes an optimiser step, at 1: with no_sync in all but the last 2.000 ms exposed, without it 8.000 ms
@@ -165,7 +165,7 @@ def test_a_proposal_among_those_whose_buckets_are_known(folder, capsys):
     [
         # Slow calls (p95) leave 16 ms exposed by default, 18 with 2 MiB.
         ("--backward-ms 8 --bucket-cap-mb 1,2", "leave bucket_cap_mb unset: the default is "
-         "within noise of bucket_cap_mb=2; as good within noise or 2 %: 1; exposed 6.000 ms, now "
+         "within noise of bucket_cap_mb=2; no worse: 1; exposed 6.000 ms, now "
          "8.000 ms (now = the default cap, assumed)"),
         ("--backward-ms 8 --bucket-cap-mb 100", "leave bucket_cap_mb unset: the default is "
          "best; exposed 8.000 ms"),

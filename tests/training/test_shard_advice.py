@@ -297,7 +297,7 @@ def test_bad_options(folder, capsys, options, line):
 def test_options_of_fsdp_alone(folder, capsys):
     assert main(["gradients", "sharded_model:make", "--replicas", "2"]) == 2
     assert capsys.readouterr().err == (
-        "torchcoll: error: replicas: got 2, expected --fsdp CLASSES beside it\n"
+        "torchcoll: error: replicas: got 2, expected --fsdp CLASSES with it\n"
     )
 
 

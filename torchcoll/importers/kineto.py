@@ -669,8 +669,8 @@ def told_by_root(traffic: Traffic) -> None:
         traffic.calls[rank] = kept
     if left:
         traffic.notes.append(
-            f"left out: {left} call{'s' * (left > 1)} of scatter: dtype not known but from the trace "
-            "of the root, which was not read"
+            f"left out: {left} call{'s' * (left > 1)} of scatter: dtype not known but from the "
+            "trace of the root, which was not read"
         )
 
 

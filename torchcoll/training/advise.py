@@ -28,7 +28,9 @@ from torchcoll.training.backward import (
 )
 from torchcoll.training.choices import (
     BEST,
+    MODEL_NOTE,
     RESULTS,
+    UNCLEAR,
     WORSE,
     Interval,
     best_of,
@@ -67,9 +69,9 @@ class Proposal:
     see above; None without a backward time. low, high: least and most over the launches of the
     curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
     to that of the best; its interval is 95 % over the launches, of one launch the range over its
-    median and these two. result: best, ``within noise`` of it, ``within 2 %``, worse, that of the
-    Setting where it has one (``unknown``: its buckets and all times are None; ``could be as sent``:
-    buckets is the least and the rest is None), or BEYOND, where a
+    median and these two. result: best, ``within noise`` of it, ``within 2 %``, ``unclear`` (see
+    MODEL_NOTE), worse, that of the Setting where it has one (``unknown``: its buckets and all times
+    are None; ``could be as sent``: buckets is the least and the rest is None), or BEYOND, where a
     bucket is larger than what was measured: there low, high and interval are None, since each curve
     would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an element.
     """
@@ -462,6 +464,8 @@ def _assumed(
 def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float) -> Iterable[str]:
     row, (least, most) = curves.row, advice.sizes
     results = {one.result for one in advice.rows}
+    if UNCLEAR in results:
+        yield MODEL_NOTE
     if COULD_BE_SENT in results:
         yield (
             f"{COULD_BE_SENT}: this may be the cap that was set, or a smaller one, which makes "

@@ -87,7 +87,7 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
         for name in _OF_FSDP:
             if (value := getattr(options, name)) is not None:
                 action = "DDP's buckets are the same on any number." if name == "ranks" else ""
-                raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES beside it", action)
+                raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
     if options.curve is not None:
         return _show_advice(options) if options.fsdp is None else _show_shard_advice(options)
     for name in _OF_CURVE:

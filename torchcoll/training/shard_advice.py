@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 from torchcoll.comparison.sides import Side
 from torchcoll.core.errors import UsageError
 from torchcoll.core.units import format_size
-from torchcoll.training.choices import BEST, CLOSE, WITHIN_NOISE, best_of, judge
+from torchcoll.training.choices import (
+    BEST,
+    FINE,
+    MODEL_NOTE,
+    UNCLEAR,
+    best_of,
+    judge,
+)
 from torchcoll.training.plan_curves import CurveUsed, PlanCurves
 from torchcoll.training.sharded import BACKWARD, FORWARD, ShardPlan, Spent, spent
 
@@ -23,8 +30,9 @@ class ShardRow:
     training/sharded.py; None without the time of a backward pass. low, high: least and most over
     the launches of the curves, of one launch on the 5th and 95th percentile of its calls. ratio: of
     both passes + exposed to that of the best; its interval is 95 % over the launches, for all rows
-    together. result: best, within noise of it, within 2 %, worse; '' where nothing is judged, or
-    BEYOND where a call is larger than what was measured. sharded_bytes, peak_bytes: see ShardPlan.
+    together. result: best, within noise of it, within 2 %, unclear, worse; '' where nothing
+    is judged, or BEYOND where a call is larger than what was measured. sharded_bytes, peak_bytes:
+    see ShardPlan.
     """
 
     choice: str
@@ -51,8 +59,8 @@ class ShardAdvice:
 
     ranks: of the world. curves: what the calls were read on. forward_ns, backward_ns: of both
     passes without communication; None unknown. hides: communication can run beside them. best: the
-    row with the least exposed time; None where it cannot be told. least: of the rows that are best,
-    within noise or within 2 % that with the least memory.
+    row with the least exposed time; None where it cannot be told. least: of the rows that are not
+    called worse that with the least memory.
     """
 
     ranks: int
@@ -104,6 +112,8 @@ def advise_shards(
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     own = dict.fromkeys(note for plan in plans for note in plan.notes)
     advice.notes = [*problems, *own, *curves.notes()]
+    if any(row.result == UNCLEAR for row in advice.rows):
+        advice.notes.append(MODEL_NOTE)
     if beyond:
         advice.notes.append(
             f"{BEYOND}: calls above the largest size measured; their times go on as its last piece "
@@ -146,5 +156,5 @@ def _settle(advice: ShardAdvice, ends: Sequence[Sequence[float]]) -> None:
         result = BEST if i == best else row.result or result
         advice.rows[i] = replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result)
     advice.best = advice.rows[best]
-    fine = [row for row in advice.rows if row.result in (BEST, WITHIN_NOISE, CLOSE)]
+    fine = [row for row in advice.rows if row.result in FINE]
     advice.least = min(fine, key=lambda row: row.peak_bytes)

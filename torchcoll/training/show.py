@@ -29,6 +29,7 @@ _MODEL_OF_CPUS = (
     "the cores that compute",
     "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
 )
+_NO_WORSE = ("within noise", "within 2 %", "unclear")
 _FAR = 2  # a model that is further from what was measured says so
 
 
@@ -158,13 +159,13 @@ def _proposal(advice: Advice) -> list[str]:
     line = f"proposal: {_named(best)}"
     stated = {row.result for row in advice.rows}
     known = " of those whose buckets are known" * bool(stated & {"unknown", "could be as sent"})
-    if present and present.result in ("best", "within noise", "within 2 %"):
+    if present and present.result in ("best", *_NO_WORSE):
         of = known if present is best else f" of {_named(best)}"
         line = f"proposal: {_left(present)} is {present.result}{of}"
-    fine = [row for row in advice.judged if row.result in ("within noise", "within 2 %")]
+    fine = [row for row in advice.judged if row.result in _NO_WORSE]
     others = ", ".join(row.name for row in fine if row.setting == "cap")
     if best.setting == "cap" and others:
-        line += f"; as good within noise or 2 %: {others}"
+        line += f"; no worse: {others}"
     line += f"; exposed {_time(best.exposed_ns)}"
     if present and present is not best and present.result != "beyond the curve":
         line += f", now {_time(present.exposed_ns)}"
