@@ -235,7 +235,7 @@ def folder(in_tmp_path):
 
 COMMAND = ["gradients", "sharded_model:make", "--fsdp", "Linear", "--ranks", "2"]
 TABLE = """\
-proposal: 2 units of 2, kept: 6.995 ms of 11.99 ms of communication exposed, at its peak 5 MiB more; 3 units, kept is within noise of it (1.122) and takes 4 MiB
+proposal: 2 units of 2, kept: 6.995 ms of 11.99 ms of communication exposed, at its peak 5 MiB more
 a proposal of a model: measure real steps before you trust it
 FSDP2 on 2 ranks
 curve: all_gather float32, on gloo, 2 ranks, synchronized, host clock; 256K to 64M, 3 launches

@@ -12,6 +12,7 @@ from torchcoll.training.choices import (
     BEST,
     FINE,
     MODEL_NOTE,
+    THRESHOLD,
     UNCLEAR,
     best_of,
     judge,
@@ -59,8 +60,8 @@ class ShardAdvice:
 
     ranks: of the world. curves: what the calls were read on. forward_ns, backward_ns: of both
     passes without communication; None unknown. hides: communication can run beside them. best: the
-    row with the least exposed time; None where it cannot be told. least: of the rows that are not
-    called worse that with the least memory.
+    row with the least exposed time; None where it cannot be told. least: of the rows that are
+    no more than 2 % slower that with the least memory at its peak.
     """
 
     ranks: int
@@ -156,5 +157,6 @@ def _settle(advice: ShardAdvice, ends: Sequence[Sequence[float]]) -> None:
         result = BEST if i == best else row.result or result
         advice.rows[i] = replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result)
     advice.best = advice.rows[best]
-    fine = [row for row in advice.rows if row.result in FINE]
+    # Noise that hides a difference is no reason to choose what is slower.
+    fine = [row for row in advice.rows if row.result in FINE and (row.ratio or 0) <= 1 + THRESHOLD]
     advice.least = min(fine, key=lambda row: row.peak_bytes)
