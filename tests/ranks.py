@@ -39,9 +39,10 @@ from torchcoll.pairs.sweep import run_pairs
 Target = Callable[[], object]
 
 # What ranks and commands import is imported here, once, and not in every process that is forked: it
-# was half of the CPU time of a short job. The modules beside the packages are programs.
+# was half of the CPU time of a short job. The modules beside the packages are programs; the
+# integrations import frameworks, where these are installed.
 for _package in pkgutil.iter_modules(torchcoll.__path__):
-    if _package.ispkg:
+    if _package.ispkg and _package.name != "integrations":
         _folder = f"{torchcoll.__path__[0]}/{_package.name}"
         for _module in pkgutil.walk_packages([_folder], f"torchcoll.{_package.name}."):
             importlib.import_module(_module.name)

@@ -49,6 +49,7 @@ TABLE = {
     "pairs": ({"core", "libraries"}, SCIENCE, set()),
     "contention": ({"core", "libraries"}, SCIENCE, set()),
     "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
+    "integrations": ({"core", "training"}, {"torch"}, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
     "cli": ({"core"}, set(), {"machine", "bench", "report", "shtab"}),
     "__main__": ({"cli"}, set(), set()),
@@ -59,7 +60,7 @@ ON_RANKS = {
     *("pairs.__main__", "pairs.bisect", "pairs.sweep"),
     *(
         f"training.{name}"
-        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards")
+        for name in ("buckets", "capture", "decode", "hook", "player", "replay", "shards", "waits")
     ),
 }
 ANYTHING = {*TABLE, *DRAWN}

@@ -6,18 +6,20 @@ without communication (no_sync), and real steps with every cap (``try_buckets``:
 step. The ratio is of steps with the advised cap over steps with the best, paired by launch; the
 best is chosen by the same steps, so that the ratio is 1 or more by construction.
 
-    python tests/benchmarks/advice.py [LAUNCHES [ROUNDS]]
+    python tests/benchmarks/advice.py FOLDER launch    one more launch, 1 to 2 minutes
+    python tests/benchmarks/advice.py FOLDER           what the launches in it tell
 """
 
 from __future__ import annotations
 
 import importlib
+import pickle
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -26,12 +28,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
+from torchcoll.comparison.statistics import geometric
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, paired_ratio
 from torchcoll.training.plans import BucketPlan
 
-LAUNCHES, ROUNDS, STEPS = 6, 5, 8
-CAPS_MB = (0.25, 1.5, 3, 6, 12, 32)
+ROUNDS, STEPS = 3, 5
+CAPS_MB = (0.5, 1, 2, 4, 8, 12, 25, 100)
 SIZES = tuple(1 << k for k in range(14, 26))  # 16K to 32M
 LIMIT = 1.05
 
@@ -46,10 +49,26 @@ def transformer() -> nn.Module:
     return nn.TransformerEncoder(layer, 5, enable_nested_tensor=False)
 
 
+def wide() -> nn.Module:
+    """Few large parameters, 28 MiB."""
+    return nn.Sequential(
+        *(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU()),
+        *(nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 10)),
+    )
+
+
+def conv() -> nn.Module:
+    """Many small parameters, 5 MiB."""
+    layers = [m for _ in range(9) for m in (nn.Conv2d(128, 128, 3, padding=1), nn.ReLU())]
+    return nn.Sequential(nn.Conv2d(3, 128, 1), *layers)
+
+
 # name -> the model, and the shape of its input
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (mlp, (128, 512)),
     "transformer": (transformer, (2, 32, 256)),
+    "wide": (wide, (64, 512)),
+    "conv": (conv, (1, 3, 8, 8)),
 }
 
 
@@ -67,7 +86,7 @@ class Launch:
 def launch(rank: int, port: int, rounds: int) -> dict[str, Launch] | None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
-    curve = torchcoll.run(torchcoll.Spec(sizes=SIZES, asynchronous=True, max_time_s=0.5))
+    curve = torchcoll.run(torchcoll.Spec(sizes=SIZES, asynchronous=True, max_time_s=0.25))
     found = {name: measure(*MODELS[name], curve or Run(), rounds) for name in MODELS}
     dist.barrier()
     return found if rank == 0 else None
@@ -91,6 +110,7 @@ def measure(
         CAPS_MB,
         rounds=rounds,
         steps=STEPS,
+        skip=2,
     )
     steps = {row.cap_mb or 0.0: row.median_ns for row in found.rows}
     return Launch(curve, plans, alone, backward, steps)
@@ -114,11 +134,6 @@ def without_communication(module: nn.Module, shape: tuple[int, ...]) -> tuple[fl
     return statistics.median(whole[5:]), statistics.median(backward[5:])
 
 
-def over_best(launches: list[Launch], cap: float, best: float) -> Any:
-    """(ratio, low, high) of the steps with ``cap`` over those with ``best``, paired by launch."""
-    return paired_ratio([one.steps_ns[cap] / one.steps_ns[best] for one in launches])
-
-
 def report(name: str, launches: list[Launch]) -> None:
     backward = median([one.backward_ns for one in launches])
     alone = median([one.alone_ns for one in launches])
@@ -132,7 +147,11 @@ def report(name: str, launches: list[Launch]) -> None:
         f"\n{name}: {size_bytes / 2**20:.1f} MiB of gradients, a step without communication "
         f"{alone / 1e6:.1f} ms, its backward {backward / 1e6:.1f} ms"
     )
-    print("  cap  buckets  modelled   measured  over best  95 % (paired by launch)  result")
+    print(
+        "  cap  buckets  modelled   measured  over best  95 % (paired by launch)  model off  result"
+    )
+    off = {cap: (alone + (row.exposed_ns or 0)) / steps[cap] for cap, row in rows.items()}
+    centre = geometric(off.values())  # all caps alike: what matters to a choice is the rest
     for cap in CAPS_MB:
         if cap not in rows:
             continue  # the same buckets as a smaller cap
@@ -144,7 +163,7 @@ def report(name: str, launches: list[Launch]) -> None:
         interval = "-" if cap == best or low is None else f"{low:.3f} to {high:.3f}"
         print(
             f"{cap:5g}  {row.buckets:7d}  {modelled / 1e6:5.1f} ms  {steps[cap] / 1e6:6.1f} ms  "
-            f"{ratio:9.3f}  {interval:23}  {row.result}"
+            f"{ratio:9.3f}  {interval:23}  {100 * (off[cap] / centre - 1):+6.1f} %   {row.result}"
         )
     if advice.best is None:
         print("no advice: every cap is beyond the curve")
@@ -164,16 +183,23 @@ def report(name: str, launches: list[Launch]) -> None:
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else LAUNCHES
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
-    title(f"advice, gloo, 2 ranks, {count} launches, {rounds} rounds of {STEPS} steps a cap")
-    importlib.import_module("torch._dynamo")  # DDP does; here once and not in each rank
-    found: list[dict[str, Any]] = []
-    for _ in range(count):
-        found.append(fork_ranks(2, launch, free_port(), rounds)[0])
+    folder = Path(sys.argv[1])
+    if sys.argv[2:] == ["launch"]:
+        importlib.import_module("torch._dynamo")  # DDP does; here once and not in each rank
+        found = fork_ranks(2, launch, free_port(), ROUNDS)[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{time.time_ns()}.pickle").write_bytes(pickle.dumps(found))
+        return
+    launches = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.pickle"))]
+    title(
+        f"advice, gloo, 2 ranks, {len(launches)} launches, {ROUNDS} rounds of {STEPS} steps a cap"
+    )
     for name in MODELS:
-        report(name, [one[name] for one in found])
+        report(name, [one[name] for one in launches])
 
 
 if __name__ == "__main__":
-    main()
+    # Its own classes under one name, for pickle: as the module and not as __main__.
+    from advice import main as this
+
+    this()

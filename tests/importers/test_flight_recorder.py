@@ -59,7 +59,13 @@ def test_a_dump(read):
         (entry("gather", 1, [[12]], []), ("gather", 48, 0, "float32")),
         (entry("scatter", 1, [], [[12]]), ("scatter", 0, 48, "float32")),
         (entry("_broadcast_oop", 1), ("broadcast", 48, 48, "float32")),
-        (entry("all_to_all", 1), ("all_to_all", 48, 48, "float32")),
+        (entry("all_to_all", 1, [[4, 3]]), ("all_to_all", 48, 48, "float32")),
+        # One tensor: its rows are no multiple of the 2 ranks, or differ from those that come back.
+        (entry("all_to_all", 1, [[3, 4]]), ("all_to_all_v", 48, 48, "float32")),
+        (entry("all_to_all", 1, [[4]], [[2]]), ("all_to_all_v", 16, 8, "float32")),
+        # Lists: a tensor for each rank.
+        (entry("all_to_all", 1, [[3], [5]], [[3], [3]]), ("all_to_all_v", 32, 24, "float32")),
+        (entry("all_to_all", 1, [[3], [3]], [[3], [3]]), ("all_to_all", 24, 24, "float32")),
         (entry("allreduce_coalesced", 1, [[2], [3]]), ("all_reduce", 20, 20, "float32")),
         (entry("send 0->1", 1), ("send", 48, 0, "float32")),
         (entry("recv 0<-1", 1), ("recv", 0, 48, "float32")),
@@ -116,6 +122,27 @@ def test_what_the_dump_does_not_tell_is_said(read):
         "the dump has no durations: TORCH_NCCL_ENABLE_TIMING=1 records them",
         "1 call had not completed when the dump was written",
         HIDDEN_OP,
+    ]
+
+
+def test_messages_alone(read):
+    """Nothing tells whether the variable was set; of a group of messages its end tells it."""
+    own = {"is_p2p": True, "duration_ms": None}
+    sent = [entry("send 0->1", 1, **own), entry("recv 0<-1", 1, **own)]
+    assert read(sent).notes == [
+        "the dump has no durations: messages that were sent as a group (batch_isend_irecv) have "
+        "none, others have with TORCH_NCCL_ENABLE_TIMING=1"
+    ]
+    assert read([*sent, entry("coalesced", 1, [], [])]).notes == [
+        "the dump has no durations",
+        "the time of coalesced calls is known of each group of them as a whole only",
+    ]
+
+
+def test_splits_that_leave_no_trace_are_said(read):
+    assert read([entry("all_to_all", 1, [[4, 3]])]).notes == [
+        "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an uneven "
+        "one"
     ]
 
 

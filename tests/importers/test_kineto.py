@@ -450,7 +450,10 @@ def test_what_is_not_told_is_left_out_but_counted(read):
         info=GLOO,
     )
     assert fields(only(found), "collective", "sequence") == ("all_reduce", 1)
-    assert found.notes[0] == "left out: 1 call of scatter: dtype not known"
+    assert found.notes[-1] == (
+        "left out: 1 call of scatter: dtype not known but from the trace of the root, which was "
+        "not read"
+    )
 
 
 def test_a_trace_without_shapes(read):
@@ -531,6 +534,7 @@ def profiled() -> None:
             dist.all_to_all_single(torch.empty(24), wide)
             dist.all_to_all_single(torch.empty(12), x, rows, rows)
             dist.gather(x, [torch.empty(12)] * 2 if rank == 0 else None, 0)
+            dist.scatter(torch.empty(12), [x, x] if rank == 0 else None, 0)
             dist.send(x, other) if rank == 0 else dist.recv(x, other)
             dist.barrier()
             found.step()
@@ -557,6 +561,7 @@ BY_HAND = [
     ("all_to_all", (96, 96), (96, 96)),
     ("all_to_all_v", (48, 48), (48, 48)),
     ("gather", (48, 96), (48, 0)),
+    ("scatter", (96, 48), (0, 48)),
     ("send", (48, 0), (0, 48)),
     ("barrier", (0, 0), (0, 0)),
 ]
@@ -587,8 +592,8 @@ def test_a_real_gloo_trace_is_the_same_traffic_as_a_capture(real):
         assert [fields(call, *SAME) for call in calls] == theirs
         expected = [(one[0], one[1 + rank]) for one in BY_HAND]
         if rank == 1:
-            expected[10] = ("recv", (0, 48))
-        assert sizes(calls)[-12:] == expected
+            expected[11] = ("recv", (0, 48))
+        assert sizes(calls)[-13:] == expected
         assert all(0 <= call.exposed_ns <= call.time_ns for call in calls)
         assert all(call.time_ns for call in calls)
 
@@ -604,6 +609,6 @@ def test_a_real_flight_recorder_dump_of_gloo(real):
     others = {"reduce_scatter": ("all_reduce", (96, 96)), "all_to_all_v": ("all_to_all", (48, 48))}
     for rank, calls in found.calls.items():
         expected = [(one[0], one[1 + rank]) for one in BY_HAND if one[0] != "send"]
-        assert sizes(calls)[-11:] == [others.get(one[0], one) for one in expected]
+        assert sizes(calls)[-12:] == [others.get(one[0], one) for one in expected]
         numbers = [call.sequence for call in calls]
         assert numbers == list(range(len(calls)))

@@ -12,8 +12,8 @@ from made_launches import given, launches, measured, run
 import torchcoll
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Group, TrafficCall
-from torchcoll.training.advise import MeasuredCurve
-from torchcoll.training.advise import _result as result
+from torchcoll.training.choices import result_of as result
+from torchcoll.training.measured_curves import MeasuredCurve
 from torchcoll.training.plans import Bucket, BucketPlan
 
 EIGHT = 8 * MIB // 4  # parameters of float32 in 8 MiB
@@ -148,12 +148,13 @@ def test_one_launch_has_the_spread_of_its_calls():
 
 def test_launches_are_paired():
     # No backward: the sums 8 + n latencies, of launches with 1 and 2 ms: 9 and 10 in one bucket, 10
-    # and 12 in two. Logarithms of the ratios: 0.1054 and 0.1823; t of 1 degree of freedom is 12.71.
+    # and 12 in two. Logarithms of the ratios: 0.1054 and 0.1823. Two settings are set against the
+    # best: t of 1 degree of freedom at 1 - 0.025 / 2 is 1 / tan(pi / 80).
     two = [curve(), curve(line(2))]
     found = torchcoll.advise(EIGHT, two, caps_mb=[4, 8], backward_ms=0)
     row = by_name(found)["4"]
     assert row.ratio == pytest.approx(math.sqrt(10 / 9 * 12 / 10))
-    half = 12.7062 * (math.log(1.2) - math.log(10 / 9)) / 2
+    half = (math.log(1.2) - math.log(10 / 9)) / 2 / math.tan(math.pi / 80)
     assert row.ratio_low == pytest.approx(row.ratio / math.exp(half), rel=1e-4)
     assert row.ratio_high == pytest.approx(row.ratio * math.exp(half), rel=1e-4)
     assert (row.exposed_low_ns, row.exposed_high_ns) == pytest.approx((10 * MS, 12 * MS))
@@ -426,10 +427,13 @@ def sharded():
         ([curve(coalesce=4)], "got all_reduce coalesced, several timed together"),
         ([curve(status="failed")], "got all_reduce failed, expected all_reduce over sizes"),
         ([run(*(given(9, size_bytes=n) for n in SIZES), rehearse=True)], "got 1 rehearsals"),
-        ([curve(sizes=SIZES[:1])], "curve: got 1 size that its launch has, expected 2 or more"),
+        (
+            [curve(sizes=SIZES[:1])],
+            "curve of all_reduce: got 1 size that its launch has, expected 2 or more",
+        ),
         (
             [curve(sizes=SIZES[:2]), curve(sizes=SIZES[2:])],
-            "curve: got 0 sizes that all of its 2 launches have",
+            "curve of all_reduce: got 0 sizes that all of its 2 launches have",
         ),
         (
             [curve(), curve(backend="ccl")],
@@ -579,9 +583,12 @@ def test_on_cpus_nothing_is_hidden():
 
 
 def test_slower_by_an_unknown_amount_is_not_within_2_percent():
-    # The lower end of the interval alone says nothing of how much slower it is.
-    assert [result(1.30, 1.01), result(1.015, 1.01), result(1.30, 0.99)] == [
+    # The lower end of the interval alone says nothing of how much slower it is. Up to 3 % the model
+    # may be off.
+    found = [result(*one) for one in ((1.30, 1.04), (1.30, 1.01), (1.015, 1.01), (1.30, 0.99))]
+    assert found == [
         "worse",
+        "unclear",
         "within 2 %",
         "within noise",
     ]

@@ -46,11 +46,24 @@ sent  size  dtype     buckets   bytes    share  gradients  such as
     )
 
 
-def test_a_table_for_each_cap():
-    text = printed(UNSET, SAME)
-    assert "bucket_cap_mb not set (1 MiB for the first bucket, 25 MiB after it): 1 bucket" in text
-    assert "\nbucket_cap_mb 1.5,25: 1 bucket of 1000 B\nfirst step: the same\n" in text
-    assert text.startswith("gradients of the model: 1000 B a step in 2 tensors, float32\nfind_un")
+def test_several_caps_are_one_table():
+    assert (
+        printed(PLAN, UNSET, SAME, model="train:make")
+        == """\
+gradients of train:make: 3 MiB a step in 11 tensors, float32, bfloat16
+order assumed
+find_unused
+default: bucket_cap_mb not set (1 MiB for the first bucket, 25 MiB after it)
+
+bucket_cap_mb  buckets  smallest  largest  sent first  sent last  first step
+                                                                     buckets
+           25        4    1000 B    1 MiB      1000 B      1 MiB           1
+      default        1    1000 B   1000 B      1000 B     1000 B           1
+       1.5,25        1    1000 B   1000 B      1000 B     1000 B           1  as default
+
+the buckets of one cap: name it alone
+"""
+    )
 
 
 def test_many_buckets_of_a_size_are_one_row():

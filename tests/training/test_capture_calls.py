@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import warnings
 
 import pytest
@@ -353,12 +354,11 @@ def test_numbers_are_those_of_the_other_ranks(found):
     assert [c.sequence for c in calls[0] if c.collective == "recv"] == [0]
 
 
-UNTIMED = ["message", "batch_isend_irecv", "functional reduce_scatter and its backward"]
-UNTIMED += ["coalesced reduce_scatter"] if OLD else []
+UNTIMED = ["coalesced reduce_scatter"] if OLD else []
 
 
 def test_durations(found):
-    """Of every call but those whose end gloo does not tell; and these are counted in a note."""
+    """Of every call; those that end with the program's wait are counted in a note."""
     for name in CALLS:
         for r in (0, 1):
             calls = found[name].calls[r]
@@ -374,9 +374,57 @@ def test_durations(found):
             assert starts == sorted(starts) and min(starts) >= 0
             ends = [c.start_ns + (c.time_ns or 0) for c in calls if c.asynchronous is False]
             assert all(end <= after for end, after in zip(ends, starts[1:], strict=False)) or OLD
-    notes = found["message"].notes
-    assert "2 calls of send have no duration: gloo does not tell when they end" in notes
-    assert "2 calls of recv have no duration: gloo does not tell when they end" in notes
+    for what in "send", "recv":
+        note = (
+            f"2 calls of {what} end when the program has waited for them: gloo does not tell "
+            "whether they ended before"
+        )
+        assert note in found["message"].notes
+
+
+def test_messages_end_with_the_wait_for_them(tmp_path):
+    """Rank 0 sends 50 ms after rank 1 has begun to wait; one that is never waited for does not
+    hold back what comes after it.
+    """
+
+    def case():
+        with capture("waited") as traffic:
+            for _ in range(3):
+                if rank():
+                    before = time.perf_counter_ns()
+                    dist.irecv(torch.empty(4), 0).wait()
+                    waited = time.perf_counter_ns() - before
+                else:
+                    time.sleep(0.05)
+                    dist.isend(ones(4), 1).wait()
+                traffic.step()
+            dist.barrier()
+            late = dist.isend(ones(1), 1, tag=9) if rank() == 0 else None
+            for _ in range(2):
+                dist.all_reduce(ones(1))
+                traffic.step()
+            kept = len(traffic.calls[rank()])
+        late.wait() if late else dist.recv(torch.empty(1), 0, tag=9)
+        calls = traffic.calls[rank()]
+        if rank():
+            assert 25_000_000 < calls[2].time_ns <= waited
+        else:
+            assert calls[2].time_ns < 25_000_000 and kept == 7
+            assert [c.time_ns is None for c in calls] == [False] * 4 + [True] + [False] * 2
+            note = "1 calls have no duration: a step later the program had not waited for them"
+            assert note in traffic.notes
+
+    on_ranks(tmp_path, 2, {"it": case})
+
+
+def test_torch_is_left_as_it_was(tmp_path):
+    def case():
+        before = torch._C._distributed_c10d.Work.wait
+        with capture():
+            assert torch._C._distributed_c10d.Work.wait is not before
+        assert torch._C._distributed_c10d.Work.wait is before
+
+    on_ranks(tmp_path, 1, {"it": case})
 
 
 def test_what_could_not_be_seen_is_said(found):

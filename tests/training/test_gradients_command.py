@@ -50,10 +50,10 @@ def gradients(in_tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_a_table_for_each_cap(gradients):
-    code, out, err = gradients("made_here.train:make_model --bucket-cap-mb 1,4.5")
+def test_the_buckets_of_one_cap(gradients):
+    code, out, err = gradients("made_here.train:make_model --bucket-cap-mb 1")
     assert (code, err) == (0, "noise of a training script\n")
-    # 512 x 1024 floats; then 1024 of a bias and 1024 x 1024 close a bucket of 4.5 MiB too late.
+    # 512 x 1024 floats; then 1024 of a bias and 1024 x 1024.
     assert (
         out
         == """\
@@ -67,14 +67,21 @@ sent: place among the buckets of a steady step, from 0
 sent   size  dtype    buckets  bytes   share  gradients  such as
    0     2M  float32        1  2 MiB  33.3 %          1  2.weight
    1  4100K  float32        1  4 MiB  66.7 %          2  0.bias, 0.weight
-
-bucket_cap_mb 4.5: 1 bucket of 6 MiB
-first step: 1 bucket of 6 MiB
-sent: place among the buckets of a steady step, from 0
-
-sent   size  dtype    buckets  bytes    share  gradients  such as
-   0  6148K  float32        1  6 MiB  100.0 %          3  2.weight ... 0.weight
 """
+    )
+
+
+def test_many_caps_are_one_table(gradients):
+    """The bias and 1024 x 1024 close a bucket of 4.5 MiB too late."""
+    code, out, _ = gradients("made_here.train:make_model --bucket-cap-mb 1,2,4.5")
+    assert (code, out.split("\n\n")[1]) == (
+        0,
+        """\
+bucket_cap_mb  buckets  smallest  largest  sent first  sent last  first step
+                                                                     buckets
+            1        2     2 MiB    4 MiB       2 MiB      4 MiB           1
+            2        2     2 MiB    4 MiB       2 MiB      4 MiB           1  as 1
+          4.5        1     6 MiB    6 MiB       6 MiB      6 MiB           1""",
     )
 
 
@@ -162,7 +169,7 @@ M = "made_here.train"
         ),
         (
             f"{M}:make_model --ranks 8",
-            "ranks: got 8, expected none without --fsdp: DDP's buckets have no ranks",
+            "ranks: got 8, expected --fsdp CLASSES with it. DDP's buckets are the same on any",
         ),
         (
             f"{M}:make_model --fsdp Linear --find-unused",

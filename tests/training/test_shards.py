@@ -89,6 +89,12 @@ CASES = {
     "reshard": (Transformer, Block, {"reshard_after_forward": True}),
     "no reshard": (Tower, (Block, Nested), {"reshard_after_forward": False}),
     "replicas": (Transformer, Block, {"replicas": 2}),
+    "to pairs": (Transformer, Block, {"reshard_after_forward": 2}),
+    "to pairs, bytes": (bytes_frozen, Block, {"reshard_after_forward": 2}),
+    "to pairs, bf16": (Tower, Nested, {"reshard_after_forward": 2, "param_dtype": BF16}),
+    "two a unit": (Transformer, Block, {"together": 2}),
+    "two a unit, kept": (Transformer, Block, {"together": 2, "reshard_after_forward": False}),
+    "all in one, to pairs": (Transformer, Block, {"together": 9, "reshard_after_forward": 2}),
     "replicas of both": (Tower, Nested, {"replicas": 2, "reduce_dtype": BF16}),
 }
 RANKS = {**{(name, 4): case for name, case in CASES.items()}, ("blocks", 2): CASES["blocks"]}
@@ -108,7 +114,9 @@ def real(make, wrap, how):
         for name, module in model.named_modules()
         if name and (wrap(name, module) if wrap is is_block else isinstance(module, wrap))
     ]
-    for module in [*reversed(found), model]:
+    together = how.pop("together", 1)
+    units = [found[i : i + together] for i in range(0, len(found), together)]
+    for module in [*(unit if together > 1 else unit[0] for unit in reversed(units)), model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, **how)
     with Watch() as watch:
         step(model)
@@ -287,9 +295,9 @@ class Scalar(nn.Module):
         ),
         (
             Mlp,
-            {"reshard_after_forward": 2},
-            "reshard_after_forward: got 2, expected True or False. Capture a step instead: "
-            "torchcoll.capture().",
+            {"reshard_after_forward": 3},
+            "reshard_after_forward: got 3, expected True, False, or a divisor of the 4 ranks that "
+            "are sharded over",
         ),
         (
             Mlp,

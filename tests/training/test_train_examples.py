@@ -40,7 +40,7 @@ def test_ddp_profile(on_two_ranks, tmp_path):
     assert "gradients: 3.29 MiB of float32: 4 all_reduce a step, taken for one" in first
     assert first.count("\nrank  calls  last  share") == 1  # the late ranks of cost
     assert "\nbucket_cap_mb  buckets " in first and "\nproposal: " in first
-    assert "\nleast median: bucket_cap_mb " in first
+    assert "\nleast ratio: bucket_cap_mb " in first
     assert sorted(path.name for path in tmp_path.glob("traffic-*")) == [
         "traffic-rank0.jsonl",
         "traffic-rank1.jsonl",

@@ -198,7 +198,7 @@ bucket_cap_mb  steps      step       low      high  ratio            95 %  resul
       default      4  13.50 ms  8.650 ms  18.35 ms  0.900  0.900 to 0.900  faster
             1      4  30.00 ms  19.65 ms  40.35 ms  2.000  2.000 to 2.000  slower
 
-least median: bucket_cap_mb default, faster than 25
+least ratio: bucket_cap_mb default, faster than 25
 one launch is one replicate: several launches alone tell how they differ
 """  # noqa: E501
 

@@ -65,6 +65,7 @@ class BackendEntry:
     buffers: whether buffers can be registered (--buffers).
     shares_device: whether several ranks of it can be made to share a GPU (--rehearse).
     on_host: its calls run in threads of the host, whatever device the data lies on.
+    whole_reduce_scatter: its reduce_scatter is an all_reduce of the whole input.
     staged: data on a device goes through the host's memory.
     forced: False where no variable of NCCL or oneCCL means anything to it.
     interfaces: the variable that names its network interfaces.
@@ -92,6 +93,7 @@ class BackendEntry:
     buffers: bool = False
     shares_device: bool = False
     on_host: bool = False
+    whole_reduce_scatter: bool = False
     staged: bool = False
     forced: bool = True
     interfaces: str = ""
@@ -122,6 +124,7 @@ BACKENDS: dict[str, BackendEntry] = {
             "gloo",
             ("cpu", "cuda"),
             connects="init_process_group",
+            whole_reduce_scatter=True,
             on_host=True,
             staged=True,
             forced=False,

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchcoll.core.collectives import uneven
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.core.units import counted
@@ -129,6 +130,8 @@ def _call(
         bytes_in, bytes_out, dtype = 0, 0, None
     elif collective in ("send", "recv"):  # both sides of the entry hold the one tensor
         bytes_in, bytes_out = (bytes_in, 0) if collective == "send" else (0, bytes_out)
+    if uneven(collective) != collective and _is_uneven(entry, len(groups[group].ranks)):
+        collective = uneven(collective)
     peer = _peer(name, collective, groups[group].ranks)
     number_ = whole(entry.get("collective_seq_id"))
     counted = numbers.next(collective, group, peer)
@@ -149,6 +152,19 @@ def _call(
 
 
 _NO_CALLS = ("coalesced", "split", "new_window", "init")
+
+
+def _is_uneven(entry: Mapping[str, Any], ranks: int) -> bool:
+    """Whether the shapes say that ranks are sent different amounts: torch calls both kinds alike.
+
+    Of lists the tensors tell, one for each rank; of one tensor that both sides differ, or that its
+    rows are no multiple of the ranks. Splits that leave no such trace are not seen (``_notes``).
+    """
+    sides = [entry[f"{side}_sizes"] for side in ("input", "output")]
+    if any(len(shapes) > 1 for shapes in sides):
+        return len({product(shape) for shapes in sides for shape in shapes}) > 1
+    rows = [shape[0] if shape else 1 for shapes in sides for shape in shapes]
+    return len(set(rows)) > 1 or (bool(ranks) and any(count % ranks for count in rows))
 
 
 def _size_bytes(sizes: Sequence[Sequence[int]], dtype: str | None) -> int:
@@ -179,8 +195,22 @@ def _notes(entries: Sequence[Mapping[str, Any]], calls: Sequence[TrafficCall]) -
         notes.append(f"the buffer kept the last {kept}, and lost {lost} before")
     backends = {_backend(entry) for entry in entries}
     if all(call.time_ns is None for call in calls):
-        action = "" if backends == {"gloo"} else ": TORCH_NCCL_ENABLE_TIMING=1 records them"
+        # What was not timed for another reason does not tell that the variable was not set.
+        timed = any(number(entry.get("duration_ms")) is not None for entry in entries)
+        action = ""
+        if not timed and backends != {"gloo"}:
+            action = ": TORCH_NCCL_ENABLE_TIMING=1 records them"
+            if all(call.point_to_point for call in calls):
+                action = (
+                    ": messages that were sent as a group (batch_isend_irecv) have none, others "
+                    "have with TORCH_NCCL_ENABLE_TIMING=1"
+                )
         notes.append(f"the dump has no durations{action}")
+    if any(uneven(c.collective) != c.collective for c in calls):
+        notes.append(
+            "the Flight Recorder tells no splits: an all_to_all whose sizes look even may be an "
+            "uneven one"
+        )
     if "gloo" in backends:
         notes.append(
             "on gloo the Flight Recorder calls a reduce_scatter of one tensor all_reduce, as gloo "

@@ -474,7 +474,9 @@ class Calls:
         each = itemsize(dtype)
         known = each is not None and all(n is not None and n * each < 1 << 62 for n in sides)
         size_bytes = [(n or 0) * (each or 0) if known else UNKNOWN for n in sides]
-        if not known:
+        # What a scatter brings to other ranks than its root the root's trace may tell.
+        awaited = collective == "scatter" and root not in (None, self.rank) and bool(group)
+        if not known and not awaited:
             self.left[f"{collective}: {'dtype' if each is None else 'sizes'} not known"] += 1
         # Who gives sizes makes the uneven call, as in a capture: those of another rank may differ.
         if any(splits) or (collective == "all_to_all" and known and sides[0] != sides[1]):
@@ -625,7 +627,8 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     spans = [span for _, span in steps]
     timed = _timed(pairs, works, computing, kernels, on_device)
     own = _numbered(pairs, _in_steps(timed, spans))
-    own = [call for call in own if call.bytes_in != UNKNOWN]  # after they were counted
+    # After they were counted. ``told_by_root`` sees to those of a scatter.
+    own = [call for call in own if call.bytes_in != UNKNOWN or _awaited(call, rank)]
     traffic = Traffic(SOURCE, path=path, groups=dict(maker.groups), calls={rank: own})
     members = {member for group in traffic.groups.values() for member in group.ranks}
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
@@ -633,6 +636,42 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     traffic.steps = {rank: spans} if spans else {}
     traffic.notes = _notes(own, maker, works, others)
     return traffic, steps[0][0] if steps else None
+
+
+def _awaited(call: TrafficCall, rank: int) -> bool:
+    scattered = call.collective == "scatter" and call.root not in (None, rank)
+    return scattered and bool(call.group) and call.bytes_in == UNKNOWN
+
+
+def told_by_root(traffic: Traffic) -> None:
+    """Gives the scatter calls of other ranks dtype and size as their root has them: on gloo their
+    own traces tell none. Without the root's trace they are left out, and that is said.
+    """
+    roots = {
+        (call.group, call.sequence): call
+        for rank, calls in traffic.calls.items()
+        for call in calls
+        if call.collective == "scatter" and call.root == rank
+    }
+    left = 0
+    for rank, calls in traffic.calls.items():
+        kept = []
+        for call in calls:
+            if _awaited(call, rank):
+                root = roots.get((call.group, call.sequence))
+                if root is None or root.root != call.root:
+                    left += 1
+                    continue
+                call = dataclasses.replace(
+                    call, bytes_in=0, bytes_out=root.bytes_out, dtype=root.dtype
+                )
+            kept.append(call)
+        traffic.calls[rank] = kept
+    if left:
+        traffic.notes.append(
+            f"left out: {left} call{'s' * (left > 1)} of scatter: dtype not known but from the "
+            "trace of the root, which was not read"
+        )
 
 
 def _unreadable(path: Path, got: str, expected: str, action: str = "") -> UnreadableError:

@@ -18,7 +18,7 @@ from torchcoll.core.traffic import Group, Traffic, join, latest
 from torchcoll.core.units import format_ranges
 from torchcoll.importers.chakra import read_chakra
 from torchcoll.importers.flight_recorder import is_dump, read_dump
-from torchcoll.importers.kineto import Event, event_of, is_trace, read_trace
+from torchcoll.importers.kineto import Event, event_of, is_trace, read_trace, told_by_root
 from torchcoll.importers.source import members
 from torchcoll.libraries.execution_trace import SUFFIX
 
@@ -53,6 +53,7 @@ def read_traffic(paths: Iterable[str | os.PathLike[str]]) -> Traffic:
     ranks = max(traffic.ranks for traffic in traffics)
     same = [t if t.source == "capture" else dataclasses.replace(t, ranks=ranks) for t in traffics]
     joined = _with_ranks(join(_named_alike(same)))
+    told_by_root(joined)
     joined.path = Path(os.path.commonpath(files))
     return joined
 

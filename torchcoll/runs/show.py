@@ -241,6 +241,8 @@ _OTHERS = {
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.traffic_show", "show_costs"),
     "Scaling": ("curves.show", "show_scaling"),
+    "ShardAdvice": ("training.shard_show", "show_shard_advice"),
+    "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
     "Transitions": ("curves.show", "show_transitions"),
     "Trial": ("training.show", "show_trials"),
@@ -265,7 +267,7 @@ def _show_others(
     if kinds[0] not in _OTHERS:
         expected = f"a run, a file, or one of {', '.join(_OTHERS)}"
         raise UsageError("show", kinds[0], expected)
-    if columns and kinds[0] != "Traffic":
+    if columns and kinds[0] not in ("Traffic", "ShardPlan"):
         raise UsageError("columns", ",".join(texts_of(columns)), f"none with {kinds[0]}")
     module, name = _OTHERS[kinds[0]]
     show_them = getattr(importlib.import_module(f"torchcoll.{module}"), name)

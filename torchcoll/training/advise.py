@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchcoll.comparison.sides import Measured, Reading, Side, side
-from torchcoll.comparison.statistics import geometric
+from torchcoll.comparison.sides import Side, side
 from torchcoll.core.display import Displayed
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
 from torchcoll.core.paths import Source
-from torchcoll.core.summary import Row, paired_ratio
+from torchcoll.core.summary import Row
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_size, whole_number
 from torchcoll.training.backward import (
@@ -29,158 +27,21 @@ from torchcoll.training.backward import (
     of_plans,
     of_traffic,
 )
-from torchcoll.training.plans import MIB, BucketPlan
-
-# -------------------------------------------------------------------------------------------------
-# What one all_reduce of any size takes, from the sizes that were measured.
-#
-# Between two measured sizes time is a straight line in the number of bytes: that is Hockney's time
-# = latency + bytes / bandwidth in each piece, so it is exact where the library follows any such
-# line, and each algorithm may have its own. Lines between logarithms were rejected: the logarithm
-# of latency + bytes / bandwidth is convex, so they lie above it, by 6 % at the bend with sizes by
-# 4.
-
-_MEASURE = "Measure it: torchrun --nproc-per-node N -m torchcoll.allreduce -b 64K -e 256M -J FILE."
-# What all points of one curve share, beside the dtype and the op.
-_ALIKE = (
-    *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
-    "group",
+from torchcoll.training.choices import (
+    BEST,
+    MODEL_NOTE,
+    RESULTS,
+    UNCLEAR,
+    WORSE,
+    Interval,
+    best_of,
+    interval,
+    judge,
 )
-
-
-@dataclass(frozen=True)
-class MeasuredCurve:
-    """Times (ns) at ascending sizes (bytes), two or more.
-
-    hides: calls can run beside the computation. Not on CPUs: there they take its cores.
-    """
-
-    sizes: tuple[int, ...]
-    times_ns: tuple[float, ...]
-    hides: bool = True
-
-    def time_ns(self, size_bytes: float) -> float:
-        """Below the smallest size its time, for latency does not shrink; above the largest the
-        last piece goes on: callers say where they use that (``beyond``).
-        """
-        if size_bytes <= self.sizes[0]:
-            return self.times_ns[0]
-        above = min(bisect_left(self.sizes, size_bytes), len(self.sizes) - 1)
-        (x, y), (u, v) = ((self.sizes[i], self.times_ns[i]) for i in (above - 1, above))
-        # Noise can make the last piece fall: beyond it, time does not.
-        slope = (v - y) / (u - x) if size_bytes <= u else max(0.0, (v - y) / (u - x))
-        return v + slope * (size_bytes - u)
-
-    def beyond(self, size_bytes: float) -> bool:
-        """True where the size is above all that were measured."""
-        return size_bytes > self.sizes[-1]
-
-
-@dataclass(frozen=True)
-class MeasuredCurves:
-    """The curve of one or more launches.
-
-    centre: geometric mean of the launches' medians. others: one for each of several launches; of
-    one launch its 5th and 95th percentile of calls, () where a source does not tell them.
-    row: one of the rows, for what they have in common. left_out: how many sizes not all launches
-    have, which are left out.
-    """
-
-    centre: MeasuredCurve
-    others: tuple[MeasuredCurve, ...]
-    launches: int
-    row: Row
-    left_out: int = 0
-
-    @property
-    def every(self) -> tuple[MeasuredCurve, ...]:
-        return (self.centre, *self.others)
-
-
-def curves_of(side: Side, dtype: str | None) -> MeasuredCurves:
-    """The all_reduce curve in a side's files, of this dtype where it was measured, else of the
-    only one there is.
-
-    Raises UsageError where no curve is there, or more than one that could be meant.
-    """
-    if side.rehearsals:
-        got = f"{side.rehearsals} rehearsals (--rehearse)"
-        raise UsageError("curve", got, "real launches", "What shares one GPU says nothing of time.")
-    found = [m for m in side.measured("time", Reading()) if m.row.collective == "all_reduce"]
-    usable = [m for m in found if not _useless(m.row)]
-    if not usable:
-        reasons = dict.fromkeys(_useless(m.row) for m in found)
-        got = f"all_reduce {', '.join(reasons)}" if found else "no case of all_reduce"
-        raise UsageError("curve", got, "all_reduce over sizes, on 2 ranks or more", _MEASURE)
-    chosen = _of_one_kind(usable, dtype)
-    launches = sorted({m.launch for m in chosen})
-    each = [_points(m for m in chosen if m.launch == launch) for launch in launches]
-    sizes = sorted(set.intersection(*(set(points) for points in each)))
-    every = set().union(*each)
-    if len(sizes) < 2:
-        which = f"all of its {len(launches)} launches have" if launches[1:] else "its launch has"
-        got = f"{len(sizes)} size{'s' if len(sizes) != 1 else ''} that {which}"
-        raise UsageError("curve", got, "2 or more sizes", _MEASURE)
-    centre = _curve(sizes, [[row.median_ns for p in each for row in p[n]] for n in sizes])
-    if len(launches) > 1:
-        others = [_curve(sizes, [[row.median_ns for row in p[n]] for n in sizes]) for p in each]
-    else:
-        spread = [
-            [[getattr(row, name) for row in each[0][n]] for n in sizes]
-            for name in ("low_ns", "high_ns")
-        ]
-        others = [_curve(sizes, times) for times in spread if all(map(all, times))]
-    if chosen[0].row.device == "cpu":
-        centre, *others = (replace(one, hides=False) for one in (centre, *others))
-    return MeasuredCurves(
-        centre, tuple(others), len(launches), chosen[0].row, len(every) - len(sizes)
-    )
-
-
-def _points(items: Iterable[Measured]) -> dict[int, list[Row]]:
-    points: dict[int, list[Row]] = {}
-    for item in items:
-        points.setdefault(item.row.size_bytes, []).append(item.row)
-    return points
-
-
-def _curve(sizes: Sequence[int], times: Iterable[Iterable[float | None]]) -> MeasuredCurve:
-    return MeasuredCurve(tuple(sizes), tuple(geometric(several) or 0.0 for several in times))
-
-
-def _useless(row: Row) -> str:
-    """Why a row is no point of a curve; '' where it is one."""
-    if row.status != "ok" or row.verified == "wrong":
-        return "wrong" if row.verified == "wrong" else row.status
-    if not row.median_ns or not row.size_bytes:
-        return "without a time"
-    if row.clock == "issue":
-        return "on the clock issue, which does not wait for the transfer"
-    if row.coalesce > 1:
-        return "coalesced, several timed together"
-    if not row.communicates:
-        return f"on the backend {row.backend}, which communicates nothing"
-    return "on 1 rank, which communicates nothing" if row.ranks == 1 else ""
-
-
-def _value(row: Row, name: str) -> object:
-    """Sub-groups of one rule (``mod:2/0``) run at once, and are one way of measuring."""
-    value: object = getattr(row, name)
-    return str(value).split("/")[0] if name == "group" and value else value
-
-
-def _of_one_kind(items: Sequence[Measured], dtype: str | None) -> list[Measured]:
-    """The dtype asked for and what DDP calls, where they are there; all else must be the same."""
-    for name, wanted in (("dtype", dtype), ("op", "sum"), ("asynchronous", True)):
-        has = [m for m in items if getattr(m.row, name) == wanted]
-        items = has or items
-    for name in (*_ALIKE, "dtype", "op"):
-        values = list(dict.fromkeys(_value(m.row, name) for m in items))
-        if len(values) > 1:
-            got = f"all_reduce with {name} {' and '.join(map(str, values))}"
-            raise UsageError("curve", got, f"one {name}", _MEASURE)
-    return list(items)
-
+from torchcoll.training.measured_curves import MeasuredCurve, MeasuredCurves, Wanted, curves_of
+from torchcoll.training.plans import MIB, BucketPlan
+from torchcoll.training.shard_advice import ShardAdvice, advise_shards
+from torchcoll.training.sharded import ShardPlan
 
 # -------------------------------------------------------------------------------------------------
 # The model of ``advise``: what DDP's all_reduce calls cost beside a backward pass, on a curve.
@@ -196,9 +57,7 @@ def _of_one_kind(items: Sequence[Measured], dtype: str | None) -> list[Measured]
 # overlap of a GPU the model proposed the smallest buckets there, whose real steps were 9 and 15 %
 # slower than the best (gloo, 2 ranks on 2 cores, results/benchmarks/).
 
-THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 BEYOND = "beyond the curve"
-Interval = tuple[float, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -211,9 +70,9 @@ class Proposal:
     see above; None without a backward time. low, high: least and most over the launches of the
     curve; of one launch on the 5th and 95th percentile of its calls. ratio: of backward + exposed
     to that of the best; its interval is 95 % over the launches, of one launch the range over its
-    median and these two. result: best, ``within noise`` of it, ``within 2 %``, worse, that of the
-    Setting where it has one (``unknown``: its buckets and all times are None; ``could be as sent``:
-    buckets is the least and the rest is None), or BEYOND, where a
+    median and these two. result: best, ``within noise`` of it, ``within 2 %``, ``unclear`` (see
+    MODEL_NOTE), worse, that of the Setting where it has one (``unknown``: its buckets and all times
+    are None; ``could be as sent``: buckets is the least and the rest is None), or BEYOND, where a
     bucket is larger than what was measured: there low, high and interval are None, since each curve
     would go on by its own last piece, to anywhere. exposed_16bit_ns: with 16 bits an element.
     """
@@ -320,17 +179,7 @@ def compression(
         / (backward_ns + exposed_ns(full, best.messages, found, backward_ns))
         for less, full in zip(halves.curves.every, curves.every, strict=True)
     ]
-    return _interval(ratios, curves.launches)
-
-
-def _interval(ratios: Sequence[float], launches: int) -> Interval:
-    """The ratio on the centre, or its mean over the launches, and its interval.
-
-    ratios: one for each of ``Curves.every``.
-    """
-    if launches > 1:  # the centre is their mean, and no launch of its own
-        return paired_ratio(ratios[1:])
-    return (ratios[0], min(ratios), max(ratios)) if len(ratios) > 1 else (ratios[0], None, None)
+    return interval(ratios, curves.launches)
 
 
 def _judged(
@@ -340,26 +189,18 @@ def _judged(
     able = [i for i, row in enumerate(rows) if not row.result]
     if not able:
         return list(rows)
-    deciding = slice(1, None) if launches > 1 else slice(1)
-    best = min(able, key=lambda i: math.fsum(map(math.log, ends[i][deciding])))
+    best = able[best_of([ends[i] for i in able], launches)]
     judged = []
     for i, row in enumerate(rows):
         if not ends[i]:
             judged.append(row)
             continue
-        ratios = [own / base for own, base in zip(ends[i], ends[best], strict=True)]
-        ratio, low, high = _interval(ratios, launches)
-        if row.exposed_low_ns is None:
-            ratio, low, high = ratios[0], None, None
-        result = "best" if i == best else row.result or _result(ratio, low)
+        spread = row.exposed_low_ns is not None
+        found = judge(ends[i], ends[best], launches, len(able) - 1, spread=spread)
+        result = BEST if i == best else row.result or found.result
+        ratio, low, high, _ = found
         judged.append(replace(row, ratio=ratio, ratio_low=low, ratio_high=high, result=result))
     return judged
-
-
-def _result(ratio: float, low: float | None) -> str:
-    if low is not None and low <= 1:
-        return "within noise"
-    return "within 2 %" if ratio <= 1 + THRESHOLD else "worse"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -416,8 +257,7 @@ class Advice(Displayed):
     @property
     def judged(self) -> list[Proposal]:
         """The rows to choose from: those whose buckets are known, measured, and no other's."""
-        stated = ("", "best", "within noise", "within 2 %", "worse")
-        return [row for row in self.rows if row.result in stated]
+        return [row for row in self.rows if row.result in RESULTS]
 
 
 def advise(
@@ -428,8 +268,9 @@ def advise(
     backward_ms: float | None = None,
     dtype: str | None = None,
     accumulate: int | None = None,
-) -> Advice:
-    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve.
+) -> Advice | ShardAdvice:
+    """Which bucket_cap_mb of DDP leaves least communication exposed, on a measured curve; of plans
+    of ``shard_traffic``, one for each choice, which wrapping and resharding of FSDP2.
 
     gradients: plans of ``gradient_buckets``, one for each cap to choose from; a captured Traffic or
     its file or folder, where some caps get no result, since it does not tell the parameters; or a
@@ -439,6 +280,10 @@ def advise(
     backward_ms: what a backward pass takes without communication; None: as the traffic tells.
     accumulate: backward passes an optimiser step; None: one, but what makes the same calls several
     times in a step is refused where it does not tell how many passes they are.
+
+    Plans of FSDP2 take backward_ms alone; their model is in training/sharded.py. Curves of
+    all_gather and reduce_scatter are taken where they are, else they follow from all_reduce, marked
+    as an assumption.
 
     The model: the comment above ``Proposal``. Caps that differ from bucket to bucket
     (bucket_cap_mb_list) are looked at where a plan has them. Raises UsageError for FSDP's traffic,
@@ -450,6 +295,14 @@ def advise(
     if curve is None:
         action = "torchcoll.run returns it on rank 0 alone."
         raise UsageError("curve", "None", "a Run, or files", action)
+    if shards := _shard_plans(gradients):
+        for name, value in (("caps_mb", caps_mb), ("dtype", dtype), ("accumulate", accumulate)):
+            if value is not None:
+                raise UsageError(name, value, "none with plans of FSDP2")
+        passes = None if backward_ms is None else _number(backward_ms, "backward-ms", 0) * 1e6
+        return advise_shards(
+            shards, curve if isinstance(curve, Side) else side("curve", curve), passes
+        )
     found, plans = _gradients(gradients, dtype, accumulate)
     if plans and caps_mb is not None:
         raise UsageError("caps_mb", caps_mb, "none with plans: each has its own cap")
@@ -457,7 +310,7 @@ def advise(
         found.backward_ns = _number(backward_ms, "backward-ms", 0) * 1e6
         found.backward_source = "given"
     measured = curve if isinstance(curve, Side) else side("curve", curve)
-    curves = curves_of(measured, found.dtype)
+    curves = curves_of(measured, _wanted(found.dtype))
     if found.ranks and curves.row.ranks and found.ranks != curves.row.ranks:
         expected = f"{found.ranks}, as the gradients are summed over"
         action = f"Measure: torchrun --nproc-per-node {found.ranks} -m torchcoll.allreduce."
@@ -483,6 +336,19 @@ def advise(
     problems = [f"{run.path}: {text}" for run in measured.runs for text in run.problems]
     advice.notes = [*problems, *found.notes, *same, *_notes(advice, curves, halved, smallest)]
     return advice
+
+
+def _shard_plans(gradients: Any) -> list[ShardPlan]:
+    """[] where it is anything else."""
+    plans = [gradients] if isinstance(gradients, ShardPlan) else gradients
+    if not isinstance(plans, Sequence) or isinstance(plans, str):
+        return []
+    return list(plans) if {type(plan) for plan in plans} == {ShardPlan} else []
+
+
+def _wanted(dtype: str | None) -> Wanted:
+    """What DDP calls."""
+    return Wanted("all_reduce", dtype, asynchronous=True)
 
 
 def _gradients(gradients: Any, dtype: str | None, accumulate: int | None) -> tuple[Gradients, bool]:
@@ -556,7 +422,7 @@ def _halves(measured: Side, curves: MeasuredCurves, found: Gradients) -> tuple[H
     scale = 2 / find_dtype(found.dtype).itemsize
     for name in ("float16", "bfloat16"):
         if name in {m.case.dtype for m in measured.results if m.case.collective == "all_reduce"}:
-            halves = curves_of(measured, name)
+            halves = curves_of(measured, _wanted(name))
             if len(halves.every) == len(curves.every):
                 return Halves(halves, scale), f"measured in {halves.row.dtype}"
     return Halves(curves, scale), f"the times of {curves.row.dtype} with fewer bytes"
@@ -572,13 +438,11 @@ def _settle(
 ) -> None:
     """The best row, which caps are no worse, and what 16 bits change there."""
     for row, setting in zip(advice.rows, settings, strict=True):
-        if row.result == "best":
+        if row.result == BEST:
             advice.best = row
             if halves:
                 advice.compression = compression(setting, curves, halves, found, backward_ns)
-    fine = [
-        row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != "worse"
-    ]
+    fine = [row.caps_mb[0] for row in advice.judged if row.setting == "cap" and row.result != WORSE]
     if advice.best and fine:
         advice.low_cap_mb, advice.high_cap_mb = min(fine), max(fine)
 
@@ -594,13 +458,15 @@ def _assumed(
     for times in _ASSUMED:
         backward_ns = times * (base.communication_ns or 0)
         judged = proposals(settings, curves, None, found, backward_ns)
-        stated += [(backward_ns, row.name) for row in judged if row.result == "best"]
+        stated += [(backward_ns, row.name) for row in judged if row.result == BEST]
     return stated
 
 
 def _notes(advice: Advice, curves: MeasuredCurves, halved: str, smallest: float) -> Iterable[str]:
     row, (least, most) = curves.row, advice.sizes
     results = {one.result for one in advice.rows}
+    if UNCLEAR in results:
+        yield MODEL_NOTE
     if COULD_BE_SENT in results:
         yield (
             f"{COULD_BE_SENT}: this may be the cap that was set, or a smaller one, which makes "

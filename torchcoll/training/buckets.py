@@ -20,7 +20,7 @@ import random
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -92,7 +92,7 @@ def _raised(what: str, error: BaseException) -> UsageError:
 
 
 @contextlib.contextmanager
-def _current_folder_first():
+def _current_folder_first() -> Iterator[None]:
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:

@@ -31,6 +31,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
 from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
+from torchcoll.training.waits import Waits
 
 # -------------------------------------------------------------------------------------------------
 # Process groups as a Traffic names them.
@@ -128,6 +129,11 @@ _LATE = (
     "{} calls end when Python hears of it: up to 5 ms late where it is busy with something else "
     "(sys.getswitchinterval)"
 )
+_WAITED = (
+    "{} calls of {} end when the program has waited for them: {} does not tell whether they ended "
+    "before"
+)
+_NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
 
 
 class RecordedCall:
@@ -135,15 +141,18 @@ class RecordedCall:
 
     fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
     unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
-    work: kept where torch tells only afterwards from whom a message came.
+    work: kept where the program's wait for it is the end, and where torch tells only afterwards
+    from whom a message came. waited: what to say where that wait is the end.
     """
 
-    __slots__ = ("clock", "fields", "future", "start", "step", "time_ns", "unstated", "work")
+    __slots__ = (
+        *("clock", "fields", "future", "start", "step", "time_ns", "unstated", "waited", "work"),
+    )
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.fields: dict[str, Any] | None = None
-        self.clock, self.unstated = "host", ""
+        self.clock, self.unstated, self.waited = "host", "", ""
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
@@ -200,6 +209,9 @@ class CallRecorder:
         """The end of a step, and the begin of the next one."""
         now = time.perf_counter_ns() - self.begun
         self._steps.append((self._steps[-1][1] if self._steps else 0, now))
+        for call in self._open:  # or all that comes after such a call would be kept back with it
+            if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
+                call.unstated = _NOT_WAITED
         self._flush()
 
     def finish(self) -> None:
@@ -234,11 +246,12 @@ class CallRecorder:
     def _made(self, call: RecordedCall, fields: dict[str, Any]) -> TrafficCall:
         key: tuple[Any, ...] = (fields["group"],)
         if fields["collective"] in POINT_TO_POINT:
-            if call.work is not None:
+            if call.work is not None and fields["peer"] is None:
                 fields["peer"] = self._source(call.work, fields["group"])
             key = (*key, fields["collective"], fields["peer"])
         number = self._sequence[key]
         self._sequence[key] += 1
+        call.work = None
         self._judge(call, fields)
         return TrafficCall(
             **fields,
@@ -253,7 +266,8 @@ class CallRecorder:
         """Rank of the world that a message came from; None while it has not."""
         found: dict[str, Any] = {"peer": work._source_rank() if work.is_completed() else None}
         of_world(found, self.traffic.groups[group].ranks)
-        return found["peer"]
+        peer: int | None = found["peer"]
+        return peer
 
     def _judge(self, call: RecordedCall, fields: dict[str, Any]) -> None:
         """Notes what is not known of it."""
@@ -266,6 +280,8 @@ class CallRecorder:
             self.note(call.unstated)
         elif call.time_ns is None:
             self.note(_UNENDED)
+        elif call.waited:
+            self.note(call.waited)
         elif call.clock == "host" and fields["asynchronous"] is not False:
             self.note(_LATE)
 
@@ -417,6 +433,7 @@ class _Watch:
     def __init__(self, traffic: Traffic) -> None:
         self._recorder = CallRecorder(traffic)
         self._device = DeviceTimes()
+        self._waits = Waits()
         self._thread = threading.local()
 
     def __enter__(self) -> None:
@@ -429,10 +446,12 @@ class _Watch:
                 if schema and schema.communicates:
                     kernel = self._kernel(func, schema)
                     self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
+        self._waits.start()
         self._recorder.begun = time.perf_counter_ns()
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         self._kernels._destroy()
+        self._waits.stop()
         if kind is None:  # else the device may never be done
             self._device.finish()
         self._recorder.finish()
@@ -475,7 +494,7 @@ class _Watch:
             result = issue()
             waits = schema.asynchronous(bound)
             if device.type == "cpu":
-                self._time(call, _work(result), waits, schema.name, group)
+                self._time(call, _work(result), waits, schema.name, group, bound)
             else:
                 self._device.watch(call, _work(result))
         except BaseException:
@@ -503,7 +522,13 @@ class _Watch:
         self._recorder.note(_UNREAD.format("{}", schema.name, type(error).__name__))
 
     def _time(
-        self, call: RecordedCall, work: Any, waits: bool | None, name: str, group: Any
+        self,
+        call: RecordedCall,
+        work: Any,
+        waits: bool | None,
+        name: str,
+        group: Any,
+        bound: dict[str, Any],
     ) -> None:
         """Has the end of a call on the CPU stamped. Raises what the call's own wait would."""
         if work is None and name in OPERATORS:  # monitored_barrier returns when it is over
@@ -518,8 +543,13 @@ class _Watch:
                 future.add_done_callback(call.end)
             except (RuntimeError, AttributeError):
                 call.future = None
-                what = OPERATORS[name].collective if name in OPERATORS else name
-                call.unstated = _NOT_TOLD.format("{}", what, group.name())
+                known = OPERATORS.get(name)
+                what = known.collective if known else name
+                if known is None or work is None:
+                    call.unstated = _NOT_TOLD.format("{}", what, group.name())
+                else:
+                    call.waited = _WAITED.format("{}", what, group.name())
+                    self._waits.watch(call, work, tensors(bound.get(known.received)))
         if name == "c10d::recv_any_source_":
             call.work = work
 

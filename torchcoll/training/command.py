@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchcoll.core.file import Writer
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
+    from torchcoll.training.sharded import ShardPlan
 
 
 def gradients_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +37,28 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--ranks", type=int, metavar="N", help="how many ranks --fsdp shards over (default 64)")
     add(
+        "--together",
+        metavar="N",
+        help="of --fsdp: so many of these modules a unit (default 1; with --curve a choice for "
+        "each of 1,2,4,... unless they are named)",
+    )
+    add(
+        "--reshard",
+        metavar="HOW",
+        help="of --fsdp: reshard_after_forward: true, false or a number of ranks (default: "
+        "fully_shard's own; with --curve a choice for each, true,false unless they are named)",
+    )
+    add("--replicas", type=int, metavar="N", help="of --fsdp: of the whole model (HSDP)")
+    add("--param-dtype", metavar="NAME", help="of --fsdp: as in MixedPrecisionPolicy")
+    add("--reduce-dtype", metavar="NAME", help="of --fsdp: as in MixedPrecisionPolicy")
+    add(
         "--curve",
         nargs="+",
         metavar="RUN",
         help="which bucket_cap_mb (those named, or 1 to 800) leaves least communication exposed on "
         "measured all_reduce over sizes; several files are launches. For a model, the file or "
-        "folder of a captured traffic in its place, or --parameters",
+        "folder of a captured traffic in its place, or --parameters. With --fsdp which wrapping "
+        "and resharding does, on all_gather and reduce_scatter or on all_reduce",
     )
     add(
         "--parameters",
@@ -66,6 +83,7 @@ def gradients_arguments(parser: argparse.ArgumentParser) -> None:
 
 _OF_TRAFFIC = "Traffic takes --curve RUN with it; `torchcoll trace` shows what it sends."
 _OF_CURVE = ("parameters", "dtype", "backward_ms", "accumulate")
+_OF_FSDP = ("ranks", "together", "reshard", "replicas", "param_dtype", "reduce_dtype")
 
 
 def run_gradients(options: argparse.Namespace) -> ExitCode:
@@ -73,8 +91,13 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
+    if options.fsdp is None:
+        for name in _OF_FSDP:
+            if (value := getattr(options, name)) is not None:
+                action = "DDP's buckets are the same on any number." if name == "ranks" else ""
+                raise UsageError(name.replace("_", "-"), value, "--fsdp CLASSES with it", action)
     if options.curve is not None:
-        return _show_advice(options)
+        return _show_advice(options) if options.fsdp is None else _show_shard_advice(options)
     for name in _OF_CURVE:
         if (value := getattr(options, name)) is not None:
             raise UsageError(name.replace("_", "-"), value, "--curve RUN with it")
@@ -84,9 +107,6 @@ def run_gradients(options: argparse.Namespace) -> ExitCode:
         return _show_shards(options)
     if is_traffic(options.model):
         raise UsageError("model", options.model, "package.module:factory", _OF_TRAFFIC)
-    if options.ranks is not None:
-        raise UsageError("ranks", options.ranks, "none without --fsdp: DDP's buckets have no ranks")
-
     from torchcoll.training.show import show_plans
 
     plans = _plans(options, _caps(options.bucket_cap_mb))
@@ -110,9 +130,6 @@ def _show_advice(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
     from torchcoll.training.advise import CAPS_MB, advise
 
-    if options.fsdp is not None:
-        action = "FSDP2 has no bucket_cap_mb. Measure what each choice of --fsdp sends."
-        raise UsageError("fsdp", f"{options.fsdp} with --curve", "DDP's gradients", action)
     if (options.model is None) == (options.parameters is None):
         got = "neither a model nor --parameters" if options.model is None else "both"
         action = "" if options.model else "The model stands before --curve."
@@ -154,12 +171,80 @@ def _caps(text: str | None) -> list[float | None]:
 
 
 def _show_shards(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.runs.show import show
+
+    (together,) = _togethers(options) or [1]
+    reshard = next(iter(_reshards(options)), None)
+    show(_shards(options, together, reshard), format=options.format)
+    return ExitCode.OK
+
+
+def _show_shard_advice(options: argparse.Namespace) -> ExitCode:
+    """A choice for each way to wrap and to reshard."""
+    from torchcoll.runs.show import show
+    from torchcoll.training.advise import advise
+
+    for name in ("parameters", "dtype", "accumulate"):
+        if (value := getattr(options, name)) is not None:
+            raise UsageError(name, value, "none with --fsdp")
+    named = _togethers(options)
+    plans = []
+    for reshard in _reshards(options) or [True, False]:
+        number, together = 0, 1
+        while named[number:] if named else together:
+            together = named[number] if named else together
+            plans.append(_shards(options, together, reshard))
+            number += 1
+            # Until all are in one unit: more make no other plan.
+            one_unit = len({act.unit for act in plans[-1].acts}) <= 2
+            together = 0 if one_unit else 2 * together
+    backward = options.backward_ms
+    found = advise(
+        plans,
+        options.curve,
+        backward_ms=None if backward is None else _number(backward, "backward-ms"),
+    )
+    show(found, format=options.format)
+    return ExitCode.OK
+
+
+def _togethers(options: argparse.Namespace) -> list[int]:
+    text = options.together
+    if text is None:
+        return []
+    expected = "whole numbers from 1 on, such as 1,2,4" if options.curve else "one whole number"
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError("together", text, expected) from None
+    if min(found) < 1 or (len(found) > 1 and options.curve is None):
+        raise UsageError("together", text, expected)
+    return found
+
+
+def _reshards(options: argparse.Namespace) -> list[bool | int]:
+    text = options.reshard
+    if text is None:
+        return []
+    words = {"true": True, "false": False}
+    try:
+        found = [words[part] if part in words else int(part) for part in text.lower().split(",")]
+    except ValueError:
+        raise UsageError("reshard", text, "true, false or a number of ranks") from None
+    if len(found) > 1 and options.curve is None:
+        raise UsageError("reshard", text, "one of true, false, or a number of ranks")
+    return found
+
+
+def _shards(options: argparse.Namespace, together: int, reshard: bool | int | None) -> ShardPlan:
+    for name, given in (("model", options.model is None), ("fsdp", not options.fsdp)):
+        if given:
+            raise UsageError(name, "none", "package.module:factory, such as train:make_model")
     if options.bucket_cap_mb is not None or options.find_unused:
         got = "--bucket-cap-mb" if options.bucket_cap_mb is not None else "--find-unused"
         raise UsageError("fsdp", f"{options.fsdp} and {got}", "one of them: the other is DDP's")
 
     from torchcoll.bench.main import import_torch
-    from torchcoll.runs.show import show
 
     import_torch()
     from torchcoll.training.buckets import model_of
@@ -171,12 +256,16 @@ def _show_shards(options: argparse.Namespace) -> ExitCode:
     for name in asked:
         if name not in known:
             raise unknown("fsdp", name, sorted(known), "classes of the model: {}")
-    ranks = 64 if options.ranks is None else options.ranks
-    show(
-        shard_traffic(model, lambda name, module: type(module).__name__ in asked, ranks),
-        format=options.format,
+    return shard_traffic(
+        model,
+        lambda name, module: type(module).__name__ in asked,
+        64 if options.ranks is None else options.ranks,
+        options.reduce_dtype,
+        options.param_dtype,
+        reshard,
+        1 if options.replicas is None else options.replicas,
+        together,
     )
-    return ExitCode.OK
 
 
 # -------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from torchcoll.comparison.sides import Side
 from torchcoll.comparison.statistics import geometric
 from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.display import Displayed
@@ -28,7 +29,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.spec import ExactCall, point_of
 from torchcoll.core.summary import Row, median, summarise
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_ranges, format_size
+from torchcoll.core.units import format_ranges, format_size, format_time
 from torchcoll.training.joined import (
     LATE,
     Joined,
@@ -39,6 +40,7 @@ from torchcoll.training.joined import (
     join_ranks,
     late_ranks,
 )
+from torchcoll.training.plan_curves import PlanCurves
 from torchcoll.training.steps import steps_of
 from torchcoll.training.traffic_table import group_text
 
@@ -281,13 +283,24 @@ def cost(
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, every, traffic.source, cut)
-    if every and not split and len(traffic.calls) < traffic.ranks:
+    if traffic.source == "plan":
+        notes.append(_together(rows))
+    if every and not split and len(traffic.calls) < traffic.ranks and traffic.source != "plan":
         notes.append(
             f"{len(traffic.calls)} of {traffic.ranks} ranks: wait and transfer take the files of "
             "all of them, as torchcoll.capture(FOLDER) leaves them: torchcoll.cost(FOLDER, run)"
         )
     names = ", ".join(str(one.path or one.header.get("run_id") or "run") for one in runs)
     return Cost(rows, late, ties, str(traffic.path or "traffic"), names, notes)
+
+
+def _together(rows: Sequence[CostRow]) -> str:
+    """What a step on paper communicates: each call as it is alone."""
+    known = [row for row in rows if row.isolated_ns is not None]
+    total = sum(row.calls * (row.isolated_ns or 0) for row in known)
+    calls, told = (sum(row.calls for row in own) for own in (rows, known))
+    words = f"a plan: nothing ran. Its calls one after the other: {format_time(total).strip()}"
+    return words if told == calls else f"{words} of the {told} of {calls} that are known"
 
 
 def _runs(reported: object) -> list[Run]:
@@ -347,7 +360,8 @@ def _row(
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
     split = [one for one in joined if not _not_split(one)]
-    reasons = dict.fromkeys(_not_split(one) for one in joined)
+    planned = traffic.source == "plan"  # nothing ran, which is said once
+    reasons = dict.fromkeys("" if planned else _not_split(one) for one in joined)
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None
@@ -391,6 +405,7 @@ class _Alone:
 
     def __init__(self, traffic: Traffic, runs: Sequence[Run]) -> None:
         self._traffic, self._runs = traffic, runs
+        self._curves = PlanCurves(Side("run", list(runs)))
         self._rows: dict[str | None, list[Candidate]] = {}
         self._known: dict[tuple[object, ...], Isolated] = {}
 
@@ -416,7 +431,26 @@ class _Alone:
             return Isolated(None, reason=remark)
         if clock not in self._rows:
             self._rows[clock] = rows_on(self._runs, clock, self._traffic.ranks)
-        return isolated(point, members, backend, call.op, self._rows[clock])
+        found = isolated(point, members, backend, call.op, self._rows[clock])
+        # What really ran is set against the same call or none; of a plan there is nothing better.
+        if found.time_ns is None and self._traffic.source == "plan":
+            return self._between(call, point.size_bytes, len(members), found)
+        return found
+
+    def _between(self, call: TrafficCall, size_bytes: int, ranks: int, exact: Isolated) -> Isolated:
+        """From the sizes that were measured around it, or from an all_reduce of as many bytes."""
+        try:
+            curves, used = self._curves.of(call, ranks)
+        except UsageError:
+            return exact
+        if curves.centre.beyond(size_bytes):
+            return Isolated(None, reason=f"{format_size(size_bytes)} is above the sizes measured")
+        words = "between measured sizes"
+        if used.share is not None:
+            half = "half of " * (used.share < 1)
+            words = f"assumption: {half}{used.row.collective} between measured sizes"
+        time_ns = (used.share or 1) * curves.centre.time_ns(size_bytes)
+        return Isolated(time_ns, f"{words}, {used.row.mode}, {used.row.dtype}", used.row.clock)
 
 
 def _queued(traffic: Traffic) -> dict[int, bool | None]:
@@ -428,12 +462,18 @@ def _queued(traffic: Traffic) -> dict[int, bool | None]:
     for calls in traffic.calls.values():
         ends: dict[str, int] = {}
         for call in calls:
-            if call.start_ns is None or call.time_ns is None or call.clock != "host":
+            if (
+                call.start_ns is None
+                or call.time_ns is None
+                or call.clock != "host"
+                or call.point_to_point
+            ):
                 found[id(call)] = None
                 continue
-            end = ends.get(call.group, call.start_ns)
-            found[id(call)] = call.start_ns < end
-            ends[call.group] = max(end, call.start_ns + call.time_ns)
+            start = call.start_ns or 0
+            end = ends.get(call.group, start)
+            found[id(call)] = start < end
+            ends[call.group] = max(end, start + (call.time_ns or 0))
     return found
 
 

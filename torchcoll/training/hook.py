@@ -52,7 +52,8 @@ def ddp_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
         reduced: torch.Tensor = future.value()[0]
         return reduced
 
-    return future.then(result)
+    divided: torch.futures.Future[torch.Tensor] = future.then(result)
+    return divided
 
 
 class _Buckets:

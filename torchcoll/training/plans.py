@@ -176,5 +176,7 @@ class Trial(Displayed):
 
     @property
     def best(self) -> Tried:
-        """The least median; whether it differs is another question, see ``result``."""
-        return min(self.rows, key=lambda row: row.median_ns)
+        """The least ratio, as the rounds are paired: the least median may be another's. Whether it
+        differs from the first is another question, see ``result``.
+        """
+        return min(self.rows, key=lambda row: row.ratio[0])

@@ -119,7 +119,8 @@ class DeviceStamps:
         """Nobody is asked."""
 
     def ns(self, mark: list[Any]) -> int:
-        return round(mark[0].elapsed_time(mark[1]) * 1e6)  # elapsed_time is in ms
+        elapsed_ms: float = mark[0].elapsed_time(mark[1])
+        return round(elapsed_ms * 1e6)
 
 
 # -------------------------------------------------------------------------------------------------

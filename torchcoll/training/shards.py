@@ -17,10 +17,11 @@ from torch import nn
 
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError
-from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.core.traffic import Group, TrafficCall
 from torchcoll.core.units import whole_number
 from torchcoll.training.buckets import trainable
 from torchcoll.training.plans import planned
+from torchcoll.training.sharded import BACKWARD, FORWARD, SEND, UNSHARD, USE, Act, ShardPlan
 
 Wrap = type[nn.Module] | tuple[type[nn.Module], ...] | Callable[[str, nn.Module], object]
 _CAPTURE = "Capture a step instead: torchcoll.capture()."
@@ -32,39 +33,38 @@ def shard_traffic(
     ranks: int = 64,
     reduce_dtype: torch.dtype | str | None = None,
     param_dtype: torch.dtype | str | None = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     replicas: int = 1,
-) -> Traffic:
+    together: int = 1,
+) -> ShardPlan:
     """The calls of one training step of FSDP2 on so many ranks; nothing is run.
 
     model: on any device; ``meta`` needs no memory. wrap: which modules are given to fully_shard: a
     class, a tuple of classes (() for the root alone), or a predicate of (name, module). The root
     always is. ranks: of the world; replicas: of the whole model among them (HSDP).
     param_dtype, reduce_dtype: as in MixedPrecisionPolicy. reshard_after_forward: as in fully_shard,
-    for all units; None: all but the root.
+    for all units; None: all but the root; a number: to groups of so many ranks. together: how many
+    wrapped modules that follow each other in one module make a unit, as fully_shard([a, b]) does.
     Assumes that each unit runs once, in registration order, with inputs from what came before, and
     that every trainable parameter gets a gradient. Without gradient accumulation, offloading, other
     placements than Shard(0), float8 all-gathers and clipping.
     Raises UsageError for what fully_shard refuses, parameters tied across units, units that are
-    registered twice, mixed trainable dtypes in a unit, and a number for reshard_after_forward.
+    registered twice, and mixed trainable dtypes in a unit.
     """
     whole_number(ranks, "ranks", 2)
     whole_number(replicas, "replicas", 1)
     if ranks % replicas or ranks // replicas < 2:
         expected = f"a divisor of {ranks} ranks that leaves 2 or more to shard over"
         raise UsageError("replicas", replicas, expected)
-    if not (reshard_after_forward is None or isinstance(reshard_after_forward, bool)):
-        raise UsageError("reshard_after_forward", reshard_after_forward, "True or False", _CAPTURE)
+    whole_number(together, "together", 1)
+    reshard = _resharded(reshard_after_forward, ranks // replicas)
     trainable(model)
-    root = _units(model, _predicate(wrap), root_alone=wrap == ())
-    step = _Step(
-        ranks // replicas,
-        replicas,
-        _dtype(param_dtype),
-        _dtype(reduce_dtype),
-        reshard_after_forward,
-    )
+    root = _units(model, _predicate(wrap), wrap == (), together)
+    step = _Step(ranks // replicas, replicas, _dtype(param_dtype), _dtype(reduce_dtype), reshard)
+    step.run(root)
     groups = [Group("shard", tuple(range(step.shards)), description="FSDP2")]
+    if step.fewer:
+        groups.append(Group("resharded", tuple(range(step.fewer)), description="FSDP2"))
     if replicas > 1:
         copies = tuple(range(0, ranks, step.shards))
         groups.append(Group("replicate", copies, description="FSDP2"))
@@ -77,14 +77,45 @@ def shard_traffic(
             f"reduce_dtype not set: as in torch {torch.__version__} (before 2.15 gradients go in "
             "param_dtype, since then in the dtype of the parameters)"
         )
-    return planned(step.calls(root), ranks, groups, notes)
+    plan = planned(step.calls, ranks, groups, notes)
+    return ShardPlan(
+        **vars(plan),
+        choice=_choice(root, together, reshard_after_forward),
+        acts=step.acts,
+        sharded_bytes=step.sharded_bytes(root),
+        peak_bytes=step.most,
+    )
+
+
+def _resharded(value: object, shards: int) -> bool | int | None:
+    """As fully_shard reads it. Raises UsageError for what it refuses."""
+    if value is None or isinstance(value, bool):
+        return value
+    if not isinstance(value, int) or not 0 < value <= shards or shards % value:
+        expected = f"True, False, or a divisor of the {shards} ranks that are sharded over"
+        raise UsageError("reshard_after_forward", value, expected)
+    if value in (1, shards):
+        return value == shards
+    return value
+
+
+def _choice(root: _Unit, together: int, reshard: object) -> str:
+    units = sum(1 for _ in root.walk()) - 1
+    words = f"{units} unit{'s' * (units != 1)}" if units else "the root alone"
+    words += f" of {together}" if together > 1 else ""
+    if reshard is None or reshard is True:
+        return f"{words}, resharded"
+    return f"{words}, kept" if reshard is False else f"{words}, resharded to {reshard}"
 
 
 @dataclass(eq=False)
 class _Unit:
+    """body: how many elements its own parameters have, and the units among them, in order."""
+
     name: str
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     inner: list[_Unit] = field(default_factory=list)
+    body: list[int | _Unit] = field(default_factory=list)
     gradient_in: bool = False  # its input needs a gradient
     gradient_out: bool = False
 
@@ -113,7 +144,10 @@ def _dtype(value: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _units(
-    model: nn.Module, wrapped: Callable[[str, nn.Module], object], root_alone: bool
+    model: nn.Module,
+    wrapped: Callable[[str, nn.Module], object],
+    root_alone: bool,
+    together: int,
 ) -> _Unit:
     """The units with their parameters. Raises UsageError for what has no plan."""
     owner: dict[int, tuple[str, _Unit]] = {}
@@ -137,11 +171,14 @@ def _units(
             if own != first:  # tied within the unit
                 continue
             unit.parameters[own] = parameter
+            unit.body.append(parameter.numel())
             any_gradient |= parameter.requires_grad
+        last, count = None, 0  # the unit that the wrapped child before made or joined
         for own, child in module.named_children():
             full = f"{name}.{own}" if name else own
             if not wrapped(full, child):
                 visit(child, full, unit)
+                last = None
                 continue
             if isinstance(child, nn.ModuleList | nn.ModuleDict):
                 got = f"{full}, a {type(child).__name__}"
@@ -151,10 +188,13 @@ def _units(
                 raise UsageError("wrap", got, "modules that run once a step", _CAPTURE)
             # What an embedding gets are whole numbers.
             integers = isinstance(child, nn.Embedding | nn.EmbeddingBag)
-            inner = _Unit(full, gradient_in=any_gradient and not integers)
-            unit.inner.append(inner)
-            visit(child, full, inner)
-            inner.gradient_out = any_gradient
+            if last is None or count == together:
+                last, count = _Unit(full, gradient_in=any_gradient and not integers), 0
+                unit.inner.append(last)
+                unit.body.append(last)
+            count += 1
+            visit(child, full, last)
+            last.gradient_out = any_gradient
 
     root = _Unit("")
     visit(model, "", root)
@@ -173,66 +213,138 @@ def _units(
 
 @dataclass
 class _Step:
-    """The calls of one step, in the order in which fully_shard's hooks issue them."""
+    """The calls of one step, in the order in which fully_shard's hooks issue them.
+
+    acts: those calls and what is around them. most: bytes that a rank holds of whole parameters,
+    whole gradients and what is being reduced, at the worst moment.
+    """
 
     shards: int
     replicas: int
     param_dtype: torch.dtype | None
     reduce_dtype: torch.dtype | None
-    reshard: bool | None
+    reshard: bool | int | None
+    calls: list[TrafficCall] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    most: int = 0
 
-    def calls(self, root: _Unit) -> list[TrafficCall]:
-        made: list[TrafficCall] = []
+    @property
+    def fewer(self) -> int:
+        """The ranks of the smaller groups that parameters are resharded to; 0: there are none."""
+        number = isinstance(self.reshard, int) and not isinstance(self.reshard, bool)
+        return int(self.reshard or 0) if number else 0
+
+    def run(self, root: _Unit) -> None:
+        numbers = {unit: number for number, unit in enumerate(root.walk())}
         unsharded: set[_Unit] = set()
         ended: list[_Unit] = []  # as their forwards end: backward prefetches against this order
-        root_too = self.reshard and _reshards_root()
+        root_too = self.reshard and (self.fewer > 0 or _reshards_root())
+        held: dict[_Unit, int] = {}
+        sending = 0  # input of the reduce_scatter that was issued last: kept until the next one
+
+        def act(kind: str, unit: _Unit, calls: int = 0, elements: int = 0) -> None:
+            places = tuple(range(len(self.calls) - calls, len(self.calls)))
+            self.acts.append(Act(kind, numbers[unit], places, elements))
+
+        def note(more: int = 0) -> None:
+            self.most = max(self.most, sum(held.values()) + sending + more)
 
         def gather(unit: _Unit) -> None:
             if unit.parameters and unit not in unsharded:
-                made.append(self._all_gather(unit))
+                call = self._all_gather(unit, self.fewer if held.get(unit) else self.shards)
+                self.calls.append(call)
+                act(UNSHARD, unit, 1)
                 unsharded.add(unit)
+                held[unit] = held.get(unit, 0) + call.bytes_out
+                note()
+
+        def use(unit: _Unit) -> None:
+            if unit.parameters:
+                act(USE, unit)
+                held[unit] = self._whole(unit)  # what was kept of it until now is freed
 
         def forward(unit: _Unit) -> None:
             gather(unit)
-            for inner in unit.inner:
-                forward(inner)
+            use(unit)
+            for part in unit.body:
+                if isinstance(part, _Unit):
+                    forward(part)
+                else:
+                    act(FORWARD, unit, elements=part)
             if unit.parameters:
                 ended.append(unit)
             if root_too if unit is root else self.reshard is not False:
                 unsharded.discard(unit)
+                held[unit] = self._whole(unit) // self.fewer if self.fewer else 0
 
         def backward(unit: _Unit) -> None:
             if unit.parameters and unit.gradient_out:
                 gather(unit)
+                use(unit)
                 place = ended.index(unit)
                 if place:
                     gather(ended[place - 1])
-            for inner in reversed(unit.inner):
-                backward(inner)
+            for part in reversed(unit.body):
+                if isinstance(part, _Unit):
+                    backward(part)
+                elif unit.gradient_out:
+                    act(BACKWARD, unit, elements=part)
             if unit.gradient_in:
-                made.extend(self._reduce(unit))
+                reduce(unit)
+
+        def reduce(unit: _Unit) -> None:
+            nonlocal sending
+            gradients = self._gradients(unit)
+            note(gradients)
+            held[unit] = 0
+            made = list(self._reduce(unit))
+            self.calls.extend(made)
+            if made:
+                act(SEND, unit, len(made))
+                sending = made[0].bytes_in
+                note(gradients)
 
         forward(root)
         backward(root)
         # Where no gradient reaches the input, a callback at the end of the backward reduces.
         for unit in root.walk():
             if not unit.gradient_in:
-                made.extend(self._reduce(unit))
-        return made
+                reduce(unit)
 
-    def _all_gather(self, unit: _Unit) -> TrafficCall:
+    def sharded_bytes(self, root: _Unit) -> int:
+        """What a rank keeps of all parameters, and of the gradients of those that learn."""
+        return sum(
+            self._shard(p) * p.element_size() * (2 if p.requires_grad else 1)
+            for unit in root.walk()
+            for p in unit.parameters.values()
+        )
+
+    def _whole(self, unit: _Unit) -> int:
+        return self._all_gather(unit, self.shards).bytes_out if unit.parameters else 0
+
+    def _gradients(self, unit: _Unit) -> int:
+        """Bytes of its gradients before they are reduced: in the type that computes."""
+        return sum(
+            p.numel() * (self.param_dtype or p.dtype).itemsize
+            for p in unit.parameters.values()
+            if p.requires_grad
+        )
+
+    def _all_gather(self, unit: _Unit, ranks: int) -> TrafficCall:
+        """ranks: that hold a shard each; fewer than all after resharding to a number."""
         dtypes, size_bytes = set(), 0
         for parameter in unit.parameters.values():
             cast = self.param_dtype if parameter.dtype.is_floating_point else None
             dtypes.add(cast or parameter.dtype)
             size_bytes += self._shard(parameter) * (cast or parameter.dtype).itemsize
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8  # mixed ones go as bytes
+        size_bytes *= self.shards
         return TrafficCall(
             "all_gather",
+            size_bytes // ranks,
             size_bytes,
-            size_bytes * self.shards,
             _name(dtype),
-            group="shard",
+            group="shard" if ranks == self.shards else "resharded",
             asynchronous=False,
         )
 

@@ -13,6 +13,7 @@ from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, B
 
 if TYPE_CHECKING:
     from torchcoll.training.advise import Advice, Proposal
+    from torchcoll.training.shard_advice import ShardRow
 
 
 ADVICE_SCHEMA = "torchcoll-advice/1"
@@ -28,6 +29,7 @@ _MODEL_OF_CPUS = (
     "the cores that compute",
     "exposed = all all_reduce calls of a backward pass; not in it: ranks that wait for each other",
 )
+_NO_WORSE = ("within noise", "within 2 %", "unclear")
 _FAR = 2  # a model that is further from what was measured says so
 
 
@@ -70,11 +72,17 @@ def advice_grid(advice: Advice) -> Grid:
             cells += [format_time(row.exposed_16bit_ns)] if halved else []
         elif spread:
             cells += [format_time(row.communication_low_ns), format_time(row.communication_high_ns)]
-        rows.append([*cells, *([row.result] if marked else [])])
+        rows.append([*cells, *([result_text(row, advice.rows)] if marked else [])])
     styles = [_ADVICE_STYLES.get(row.result, "") for row in advice.rows]
     proposal, *below = _below(advice)
     answer = Answer(proposal, "doubt" if proposal.startswith("no proposal") else "good")
     return Grid(heads, rows, _above(advice, spread), below, styles, answer)
+
+
+def result_text(row: Proposal | ShardRow, rows: Sequence[Proposal | ShardRow]) -> str:
+    """The result, and of the best why a smaller ratio may stand in another row."""
+    smaller = any(one.ratio is not None and one.ratio < 1 for one in rows)
+    return row.result + " of the sizes measured" * (smaller and row.result == "best")
 
 
 _RATIO = "ratio = (backward + exposed) / that of the best"
@@ -108,7 +116,10 @@ def _above(advice: Advice, spread: bool) -> list[str]:
         model = _MODEL_OF_CPUS if advice.curve.device == "cpu" else _MODEL
         lines += [f"backward pass: {_time(advice.backward_ns)} ({source})", *model]
     if spread and advice.launches > 1:
-        lines.append("low, high = the least and the most of the launches; 95 % over the launches")
+        lines.append(
+            "low, high = the least and the most of the launches; 95 % over the launches, for all "
+            "rows together"
+        )
     elif spread:
         lines.append("low, high = with the 5th and the 95th percentile of the curve's calls")
     return lines
@@ -150,13 +161,13 @@ def _proposal(advice: Advice) -> list[str]:
     line = f"proposal: {_named(best)}"
     stated = {row.result for row in advice.rows}
     known = " of those whose buckets are known" * bool(stated & {"unknown", "could be as sent"})
-    if present and present.result in ("best", "within noise", "within 2 %"):
+    if present and present.result in ("best", *_NO_WORSE):
         of = known if present is best else f" of {_named(best)}"
         line = f"proposal: {_left(present)} is {present.result}{of}"
-    fine = [row for row in advice.judged if row.result in ("within noise", "within 2 %")]
+    fine = [row for row in advice.judged if row.result in _NO_WORSE]
     others = ", ".join(row.name for row in fine if row.setting == "cap")
     if best.setting == "cap" and others:
-        line += f"; as good within noise or 2 %: {others}"
+        line += f"; no worse: {others}"
     line += f"; exposed {_time(best.exposed_ns)}"
     if present and present is not best and present.result != "beyond the curve":
         line += f", now {_time(present.exposed_ns)}"
@@ -268,21 +279,56 @@ def show_plans(
 ) -> None:
     """Print plans of one model. Raises UsageError for an unknown format.
 
-    A table has one row for each size of bucket; csv and json have every bucket and its parameters.
+    The table of one plan has a row for each size of bucket, that of several a row for each plan;
+    csv and json have every bucket and its parameters.
     """
     thing = {"schema": SCHEMA, "model": model, "plans": [plan_object(plan) for plan in plans]}
     show_found([Forms(plan_grids(plans, model), thing, list(plan_records(plans)))], format, file)
 
 
 def plan_grids(plans: Sequence[BucketPlan], model: str) -> list[Grid]:
-    """What holds for all plans, then a table each."""
+    """What holds for all plans, then the buckets of the one plan, or a row for each of several."""
     one = plans[0]
     dtypes = dict.fromkeys(bucket.dtype for bucket in one.buckets)
     gradients = sum(len(bucket.parameters) for bucket in one.buckets)
     size = f"{format_bytes(one.size_bytes)} a step in {gradients} tensors"
     first = f"gradients of {one_line(model)}: {size}, {', '.join(dtypes)}"
     notes = dict.fromkeys(note for plan in plans for note in plan.notes)
-    return [Grid((), [], [first, *notes]), *map(plan_grid, plans)]
+    if len(plans) == 1:
+        return [Grid((), [], [first, *notes]), plan_grid(one)]
+    return [_caps_grid(plans, [first, *notes])]
+
+
+_CAP_HEADS = (
+    Head("bucket_cap_mb", repeat=True),
+    Head("buckets"),
+    Head("smallest"),
+    Head("largest"),
+    Head("sent first", drop=1),
+    Head("sent last", drop=2),
+    Head("first step", "buckets", drop=3),
+    Head("", left=True),
+)
+
+
+def _caps_grid(plans: Sequence[BucketPlan], above: list[str]) -> Grid:
+    rows: list[list[str]] = []
+    before: list[BucketPlan] = []
+    for plan in plans:
+        sizes = [bucket.size_bytes for bucket in plan.buckets]
+        alike = next((one for one in before if one.buckets == plan.buckets), None)
+        cells = [_cap_name(plan), str(len(sizes))]
+        cells += map(format_bytes, (min(sizes), max(sizes), sizes[0], sizes[-1]))
+        cells.append(str(len(plan.first_step)))
+        rows.append([*cells, f"as {_cap_name(alike)}" if alike else ""])
+        before.append(plan)
+    if any(plan.bucket_cap_mb is None for plan in plans):
+        above = [*above, f"default: bucket_cap_mb {cap_text(BucketPlan((), (), ''))}"]
+    return Grid(_CAP_HEADS, rows, above, ["the buckets of one cap: name it alone"])
+
+
+def _cap_name(plan: BucketPlan) -> str:
+    return "default" if plan.bucket_cap_mb is None else cap_text(plan)
 
 
 def plan_grid(plan: BucketPlan) -> Grid:
@@ -397,7 +443,7 @@ def trial_grid(trial: Trial) -> Grid:
     than = "than" if best.result in ("faster", "slower") else "of"
     shown = "" if best.result == "base" else f", {best.result} {than} {base}"
     below = [
-        f"least median: bucket_cap_mb {best.name}{shown}",
+        f"least ratio: bucket_cap_mb {best.name}{shown}",
         "one launch is one replicate: several launches alone tell how they differ",
         *map(one_line, trial.notes),
     ]

@@ -1,0 +1,91 @@
+"""A capture that begins, marks its steps and ends as a framework's hooks say."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch.distributed as dist
+
+from torchcoll.core.errors import UnavailableError, tell
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import counted, whole_number
+from torchcoll.training.capture import capture
+
+STEPS = 50  # enough for medians, and a file of a few MB at most
+
+
+class DrivenCapture:
+    """What ``torchcoll.capture`` does around steps that others run.
+
+    folder: each rank's file is written into it. steps: the capture ends after so many of the
+    optimiser; None: with the training. Without a process group nothing is captured, and that is
+    said. Raises UsageError for steps below 1, and as capture does.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps: int | None) -> None:
+        if steps is not None:
+            whole_number(steps, "steps", 1)
+        self._folder, self._most = folder, steps
+        self._open: ExitStack | None = None
+        self._traffic: Traffic | None = None
+        self._marked = 0
+
+    def begin(self) -> None:
+        """At the same step on all ranks. A second training of one callback is a second capture."""
+        self.end()
+        if not dist.is_initialized():
+            tell("torchcoll: warning: nothing is captured: the training has no process group")
+            return
+        self._open, self._marked = ExitStack(), 0
+        self._traffic = self._open.enter_context(capture(self._folder))
+        atexit.register(self.end)  # a training that raises calls no hook of Hugging Face
+
+    def step(self) -> None:
+        """The end of a step of the optimiser."""
+        if self._traffic is None or self._open is None:
+            return
+        self._traffic.step()
+        self._marked += 1
+        if self._marked == self._most:
+            self.end()
+
+    def end(self) -> None:
+        """Writes the file, once."""
+        held, self._open = self._open, None
+        if held is None:
+            return
+        self._traffic = None
+        atexit.unregister(self.end)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        held.close()
+        if rank == 0:
+            tell(
+                f"captured {counted(self._marked, 'step')} of each rank: torchcoll trace "
+                f"{self._folder}"
+            )
+
+
+def base_class(modules: Sequence[str], name: str, hooks: Sequence[str]) -> Any:
+    """The class to derive from, of the first of these modules that is there. hooks: what it must
+    have. Raises UnavailableError.
+    """
+    for module in modules:
+        try:
+            found = getattr(importlib.import_module(module), name, None)
+        except ImportError:
+            continue
+        missing = [hook for hook in hooks if not hasattr(found, hook)]
+        if found is None or missing:
+            package = importlib.import_module(module.partition(".")[0])
+            version = getattr(package, "__version__", "of unknown version")
+            what = f"{name} with {', '.join(missing)}" if found else f"a {name}"
+            raise UnavailableError(module, version, f"one that has {what}")
+        return found
+    expected = " or ".join(dict.fromkeys(module.partition(".")[0] for module in modules))
+    action = "Install torchcoll[integrations], or the framework itself."
+    raise UnavailableError("integration", "no framework", f"{expected} installed", action)

@@ -1,0 +1,30 @@
+"""Hugging Face: ``Trainer(..., callbacks=[TrainerCapture("traffic")])``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchcoll.integrations.driven import STEPS, DrivenCapture, base_class
+
+_HOOKS = ("on_train_begin", "on_step_end", "on_train_end")
+_Base = base_class(["transformers"], "TrainerCallback", _HOOKS)
+
+
+class TrainerCapture(_Base):  # type: ignore[misc,valid-type]
+    """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
+
+    A step is one of the optimiser: with gradient accumulation it has several backward passes.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:
+        self._capture = DrivenCapture(folder, steps)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._capture.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._capture.step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._capture.end()

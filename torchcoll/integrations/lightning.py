@@ -1,0 +1,42 @@
+"""Lightning: ``Trainer(..., callbacks=[LightningCapture("traffic")])``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torchcoll.integrations.driven import STEPS, DrivenCapture, base_class
+
+_HOOKS = ("on_train_start", "on_train_batch_end", "on_train_end", "on_exception")
+# Both packages are the same code; the one that is in use comes first.
+_MODULES = sorted(
+    ("lightning.pytorch", "pytorch_lightning"), key=lambda name: name not in sys.modules
+)
+_Base = base_class(_MODULES, "Callback", _HOOKS)
+
+
+class LightningCapture(_Base):  # type: ignore[misc,valid-type]
+    """Captures the first ``steps`` steps of a Trainer (None: all of them) into ``folder``.
+
+    A step is one of the optimiser: with accumulate_grad_batches it has several backward passes.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], steps: int | None = STEPS) -> None:
+        super().__init__()
+        self._capture, self._seen = DrivenCapture(folder, steps), 0
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._seen = trainer.global_step
+        self._capture.begin()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if trainer.global_step > self._seen:  # a batch that only accumulates is no step
+            self._seen = trainer.global_step
+            self._capture.step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._capture.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._capture.end()

@@ -1,0 +1,105 @@
+"""A training step of FSDP2 as data, and the time and the memory that it takes on measured curves.
+
+The model, as simple as it can be said. Forward and backward pass take times that are given, each
+unit a part in proportion to its parameters. Before a unit computes, its all_gather has ended. On an
+accelerator the next one runs beside that computation: in the forward pass because the host runs
+ahead, in the backward pass because FSDP2 prefetches; at most one ahead, for it waits until the one
+before is copied out. A reduce_scatter starts when its unit's backward pass has ended, and the next
+unit does not send before it has (the input buffer is kept so long). Calls of one group run one
+after the other, as they do in one communicator; the all_reduce of HSDP is in a group of its own.
+*Exposed* is the end of the step without the optimiser, less both passes; the rest is hidden.
+
+On CPUs all of it is exposed: FSDP2 waits there for each call. Not in it: copying in and out, ranks
+that wait for each other, and communication that slows the computation down.
+
+Source: torch/distributed/fsdp/_fully_shard of torch 2.13: unshard, wait_for_unshard,
+_backward_prefetch and post_backward of _fsdp_param_group.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchcoll.core.traffic import Traffic
+
+FORWARD, BACKWARD = "forward", "backward"
+UNSHARD, USE, SEND = "unshard", "use", "send gradients"
+
+
+class Act(NamedTuple):
+    """What one unit does next, in the order in which the host issues it.
+
+    kind: UNSHARD (issues an all_gather), USE (waits for it), FORWARD and BACKWARD (compute
+    ``elements`` parameters' worth), SEND (issues a reduce_scatter of gradients, and on replicas the
+    all_reduce after it). calls: their places in the calls of the plan.
+    """
+
+    kind: str
+    unit: int
+    calls: tuple[int, ...] = ()
+    elements: int = 0
+
+
+@dataclass
+class ShardPlan(Traffic):
+    """One step of FSDP2 on paper: its calls on rank 0, which stands for all, and the acts around.
+
+    choice: what was chosen of wrapping and resharding, in words. sharded_bytes: what one rank keeps
+    of the parameters and of their gradients. peak_bytes: most that it holds besides at a time, of
+    whole parameters, whole gradients and what is being reduced; activations and the state of the
+    optimiser come on top of both, alike for every choice.
+    """
+
+    choice: str = ""
+    acts: list[Act] = field(default_factory=list)
+    sharded_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Spent(NamedTuple):
+    """Times of one step in ns: all calls one after the other, and what is left of them exposed."""
+
+    communication_ns: float
+    exposed_ns: float
+
+    @property
+    def hidden_ns(self) -> float:
+        return self.communication_ns - self.exposed_ns
+
+
+def spent(
+    plan: ShardPlan, times_ns: Sequence[float], passes_ns: Mapping[str, float], hides: bool
+) -> Spent:
+    """The model above. times_ns: of each call. passes_ns: of FORWARD and BACKWARD."""
+    together = sum(times_ns)
+    if not hides:
+        return Spent(together, together)
+    calls = plan.calls[0]
+    whole = {
+        kind: sum(act.elements for act in plan.acts if act.kind == kind) or 1 for kind in passes_ns
+    }
+    now = copied_out = reduced = 0.0
+    free: dict[str, float] = {}  # when each group's communicator is
+    gathered: dict[int, float] = {}  # unit -> end of its all_gather
+
+    def run(place: int, ready: float) -> float:
+        group = calls[place].group
+        free[group] = max(ready, free.get(group, 0.0)) + times_ns[place]
+        return free[group]
+
+    for act in plan.acts:
+        if act.kind in passes_ns:
+            now += passes_ns[act.kind] * act.elements / whole[act.kind]
+        elif act.kind == UNSHARD:
+            gathered[act.unit] = run(act.calls[0], copied_out)
+        elif act.kind == USE:
+            copied_out = now = max(now, gathered.get(act.unit, 0.0))
+        else:
+            now = max(now, reduced)
+            reduced = end = run(act.calls[0], now)
+            for place in act.calls[1:]:
+                end = run(place, end)
+    end = max([now, *free.values()])
+    return Spent(together, end - sum(passes_ns.values()))

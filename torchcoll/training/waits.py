@@ -1,0 +1,74 @@
+"""When calls end whose Work has no future: as the program's own wait for them returns.
+
+gloo has no future for send, recv and reduce_scatter. Waiting for them here would not do: a message
+that was waited for once is waited for ever the second time. So while a capture runs, the program's
+waits are watched: the method ``wait`` of torch's Work, and of functional collectives the operator
+``wait_tensor``, whose C++ waits by itself. torch.profiler ends these calls at the same place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torchcoll.training.capture import RecordedCall
+
+
+class Waits:
+    """The calls that end with a wait, from ``start`` to ``stop``."""
+
+    def __init__(self) -> None:
+        # A call holds its Work, else another one might get its address.
+        self._works: dict[int, RecordedCall] = {}
+        self._storages: dict[int, RecordedCall] = {}
+
+    def watch(self, call: RecordedCall, work: Any, received: Iterable[torch.Tensor]) -> None:
+        """received: what the call fills, by which functional collectives wait."""
+        call.work = work
+        self._works[id(work)] = call
+        for tensor in received:
+            if tensor.layout is torch.strided:
+                self._storages[_address(tensor)] = call
+
+    def start(self) -> None:
+        kind = torch._C._distributed_c10d.Work
+        self._wait, works = kind.wait, self._works
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = self._wait(work, *args, **kwargs)
+            if works:
+                self._end(works.pop(id(work), None))
+            return result
+
+        kind.wait = wait  # type: ignore[assignment,method-assign]
+        func = torch.ops._c10d_functional.wait_tensor.default
+        below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+
+        def kernel(keys: Any, tensor: torch.Tensor) -> Any:
+            result = func.redispatch(keys & below, tensor)
+            if self._storages:
+                self._end(self._storages.pop(_address(tensor), None))
+            return result
+
+        if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
+            kernel = torch._disable_dynamo(kernel)
+        self._kernels = torch.library.Library("_c10d_functional", "IMPL")
+        self._kernels.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)
+
+    def stop(self) -> None:
+        torch._C._distributed_c10d.Work.wait = self._wait  # type: ignore[method-assign]
+        self._kernels._destroy()
+        self._works.clear()
+        self._storages.clear()
+
+    def _end(self, call: RecordedCall | None) -> None:
+        if call is not None and call.time_ns is None:
+            call.end()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
