@@ -54,7 +54,7 @@ a proposal of a model: torchcoll.try_buckets measures real steps
 16 bits an element (a compression hook) at 1: exposed 1.500 ms for 2.000 ms; backward + exposed 0.994 of it (0.994 to 0.994)
 4 backward passes an optimiser step, at 1: with no_sync in all but the last 2.000 ms exposed, without it 8.000 ms
 16 bits an element: the times of float32 with fewer bytes; what compressing itself takes is not in it
-proposal: bucket_cap_mb=1; as good within noise or 2 %: 2; exposed 2.000 ms, now 8.000 ms (now = the default cap, assumed)
+proposal: bucket_cap_mb=1; no worse: 2; exposed 2.000 ms, now 8.000 ms (now = the default cap, assumed)
 """  # noqa: E501
 
 
