@@ -275,14 +275,15 @@ def test_one_wrong_element_is_found_and_counted(launch):
         name, case = result.case.collective, result.case
         checked = int(outputs.get(name, 2) * 960 / itemsizes[case.dtype])
         assert result.status == "wrong", case
-        assert result.reason == f"1 of {checked} elements wrong", case
+        where = f"1 of {checked} elements wrong; first on rank {bad_rank(name)}, element "
+        assert result.reason.startswith(where), case
         assert result.verification.checked == checked, case
         assert result.verification.wrong == 1, case
         assert result.verification.wrong_ranks == (bad_rank(name),), case
         assert result.time_ns["host"], "a wrong case keeps its timing"
     assert measured.errors() == [
         "torchcoll: error: 64 wrong of 64 cases. First: all_reduce 960 float32 sum on gloo: "
-        "1 of 480 elements wrong"
+        "1 of 480 elements wrong; first on rank 1, element 120: -2.000000238418579 for -2.0"
     ]
     end = measured.run.end
     assert (end["status"], end["exit_code"]) == ("complete", 1)

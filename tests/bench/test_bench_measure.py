@@ -125,7 +125,7 @@ def test_samples_of_several_calls_are_no_waiting():
 
 def test_where_the_time_went(launch):
     """Lead calls, barriers and gathers are parts of the case's wall time, and the table says it."""
-    measured = launch("all_reduce", "--sizes 8,1K -n 50", 2).ended(0)
+    measured = launch("all_reduce", "--sizes 8,1K -n 50 --verbose", 2).ended(0)
     for result in measured.run.results:
         spent = result.spent_ns
         assert list(spent) == ["lead", "barriers", "gathers", "case"]
