@@ -37,7 +37,8 @@ class Overlap:
     calls_ns, work_ns: one call of the slowest rank, and the work of a block, alone: medians over
     the blocks. slowdown: at once over alone. work_slowdown: while the calls ran. efficiency: of the
     time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
-    work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0 is worse than that.
+    work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
+    is worse than that.
     uncovered: blocks in which the work of some rank ended before all of it had.
     """
 
