@@ -26,7 +26,10 @@ LIMIT_BYTES = 1_800_000_000
         ("a dump of rank 90000000", "got rank 90000000, expected ranks from 0 to 1048575"),
         ("zeros, log", "a .gz that unpacks to at most 256 MiB, or to 200 times its size. Where"),
         ("nested XML, log", "got more, expected at most 100 elements in each other"),
-        ("nested JSON, trace", "a traffic file of torchcoll, a Kineto trace or a Flight Recorder"),
+        (
+            "nested JSON, trace",
+            "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump",
+        ),
         ("a long line of a log", ""),
     ],
 )
@@ -178,7 +181,7 @@ def test_how_many_events_a_packed_trace_may_have(tmp_path):
         events, count = bounds.Events(path), 0
         try:
             for count in range(1_200_000):
-                events.add(kept=count % 2 == 0)
+                events.add(count % 2, 1 - count % 2)
         except UnreadableError as error:
             assert "gunzip it, and name the plain file" in str(error)
         assert (count < 1_199_999) == refused

@@ -99,7 +99,11 @@ def test_dry_run(launch, tmp_path):
         ),
         ("--groups 0;1,2,3", 2, "groups: got 0;1,2,3, expected groups='0,1;2,3'"),
         ("", 2, "ranks: got 2, expected 4 as in FILE, for the sub-groups 0,1;2,3"),
-        ("FILE.gz", 3, "traffic file: got FILE.gz, expected a file that exists. Did you mean FILE?"),
+        (
+            "FILE.gz",
+            3,
+            "traffic file: got FILE.gz, expected a file that exists. Did you mean FILE?",
+        ),
     ],
 )
 def test_one_line_from_rank_0(launch, tmp_path, arguments, code, line):

@@ -46,8 +46,8 @@ def test_a_mesh(tmp_path):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"mesh": "4by2"}, "mesh: got 4by2, expected ROWSxCOLUMNS, such as 4x2"),
-        ({"mesh": "0x2"}, "mesh: got 0x2, expected ROWSxCOLUMNS, such as 4x2"),
+        ({"mesh": "4by2"}, "mesh: got 4by2, expected ROWSxCOLUMNS of at least 2 each, such as 4x2"),
+        ({"mesh": "1x2"}, "mesh: got 1x2, expected ROWSxCOLUMNS of at least 2 each, such as 4x2"),
         ({"mesh": "4x2", "groups": "div:2"}, "mesh: got 4x2 with --groups, expected one of them"),
         ({"mesh": "4x2", "beside": "copy"}, "mesh: got 4x2 with --beside, expected one of them"),
         ({"beside": "all_gather:2"}, "beside: got all_gather:2, expected all_gather:mod:N or "),
@@ -91,11 +91,12 @@ def test_the_work_runs_while_the_calls_run():
     assert calls == 0
 
 
-def test_what_fails_in_the_work_is_raised():
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_what_fails_in_the_work_is_raised(kind):
     def failing() -> None:
-        raise RuntimeError("out of memory")
+        raise kind("out of memory")
 
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(kind, match="out of memory"):
         Cpu().together(list, 1, failing, 1)
 
 

@@ -60,6 +60,7 @@ def test_a_known_overlap_is_found(share):
     assert (found.calls, found.repeats, found.blocks) == (5, 3, BLOCKS)
     assert found.efficiency.value == pytest.approx(share, abs=1e-6)
     assert found.slowdown.value == pytest.approx({0.0: 2.5, 0.5: 2.0, 1.0: 1.5}[share])
+    # All of the work ran while the calls did: both ended together.
     assert found.work_slowdown.value == pytest.approx({0.0: 5 / 3, 0.5: 4 / 3, 1.0: 1.0}[share])
     assert found.covered
 
@@ -98,9 +99,9 @@ def test_the_rank_that_is_last_counts_and_blocks_are_the_replicates():
 
 
 def test_two_collectives_share_what_there_is():
-    """All_reduce of 1 MiB on 2 ranks counts 2^20 bytes: in 100 us alone 10.49 GB/s; its calls
-    take twice as long at once. The other one: 3 times 2^20 bytes in 600 us are 5.24 GB/s, and 1.5
-    times as long. At once 10.49 / 2 + 5.24 / 1.5 = 8.74 GB/s.
+    """A link of 10 GB/s, shared fairly. 20 calls of 1 MB take 2 ms alone, the other one's 100 take
+    10 ms. At once the calls take 4 ms, in which 2 ms of the other's work are done; the rest runs
+    alone: 12 ms. Both are 2 times slower while both run, and their sum is what the link carries.
     """
     found = overlap(
         CaseResult(
@@ -108,18 +109,19 @@ def test_two_collectives_share_what_there_is():
             "ok",
             2,
             beside=Beside(
-                *("all_reduce:div:2:1M", None, 10, 3),
-                alone_ns=[[1_000_000]],
-                work_ns=[[600_000]],
-                both_calls_ns=[[2_000_000]],
-                both_work_ns=[[900_000]],
-                both_ns=[[2_000_000]],
+                *("all_reduce:div:2:1M", None, 20, 100),
+                alone_ns=[[2_097_152]],
+                work_ns=[[10_485_760]],
+                both_calls_ns=[[4_194_304]],
+                both_work_ns=[[12_582_912]],
+                both_ns=[[12_582_912]],
                 work_bus_bytes=1 << 20,
             ),
         )
     )
-    assert found.busbw_gbps == pytest.approx((10.48576, 8.738133))
-    assert found.slowdown == (2.0, None, None)
+    assert found.slowdown.value == pytest.approx(2)
+    assert found.work_slowdown.value == pytest.approx(2)
+    assert found.busbw_gbps == pytest.approx((10, 10))
 
 
 def test_work_that_ended_before_the_calls_is_too_short():

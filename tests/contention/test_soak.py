@@ -60,11 +60,47 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert result.status == "ok"
     show(job.path)
     out = capsys.readouterr().out
-    assert "): 1 fault; too few windows to tell of drift" in out
+    assert "): 1 fault; " in out
     assert f"FAULT {fault}" in out
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
     assert case["calls"] == 5 * (run.windows[-1].last_round - 1)
+
+
+def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
+    """Their sums differ. And nothing is said of what is not checked: the end of a soak without."""
+    words = "--sizes 1K -n 5 --groups div:2 --soak 0.5s"
+    run = Measured(tmp_path / "groups", "all_reduce", words, 3).ended(0).run
+    found = soaked(run)
+    assert (found.faults, found.faulty) == ((), 0)
+    assert found.checked == run.windows[-1].last_round
+    assert len(run.machine) == 2  # before the first round and after the last
+    unchecked = Measured(tmp_path / "none", "all_reduce", "--sizes 1K -n 5 --soak 0.3s -c 0", 2)
+    assert ": not checked; " in unchecked.ended(0).stdout()
+
+
+def stopped_in_round_1(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_in_the_first_round(tmp_path):
+    """Of one rank alone, twice: all end after the case that runs, and none thinks otherwise."""
+
+    def told_early(rank: int) -> None:
+        counted = verify.Checker.count_wrong
+
+        def count_wrong(self):
+            stopped_in_round_1(rank)
+            return counted(self)
+
+        verify.Checker.count_wrong = count_wrong
+
+    words = "--sizes 1K,2K,4K,8K -n 2 --soak 1h"
+    job = Measured(tmp_path / "job", "all_reduce", words, 2, setup=told_early).ended(0)
+    assert job.run.complete
+    assert 1 <= len(job.run.results) <= 4
 
 
 def test_a_soak_shorter_than_a_round(tmp_path):
@@ -89,51 +125,63 @@ def test_times():
 def window(number: int, median_ns: float, slowest: dict[str, int]) -> SoakWindow:
     start = number * 60_000_000
     case = SoakCase(CASE, 100, median_ns, 2 * median_ns, 3 * median_ns, {"80": 100}, slowest)
-    return SoakWindow(number, number, start, start + 60_000_000, (case,))
+    return SoakWindow(number, number, start, start + 60_000_000, (case,), 1, 0)
 
 
-def test_drift_the_worst_window_and_the_rank_that_is_late():
-    """Medians that grow by a constant factor, 1.5 in all: a line of the logarithms without any
-    error. 2^(81 / 8) ns is the upper end of bin 80.
-    """
-    medians = [1000 * 1.5 ** (k / 9) for k in range(10)]
-    windows = [window(k + 2, ns, {"0": 30, "1": 70}) for k, ns in enumerate(medians)]
-    (found,) = soaked(Run(windows=windows)).cases
-    assert found.drift.value == pytest.approx(0.5)
-    assert found.drift.low == pytest.approx(0.5) == found.drift.high
-    assert (found.worst, found.worst_us) == (9, 11 * 60_000_000)
-    assert found.slowest == (1, 0.7)
-    assert found.p99_ns == pytest.approx(2 ** (81 / 8))
-    assert found.max_ns == pytest.approx(4500)
-    assert found.calls == 1000
+def soaked_of(medians: list[float], slowest: dict[str, int] | None = None):
+    windows = [window(k + 2, ns, slowest or {}) for k, ns in enumerate(medians)]
+    return soaked(Run(windows=windows))
+
+
+def test_a_step_is_told_as_large_as_it_is():
+    """240 windows, twice as slow from half time on: the last quarter is 2 times the first."""
+    found = soaked_of([1000.0] * 120 + [2000.0] * 120)
+    drift = found.cases[0].drift
+    assert drift.value == pytest.approx(1.0)
+    assert drift.low < 1.0 < drift.high
+    assert found.drifting == found.cases
 
 
 def test_the_interval_of_the_drift():
-    """log medians 0, 0.3, 0, 0.3 at shares 0, 1/3, 2/3, 1. By hand: slope = Sxy / Sxx = (0.1) /
-    (5/9) = 0.18; residual sum of squares 0.09 - 0.18 x 0.1 = 0.072, over 2 degrees 0.036; error of
-    the slope sqrt(0.036 / (5/9)) = 0.25456; t of 2 degrees at 90 % is 2.91999: +- 0.74331.
+    """log medians of eight windows: 0 0 0.1 0 0 0.1 0 0. Last two less first two: 0. The line has
+    the slope 0 (symmetric) and the height 0.025; squares 6 x 0.025^2 + 2 x 0.075^2 = 0.015, over 6
+    degrees 0.0025: error 0.05. t of 6 degrees at 90 % is 1.94318: +- 0.097159.
     """
     from math import exp, expm1
 
-    medians = [1000, 1000 * exp(0.3)] * 2
-    windows = [window(k, ns, {}) for k, ns in enumerate(medians)]
-    (found,) = soaked(Run(windows=windows)).cases
-    assert found.drift.value == pytest.approx(expm1(0.18))
-    assert found.drift.low == pytest.approx(expm1(0.18 - 0.74331), rel=1e-4)
-    assert found.drift.high == pytest.approx(expm1(0.18 + 0.74331), rel=1e-4)
-    assert found.slowest is None
+    logs = [0, 0, 0.1, 0, 0, 0.1, 0, 0]
+    found = soaked_of([1000 * exp(one) for one in logs])
+    drift = found.cases[0].drift
+    assert drift.value == pytest.approx(0, abs=1e-9)
+    assert drift.low == pytest.approx(expm1(-0.097159), rel=1e-4)
+    assert drift.high == pytest.approx(expm1(0.097159), rel=1e-4)
+    assert drift.p == pytest.approx(1)
+    assert found.drifting == ()
 
 
-def test_three_windows_tell_nothing_of_drift():
-    windows = [window(k, 1000, {}) for k in range(3)]
-    assert soaked(Run(windows=windows)).cases[0].drift is None
+def test_a_small_drift_is_not_spoken_of():
+    """1 % from the first to the last, without any noise: certain, and below 2 %."""
+    found = soaked_of([1000 * 1.01 ** (k / 7) for k in range(8)])
+    assert found.cases[0].drift.p == pytest.approx(0, abs=1e-9)
+    assert found.drifting == ()
+
+
+def test_the_worst_window_and_the_rank_that_is_late():
+    """2^(81 / 8) ns is the upper end of bin 80, 1117 ns: no p99 is above the largest time."""
+    found = soaked_of([1000, 1500, 1200], {"0": 30, "1": 70}).cases[0]
+    assert (found.worst, found.worst_us) == (1, 3 * 60_000_000)
+    assert found.slowest == (1, 0.7)
+    assert found.p99_ns == pytest.approx(2 ** (81 / 8))
+    assert found.max_ns == pytest.approx(4500)
+    assert (found.calls, found.drift) == (300, None)
     assert soaked(Run()) is None
 
 
 def test_a_window_in_a_file():
     one = window(3, 1000.5, {"0": 100})
     assert SoakWindow.from_json(json.loads(json.dumps(one.to_json()))) == one
-    for broken in ({"first_round": "x"}, {"cases": [{}]}, {"end_wall_us": None}):
+    bins = {**one.to_json()["cases"][0], "bins": {"99999999": 1}}
+    for broken in ({"first_round": "x"}, {"cases": [{}]}, {"faults": None}, {"cases": [bins]}):
         with pytest.raises((TypeError, KeyError, ValueError)):
             SoakWindow.from_json({**one.to_json(), **broken})
 

@@ -129,7 +129,9 @@ def test_a_pickle_is_never_read(tmp_path, capsys):
     assert not (tmp_path / "evil").exists()
 
 
-KINDS = "a traffic file of torchcoll, a Kineto trace or a Flight Recorder dump as JSON"
+KINDS = (
+    "a traffic file of torchcoll, a Kineto trace, a Flight Recorder dump as JSON or a Chakra .et"
+)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,10 @@ def test_missing_files_and_empty_folders(tmp_path, capsys):
     )
     (tmp_path / "README").write_text("nothing")
     assert error(capsys, tmp_path) == (
-        *(3, f"folder: got {tmp_path}, expected files .json, .jsonl, .json.gz, .jsonl.gz in it"),
+        *(
+            3,
+            f"folder: got {tmp_path}, expected files .json, .jsonl, .json.gz, .jsonl.gz, .et in it",
+        ),
     )
 
 

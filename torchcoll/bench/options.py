@@ -347,6 +347,8 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
     if options.soak is not None:
         parse_duration(options.soak, "soak")
+        if spec.iters == 0:
+            raise UsageError("soak", f"{options.soak} with -n 0", "steady calls to repeat")
         for name, value in (("resume", options.resume), ("traffic", options.traffic)):
             if value:
                 raise UsageError("soak", f"{options.soak} with --{name}", "one of them")

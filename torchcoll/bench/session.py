@@ -520,6 +520,7 @@ class Sweep:
         self.parts = parts or session.parts
         self.part = next(part for part in self.parts if session.rank in part)
         self.has_called = False  # some case has made all of its calls
+        self._cost_known = False
         self._on_case = on_case
         self.digested = False  # --soak: what every checked call put out, bit by bit
         self.gathered: list[dict[str, Any]] = []  # rank 0: what each rank said of the last case
@@ -532,16 +533,16 @@ class Sweep:
 
     def run(self, which: Sequence[int] | None = None) -> None:
         """Run the session's cases of these indices (None: all)."""
-        session, cost_known = self.session, False
-        for index in range(len(session.sizings)) if which is None else which:
-            sizing = session.sizings[index]
-            self.one_case(sizing)
-            if self.has_called and not cost_known:
-                self._cost_of_measuring(sizing.case.backend)
-                cost_known = True
+        for index in range(len(self.session.sizings)) if which is None else which:
+            self.one_case(self.session.sizings[index])
+        self.finish(look=which != [])
+
+    def finish(self, look: bool = True) -> None:
+        """After the last case: the library's own timings; and a look at the machine."""
+        session = self.session
         if session.library_log:
             session.library_log.keep_timings(session)
-        if which != [] and session.hosts:
+        if look and session.hosts:
             session.hosts.look_again()
 
     def one_case(self, sizing: Sizing) -> None:
@@ -549,6 +550,9 @@ class Sweep:
         self.session.on_rank_0(lambda recorder: recorder.started(sizing.case))
         results = self.measured(sizing)
         self.session.on_rank_0(lambda recorder: self._keep(recorder, results))
+        if self.has_called and not self._cost_known:
+            self._cost_of_measuring(sizing.case.backend)
+            self._cost_known = True
 
     def measured(self, sizing: Sizing) -> list[CaseResult]:
         """Of each sub-group, on rank 0."""

@@ -32,40 +32,46 @@ FAULTS = 20  # that are recorded one by one; the rest are counted
 def soak(sweep: Sweep, seconds: float, tell: Callable[[str], None] | None) -> str | None:
     """What makes the exit code 1, on all ranks alike; None where nothing does.
 
-    tell: on rank 0, how far it is. Ends after the case in which the time is over, or a rank was
-    asked to stop (SIGUSR1).
+    tell: on rank 0, how far it is. Ends after the case in which the time is over, the first round
+    aside, or a rank was asked to stop (SIGUSR1).
     """
-    session, began = sweep.session, time.monotonic()
+    session, began, number = sweep.session, time.monotonic(), 0
     account = _Account(sweep, seconds) if session.recorder else None
     sweep.digested = True
-    for sizing in session.sizings:
-        sweep.one_case(sizing)
-        if account:
-            account.first(sizing.case, sweep.gathered)
-    took, rounds = time.monotonic() - began, 1
-    if session.control.decide(took >= seconds) and not session.asked_to_stop:
-        if account:
-            account.close()
-        return f"soak: got {seconds:g} s, expected more than one round, which took {took:.0f} s"
-    going = True
-    while going:
-        rounds += 1
+
+    def ends() -> bool:
+        """Rank 0's clock alone, but anybody's signal."""
+        stops = session.control.gather(session.asked_to_stop)
+        over = number > 1 and time.monotonic() - began >= seconds
+        return bool(session.control.decide(account and (over or any(stops))))
+
+    ended, short = False, None
+    while not (ended or short):
+        number += 1
         for sizing in session.sizings:
-            over = time.monotonic() - began >= seconds
-            # Rank 0's clock alone, but anybody's signal.
-            stops = session.control.gather(session.asked_to_stop)
-            going = not session.control.decide(account and (over or any(stops)))
-            if not going:
+            if ended := ends():
                 break
+            if number == 1:
+                sweep.one_case(sizing)
+                if account:
+                    account.first(sizing.case, sweep.gathered)
+                continue
             results = sweep.measured(sizing)
             if account:
-                account.add(rounds, sizing.case, results, sweep.gathered)
+                account.add(number, sizing.case, results, sweep.gathered)
                 if tell:
                     left = max(0.0, seconds - (time.monotonic() - began)) / 60
-                    tell(f"round {rounds}, {sizing.case.describe()}, {left:.0f} min left")
+                    tell(f"round {number}, {sizing.case.describe()}, {left:.0f} min left")
+        if number == 1 and not ended:
+            took, text = time.monotonic() - began, None
+            if took >= seconds:
+                text = f"soak: got {seconds:g} s, expected more than one round, which took"
+                text += f" {took:.2g} s"
+            short = session.control.decide(account and text)
+    sweep.finish()
     if account:
         account.close()
-    failure: str | None = session.control.decide(account and account.failure())
+    failure: str | None = session.control.decide(account and (short or account.failure()))
     return failure
 
 
@@ -85,16 +91,19 @@ class _Account:
         assert recorder is not None
         self._recorder: Recorder = recorder
         self._window_s = seconds / WINDOWS
-        self._digests: dict[Case, list[Any]] = {}
+        self._parts = sweep.parts
+        self._digests: dict[Case, tuple[int, list[Any]]] = {}  # (round, by rank)
         self._open: dict[Case, _Gathering] = {}
         self._rounds = (0, 0)
-        self._began_us = 0
-        self.faults = 0
+        self._began_us = self._ended_us = 0
+        self._opened = time.monotonic()
+        self.faults = self.checked = 0
+        self._told = (0, 0)  # of both, in the windows that are written
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
-        digests = [words.get("digests") for words in gathered]
-        self._digests[case] = digests
-        self._unlike(1, case, digests)
+        """Of the first round, whose results the file has."""
+        right = all(words.get("wrong", 1) == 0 for words in gathered)
+        self._hold(1, case, gathered, right)
 
     def add(
         self,
@@ -103,22 +112,18 @@ class _Account:
         results: Sequence[CaseResult],
         gathered: Sequence[dict[str, Any]],
     ) -> None:
-        if number > self._rounds[1] and self._open and self._full():
+        full = time.monotonic() - self._opened >= self._window_s
+        if number > self._rounds[1] and self._open and full:
             self.flush()
-        now = time.time_ns() // 1000
         if not self._open:
-            self._rounds, self._began_us = (number, number), now
+            start = results[0].start_wall_us if results else None
+            self._rounds, self._began_us = (number, number), start or time.time_ns() // 1000
+            self._opened = time.monotonic()
         self._rounds = (self._rounds[0], number)
-        digests = [words.get("digests") for words in gathered]
         bad = [result for result in results if not result.expected]
         for result in bad:
             self._fault(f"round {number}: {result.case.describe()}: {result.reason}")
-        if not bad:
-            self._unlike(number, case, digests)
-            for rank, (one, before) in enumerate(zip(digests, self._digests[case], strict=True)):
-                if one != before:
-                    text = f"{self._names(rank)} has other bits than in round 1"
-                    self._fault(f"round {number}: {case.describe()}: {text}")
+        self._hold(number, case, gathered, not bad)
         gathering = self._open.setdefault(case, _Gathering())
         for result in results:
             clocks = list(result.time_ns.values())
@@ -128,24 +133,38 @@ class _Account:
                 if case.mode == "synchronized":  # without a barrier the last is not the late one
                     place = call.index(last)
                     gathering.slowest[(result.members or range(len(call)))[place]] += 1
+        self._ended_us = time.time_ns() // 1000
 
-    def _full(self) -> bool:
-        return time.time_ns() // 1000 - self._began_us >= self._window_s * 1e6
+    def _hold(
+        self, number: int, case: Case, gathered: Sequence[dict[str, Any]], right: bool
+    ) -> None:
+        """What was put out against the ranks that should have the same, and against the first round
+        that was right.
+        """
+        digests = [words.get("digests") for words in gathered]
+        if not right or not all(digests):
+            return
+        self.checked += 1
+        for part in self._parts:
+            self._unlike(number, case, {r: digests[r] for r in part if r < len(digests)})
+        before = self._digests.setdefault(case, (number, digests))
+        for rank, (one, other) in enumerate(zip(digests, before[1], strict=True)):
+            if one != other:
+                text = f"rank {rank} has other bits than in round {before[0]}"
+                self._fault(f"round {number}: {case.describe()}: {text}")
 
-    def _names(self, rank: int) -> str:
-        return f"rank {rank}"
-
-    def _unlike(self, number: int, case: Case, digests: Sequence[Any]) -> None:
-        """Ranks that should have put out the same and have not, named against the most."""
-        of_key: dict[str, list[tuple[int, Any]]] = {}
-        for rank, one in enumerate(digests):
-            if one:
-                of_key.setdefault(one[0][0], []).append((rank, one))
+    def _unlike(self, number: int, case: Case, digests: dict[int, Any]) -> None:
+        """Ranks of a sub-group that should have put out the same and have not, named against the
+        most.
+        """
+        of_key: dict[str, list[tuple[int, str]]] = {}
+        for rank, one in digests.items():
+            of_key.setdefault(one[0][0], []).append((rank, str(one)))
         for ranks in of_key.values():
-            usual = Counter(str(one) for _, one in ranks).most_common(1)[0][0]
+            usual = Counter(one for _, one in ranks).most_common(1)[0][0]
             for rank, one in ranks:
-                if str(one) != usual:
-                    text = f"{self._names(rank)} has other bits than the ranks with the same output"
+                if one != usual:
+                    text = f"rank {rank} has other bits than the ranks with the same output"
                     self._fault(f"round {number}: {case.describe()}: {text}")
 
     def _fault(self, text: str) -> None:
@@ -170,8 +189,10 @@ class _Account:
             if found.times
         ]
         if cases:
-            now = time.time_ns() // 1000
-            self._recorder.window(SoakWindow(*self._rounds, self._began_us, now, tuple(cases)))
+            stamps, told = (self._began_us, self._ended_us), self._told
+            counts = (self.checked - told[0], self.faults - told[1])
+            self._recorder.window(SoakWindow(*self._rounds, *stamps, tuple(cases), *counts))
+            self._told = (self.checked, self.faults)
         self._open = {}
 
     def close(self) -> None:

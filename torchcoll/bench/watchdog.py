@@ -264,10 +264,12 @@ class Watchdog:
         return self._stop_at is not None
 
     def _on_signal(self, number: int) -> None:
-        if number == signal.SIGUSR1 and self._stop_at is None:
-            # This thread hears of it also where the other one is blocked in a collective.
-            self._stop_at = time.monotonic()
-            return
+        if number == signal.SIGUSR1:
+            # This thread hears of it also where the other one is blocked in a collective. Some
+            # launchers send it twice.
+            self._stop_at = self._stop_at or time.monotonic()
+            if time.monotonic() - self._stop_at <= STOP_S:
+                return
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
         control, name = self.control, signal.Signals(number).name

@@ -35,10 +35,11 @@ class Overlap:
     """One case and the work beside it.
 
     calls_ns, work_ns: one call of the slowest rank, and the work of a block, alone: medians over
-    the blocks. slowdown, work_slowdown: at once over alone. efficiency: of the time that could
-    have been hidden, the part that was, (calls + work - at once) / min(calls, work), each that of
-    the rank that was last: 1 is all of it, 0 is one after the other, below 0 is worse than that.
-    uncovered: blocks in which the work of some rank ended before its calls did.
+    the blocks. slowdown: at once over alone. work_slowdown: while the calls ran. efficiency: of the
+    time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
+    work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
+    is worse than that.
+    uncovered: blocks in which the work of some rank ended before all of it had.
     """
 
     case: Case
@@ -86,8 +87,9 @@ def overlap(result: CaseResult) -> Overlap:
         _last(matrix) for matrix in (found.alone_ns, found.work_ns, found.both_ns)
     )
     both_calls, both_work = _last(found.both_calls_ns), _last(found.both_work_ns)
-    by_rank = zip(found.both_calls_ns, found.both_work_ns, strict=True)
-    short = [[w < _COVERED * c for c, w in zip(*pair, strict=True)] for pair in by_rank]
+    by_rank = zip(found.both_ns, found.both_work_ns, strict=True)
+    short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
+    beside = [_while_both(*block) for block in zip(work, both_work, both_calls, strict=True)]
     return Overlap(
         result.case,
         result.ranks,
@@ -99,7 +101,7 @@ def overlap(result: CaseResult) -> Overlap:
         _median(alone) / found.calls,
         _median(work),
         _ratio(both_calls, alone),
-        _ratio(both_work, work),
+        _mean_of_logs(list(map(math.log, beside))),
         _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
         sum(map(any, zip(*short, strict=True))),
         found.work_bus_bytes,
@@ -119,7 +121,18 @@ def _median(values: Sequence[float]) -> float:
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> Estimate:
     """Of the geometric means."""
-    logs = [math.log(a / b) for a, b in zip(over, under, strict=True)]
+    return _mean_of_logs([math.log(a / b) for a, b in zip(over, under, strict=True)])
+
+
+def _while_both(alone: float, work: float, calls: float) -> float:
+    """By how much the work was slower while the calls ran. What was left of it when they had ended
+    ran alone, at its own rate: so much less was done beside them.
+    """
+    done = alone - max(0.0, work - calls)
+    return min(work, calls) / done if done > 0 else work / alone
+
+
+def _mean_of_logs(logs: Sequence[float]) -> Estimate:
     mean, low, high = _mean(logs)
     return Estimate(
         math.exp(mean),

@@ -32,8 +32,8 @@ def beside_grid(found: Sequence[Overlap]) -> Grid:
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
-            (Head("work", "slowdown"), lambda o: _text(o.work_slowdown, "x")),
-            (Head("overlap"), lambda o: _text(o.efficiency)),
+            (Head("work", "slowdown", legend=_WORK), lambda o: _text(o.work_slowdown, "x")),
+            (Head("overlap"), _overlap_text),
             (Head("busbw", "alone"), lambda o: _busbw(o, 0)),
             (Head("sum", "at once", legend=_SUM), lambda o: _busbw(o, 1)),
             (Head("", left=True), lambda o: "" if o.covered else "too short"),
@@ -69,6 +69,13 @@ def _notes(found: Sequence[Overlap]) -> list[str]:
     return below
 
 
+def _overlap_text(one: Overlap) -> str:
+    """-: the interval is wider than all that there is."""
+    value = one.efficiency
+    wide = value.low is not None and value.high is not None and value.high - value.low > 1
+    return "-" if wide else _text(value)
+
+
 def _busbw(one: Overlap, which: int) -> str:
     return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
 
@@ -80,6 +87,7 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
 _SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
@@ -113,7 +121,7 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("median"), lambda c: format_time(_middle(c.medians_ns))),
             (Head("p99"), lambda c: format_time(c.p99_ns)),
             (Head("max"), lambda c: format_time(c.max_ns)),
-            (Head("drift", "first to last"), _drift_text),
+            (Head("drift"), _drift_text),
             (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
             (Head("most often", "last"), _slowest_text),
             (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
@@ -125,8 +133,8 @@ def soak_grid(found: Soaked) -> Grid:
 
 
 _SOAK = (
-    "drift: of the median, by a line through the windows [90 %]; median over time: from the least "
-    "to the largest of its row"
+    "drift: median of the last quarter of the time over that of the first [90 %]; p99: at most 9 % "
+    "above; median over time: from the least to the largest of its row"
 )
 
 
@@ -134,8 +142,12 @@ def _soak_answer(found: Soaked) -> str:
     minutes = found.seconds / 60
     long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
     long = f"{found.seconds:.0f} s" if minutes < 2 else long
-    checked = counted(len(found.faults), "fault") if found.faults else "every round correct"
-    drifts = [c for c in found.cases if c.drift and (c.drift.low > 0 or c.drift.high < 0)]
+    checked = "not checked"
+    if found.faulty:
+        checked = counted(found.faulty, "fault")
+    elif found.checked:
+        checked = f"all of {counted(found.checked, 'check')} correct"
+    drifts = found.drifting
     moved = "no drift shown"
     if drifts:
         most = max(drifts, key=lambda c: abs(c.drift.value) if c.drift else 0.0)
@@ -178,8 +190,8 @@ def curve(values: Sequence[float]) -> str:
 
 _OF_CASE = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype backend=case.backend "
-    "calls p99_ns max_ns drift=drift.value drift_low=drift.low drift_high=drift.high worst "
-    "worst_us worst_over_median"
+    "calls p99_ns max_ns drift=drift.value drift_low=drift.low drift_high=drift.high "
+    "drift_p=drift.p worst worst_us worst_over_median"
 )
 
 
@@ -189,4 +201,8 @@ def soak_object(found: Soaked) -> dict[str, Any]:
         rank, share = one.slowest or (None, None)
         own = {"medians_ns": list(one.medians_ns), "slowest_rank": rank, "slowest_share": share}
         cases.append({**picked(one, _OF_CASE), **own})
-    return {**picked(found, "rounds windows seconds"), "faults": list(found.faults), "cases": cases}
+    return {
+        **picked(found, "rounds windows seconds checked faulty"),
+        "faults": list(found.faults),
+        "cases": cases,
+    }

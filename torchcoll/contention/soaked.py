@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -14,22 +15,25 @@ if TYPE_CHECKING:
     from torchcoll.core.result import Run, SoakWindow
 
 LEVEL = 0.9  # of the interval of the drift
-_LEAST = 4  # windows: with fewer a line through them tells nothing
-_HOUR_US = 3600e6
+STRETCHES = 8  # of time; with fewer windows nothing is said of drift
+LEAST = 0.02  # a drift below it is not spoken of
 
 
 @dataclass(frozen=True)
 class SoakDrift:
-    """By how much the median grows, as a share of itself, from the first window to the last, with
-    its 90 % interval: least squares of log median over time (Student's t of the slope).
+    """By how much the median of the last quarter of the time lies above that of the first, as a
+    share of it; its 90 % interval, and the p of none.
 
-    The windows are taken for independent: what stays slow for several of them narrows the interval
-    more than it should.
+    Means of the log medians over eight stretches of equally many windows: neighbouring windows are
+    alike, stretches less so (batch means: Law and Carson, Operations Research 27, 1979). The error
+    is their scatter about a line (6 degrees of freedom): neither a steady drift nor a step widens
+    it much.
     """
 
     value: float
     low: float
     high: float
+    p: float
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,9 @@ class SoakedCase:
 
 @dataclass(frozen=True)
 class Soaked:
-    """rounds: the first aside. seconds: from the first window to the end of the last. faults: what
-    the checks of the rounds found, a line each.
+    """rounds: the first aside. seconds: from the first window to the end of the last. checked: the
+    cases of rounds whose results were checked, the first round's too. faulty: how many faults were
+    found; faults: the first of them, a line each.
     """
 
     rounds: int
@@ -67,6 +72,22 @@ class Soaked:
     seconds: float
     cases: tuple[SoakedCase, ...]
     faults: tuple[str, ...]
+    checked: int
+    faulty: int
+
+    @property
+    def drifting(self) -> tuple[SoakedCase, ...]:
+        """Cases that drift by 2 % at least, at 5 % over all of them (Holm)."""
+        known = sorted(
+            (c for c in self.cases if c.drift), key=lambda c: c.drift.p if c.drift else 1
+        )
+        found = []
+        for place, one in enumerate(known):
+            if not one.drift or one.drift.p > 0.05 / (len(known) - place):
+                break
+            if abs(one.drift.value) >= LEAST:
+                found.append(one)
+        return tuple(found)
 
 
 def soaked(run: Run) -> Soaked | None:
@@ -82,6 +103,8 @@ def soaked(run: Run) -> Soaked | None:
         (windows[-1].end_wall_us - windows[0].start_wall_us) / 1e6,
         tuple(_case(case, windows) for case in order),
         tuple(faults),
+        sum(window.checked for window in windows),
+        sum(window.faults for window in windows),
     )
 
 
@@ -92,16 +115,16 @@ def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
     for _, one in found:
         last.update(one.slowest)
         bins.update({int(name): calls for name, calls in one.bins.items()})
-    worst = medians.index(max(medians))
+    worst, most = medians.index(max(medians)), max(one.max_ns for _, one in found)
     calls = sum(one.calls for _, one in found)
     rank = last.most_common(1)
     return SoakedCase(
         case,
         calls,
         medians,
-        _quantile(bins, 0.99),
-        max(one.max_ns for _, one in found),
-        _drift([(w.start_wall_us + w.end_wall_us) / 2 for w, _ in found], medians),
+        min(_quantile(bins, 0.99), most),
+        most,
+        _drift(medians),
         worst,
         found[worst][0].start_wall_us,
         (int(rank[0][0]), rank[0][1] / calls) if rank and calls else None,
@@ -118,14 +141,21 @@ def _quantile(bins: Counter[int], share: float) -> float:
     return 0.0
 
 
-def _drift(at_us: Sequence[float], medians_ns: Sequence[float]) -> SoakDrift | None:
-    if len(at_us) < _LEAST or min(medians_ns) <= 0:
+def _drift(medians_ns: Sequence[float]) -> SoakDrift | None:
+    if len(medians_ns) < STRETCHES or min(medians_ns) <= 0:
         return None
     from scipy import stats
 
-    span = at_us[-1] - at_us[0]
-    share = [(at - at_us[0]) / span for at in at_us]
-    line = stats.linregress(share, [math.log(ns) for ns in medians_ns])
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(at_us) - 2) * line.stderr)
-    slope = float(line.slope)
-    return SoakDrift(*(math.expm1(value) for value in (slope, slope - half, slope + half)))
+    logs, count = [math.log(ns) for ns in medians_ns], len(medians_ns)
+    edges = [round(k * count / STRETCHES) for k in range(STRETCHES + 1)]
+    means = [math.fsum(logs[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    line = stats.linregress(range(STRETCHES), means)
+    off = [mean - line.intercept - line.slope * k for k, mean in enumerate(means)]
+    free = STRETCHES - 2
+    # The difference of two means of two: its variance is that of one.
+    error = math.sqrt(math.fsum(one * one for one in off) / free)
+    change = (means[-1] + means[-2] - means[0] - means[1]) / 2
+    half = float(stats.t.ppf((1 + LEVEL) / 2, free)) * error
+    p = float(2 * stats.t.sf(abs(change) / error, free)) if error else float(not change)
+    value, low, high = (math.expm1(x) for x in (change, change - half, change + half))
+    return SoakDrift(value, low, high, p)

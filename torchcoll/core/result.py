@@ -23,6 +23,7 @@ EXPECTED_STATUSES = ("ok", "unsupported", "skipped")
 
 Matrix = list[list[int]]  # [rank][call], nanoseconds
 _WHOLE = {int}
+_MOST_BINS = 1 << 20
 _BOUND = 1 << 63  # numbers from here on are no measurement, and overflow a float in a product
 
 
@@ -417,7 +418,8 @@ class SoakCase:
             raise TypeError("a time is not a number from 0 on")
         check_whole(data["calls"])
         for counts in (data["bins"], data["slowest"]):
-            check_lists([int(name) for name in counts])
+            if not all(0 <= int(name) < _MOST_BINS for name in counts):
+                raise ValueError("a rank or a bin that cannot be")
             check_lists(list(counts.values()), durations=True)
         case = case_from_json(data["case"])
         median, p99, most = times
@@ -429,7 +431,8 @@ class SoakCase:
 class SoakWindow:
     """Neighbouring rounds of --soak, the first of all aside, whose samples the file has whole.
 
-    Stamps are of rank 0's wall clock, in us since 1970.
+    Stamps are of rank 0's wall clock, in us since 1970. checked: rounds of cases whose results were
+    checked; faults: what was found wrong. Both of the first round too, in the first window.
     """
 
     first_round: int
@@ -437,6 +440,8 @@ class SoakWindow:
     start_wall_us: int
     end_wall_us: int
     cases: tuple[SoakCase, ...]
+    checked: int = 0
+    faults: int = 0
 
     def to_json(self) -> dict[str, Any]:
         cases = [{**vars(one), "case": one.case.to_json()} for one in self.cases]
@@ -446,8 +451,9 @@ class SoakWindow:
     def from_json(cls, data: Mapping[str, Any]) -> SoakWindow:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         first, last, start, end = (data[f.name] for f in dataclasses.fields(cls)[:4])
-        check_whole(first, last, start, end)
-        return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])))
+        counts = (data["checked"], data["faults"])
+        check_whole(first, last, start, end, *counts)
+        return cls(first, last, start, end, tuple(map(SoakCase.from_json, data["cases"])), *counts)
 
 
 @dataclass

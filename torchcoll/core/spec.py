@@ -395,8 +395,8 @@ def other_collective(text: str) -> tuple[str, str, int | None] | None:
 
 def _read_mesh(text: str) -> tuple[int, int]:
     rows, by, columns = text.lower().partition("x")
-    if not (by and rows.isdecimal() and columns.isdecimal() and int(rows) and int(columns)):
-        raise UsageError("mesh", text, "ROWSxCOLUMNS, such as 4x2")
+    if not (by and rows.isdecimal() and columns.isdecimal() and min(int(rows), int(columns)) > 1):
+        raise UsageError("mesh", text, "ROWSxCOLUMNS of at least 2 each, such as 4x2")
     return int(rows), int(columns)
 
 

@@ -293,7 +293,9 @@ _MOST_TOLD = 4  # transitions, or laws, in the sentence
 
 
 def transitions_answer(curves: Sequence[CurveRanges], titles: Sequence[str]) -> Answer:
-    """How many transitions, and where."""
+    """How many transitions, and where; of figures that cannot be, why."""
+    if doubts := [curve.doubt for curve in curves if curve.doubt]:
+        return Answer(f"implausible: {doubts[0]}", "bad")
     words = []
     for curve, title in zip(curves, titles, strict=True):
         which = f"{title}, " if len(curves) > 1 else ""

@@ -130,7 +130,7 @@ class Cpu:
         The work runs in a thread of its own, also where it is alone: the three blocks that are
         held against each other are made alike.
         """
-        now, ends, errors = self._now, [0], list[RuntimeError]()
+        now, ends, errors = self._now, [0], list[BaseException]()
         start_together = threading.Lock()
 
         def work_through() -> None:
@@ -139,7 +139,7 @@ class Cpu:
                     pass
                 for _ in range(repeats):
                     work()
-            except RuntimeError as error:
+            except BaseException as error:
                 errors.append(error)
             ends.append(now())
 
