@@ -311,7 +311,8 @@ def survey(
     Called by the watchdog of every rank with its own client of the store. Where a rank of this host
     is gone without a word that is the news, and nobody else is waited for but a moment ({} for
     them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
-    begun to. A rank that ended the other says so meanwhile. A rank whose word is there leaves ``left/RANK`` behind.
+    begun to. A rank that ended the other says so meanwhile. A rank whose word is there leaves
+    ``left/RANK`` behind.
     """
     alarm(store, rank, word)
     answers: list[dict[str, Any] | None] = [None] * ranks

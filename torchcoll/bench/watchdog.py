@@ -395,6 +395,9 @@ class Watchdog:
         control = self.control
         silent = isinstance(error, NoAnswer)
         self._store_gone = not silent
+        of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if of_agent and os.getppid() != self._parent:
+            return "the store is gone: torchrun's agent on this host has ended; "
         if 0 in dead_ranks(control.members, control.rank):
             return f"lost {control.name(0)}: "  # others that are gone may have left for that
         if control.members and 0 in self._here():
@@ -402,9 +405,7 @@ class Watchdog:
             if "stopped" in seen:
                 return f"lost {control.name(0)} (no answer; {seen}): "
         server = control.name(0)
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            if os.getppid() != self._parent:
-                return "the store is gone: torchrun's agent on this host has ended; "
+        if of_agent:
             server = "torchrun's agent on the first node"
         own = control.name(control.rank)
         self._store_gone, text = store_gone(self._store, own, server, silent)
