@@ -322,7 +322,11 @@ def survey(
         for other in range(ranks):
             if answers[other] is None and store.check([f"alive/{other}"]):
                 answers[other] = json.loads(store.get(f"alive/{other}"))
-        silent = [other for other, answer in enumerate(answers) if answer is None]
+        # One that counts more ranks than others would wait for some that nobody started.
+        there = min(
+            [ranks, *(answer["ranks"] for answer in answers if answer and "ranks" in answer)]
+        )
+        silent = [other for other in range(there) if answers[other] is None]
         if not one_gone and not {*gone}.isdisjoint(silent):
             one_gone, deadline = True, min(deadline, time.monotonic() + _MOMENT_S)
         if one_gone and not hurried and hurries():

@@ -165,7 +165,7 @@ def last_calls(group: str, begun: int) -> list[str]:
         data = c10d._dump_fr_trace(includeStackTraces=False)  # type: ignore[attr-defined]
         own = [e for e in pickle.loads(data)["entries"]
                if e["process_group"][0] == group and e["collective_seq_id"] > begun]  # fmt: skip
-        calls = [e for e in own if not e["is_p2p"] and "barrier" not in e["profiling_name"]]
+        calls = [e for e in own if not e["is_p2p"] and e["input_sizes"]]
         return [_given(entry) for entry in calls[-3:]]
     return []
 
