@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import dataclasses
+import errno
+import faulthandler
 import itertools
 import os
 import signal
@@ -12,12 +15,15 @@ import socket
 import sys
 import threading
 import time
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 from rank_faults import HANG, around_calls, running
 from ranks import Measured, busy, command, past
 
 from torchcoll.bench import control, measure, session, watchdog
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import Spec
 from torchcoll.machine import environment
 
@@ -232,6 +238,86 @@ def test_rank_0_is_killed(launch):
     assert run.in_flight.collective == "all_reduce"
     assert (event_of(measured)["kind"], event_of(measured)["message"]) == ("lost_rank", reason)
     assert run.problems == [f"failed: {reason}"]
+
+
+def _torch() -> tuple[int, ...]:
+    return tuple(int(number) for number in metadata.version("torch").split("+")[0].split(".")[:2])
+
+
+@pytest.mark.parametrize(
+    ("victim", "given"), [(0, "8 Float"), (1, "8 Float"), (2, "8 Float"), (2, "2 Double")]
+)
+def test_another_buffer(launch, victim, given):
+    """gloo ends the rank that receives too much, which is innocent: the sender is named."""
+
+    def setup(rank: int) -> None:
+        faulthandler.disable()  # pytest's, which tells the abort at length
+        entry, numbers = COLLECTIVES["all_reduce"], itertools.count()
+
+        def prepare(dist, *args):
+            call, buffer = entry.prepare(dist, *args), args[1]
+            other = buffer.double() if "Double" in given else buffer.repeat(4)
+            return lambda: dist.all_reduce(other) if next(numbers) == 6 else call()
+
+        if rank == victim:
+            COLLECTIVES["all_reduce"] = dataclasses.replace(entry, prepare=prepare)
+
+    measured = launch("all_reduce", "--sizes 8 -n 30 -T 60", 3, setup=setup)
+    lost = (victim + 2) % 3  # of three on a ring
+    measured.ended([-signal.SIGABRT if rank == lost else HANG for rank in range(3)], 45)
+    if _torch() >= (2, 13):  # older ones keep no record of gloo's calls
+        other = f"(all_reduce of {given}, before all_reduce of 2 Float)"
+        text = f"torchcoll: error: rank {victim} ({HOST}) gave another buffer {other}"
+        assert any(line.startswith(text) for line in measured.errors())
+    assert f"lost rank {lost} ({HOST})" in measured.errors()[0]
+
+
+def test_a_rank_without_its_connection_to_the_store(launch):
+    """It says so, and does not say that rank 0 is lost."""
+
+    def cut(number, call):
+        if number == 4:
+            port = int(os.environ["MASTER_PORT"])
+            for name in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
+                    if one.getpeername()[1:2] == (port,):
+                        one.shutdown(socket.SHUT_RDWR)
+        call()
+
+    measured = launch("all_reduce", "--sizes 8 -n 30 -T 60", 3, setup=on(1, cut)).ended(HANG, 45)
+    (own,) = [line for line in measured.errors() if "the store" in line]
+    assert own.startswith(
+        f"torchcoll: error: rank 1 ({HOST}) is cut off from the store, which lives: its own "
+        "connection is gone; "
+    )
+    assert "lost rank 0" not in own
+    assert f"rank 1 ({HOST})" in measured.run.end["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "silent", "gone", "text"),
+    [
+        (errno.ECONNREFUSED, False, True, "the store is gone, lost A, which serves it?"),
+        (errno.ENETUNREACH, False, False,
+         "me is cut off from the store: its own connection is gone (Network is unreachable)"),
+        (errno.EHOSTUNREACH, False, True,
+         "me is cut off from the store: its own connection is gone, or that of A, which serves it"),
+        (None, False, False,
+         "me is cut off from the store, which lives: its own connection is gone"),
+        (None, True, False, "the store does not answer, lost A, which serves it?"),
+    ],
+)  # fmt: skip
+def test_what_one_more_connection_to_the_store_tells(monkeypatch, error, silent, gone, text):
+    """The kernel's answers, which need networks that fail."""
+
+    def connect(*_, **__):
+        if error:
+            raise OSError(error, os.strerror(error))
+        return open(os.devnull)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    store = SimpleNamespace(underlying_store=SimpleNamespace(host="h", port=1))
+    assert control.store_gone(store, "me", "A", silent) == (gone, text)
 
 
 @pytest.mark.parametrize(

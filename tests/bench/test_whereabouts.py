@@ -10,7 +10,15 @@ import time
 import pytest
 from ranks import past
 
-from torchcoll.bench.whereabouts import SAME, Whereabouts, odd_one, place_of, seen_from_outside
+from torchcoll.bench.whereabouts import (
+    SAME,
+    Whereabouts,
+    odd_one,
+    other_buffers,
+    other_world,
+    place_of,
+    seen_from_outside,
+)
 
 
 def names(ranks):
@@ -77,6 +85,45 @@ STORIES = [
 @pytest.mark.parametrize(("words", "text"), STORIES)
 def test_stories(words, text):
     assert odd_one(words, names) == text
+
+
+def gave(*last):
+    return {"last": [*last]}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        # Who received it is lost. Others gave the same, or say nothing, or cannot know.
+        ([gave("a", "a", "b"), gave("a", "a", "a"), None], "0 gave another buffer (b, before a)"),
+        ([None, gave("a", "a", "b"), {}], "1 gave another buffer (b, before a)"),
+        ([{}, gave("a", "a", "b"), {"last": []}], "1 gave another buffer (b, before a)"),
+        # Roots give what others do not, each the same again.
+        ([gave("a", "a", "a"), gave("c", "c", "c"), None], ""),
+        # All change: somebody's loop wants it so.
+        ([gave("a", "a", "b"), gave("a", "a", "b"), None], ""),
+        # One that has never given the same twice, or not yet twice.
+        ([gave("a", "b", "c"), gave("a", "a", "a")], ""),
+        ([gave("b"), gave("a"), None], ""),
+        ([None, {}, None], ""),
+    ],
+)
+def test_who_gave_another_buffer(words, text):
+    assert other_buffers(words, names) == text
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ([3, 4, 3, None], "1 counts 4 ranks, 0+2 count 3 ranks"),
+        ([4, 3, None], "0 counts 4 ranks, 1 counts 3 ranks"),
+        ([3, 3, None], ""),
+        ([3, None, None], ""),
+    ],
+)
+def test_who_counts_other_ranks(counts, text):
+    words = [{"ranks": count} if count else None for count in counts]
+    assert other_world(words, names) == text
 
 
 # -- what a thread is seen to do -------------------------------------------------------------------

@@ -246,12 +246,13 @@ def variables(change: Callable[[], dict[str, str]]) -> Setup:
     return lambda: os.environ.update(change())
 
 
+def launchers(names: Sequence[str], value: Callable[[], int]) -> Setup:
+    """Of the launcher that there is, and no other's beside them."""
+    return variables(lambda: {name: str(value()) for name in names if name in os.environ})
+
+
 def _own_number() -> int:
     return int(next(os.environ[name] for name in RANK_NAMES if name in os.environ))
-
-
-def _of_next_rank() -> dict[str, str]:
-    return dict.fromkeys(RANK_NAMES, str((_own_number() + 1) % RANKS))
 
 
 MEMORY_GROUPS = "/sys/fs/cgroup/memory/torchcoll-fault-"
@@ -327,8 +328,8 @@ FAULTS: dict[str, Setup] = {
     "interface down": before(interface_down),
     "interface that is not there": variables(lambda: {"GLOO_SOCKET_IFNAME": "absent0"}),
     "port of another store": variables(lambda: {"MASTER_PORT": str(_free_port())}),
-    "more ranks than there are": variables(lambda: dict.fromkeys(SIZE_NAMES, str(RANKS + 1))),
-    "number of another rank": variables(_of_next_rank),
+    "more ranks than there are": launchers(SIZE_NAMES, lambda: RANKS + 1),
+    "number of another rank": launchers(RANK_NAMES, lambda: (_own_number() + 1) % RANKS),
 }
 # What is told where the cause is no rank.
 TOLD = {
@@ -351,6 +352,11 @@ OF_ITEM_6 = ("sleep before a call", "spin", "late", "skipped call", "hang in the
 
 _NAMES = r"((?:rank \d+(?: \([^)]*\))?(?:, )?)+)"
 _ACCUSED = (
+    rf"{_NAMES} is cut off from the store: its own connection is gone, or that of {_NAMES}",
+    rf"{_NAMES} is cut off from all others, or lost {_NAMES}",
+    rf"{_NAMES} is cut off from the store",
+    rf"{_NAMES} gave another buffer",
+    rf"{_NAMES} counts? \d+ ranks",
     rf"lost {_NAMES}",
     rf"{_NAMES} (?:is|are) in (?:user code|torchcoll)",
     rf"{_NAMES} (?:is|are) in broadcast",
@@ -373,7 +379,7 @@ def accused(line: str) -> set[int]:
     """The ranks that the line names as the cause: by the first of the words above that it has."""
     for pattern in _ACCUSED:
         if found := re.search(pattern, line):
-            return {int(number) for number in re.findall(r"rank (\d+)", found[1])}
+            return {int(rank) for rank in re.findall(r"rank (\d+)", " ".join(found.groups()))}
     return set()
 
 
@@ -510,7 +516,8 @@ def launched(
         own = ["--nproc-per-node", str(RANKS), "--standalone"]
         return until_all_left([[*torchrun, *own, *rank]], {}, folder)
     env = {}
-    if "store" in fault:  # its port is needed, which torchcoll else makes of the job's id
+    # A port is needed, which torchcoll else makes of what Open MPI says of the job.
+    if "store" in fault or fault in ("more ranks than there are", "number of another rank"):
         env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     return until_all_left([[*mpirun, "--oversubscribe", sys.executable, *rank]], env, folder)
 

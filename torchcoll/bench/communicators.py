@@ -218,6 +218,7 @@ class Communicators:
         own, whole = self._object(communicator.group), self.whole(communicator.backend.name)
         progress.groups = (own,) if own is whole else (own, whole)
         progress.part = communicator.ranks[0]
+        progress.begin()
         yield communicator
         progress.groups = ()
 

@@ -6,8 +6,10 @@ and a barrier on the data group would steal the cost of its first call. Values a
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +24,10 @@ from torchcoll.machine.launcher import Launch
 
 GRACE_S = 3.0  # how long a rank that suspects trouble waits for the others to say they live
 _LONGEST_GRACE_S = 30.0
+# Beside a rank that is gone, for the words of others: those that wait ask for an alarm a second
+# after the last call. Once the launcher has sent its signal it ends all soon, Open MPI in a second;
+# but then all say what they know.
+_MOMENT_S, _HURRY_S = 1.75, 0.5
 _WAKINGS = (
     10  # of a watchdog, from trouble elsewhere to its own word: each comes late on a full host
 )
@@ -94,6 +100,30 @@ def cloneable(store: Any) -> Any:
     while not hasattr(store, "clone") and hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
+
+
+def store_gone(store: Any, own: str, server: str, silent: bool) -> tuple[bool, str]:
+    """(whether the store is gone, what a rank knows of it that it fails), by one more connection.
+    own: this rank; server: who serves it. silent: the store said nothing, and no connection broke.
+
+    Where the network is gone on this side the kernel says so; on the other side nobody does.
+    """
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    try:
+        socket.create_connection((store.host, store.port), timeout=1).close()
+    except AttributeError:  # of a file
+        return not silent, f"the store is gone, lost {server}?"
+    except ConnectionRefusedError:
+        return True, f"the store is gone, lost {server}, which serves it?"
+    except OSError as error:
+        gone = f"{own} is cut off from the store: its own connection is gone"
+        if error.errno in (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL):
+            return False, f"{gone} ({error.strerror})"
+        return not silent, f"{gone}, or that of {server}, which serves it"
+    if silent:  # the kernel takes connections for a process that is stopped
+        return False, f"the store does not answer, lost {server}, which serves it?"
+    return False, f"{own} is cut off from the store, which lives: its own connection is gone"
 
 
 def second_client(dist: Any, store: Any) -> Any:
@@ -208,10 +238,10 @@ class Control:
             self._awaited = []
         except RuntimeError as error:
             detail = _first_line(error)
-            why = "" if "timeout" in detail else f" ({detail})"
-            raise HangError(
-                f"no word from {self._missing(keys)} within {limit_s:g} s{why}"
-            ) from None
+            if "timeout" not in detail:
+                own = self.name(self.rank)
+                raise HangError(f"{own} lost its connection to the store ({detail})") from None
+            raise HangError(f"no word from {self._missing(keys)} within {limit_s:g} s") from None
 
     def _look(self, keys: list[str], limit_s: float) -> None:
         """Tell who has come, whenever another has, until all have. Of many ranks a look takes
@@ -274,28 +304,36 @@ def survey(
     members: list[dict[str, Any]],
     word: dict[str, Any],
     grace_s: float = GRACE_S,
+    hurries: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any] | None]:
     """Who is alive, asked once trouble is suspected: each rank's word, None for no answer.
 
     Called by the watchdog of every rank with its own client of the store. Where a rank of this host
-    is gone without a word that is the news, and nobody else is waited for ({} for them): the
-    launcher, which sees it too, ends this process soon. A rank whose word is there leaves
+    is gone without a word that is the news, and nobody else is waited for but a moment ({} for
+    them): the launcher, which sees it too, ends this process soon. ``hurries``: whether it has
+    begun to. A rank that ended the other says so meanwhile. A rank whose word is there leaves
     ``left/RANK`` behind.
     """
     alarm(store, rank, word)
     answers: list[dict[str, Any] | None] = [None] * ranks
-    deadline = time.monotonic() + grace_s
+    deadline, one_gone, hurried = time.monotonic() + grace_s, False, False
     while True:
         gone = dead_ranks(members, rank)  # before the look: who is gone said all it had to say
         for other in range(ranks):
             if answers[other] is None and store.check([f"alive/{other}"]):
                 answers[other] = json.loads(store.get(f"alive/{other}"))
-        silent = [other for other, answer in enumerate(answers) if answer is None]
-        if not {*gone}.isdisjoint(silent):
-            for other in {*silent} - {*gone}:
+        # One that counts more ranks than others would wait for some that nobody started.
+        there = min(
+            [ranks, *(answer["ranks"] for answer in answers if answer and "ranks" in answer)]
+        )
+        silent = [other for other in range(there) if answers[other] is None]
+        if not one_gone and not {*gone}.isdisjoint(silent):
+            one_gone, deadline = True, min(deadline, time.monotonic() + _MOMENT_S)
+        if one_gone and not hurried and hurries():
+            hurried, deadline = True, min(deadline, time.monotonic() + _HURRY_S)
+        if {*silent} <= {*gone} or time.monotonic() > deadline:
+            for other in {*silent} - {*gone} if one_gone else ():
                 answers[other] = {}  # not asked
-            break
-        if not silent or time.monotonic() > deadline:
             break
         time.sleep(0.05)
     if rank:

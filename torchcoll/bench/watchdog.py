@@ -21,8 +21,24 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torchcoll.bench.control import GRACE_S, Control, alarm, dead_ranks, grace_s, see_off, survey
-from torchcoll.bench.whereabouts import Whereabouts, seen_from_outside
+from torchcoll.bench.control import (
+    GRACE_S,
+    Control,
+    alarm,
+    dead_ranks,
+    grace_s,
+    see_off,
+    store_gone,
+    survey,
+)
+from torchcoll.bench.whereabouts import (
+    Whereabouts,
+    last_calls,
+    odd_one,
+    other_buffers,
+    other_world,
+    seen_from_outside,
+)
 from torchcoll.core.errors import ExitCode, tell
 
 _POLL_S = 0.25
@@ -54,8 +70,21 @@ class Progress:
     beats: int = 0  # signs of life within a step, which differ from rank to rank
     groups: Sequence[Any] = ()  # those that the case calls on: torch counts the calls
     part: int = 0  # the first rank of its sub-group
+    begun: int | None = None  # calls that torch had counted in the first of them
     halted: bool = False  # this rank is leaving: nothing new is begun
     told: Callable[[str], None] = nobody  # of each step: rank 0's terminal, at the start
+
+    def begin(self) -> None:
+        """A case begins on ``groups``."""
+        self.begun = None
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # backends without
+            self.begun = int(self.groups[0]._get_sequence_number_for_group())
+
+    def last(self) -> list[str]:
+        """What was given to the last calls of the case; some 0.1 s."""
+        if self.begun is None or not self.groups:
+            return []
+        return last_calls(self.groups[0].group_name, self.begun)
 
     def beat(self) -> None:
         self.beats += 1
@@ -169,6 +198,8 @@ class Watchdog:
         self.over: int | None = None
         self._leaving = threading.Lock()
         self._store_gone = False
+        self._parent = os.getppid()
+        self._ending = False
         self._first: int | None = None  # the rank that raised the alarm before all others
         self._where = Whereabouts()
         self._late_s: deque[float] = deque(maxlen=_LATENESSES)
@@ -227,6 +258,10 @@ class Watchdog:
             ):
                 self.trouble(_ECHO)
 
+    def _signalled(self) -> bool:
+        """Whether a signal that ends this rank has come: its thread may be here and not read it."""
+        return self._ending or bool(select.select([self._read], [], [], 0)[0])
+
     @property
     def _grace_s(self) -> float:
         return grace_s(max(self._late_s, default=0.0))
@@ -272,35 +307,41 @@ class Watchdog:
                 return
         # Launchers end the survivors with SIGTERM when a rank is lost: then the lost rank is the
         # news, not the signal.
+        self._ending = True
         control, name = self.control, signal.Signals(number).name
         if self.over is None and control.ranks > 1:
-            lost = self._lost_before(name)
+            lost, buffers = self._lost_before(name)
             if lost and number == signal.SIGTERM:
                 speaks = control.rank == min({*range(control.ranks)} - {*lost})
-                self.leave(ExitCode.HANG, "failed", "lost_rank", self._lost(lost), speaks)
+                text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost)}"
+                self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
         text, speaks = f"{name} in {self.progress.stated()}", control.rank == 0
         self.leave(128 + number, "interrupted", "signal", text, speaks)
 
-    def _lost_before(self, name: str) -> list[int]:
+    def _lost_before(self, name: str) -> tuple[list[int], str]:
         """Ranks that have ended without a word, as this rank sees and those of other hosts say that
-        got the signal too.
+        got the signal too; and which gave another buffer.
         """
         control = self.control
         here = dead_ranks(control.members, control.rank)
         word = {**self.progress.word(), "signal": name, "dead": here}
+        word["last"] = self.progress.last()
 
-        def ask() -> list[int]:
+        def ask() -> tuple[list[int], str]:
             answers = survey(
                 self._store, control.rank, control.ranks, control.members, word, _LINGER_S
             )
             stated = [answer.get("dead", []) for answer in answers if answer]
             dead = {*dead_ranks(control.members, control.rank)}.union(*stated)
-            return sorted(rank for rank in dead if not answers[rank])
+            lost = sorted(rank for rank in dead if not answers[rank])
+            return lost, other_buffers(answers, control.names)
 
         try:
-            return list(self._asker.ask(ask, _LINGER_S + GRACE_S))
+            found: tuple[list[int], str] = self._asker.ask(ask, _LINGER_S + GRACE_S)
+            return found
         except RuntimeError:
-            return here
+            alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+            return here, other_buffers(alone, control.names)
 
     def _lost(self, ranks: list[int]) -> str:
         return f"lost {self.control.names(ranks)} in {self.progress.stated()}"
@@ -319,6 +360,7 @@ class Watchdog:
             hang = symptom if kind == "hang" else ""
             word = {**self.progress.word(), **self._where.stated(control.timeout_s)}
             word["steps"] += control.steps  # both only grow, alike on all ranks
+            word |= {"last": self.progress.last(), "ranks": control.ranks}
             word |= {"hang": hang, "cause": "" if hang or symptom == _ECHO else symptom}
             try:
                 answers = self._asker.ask(lambda: self._survey(word), 2 * self._grace_s + 1)
@@ -328,15 +370,24 @@ class Watchdog:
                 text = self._verdict(symptom, answers)
                 speaks = all(answer is None for answer in answers[: control.rank])
             except RuntimeError as error:
-                text = f"{self._without_store(error)}{text}"
-                speaks = control.rank in (0, self._first_here())  # rank 0 may live without a store
+                alone: list[dict[str, Any]] = [{}] * control.rank + [word]
+                buffers = other_buffers(alone, control.names)
+                text = f"{f'{buffers}; ' if buffers else ''}{self._without_store(error)}{text}"
+                # Rank 0 may live without a store.
+                speaks = control.rank in (0, self._first_here()) or bool(buffers)
         self._leave(ExitCode.HANG, "failed", kind, text, speaks, answers)
 
     def _survey(self, word: dict[str, Any]) -> list[dict[str, Any] | None]:
         control = self.control
         word["lacks"] = control.lacking(self._store)
         answers = survey(
-            self._store, control.rank, control.ranks, control.members, word, self._grace_s
+            self._store,
+            control.rank,
+            control.ranks,
+            control.members,
+            word,
+            self._grace_s,
+            self._signalled,
         )
         self._first = int(self._store.get("alarm"))
         return answers
@@ -344,15 +395,23 @@ class Watchdog:
     def _without_store(self, error: RuntimeError) -> str:
         """Why there is no store, which rank 0 serves or torchrun's agent."""
         control = self.control
-        self._store_gone = not isinstance(error, NoAnswer)
+        silent = isinstance(error, NoAnswer)
+        self._store_gone = not silent
+        of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if of_agent and os.getppid() != self._parent:
+            return "the store is gone: torchrun's agent on this host has ended; "
         if 0 in dead_ranks(control.members, control.rank):
             return f"lost {control.name(0)}: "  # others that are gone may have left for that
         if control.members and 0 in self._here():
             seen = seen_from_outside(control.members[0]["pid"])
             if "stopped" in seen:
                 return f"lost {control.name(0)} (no answer; {seen}): "
-        why = "does not answer" if isinstance(error, NoAnswer) else "is gone"
-        return f"the store {why}, lost {control.name(0)} or the agent that serves it? "
+        server = control.name(0)
+        if of_agent:
+            server = "torchrun's agent on the first node"
+        own = control.name(control.rank)
+        self._store_gone, text = store_gone(self._store, own, server, silent)
+        return f"{text}; "
 
     @property
     def rank_0_ended(self) -> bool:
@@ -384,16 +443,23 @@ class Watchdog:
         if causes:
             symptom = f"{control.name(causes[0][0])}: {causes[0][1]}"
         silent = [rank for rank, answer in enumerate(answers) if answer is None]
+        if world := other_world(answers, control.names):
+            return f"{symptom} in {doing}; {world}. Start all ranks with the same number of ranks"
+        if buffers := other_buffers(answers, control.names):
+            lost = f"lost {control.names(silent)}, " if silent else ""
+            return f"{buffers} in {doing} ({lost}{symptom})"
         # A connection that others have closed is no cause; before any other one, that a busy rank
         # did not answer in time is no news. Where it is gone it is.
         own = [text for _, text in causes if not any(word in text.lower() for word in _BY_OTHERS)]
         gone = dead_ranks(control.members, control.rank)
         if silent and not (own and {*gone}.isdisjoint(silent)):
-            return f"{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
+            cut_off = ""
+            here = self._here()
+            if len(silent) == control.ranks - 1 > 1 and here == [control.rank]:
+                cut_off = f"{control.name(control.rank)} is cut off from all others, or "
+            return f"{cut_off}{self._lost(silent)} (no answer; {self._seen(silent)}{symptom})"
         if causes:
             return f"{symptom} in {doing}"
-        from torchcoll.bench.whereabouts import odd_one
-
         if symptom.startswith("no word from"):  # who waits for rank 0, which waits itself
             symptom = f"no progress for {control.timeout_s:g} s"
         return f"{symptom} in {doing}; {odd_one([a for a in answers if a], control.names)}"
