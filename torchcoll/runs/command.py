@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -372,7 +373,74 @@ def run_explain(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll report``: all that files tell, as one page.
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="result files, traffic, logs, topology files, output of other tools, folders of them "
+        "(of torchcoll matrix and versus too); label=PATH makes sides, which are compared with the "
+        "first",
+    )
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="report.html, one page that needs nothing else; or report.md, with its pictures in "
+        "files beside it",
+    )
+    add("--force", action="store_true", help="replace the page and its pictures")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+
+
+def run_report(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.core.file import uncollected
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.report.page import html_text, page_markdown
+    from torchcoll.runs.document import page_of
+
+    path = Path(options.output)
+    choice(path.suffix.lower(), "output", (".html", ".md"))
+    if not path.parent.is_dir():
+        raise UsageError("output", options.output, "a folder that exists")
+    check_new(path, "output", options.force)
+    words = ["torchcoll", "report", *options.files, "-o", options.output]
+    for name in ("filter", "fabric"):
+        if value := getattr(options, name):
+            words += [f"--{name}", value]
+    inline = path.suffix.lower() == ".html"
+    with uncollected():
+        page = page_of(options.files, options.filter, options.fabric, shlex.join(words), inline)
+        if inline:
+            write_file(path, html_text(page), "output", options.force)
+            print(printable(f"report: {path}"))
+            return ExitCode.OK
+        pictures = [one for section in page.sections for one in section.pictures]
+        names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
+        for name in names:
+            check_new(path.with_name(name), "output", options.force)
+        write_file(path, page_markdown(page, names), "output", options.force)
+        for name, picture in zip(names, pictures, strict=True):
+            write_file(path.with_name(name), picture.svg, "output", options.force)
+    print(printable(f"report: {path}" + f", pictures: {', '.join(names)}" * bool(names)))
+    return ExitCode.OK
+
+
 COMMANDS = {
+    "report": (
+        "everything that files tell as one page, HTML or markdown",
+        report_arguments,
+        run_report,
+    ),
     "explain": (
         "where a figure comes from: formulas with the numbers of one row filled in",
         explain_arguments,
