@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import shlex
 from collections.abc import Container, Sequence
@@ -300,9 +301,13 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
     add(
         "--format",
-        required=True,
         help="csv, json and parquet are for other programs: torchcoll reads none of them back, the "
         "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
+    )
+    add(
+        "--trace",
+        action="store_true",
+        help="every call on every rank as a trace for Perfetto or chrome://tracing (JSON)",
     )
     add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
     add("--force", action="store_true", help="replace the file of -o")
@@ -314,10 +319,24 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
-    choice(options.format, "format", formats)
+    if options.trace and options.format:
+        raise UsageError("trace", f"--format {options.format} too", "one of them")
+    if not options.trace:
+        choice(options.format or "none", "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
     runs = load_all(options.files)
+    if options.trace:
+        from torchcoll.runs.timeline import trace_text
+
+        trace = trace_text(runs)
+        if options.output:
+            write_file(options.output, trace, "output", options.force)
+        else:
+            print(trace)
+        for note in json.loads(trace)["otherData"]["clocks"]:
+            tell(f"torchcoll: note: clocks: {note}")
+        return ExitCode.OK
     if options.format == "parquet":
         from torchcoll.runs.export import write_parquet
 

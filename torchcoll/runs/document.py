@@ -11,7 +11,7 @@ import io
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torchcoll.verdict.judging import Verdict
 
 _OPEN = 3  # launches up to which their tables are open
+_FEW = 6  # files of a side that a command names
 _LINES = 40  # of one picture; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
 
@@ -68,11 +69,11 @@ def material_of(arguments: Sequence[str]) -> Material:
     found = Material()
     results: list[str] = []
     for argument in arguments:
-        label, path = named_path(argument)
+        label, named = named_path(argument)
         if label:
             results.append(argument)
             continue
-        path = str(from_stdin(path))
+        path = str(from_stdin(named))
         if os.path.isdir(path):
             found.folders.append(path)
             for file in _inside(path):
@@ -81,8 +82,8 @@ def material_of(arguments: Sequence[str]) -> Material:
                 except UnreadableError as error:
                     found.notes.append(f"left out: {error}")
         else:
-            for file in expanded(path):
-                _sort(os.fspath(file), found, results)  # type: ignore[arg-type]
+            for one in expanded(path):
+                _sort(str(one), found, results)
     found.runs += load_all(sources_of(results))
     if not (found.runs or found.traffic or found.dumps or found.logs):
         why = one_line(found.notes[0]) if found.notes else ""
@@ -97,7 +98,7 @@ def _inside(folder: str) -> list[str]:
     logs: list[str] = []
     with contextlib.suppress(UnreadableError):  # none
         logs = files_of([folder])
-    own = [os.fspath(file) for file in expanded(folder)]  # type: ignore[arg-type]
+    own = [str(file) for file in expanded(folder)]
     return list(dict.fromkeys([*own, *logs]))
 
 
@@ -162,7 +163,7 @@ class _Document:
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
-        self.answers += answers_of(section)
+        self.answers += [replace(one, text=f"{title}: {one.text}") for one in answers_of(section)]
         return section
 
     def draw(self, section: Section, name: str, draw: Callable[[], Figure | None]) -> None:
@@ -202,8 +203,9 @@ def page_of(
     """The page on everything that these files, folders and ``label=PATH`` hold.
 
     filter: as of ``compare``; the cases of results that it holds for. fabric: what the verdict is
-    measured by. command: what makes the page again. inline: the pictures are
-    parts of the page. Raises UnreadableError where there is nothing to report, UsageError for choices that do not exist, UnavailableError without matplotlib.
+    measured by. command: what makes the page again. inline: its pictures are parts of it. Raises
+    UnreadableError where there is nothing to report, UsageError for choices that do not exist,
+    UnavailableError without matplotlib.
     """
     found = material_of(arguments)
     _filtered(found, filter)
@@ -259,8 +261,8 @@ def _about_runs(document: _Document) -> None:
     ]
     _verdict_answer(document, verdicts)
     _peak_answer(document)
-    compared = _comparisons(document)
     _launches(document, verdicts)
+    compared = _comparisons(document)
     _curves(document, compared)
     _calls(document)
     for run in runs:
@@ -311,8 +313,13 @@ def _peak_answer(document: _Document) -> None:
 
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
-    """A side for each label ``cell``, where all runs have one and there are several."""
+    """A side for each label ``cell``, where all runs have one and there are several; else for each
+    backend, where launches have several.
+    """
     names = [run.labels.get("cell", "") for run in runs]
+    if not any(names):
+        backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
+        return [Side(f"backend:{name}", list(runs)) for name in backends] * (len(backends) > 1)
     if not all(names) or not 2 <= len(set(names)) <= _SIDES:
         return []
     return [
@@ -341,9 +348,12 @@ def _comparisons(document: _Document) -> list[Comparison]:
         named = " ".join(
             shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
             for side in (sides[0], other)
-            for run in side.runs
+            for run in side.runs[:_FEW]
         )
-        title = f"{one_line(one.new.name)} against {one_line(one.base.name)}"
+        named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
+        title = " against ".join(
+            one_line(side.only[1] if side.only else side.name) for side in (one.new, one.base)
+        )
         document.add(
             title, comparison_grids(one, every=True), f"torchcoll compare {named}", [_ratios(one)]
         )
@@ -404,6 +414,7 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """A line a launch."""
     runs = document.found.runs
     items = list(zip(runs, document.rows, verdicts, strict=True))
+    names = _short_names(runs)
     Item = tuple[Run, Sequence[Row], Any]
 
     def hosts(item: Item) -> str:
@@ -425,7 +436,7 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
 
     grid = filled(
         [
-            (Head("launch", left=True), lambda i: title_of(i[0])),
+            (Head("launch", left=True), lambda i: names[id(i[0])]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
@@ -448,13 +459,24 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
     document.add("What was run", [grid], document.command("show"))
 
 
+def _short_names(runs: Sequence[Run]) -> dict[int, str]:
+    """By the id of the run: its path without the folder that all are in."""
+    paths = [os.path.abspath(run.path) for run in runs if run.path]
+    try:
+        folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
+    except ValueError:  # on several drives
+        folder = ""
+    names = {id(run): title_of(run) for run in runs}
+    inside = ((run, os.path.abspath(run.path)) for run in runs if run.path)
+    return names | {id(run): one_line(os.path.relpath(path, folder)) for run, path in inside}
+
+
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
     from torchcoll.runs.plot import lines_figure, picture_of
 
-    if compared:
+    sides = [Side("", document.found.runs)]
+    if compared and not compared[0].base.only:
         sides = [compared[0].base, *(one.new for one in compared)]
-    else:
-        sides = _sides(document.found.runs) or [Side("", document.found.runs)]
 
     def make() -> None:
         picture = picture_of(sides)
@@ -472,7 +494,7 @@ def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
         )  # fmt: skip
 
     document.tried("time over sizes", make)
-    if not compared:
+    if not compared or compared[0].base.only:
         document.tried("transitions", lambda: _transitions(document))
 
 
@@ -488,7 +510,9 @@ def _transitions(document: _Document) -> None:
             f"at most {_SIDES}",
             "--filter collective=NAME,dtype=NAME,... leaves fewer.",
         )
-    figures = [("Times, the law of each range, and where one ends", lambda: ranges_figure(found))]
+    changing = replace(found, curves=[curve for curve in found.curves if curve.transitions])
+    text = "Times, the law of each range, and where one ends"
+    figures = [(text, lambda: ranges_figure(changing))] * bool(changing.curves)
     document.add(
         "Where it switches", transitions_grids([found]), document.command("transitions"), figures
     )

@@ -11,6 +11,7 @@ from torchcoll.comparison.show import titles_of
 from torchcoll.contention.soaked import Soaked
 from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, has_period, median, over_ranks
 from torchcoll.core.units import format_size, format_time
@@ -143,10 +144,16 @@ def _draw_calls(axis: Axes, result: CaseResult) -> None:
         mark, colour = _MARKS.get(kind, (".", PALETTE[0]))
         axis.plot(xs, ys, linestyle="", marker=mark, markersize=3.5, color=colour)
         if kind in ("cold", "steady"):
+            place = 0 if kind == "cold" else -1
             axis.annotate(
-                f"{kind} calls", (xs[0], ys[0]), xytext=(5, 4), textcoords="offset points",
-                fontsize="small", color=colour,
-            )  # fmt: skip
+                f"{kind} calls",
+                (xs[place], ys[place]),
+                xytext=(5, 4) if kind == "cold" else (-5, 6),
+                ha="left" if kind == "cold" else "right",
+                textcoords="offset points",
+                fontsize="small",
+                color=colour,
+            )
     axis.set_xlabel("number of the call (o cold, x lead)")
     time_axis(axis)
     axis.set_ylabel("slowest rank")
@@ -175,8 +182,8 @@ def ranks_figure(run: Run) -> Figure | None:
     rows = [list(row) for row in zip(*columns, strict=True)]
     mesh = axes[0][0].pcolormesh(rows, cmap="cividis", edgecolors="none")
     axis = axes[0][0]
-    names = [case_text(result.case) for result in results]
-    axis.set_xticks([n + 0.5 for n in range(len(names))], names, rotation=60, ha="right")
+    names = _column_names(results)
+    axis.set_xticks([n + 0.5 for n in names], list(names.values()), rotation=40, ha="right")
     every = -(-len(rows) // 16)
     places = range(0, len(rows), every)
     axis.set_yticks([n + 0.5 for n in places], [str(n * step) for n in places])
@@ -185,7 +192,7 @@ def ranks_figure(run: Run) -> Figure | None:
     axis.tick_params(length=0)
     axis.set_title("own time of each rank / that of the median rank", loc="left")
     figure.colorbar(mesh, ax=axis, label="ratio")
-    if len(rows) * len(names) <= 256:
+    if len(results) <= _NUMBERED and len(rows) <= _NUMBERED:
         middle = (mesh.norm.vmin + mesh.norm.vmax) / 2
         for y, row in enumerate(rows):
             for x, value in enumerate(row):
@@ -194,6 +201,23 @@ def ranks_figure(run: Run) -> Figure | None:
                 axis.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center",
                           fontsize="x-small", color=colour)  # fmt: skip
     return figure
+
+
+_NUMBERED = 16  # columns and rows of a map whose cells have their figure in them
+
+
+def _column_names(results: Sequence[CaseResult]) -> dict[int, str]:
+    """Every case by its size where they are few; else where a collective or backend begins."""
+    several = len({result.case.backend for result in results}) > 1
+    names: dict[int, str] = {}
+    before = ""
+    for place, result in enumerate(results):
+        backend = f" {one_line(result.case.backend)}" if several else ""
+        if len(results) <= _NUMBERED:
+            names[place] = case_text(result.case) + backend
+        elif (name := result.case.collective) != before:
+            names[place] = before = name
+    return names
 
 
 def pairs_figure(pairs: Pairs) -> Figure:
