@@ -203,6 +203,16 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     return text.replace("<svg ", '<svg role="img" ', 1)
 
 
+def check_drawn() -> None:
+    """Raises UnavailableError where a page could not have its pictures, before anything is read."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UnavailableError(
+            "report", "no library for it", "matplotlib", "Install torchcoll[report]."
+        ) from None
+
+
 def _themed(found: re.Match[str]) -> str:
     whole, colour = found.group(0), found.group(1)
     return whole.replace(colour, _INK.get(colour, colour))

@@ -32,7 +32,7 @@ from torchcoll.report.formats import View
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Part, Section
-from torchcoll.report.pictures import svg_text
+from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
 from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
 
@@ -207,6 +207,7 @@ def page_of(
     UnreadableError where there is nothing to report, UsageError for choices that do not exist,
     UnavailableError without matplotlib.
     """
+    check_drawn()
     found = material_of(arguments)
     _filtered(found, filter)
     document = _Document(found, arguments, Judging(fabric), inline)
@@ -297,7 +298,7 @@ def _peak_answer(document: _Document) -> None:
     for name in names[:3]:
         best = max((r for r in wide if r.collective == name), key=lambda r: r.busbw_gbps or 0)
         words.append(
-            f"{name} {format_bandwidth(best.busbw_gbps).strip()} GB/s of busbw at "
+            f"{name} {best.busbw_gbps:.4g} GB/s of busbw at "
             f"{format_size(best.size_bytes)} on {best.ranks} ranks"
         )
     words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
