@@ -73,7 +73,7 @@ def test_ratios_with_their_intervals():
     found = compare(Side("old", old), Side("new", new))
     (axis,) = [axis for axis in ratio_figure(found).axes if axis.get_visible()]
     drawn = [one for one in axis.get_lines() if one.get_marker() == "^"]
-    assert [list(one.get_ydata())[0] for one in drawn] == pytest.approx([2.0], rel=0.05)
+    assert [next(iter(one.get_ydata())) for one in drawn] == pytest.approx([2.0], rel=0.05)
     assert "slower" in texts(axis)
     assert axis.get_title("left") == "all_reduce: time of new / old"
     low, high = axis.collections[0].get_segments()[0][:, 1]

@@ -83,7 +83,7 @@ def test_another_host_is_put_to_the_clock_of_the_first():
     one = made(cold_ns=[[50, 10, 10], [40, 20, 10]], cold_start_ns=starts)
     hosts = [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]
     text = trace_text([run(one, ranks=2, members=hosts)])
-    # The median of -7002 and -6998 is -7000; the first call, which met at the store, does not count.
+    # The median of -7002 and -6998 is -7000; call 0, which met at the store, does not count.
     assert [c[2] for c in calls(text)[1] if c[0] == "cold"] == [2000, 102, 198]
     (note,) = clocks(text)
     assert note.startswith("r1: 2 hosts, aligned by the starts of calls behind a barrier")

@@ -249,7 +249,8 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
+        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...); - draws the "
+        "curves in the terminal",
     )
     add("--force", action="store_true", help="replace the picture")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
@@ -263,10 +264,11 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.paths import expanded
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
+    from torchcoll.runs.plot import plot, print_curves
 
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
-    check_path(path, options.force)
+    if path != "-":
+        check_path(path, options.force)
     named: dict[str, list[str]] = {}
     for argument in with_results(options.sides):
         label, found, file = argument.partition("=")
@@ -277,6 +279,12 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
     }
+    if path == "-":
+        from torchcoll.comparison.sides import side
+
+        own = [side(name, runs) for name, runs in sides.items()]
+        print_curves(own, options.over_ranks, options.filter)
+        return ExitCode.OK
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
     plot(sides, path, **choices)
     print(printable(f"picture: {path}"))

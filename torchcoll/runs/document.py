@@ -52,7 +52,9 @@ _SIDES = 12  # cells of a matrix that are compared with its first
 
 @dataclass
 class Material:
-    """What the arguments of a report hold. folders: of a torchcoll matrix or versus."""
+    """What the arguments of a report hold. folders: of a torchcoll matrix or versus. named: the
+    arguments that hold some, by the kind of what they hold.
+    """
 
     runs: list[Run] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
@@ -60,6 +62,10 @@ class Material:
     logs: list[LogReader] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+    def holds(self) -> tuple[int, int, int]:
+        return len(self.runs), len(self.traffic), len(self.dumps) + len(self.logs)
 
 
 def material_of(arguments: Sequence[str]) -> Material:
@@ -70,8 +76,10 @@ def material_of(arguments: Sequence[str]) -> Material:
     results: list[str] = []
     for argument in arguments:
         label, named = named_path(argument)
+        before = (*found.holds(), len(results))
         if label:
             results.append(argument)
+            found.named.setdefault("runs", []).append(argument)
             continue
         path = str(from_stdin(named))
         if os.path.isdir(path):
@@ -84,6 +92,11 @@ def material_of(arguments: Sequence[str]) -> Material:
         else:
             for one in expanded(path):
                 _sort(str(one), found, results)
+        after = (*found.holds(), len(results))
+        more = [now > then for now, then in zip(after, before, strict=True)]
+        for kind, here in (("runs", more[0] or more[3]), ("traffic", more[1]), ("logs", more[2])):
+            if here:
+                found.named.setdefault(kind, []).append(argument)
     found.runs += load_all(sources_of(results))
     if not (found.runs or found.traffic or found.dumps or found.logs):
         why = one_line(found.notes[0]) if found.notes else ""
@@ -134,13 +147,10 @@ def _sort(file: str, found: Material, results: list[str]) -> None:
 
 
 class _Document:
-    """Sections and sentences as they are found. files: the arguments, for the commands."""
+    """Sections and sentences as they are found."""
 
-    def __init__(
-        self, found: Material, files: Sequence[str], judging: Judging, inline: bool
-    ) -> None:
+    def __init__(self, found: Material, judging: Judging, inline: bool) -> None:
         self.found = found
-        self.files = shlex.join(files)
         self.judging = judging
         self.inline = inline
         self.sections: list[Section] = []
@@ -148,8 +158,8 @@ class _Document:
         self.notes = list(found.notes)
         self.rows = [summarise_run(run) for run in found.runs]
 
-    def command(self, name: str) -> str:
-        return f"torchcoll {name} {self.files}"
+    def command(self, name: str, kind: str = "runs") -> str:
+        return f"torchcoll {name} {shlex.join(self.found.named.get(kind, []))}"
 
     def add(
         self,
@@ -210,7 +220,7 @@ def page_of(
     check_drawn()
     found = material_of(arguments)
     _filtered(found, filter)
-    document = _Document(found, arguments, Judging(fabric), inline)
+    document = _Document(found, Judging(fabric), inline)
     if found.runs:
         _about_runs(document)
     if found.traffic:
@@ -308,9 +318,8 @@ def _peak_answer(document: _Document) -> None:
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest: {format_time(least.median_ns).strip()}, {least.collective} of "
-        document.answers.append(
-            Answer(f"{text}{format_size(least.size_bytes)} on {least.ranks} ranks.")
-        )
+        where = f" on {least.ranks} ranks" * bool(least.ranks)
+        document.answers.append(Answer(f"{text}{format_size(least.size_bytes)}{where}."))
 
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
@@ -587,10 +596,12 @@ def _further(document: _Document, run: Run) -> None:
         return
     figures: list[tuple[str, Callable[[], Figure | None]]] = []
     if run.windows:
+        from torchcoll.contention.show import soak_answer
         from torchcoll.contention.soaked import soaked
         from torchcoll.runs.figures import soak_figure
 
         if found := soaked(run):
+            document.answers.append(Answer(soak_answer(found), "bad" if found.faults else ""))
             figures.append(("Hours of the same cases", lambda: soak_figure(found, run)))
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
@@ -623,7 +634,7 @@ def _about_traffic(document: _Document) -> None:
         grids = traffic_grids(traffic, summarise_traffic(traffic))
         several = len(document.found.traffic) > 1
         name = f": {one_line(traffic.path or 'traffic')}" if several else ""
-        document.add(f"What a training sends{name}", grids, document.command("show"))
+        document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
 
 
 def _about_logs(document: _Document) -> None:
@@ -632,7 +643,7 @@ def _about_logs(document: _Document) -> None:
 
     found = document.found
     jobs = [job_log(job) for job in jobs_of(found.logs)]
-    section = Section("What the libraries say", commands=[document.command("log")])
+    section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(found.logs), found.dumps):
         section.parts.append(Part(title, grids))
     document.answers += answers_of(section)
