@@ -27,7 +27,7 @@ class Illustration:
 
 
 @dataclass
-class Part:
+class Titled:
     """Tables below a title; '' is none."""
 
     title: str
@@ -42,7 +42,7 @@ class Section:
     texts: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
     pictures: list[Illustration] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Titled] = field(default_factory=list)
     folded: bool = False
 
 

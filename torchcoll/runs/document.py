@@ -31,7 +31,7 @@ from torchcoll.report.columns import values_of
 from torchcoll.report.formats import View
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.notes import runs_lines
-from torchcoll.report.page import Illustration, Page, Part, Section
+from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
 from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
@@ -169,7 +169,7 @@ class _Document:
         figures: Sequence[tuple[str, Callable[[], Figure | None]]] = (),
     ) -> Section:
         section = Section(title, commands=[command] if command else [])
-        section.parts.append(Part("", list(grids)))
+        section.parts.append(Titled("", list(grids)))
         for name, draw in figures:
             self.draw(section, name, draw)
         self.sections.append(section)
@@ -614,11 +614,11 @@ def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
     section = Section("Every case", commands=[document.command("show")], folded=len(own) > _OPEN)
     if len(own) > MOST_RUNS:
         named = [(title_of(run), answer_of(verdict)) for run, verdict in own]
-        section.parts.append(Part("", runs_grids([run for run, _ in own], named, View())))
+        section.parts.append(Titled("", runs_grids([run for run, _ in own], named, View())))
     else:
         for run, _ in own:
             grid = table_grid(run, judging=document.judging)
-            section.parts.append(Part(title_of(run) if len(own) > 1 else "", [grid]))
+            section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
     if own:
         document.sections.append(section)
 
@@ -645,7 +645,7 @@ def _about_logs(document: _Document) -> None:
     jobs = [job_log(job) for job in jobs_of(found.logs)]
     section = Section("What the libraries say", commands=[document.command("log", "logs")])
     for title, grids in titled_logs(jobs, file_rows(found.logs), found.dumps):
-        section.parts.append(Part(title, grids))
+        section.parts.append(Titled(title, grids))
     document.answers += answers_of(section)
     document.sections.append(section)
 
@@ -654,12 +654,12 @@ def _ending(document: _Document, command: str) -> None:
     """The environment, what the page leaves out, and the commands that made it."""
     if document.found.runs:
         document.sections.append(
-            Section("Environment", parts=[Part("", [_environment(document.found.runs)])])
+            Section("Environment", parts=[Titled("", [_environment(document.found.runs)])])
         )
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)
-        document.sections.append(Section("What is not here", parts=[Part("", [grid])]))
+        document.sections.append(Section("What is not here", parts=[Titled("", [grid])]))
     made = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
             if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
     commands = [*([command] if command else []), *dict.fromkeys(map(one_line, made))]
