@@ -191,14 +191,13 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "torchcoll"}):
         figure.savefig(drawn, format="svg", transparent=inline, metadata=nothing)
-    text = drawn.getvalue()
+    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
     if not inline:
         return text
     text = _PROLOG.sub("", text)
     text = _GROUP.sub("<g", text)  # the ids of two pictures would be alike
     text = _SIZE.sub(r"\1", _SIZE.sub(r"\1", text))
     text = _COLOUR.sub(_themed, text)
-    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", text)
     text = text.replace("<text ", '<text fill="currentColor" ')
     return text.replace("<svg ", '<svg role="img" ', 1)
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torchcoll.verdict.judging import Verdict
 
 _OPEN = 3  # launches up to which their tables are open
+_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
 _FEW = 6  # files of a side that a command names
 _LINES = 40  # of one picture; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
@@ -355,6 +356,7 @@ def _comparisons(document: _Document) -> list[Comparison]:
     compared = []
     for other in sides[1:]:
         one = compare(sides[0], other)
+        one.differences = [d for d in one.differences if d.name not in _TOLD]
         named = " ".join(
             shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
             for side in (sides[0], other)
@@ -652,10 +654,9 @@ def _about_logs(document: _Document) -> None:
 
 def _ending(document: _Document, command: str) -> None:
     """The environment, what the page leaves out, and the commands that made it."""
-    if document.found.runs:
-        document.sections.append(
-            Section("Environment", parts=[Titled("", [_environment(document.found.runs)])])
-        )
+    environment = _environment(document.found.runs)
+    if environment.rows:
+        document.sections.append(Section("Environment", parts=[Titled("", [environment])]))
     notes = [one_line(note) for note in dict.fromkeys(document.notes)]
     if notes:
         grid = Grid([], [], below=notes)

@@ -16,7 +16,15 @@ from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import default_clock, has_period, median, over_ranks
 from torchcoll.core.units import format_size, format_time
 from torchcoll.pairs.matches import EXCHANGE, Pairs
-from torchcoll.report.pictures import PALETTE, literal, new_figure, size_axis, style_of, time_axis
+from torchcoll.report.pictures import (
+    PALETTE,
+    literal,
+    new_figure,
+    size_axis,
+    style_of,
+    time_axis,
+    write_caption,
+)
 from torchcoll.runs.views import in_order, rank_of
 
 if TYPE_CHECKING:
@@ -168,7 +176,8 @@ def ranks_figure(run: Run) -> Figure | None:
     """A row a rank, a column a case: the rank's own median over that of the median rank. None where
     fewer than two ranks or no samples are there.
     """
-    results = [r for r in _sampled(run) if len(_samples(r)) == run.ranks > 1][:_CELLS]
+    every = [r for r in _sampled(run) if len(_samples(r)) == run.ranks > 1]
+    results = every[:_CELLS]
     if not results:
         return None
     step = -(-run.ranks // _CELLS)
@@ -184,14 +193,15 @@ def ranks_figure(run: Run) -> Figure | None:
     axis = axes[0][0]
     names = _column_names(results)
     axis.set_xticks([n + 0.5 for n in names], list(names.values()), rotation=40, ha="right")
-    every = -(-len(rows) // 16)
-    places = range(0, len(rows), every)
+    places = range(0, len(rows), -(-len(rows) // 16))
     axis.set_yticks([n + 0.5 for n in places], [str(n * step) for n in places])
     axis.invert_yaxis()
     axis.set_ylabel("rank" if step == 1 else f"rank, the slowest of {step}")
     axis.tick_params(length=0)
     axis.set_title("own time of each rank / that of the median rank", loc="left")
     figure.colorbar(mesh, ax=axis, label="ratio")
+    if len(results) < len(every):
+        write_caption(figure, [f"the first {len(results)} of {len(every)} cases"])
     if len(results) <= _NUMBERED and len(rows) <= _NUMBERED:
         middle = (mesh.norm.vmin + mesh.norm.vmax) / 2
         for y, row in enumerate(rows):
@@ -266,7 +276,8 @@ _RESULT_MARKS = {
 def ratio_figure(found: Comparison) -> Figure | None:
     """A panel a table: ratio new / base over sizes with its 95 % interval. None without a ratio."""
     matched = [row for row in found.rows if row.matched and row.ratio]
-    tables = [t for t in tables_of(matched) if t][:_PANELS]
+    every = [table for table in tables_of(matched) if table]
+    tables = every[:_PANELS]
     if not tables:
         return None
     titles = titles_of([table[0].pair for table in tables])
@@ -279,6 +290,8 @@ def ratio_figure(found: Comparison) -> Figure | None:
                        loc="left", fontsize="small")  # fmt: skip
     for axis in places[len(tables) :]:
         axis.set_visible(False)
+    if len(tables) < len(every):
+        write_caption(figure, [f"the first {len(tables)} of {len(every)} tables"])
     return figure
 
 
