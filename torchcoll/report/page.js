@@ -1,12 +1,12 @@
 (() => {
   const units = { ns: 1, us: 1e3, ms: 1e6, s: 1e9, K: 1024, M: 1048576, G: 1073741824, T: 1099511627776 };
   const value = text => {
-    const found = /^\s*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*([a-zA-Z]*)/.exec(text);
+    const found = /^[\s<]*([-+]?[\d.]+(?:e[-+]?\d+)?)\s*([a-zA-Z]*)[\s*%]*$/.exec(text);
     return found ? found[1] * (units[found[2]] || 1) : NaN;
   };
   const compare = (a, b) => {
     const x = value(a), y = value(b);
-    if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b);
+    if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b, "en", { numeric: true });
     return x - y;
   };
   for (const table of document.querySelectorAll("table")) {
