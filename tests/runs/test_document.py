@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 
 import pytest
 from handmade import MIB, case, not_run, result, run
+from made_pairs import pairs_run
+from sent import ddp, traffic
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
@@ -168,7 +170,7 @@ def test_too_many_lines_say_how_to_filter(tmp_path):
     assert "Time and bandwidth over sizes" not in titles(page)
     (left,) = [section for section in page.sections if section.title == "What is not here"]
     text = " ".join(left.parts[0].grids[0].below)
-    assert "lines: got 41 in one picture, expected at most 40. --filter collective=" in text
+    assert "lines: got 41 in one panel, expected at most 16. --filter collective=" in text
 
 
 def test_nothing_to_report(tmp_path):
@@ -220,3 +222,24 @@ def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
 
 def test_the_same_files_give_the_same_page(file):
     assert html_text(page_of([file])) == html_text(page_of([file]))
+
+
+def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
+    save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
+    traffic(ddp).save(tmp_path / "sent.jsonl")
+    log = tmp_path / "log.txt"
+    log.write_text("host:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n")
+    page = page_of([str(tmp_path / name) for name in ("pairs.jsonl", "sent.jsonl", "log.txt")])
+    found = {section.title: section for section in page.sections}
+    for title, words in (
+        ("Who is slow", "show"),
+        ("What a training sends", "show"),
+        ("What the libraries say", "log"),
+    ):
+        assert found[title].commands[0].startswith(f"torchcoll {words} {tmp_path}/")
+    assert "sent.jsonl" not in found["Who is slow"].commands[0]
+    assert found["What a training sends"].commands[0].endswith("/sent.jsonl")
+    (said,) = [one.text for one in page.answers if one.text.startswith("Who is slow: ")]
+    assert "rank 3" in said
+    assert "Every case" not in found
+    assert html_text(page)

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,12 @@ def svg_text(figure: Figure, inline: bool = True) -> str:
 
     drawn = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "torchcoll"}):
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "torchcoll"}),
+        warnings.catch_warnings(),
+    ):
+        # Of letters that its font lacks, which the reader's has.
+        warnings.simplefilter("ignore", UserWarning)
         figure.savefig(drawn, format="svg", transparent=inline, metadata=nothing)
     text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
     if not inline:

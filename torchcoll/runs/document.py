@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _OPEN = 3  # launches up to which their tables are open
 _TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
 _FEW = 6  # files of a side that a command names
-_LINES = 40  # of one picture; more tell nothing apart
+_LINES = 16  # of one panel; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
 
 
@@ -158,6 +158,8 @@ class _Document:
         self.answers: list[Answer] = []
         self.notes = list(found.notes)
         self.rows = [summarise_run(run) for run in found.runs]
+        # Pairs have a section of their own: as cases they would be hundreds of lines.
+        self.plain = [run for run in found.runs if not has_pairs(run)]
 
     def command(self, name: str, kind: str = "runs") -> str:
         return f"torchcoll {name} {shlex.join(self.found.named.get(kind, []))}"
@@ -275,13 +277,15 @@ def _about_runs(document: _Document) -> None:
     _peak_answer(document)
     _launches(document, verdicts)
     compared = _comparisons(document)
-    _curves(document, compared)
-    _calls(document)
+    if document.plain:
+        _curves(document, compared)
+        _calls(document)
     for run in runs:
         if has_pairs(run):
             _pairs(document, run)
-    _cold(document)
-    if len({run.ranks for run in runs}) > 1:
+    if document.plain:
+        _cold(document)
+    if len({run.ranks for run in document.plain}) > 1:
         document.tried("the number of ranks", lambda: _scaling(document))
     for run in runs:
         _further(document, run)
@@ -341,13 +345,12 @@ def _sides(runs: Sequence[Run]) -> list[Side]:
 
 def _comparisons(document: _Document) -> list[Comparison]:
     """The sides against the first, whatever made them: a versus, forced algorithms, labels."""
-    runs, found = document.found.runs, document.found
-    for folder in found.folders:
+    for folder in document.found.folders:
         if compared := _versus(document, folder):
             return compared
     if _algorithms(document):
         return []
-    sides = _sides(runs)
+    sides = _sides(document.plain)
     if not sides:
         return []
     from torchcoll.comparison.compare import compare
@@ -486,17 +489,17 @@ def _short_names(runs: Sequence[Run]) -> dict[int, str]:
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
     from torchcoll.runs.plot import lines_figure, picture_of
 
-    sides = [Side("", document.found.runs)]
+    sides = [Side("", document.plain)]
     if compared and not compared[0].base.only:
         sides = [compared[0].base, *(one.new for one in compared)]
 
     def make() -> None:
         picture = picture_of(sides)
-        number = sum(map(len, picture.panels.values()))
+        number = max(map(len, picture.panels.values()))
         if number > _LINES:
             raise UsageError(
                 "lines",
-                f"{number} in one picture",
+                f"{number} in one panel",
                 f"at most {_LINES}",
                 "--filter collective=NAME,dtype=NAME,... leaves fewer.",
             )
@@ -514,7 +517,7 @@ def _transitions(document: _Document) -> None:
     from torchcoll.curves.show import ranges_figure, transitions_grids
     from torchcoll.curves.transitions import transitions
 
-    found = transitions(document.found.runs)
+    found = transitions(document.plain)
     if len(found.curves) > _SIDES:
         raise UsageError(
             "curves",
@@ -533,8 +536,8 @@ def _transitions(document: _Document) -> None:
 def _calls(document: _Document) -> None:
     from torchcoll.runs.figures import calls_figure, chosen, ranks_figure
 
-    runs = document.found.runs
-    run = next((one for one in runs if not has_pairs(one) and chosen(one)), None)
+    runs = document.plain
+    run = next((one for one in runs if chosen(one)), None)
     if run is None:
         return
     which = f", of {title_of(run)}" if len(runs) > 1 else ""
@@ -574,7 +577,7 @@ def _cold(document: _Document) -> None:
     from torchcoll.startup.show import cold_figure, cold_grids
 
     def make() -> None:
-        found = cold(document.found.runs)
+        found = cold(document.plain)
         several = len({scale.ranks for scale in found.scales}) > 1
         figures = [("What starting cost, over the ranks", lambda: cold_figure(found))]
         command = document.command("cold")
@@ -587,7 +590,7 @@ def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.show import scaling_grids
 
-    found = scaling(document.found.runs)
+    found = scaling(document.plain)
     document.add("Over the number of ranks", scaling_grids(found), document.command("scaling"))
 
 
