@@ -32,7 +32,7 @@ QUESTIONS = {
     "verdict",
 }
 SCIENCE = {"numpy", "scipy", "pandas"}
-DRAWN = {"rich", "matplotlib", "pandas"}
+DRAWN = {"rich", "matplotlib", "pandas", "jinja2", "markupsafe"}
 TABLE = {
     "core": (set(), set(), {"importers.registry"}),
     "libraries": ({"core"}, {"defusedxml"}, set()),

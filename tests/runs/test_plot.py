@@ -41,6 +41,17 @@ def sweep(ranks=8, **changed):
     return run(*(result(ranks, case=case(size_bytes=n, **changed)) for n in sizes), ranks=ranks)
 
 
+def test_curves_in_a_terminal(tmp_path, capsys):
+    save(sweep(), tmp_path / "x.jsonl")
+    assert cli.main(["plot", str(tmp_path / "x.jsonl"), "-o", "-"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].split("  ")
+    # 1 ms at each size: a flat curve; busbw is 1.8, 7.3 and 117 GB/s.
+    assert [word.strip() for word in line if word] == [
+        *("all_reduce", "1M to 64M", "▁▁▁", "1.00 ms to 1.00 ms", "▁▁█", "117.441")
+    ]
+    assert not (tmp_path / "-").exists()
+
+
 def test_time_and_busbw_of_every_size():
     figure = figure_of(sweep())
     left, right = figure.axes
@@ -110,7 +121,8 @@ def test_many_names_stand_beside_the_picture():
     ]
     left, right = figure_of(run(*results)).axes
     assert (legend(left), len(legend(right))) == ([], 10)
-    assert len({(x.get_color(), x.get_linestyle()) for x in left.get_lines()}) == 10
+    # Six colours, then again with other dashes: see test_figures.py.
+    assert len({x.get_color() for x in left.get_lines()}) == 6
 
 
 def test_a_row_for_each_collective():

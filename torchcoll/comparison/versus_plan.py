@@ -17,6 +17,7 @@ from torchcoll.comparison.statistics import MOST_OUTLIERS
 from torchcoll.core.errors import UnreadableError, UsageError
 from torchcoll.core.paths import MANIFEST
 from torchcoll.core.variables import MASK
+from torchcoll.launches.axes import Cell, command_of
 from torchcoll.launches.blocks import LaunchPlan, make_plan, plan_of_commands, stored_plan
 from torchcoll.launches.folder import check_same, stored
 
@@ -119,6 +120,35 @@ def _new_folder() -> str:
         number += 1
         name = f"{first}-{number}"
     return name
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What a folder of a versus was begun with; there: as of Asked."""
+
+    plan: LaunchPlan
+    threshold: float
+    same_most: int
+    there: set[tuple[str, int]]
+
+
+def begun(folder: Path) -> Begun | None:
+    """For reading what is in a folder: nothing of it can be launched. None where it is none of a
+    versus. Raises UnreadableError for a broken manifest.
+    """
+    found = stored(folder)
+    if found is None or "versus" not in (found[0].get("spec") or {}):
+        return None
+    header, there = found
+    spec = header["spec"]
+    limits = _limits(folder, spec)
+    try:
+        cells = [Cell.from_json(cell) for cell in spec["cells"]]
+        plan = LaunchPlan(command_of(spec["command"]), cells, _numbers(MOST, len(cells)), 0)
+    except (TypeError, ValueError, KeyError):
+        expected = "one that torchcoll versus wrote"
+        raise UnreadableError("manifest", folder / MANIFEST, expected) from None
+    return Begun(plan, limits["threshold"], limits["launches"], there)
 
 
 def _limits(folder: Path, spec: Mapping[str, Any]) -> dict[str, Any]:

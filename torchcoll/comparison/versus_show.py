@@ -267,12 +267,16 @@ def show_versus(
     if format == "table" and out.terminal:
         out.styled(text, style)
         out.write("\n")
-    grids = [grid for one in found for grid in _grids(one)]
-    grids.append(Grid([], [], below=_below(state, found, folder, ended)))
+    grids = versus_grids(state, found, folder, ended)
     show_found([Forms(grids, _object(state, found, folder, ended), _records(found))], format, file)
     if format == "table":
         out.styled(text, style)
         out.flush()
+
+
+def versus_grids(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[Grid]:
+    grids = [grid for one in found for grid in _grids(one)]
+    return [*grids, Grid([], [], below=_below(state, found, folder, ended))]
 
 
 def _grids(found: Comparison) -> list[Grid]:

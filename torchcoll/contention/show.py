@@ -127,7 +127,7 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
         ],
         found.cases,
-        above=[_soak_answer(found), _SOAK],
+        above=[soak_answer(found), _SOAK],
         below=[f"FAULT {text}" for text in found.faults],
     )
 
@@ -138,7 +138,7 @@ _SOAK = (
 )
 
 
-def _soak_answer(found: Soaked) -> str:
+def soak_answer(found: Soaked) -> str:
     minutes = found.seconds / 60
     long = f"{minutes / 60:.1f} h" if minutes >= 120 else f"{minutes:.1f} min"
     long = f"{found.seconds:.0f} s" if minutes < 2 else long

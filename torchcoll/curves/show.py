@@ -56,7 +56,7 @@ def show_scaling(
     found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
 ) -> None:
     """Print what ``scaling`` found. Raises UsageError for an unknown format."""
-    show_found([Forms(_grids(one), scaling_object(one)) for one in found], format, file)
+    show_found([Forms(scaling_grids(one), scaling_object(one)) for one in found], format, file)
 
 
 # -- objects ---------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
 # -- tables ----------------------------------------------------------------------------------
 
 
-def _grids(found: Scaling) -> list[Grid]:
+def scaling_grids(found: Scaling) -> list[Grid]:
     groups: dict[str, list[RanksCurve]] = {}
     for curve in found.curves:
         groups.setdefault(repr(curve.kind), []).append(curve)
@@ -275,18 +275,22 @@ def show_transitions(
     curves = [curve for one in found for curve in one.curves]
     notes = notes_of(found)
     rows = [record for one in curves for record in records(one)]
-    titles = kind_texts([one.common for one in curves])
-    grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
     thing = {
         "schema": TRANSITIONS_SCHEMA,
         "rows": rows,
         "curves": list(map(_curve_object, curves)),
         "notes": notes,
     }
-    last = Grid([], [], below=notes, answer=transitions_answer(curves, titles))
-    grids = [Grid([], [], above=[LEGEND]), *grids, last]
     flat = [record for one in curves for record in _flat(one)]
-    show_found([Forms(grids, thing, flat)], format, file)
+    show_found([Forms(transitions_grids(found, refine), thing, flat)], format, file)
+
+
+def transitions_grids(found: Sequence[Transitions], refine: bool = False) -> list[Grid]:
+    curves = [curve for one in found for curve in one.curves]
+    titles = kind_texts([one.common for one in curves])
+    grids = [_grid(one, title, refine) for one, title in zip(curves, titles, strict=True)]
+    last = Grid([], [], below=notes_of(found), answer=transitions_answer(curves, titles))
+    return [Grid([], [], above=[LEGEND]), *grids, last]
 
 
 _MOST_TOLD = 4  # transitions, or laws, in the sentence

@@ -33,14 +33,16 @@ def show_algorithms(
 ) -> None:
     """Print what ``algorithms`` found. Raises UsageError for an unknown format."""
     show_found(
-        [Forms(_grids(one), algorithms_object(one), _records(one)) for one in found], format, file
+        [Forms(algorithms_grids(one), algorithms_object(one), _records(one)) for one in found],
+        format,
+        file,
     )
 
 
 # -- text ------------------------------------------------------------------------------------
 
 
-def _grids(found: Algorithms) -> list[Grid]:
+def algorithms_grids(found: Algorithms) -> list[Grid]:
     titles = kind_texts([table.common for table in found.tables])
     grids = [
         Grid([], [], above=[f"times: {found.reading}, geometric mean over the launches", *_LEGEND])

@@ -303,18 +303,25 @@ def show_logs(
 
     Raises UsageError for an unknown format.
     """
+    titled = titled_logs(jobs, files, dumps)
+    rows = _rows(jobs, dumps)
+    names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
+    print_forms(titled, rows, _document(jobs, files, dumps), format, file, names)
+
+
+def titled_logs(
+    jobs: Sequence[JobLog], files: Sequence[LogRow], dumps: Sequence[Dump]
+) -> list[tuple[str, list[Grid]]]:
+    """The tables of each job and dump below its title."""
     shown = len(jobs) + len(dumps)
     titled = [(one_line(d.file) if shown > 1 else "", dump_grids(d)) for d in dumps]
     titled += [(_title(n, job, shown), _grids(job)) for n, job in enumerate(jobs)]
     lines = [text for row in files for text in _file_lines(row)]
     rest = Grid([], [], below=lines, answer=_answer(jobs, dumps))
-    if titled:
-        titled[-1][1].append(rest)
-    else:
-        titled = [("", [rest])]
-    rows = _rows(jobs, dumps)
-    names = list(dict.fromkeys(("job", "table", *(name for row in rows for name in row))))
-    print_forms(titled, rows, _document(jobs, files, dumps), format, file, names)
+    if not titled:
+        return [("", [rest])]
+    titled[-1][1].append(rest)
+    return titled
 
 
 def _answer(jobs: Sequence[JobLog], dumps: Sequence[Dump]) -> Answer | None:

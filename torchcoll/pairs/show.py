@@ -158,7 +158,21 @@ def show_pairs(
         raise UsageError("pairs", one_line(what), "a result file of torchcoll.pairs", refused)
     threshold = threshold or pairs.threshold
     found = suspects(pairs, threshold)
-    out = Destination(file)
+    thing = _object(run, pairs, found, threshold)
+    grids = pairs_grids(run, pairs, Destination(file), found, threshold, format)
+    show_found([Forms(grids, thing)], format, file)
+    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
+
+
+def pairs_grids(
+    run: Run,
+    pairs: Pairs,
+    out: Destination,
+    found: Sequence[Suspect],
+    threshold: float,
+    format: str = "table",
+) -> list[Grid]:
+    """The matrix, a line a unit, and whom it accuses."""
     grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == EXCHANGE]
     if not grids:
         grids = [matrix_grid(pairs, key, out) for key in pairs.times if key[0] == LATENCY]
@@ -167,9 +181,7 @@ def show_pairs(
     first.above = [*_title(run, pairs), *first.above]
     units.below += _below(run, pairs, found, threshold)
     units.answer = _answer(pairs, found, _halved(run))
-    thing = _object(run, pairs, found, threshold)
-    show_found([Forms([*grids, units], thing)], format, file)
-    return any(one.stands for one in found) or bool(_halved(run) or pairs.failed)
+    return [*grids, units]
 
 
 # -- text -----------------------------------------------------------------------------------

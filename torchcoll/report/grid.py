@@ -270,7 +270,7 @@ def print_grids(
 # A table as GitHub markdown.
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     # '*' marks a slow first call and would start emphasis; '<0.001' would be taken for a tag. Text
     # of a file that comes from elsewhere is to be no code and no link either.
     text = text.strip().replace("\\", "\\\\")
@@ -286,14 +286,14 @@ def _row(cells: Sequence[str]) -> str:
 def markdown_text(grid: Grid) -> str:
     """Header lines and footnotes become lists, so that markdown keeps their line ends."""
     above = [*grid.above, *(legends(grid.heads) if grid.rows else [])]
-    text = "".join(f"- {_escaped(line)}\n" for line in above)
+    text = "".join(f"- {escaped(line)}\n" for line in above)
     if grid.rows:
         text += "\n" if text else ""
-        text += _row([_escaped(head.text) for head in grid.heads])
+        text += _row([escaped(head.text) for head in grid.heads])
         text += _row([":---" if head.left else "---:" for head in grid.heads])
-        text += "".join(_row([_escaped(cell) for cell in row]) for row in grid.rows)
+        text += "".join(_row([escaped(cell) for cell in row]) for row in grid.rows)
     below = [*grid.below, *([grid.answer.text] if grid.answer else [])]
     if below:
         text += "\n" if text else ""
-        text += "".join(f"- {_escaped(line)}\n" for line in below)
+        text += "".join(f"- {escaped(line)}\n" for line in below)
     return text

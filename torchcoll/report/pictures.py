@@ -9,7 +9,9 @@ import base64
 import io
 import math
 import os
+import re
 import textwrap
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,16 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 BESIDE = 8  # more lines have their names beside the picture, not in it
-_COLOURS = 10  # of matplotlib's default cycle; beyond, the style of the line changes
-_STYLES = ("-", "--", ":", "-.")
+# M. Okabe and K. Ito's colours, which the colour-blind tell apart, without their yellow, which
+# white paper swallows. In grey the dashes tell lines apart: 6 colours and 5 dashes make 30 of them.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1, 1.5)),
+    (0, (6, 2, 1, 2)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
 _WIDTH, _HEIGHT = 11.0, 3.6  # inches, of a row of two
 _DECADES = 200  # a shorter axis has ticks at 2 and 5 too
 _CAPTION = 150  # characters in a line of that width
@@ -67,8 +77,10 @@ def new_figure(rows: int, columns: int, shared: bool = False) -> tuple[Figure, A
 
 
 def style_of(number: int) -> dict[str, Any]:
-    style = _STYLES[number // _COLOURS % len(_STYLES)]
-    return {"color": f"C{number % _COLOURS}", "linestyle": style}
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "linestyle": _DASHES[number % len(_DASHES)],
+    }
 
 
 def draw_band(axis: Axes, stated: Sequence[tuple[int, float, float]], colour: str) -> None:
@@ -143,3 +155,69 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> Drawn:
     figure.savefig(drawn, dpi=120, format=check_path(path).suffix[1:].lower())
     write_file(path, drawn.getvalue(), "picture", force=True)
     return Drawn(Path(path))
+
+
+# -------------------------------------------------------------------------------------------------
+# A picture as a part of a page.
+
+# What is ink or paper follows the page's colours; those of lines are readable on both.
+_INK = {
+    "#000000": "var(--ink)",
+    "#333333": "var(--ink)",
+    "#4c4c4c": "var(--soft)",
+    "#4d4d4d": "var(--soft)",
+    "#666666": "var(--soft)",
+    "#e5e5e5": "var(--grid)",
+    "#e6e6e6": "var(--grid)",
+    "#d9d9d9": "var(--grid)",
+    "#cccccc": "var(--line)",
+    "#ffffff": "var(--paper)",
+}
+_PROLOG = re.compile(r"\A.*?(?=<svg)", re.DOTALL)
+_GROUP = re.compile(r'<g id="[^"]*"')
+_COLOUR = re.compile(r"(?:stroke|fill): (#[0-9a-f]{6})")
+_FONTS = re.compile(r"font-family: [^;\"]*sans-serif")
+_SIZE = re.compile(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"')
+
+
+def svg_text(figure: Figure, inline: bool = True) -> str:
+    """The picture as SVG without a date, so that the same data give the same text.
+
+    inline: to stand in a page, whose colours it takes (``--ink`` and the like), without a size of
+    its own. Its texts are texts, which a reader can search and copy.
+    """
+    import matplotlib
+
+    drawn = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with (
+        matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "torchcoll"}),
+        warnings.catch_warnings(),
+    ):
+        # Of letters that its font lacks, which the reader's has.
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(drawn, format="svg", transparent=inline, metadata=nothing)
+    text = _FONTS.sub("font-family: 'DejaVu Sans', Verdana, sans-serif", drawn.getvalue())
+    if not inline:
+        return text
+    text = _PROLOG.sub("", text)
+    text = _GROUP.sub("<g", text)  # the ids of two pictures would be alike
+    text = _SIZE.sub(r"\1", _SIZE.sub(r"\1", text))
+    text = _COLOUR.sub(_themed, text)
+    text = text.replace("<text ", '<text fill="currentColor" ')
+    return text.replace("<svg ", '<svg role="img" ', 1)
+
+
+def check_drawn() -> None:
+    """Raises UnavailableError where a page could not have its pictures, before anything is read."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise UnavailableError(
+            "report", "no library for it", "matplotlib", "Install torchcoll[report]."
+        ) from None
+
+
+def _themed(found: re.Match[str]) -> str:
+    whole, colour = found.group(0), found.group(1)
+    return whole.replace(colour, _INK.get(colour, colour))

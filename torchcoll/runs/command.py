@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
+import shlex
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -247,7 +249,8 @@ def plot_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...)",
+        help="a .png, .svg or .pdf (default: torchcoll.png, or torchcoll-2.png, ...); - draws the "
+        "curves in the terminal",
     )
     add("--force", action="store_true", help="replace the picture")
     add("--over-ranks", default="max", metavar="HOW", help="max (the default), mean, min or rank0")
@@ -261,10 +264,11 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.paths import expanded
     from torchcoll.report.destination import free_name
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
+    from torchcoll.runs.plot import plot, print_curves
 
     path = options.output or ("torchcoll.png" if options.force else free_name("torchcoll.png"))
-    check_path(path, options.force)
+    if path != "-":
+        check_path(path, options.force)
     named: dict[str, list[str]] = {}
     for argument in with_results(options.sides):
         label, found, file = argument.partition("=")
@@ -275,6 +279,12 @@ def run_plot(options: argparse.Namespace) -> ExitCode:
         name: load_all(file for path in paths for file in expanded(path))
         for name, paths in named.items()
     }
+    if path == "-":
+        from torchcoll.comparison.sides import side
+
+        own = [side(name, runs) for name, runs in sides.items()]
+        print_curves(own, options.over_ranks, options.filter)
+        return ExitCode.OK
     choices = {name: getattr(options, name) for name in ("over_ranks", "filter", "fabric", "rules")}
     plot(sides, path, **choices)
     print(printable(f"picture: {path}"))
@@ -299,9 +309,13 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files, or output of other tools")
     add(
         "--format",
-        required=True,
         help="csv, json and parquet are for other programs: torchcoll reads none of them back, the "
         "result file (.jsonl) is the record; nccl-tests is text that torchcoll import reads",
+    )
+    add(
+        "--trace",
+        action="store_true",
+        help="every call on every rank as a trace for Perfetto or chrome://tracing (JSON)",
     )
     add("-o", "--output", metavar="FILE", help="default: stdout (parquet needs a file)")
     add("--force", action="store_true", help="replace the file of -o")
@@ -313,10 +327,24 @@ def run_export(options: argparse.Namespace) -> ExitCode:
     from torchcoll.runs.show import show
 
     formats = ("nccl-tests", "csv", "json", "parquet")
-    choice(options.format, "format", formats)
+    if options.trace and options.format:
+        raise UsageError("trace", f"--format {options.format} too", "one of them")
+    if not options.trace:
+        choice(options.format or "none", "format", formats)
     if options.output:
         check_new(options.output, "output", options.force)
     runs = load_all(options.files)
+    if options.trace:
+        from torchcoll.runs.timeline import trace_text
+
+        trace = trace_text(runs)
+        if options.output:
+            write_file(options.output, trace, "output", options.force)
+        else:
+            print(trace)
+        for note in json.loads(trace)["otherData"]["clocks"]:
+            tell(f"torchcoll: note: clocks: {note}")
+        return ExitCode.OK
     if options.format == "parquet":
         from torchcoll.runs.export import write_parquet
 
@@ -372,7 +400,74 @@ def run_explain(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
+# -------------------------------------------------------------------------------------------------
+# ``torchcoll report``: all that files tell, as one page.
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="result files, traffic, logs, topology files, output of other tools, folders of them "
+        "(of torchcoll matrix and versus too); label=PATH makes sides, which are compared with the "
+        "first",
+    )
+    add(
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="report.html, one page that needs nothing else; or report.md, with its pictures in "
+        "files beside it",
+    )
+    add("--force", action="store_true", help="replace the page and its pictures")
+    add("--filter", default="", metavar="TEXT", help="such as collective=all_reduce,size>=1M")
+    add("--fabric", metavar="NAME", help="the verdict's reference: nvswitch-h200, ib-ndr:8, ...")
+
+
+def run_report(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from torchcoll.core.file import uncollected
+    from torchcoll.report.destination import check_new, write_file
+    from torchcoll.report.page import html_text, page_markdown
+    from torchcoll.runs.document import page_of
+
+    path = Path(options.output)
+    choice(path.suffix.lower(), "output", (".html", ".md"))
+    if not path.parent.is_dir():
+        raise UsageError("output", options.output, "a folder that exists")
+    check_new(path, "output", options.force)
+    words = ["torchcoll", "report", *options.files, "-o", options.output]
+    for name in ("filter", "fabric"):
+        if value := getattr(options, name):
+            words += [f"--{name}", value]
+    inline = path.suffix.lower() == ".html"
+    with uncollected():
+        page = page_of(options.files, options.filter, options.fabric, shlex.join(words), inline)
+        if inline:
+            write_file(path, html_text(page), "output", options.force)
+            print(printable(f"report: {path}"))
+            return ExitCode.OK
+        pictures = [one for section in page.sections for one in section.pictures]
+        names = [f"{path.stem}-{number}.svg" for number in range(1, len(pictures) + 1)]
+        for name in names:
+            check_new(path.with_name(name), "output", options.force)
+        write_file(path, page_markdown(page, names), "output", options.force)
+        for name, picture in zip(names, pictures, strict=True):
+            write_file(path.with_name(name), picture.svg, "output", options.force)
+    print(printable(f"report: {path}" + f", pictures: {', '.join(names)}" * bool(names)))
+    return ExitCode.OK
+
+
 COMMANDS = {
+    "report": (
+        "everything that files tell as one page, HTML or markdown",
+        report_arguments,
+        run_report,
+    ),
     "explain": (
         "where a figure comes from: formulas with the numbers of one row filled in",
         explain_arguments,

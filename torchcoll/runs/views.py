@@ -389,7 +389,7 @@ def _call_records(run: Run, view: View) -> Iterator[dict[str, Any]]:
 
 def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, Any]]:
     for name in dict.fromkeys(("host", default_clock(result), *result.time_ns)):
-        for kind, calls, samples in _in_order(result, name) if clock in (None, name) else ():
+        for kind, calls, samples in in_order(result, name) if clock in (None, name) else ():
             for place, durations in enumerate(samples):
                 # strict=False: a rank that was lost in mid-batch has fewer calls.
                 for call, ns in zip(calls, durations, strict=False):
@@ -403,7 +403,7 @@ def _call_values(result: CaseResult, clock: str | None) -> Iterator[dict[str, An
                     }
 
 
-def _in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
+def in_order(result: CaseResult, clock: str | None) -> Iterator[tuple[str, list[range], Matrix]]:
     """(kind, numbers of the calls of each sample, samples) of the calls on this clock, as they ran:
     the cold ones, warm-up, then of each batch its lead calls and the steady ones.
     """
@@ -451,8 +451,8 @@ def _calls(result: CaseResult, row: Row, how: str) -> Grid:
         Head("slowest"),
         Head("rank"),
     ]
-    parts = [part for part in _in_order(result, "host") if part[0] in ("cold", "warmup")]
-    parts += [part for part in _in_order(result, row.clock) if part[0] in ("lead", "steady")]
+    parts = [part for part in in_order(result, "host") if part[0] in ("cold", "warmup")]
+    parts += [part for part in in_order(result, row.clock) if part[0] in ("lead", "steady")]
     rows: list[list[str]] = []
     slow = False
     for kind, numbers, samples in parts:

@@ -11,24 +11,32 @@ def cold_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="result files or folders; each is a launch")
     add("--format", default="table", help="table, markdown, csv or json")
-    add("--plot", metavar="FILE", help="a picture too: the calls over ranks (.png, .svg, .pdf)")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="a picture too: the calls over ranks (.png, .svg, .pdf); - draws curves here",
+    )
     add("--force", action="store_true", help="replace the picture")
 
 
 def run_cold(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.comparison.sides import side
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
-    from torchcoll.runs.plot import plot
+    from torchcoll.runs.plot import plot, print_curves
     from torchcoll.startup.cold import cold
     from torchcoll.startup.show import show_cold
 
     choice(options.format, "format", FORMATS)
-    if options.plot:
+    if options.plot and options.plot != "-":
         check_path(options.plot, options.force)
     found = cold(options.files)
     show_cold([found], options.format)
     print_notes(found, options.format)
-    if options.plot:
+    if options.plot == "-":
+        print()
+        print_curves([side("", found.runs)])
+    elif options.plot:
         plot(found, options.plot)
         tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK

@@ -1,0 +1,245 @@
+"""``torchcoll report``: what stands on the page, and what no text of a file can do to it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from handmade import MIB, case, not_run, result, run
+from made_pairs import pairs_run
+from sent import ddp, traffic
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UnavailableError, UnreadableError, UsageError
+from torchcoll.core.file import save
+from torchcoll.report.page import html_text, page_markdown
+from torchcoll.runs.document import page_of
+
+pytest.importorskip("matplotlib")
+
+SIZES = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+
+
+class Read(HTMLParser):
+    """tags: (name, attributes) of all; script: the text of scripts; text: everything else."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.script, self.text, self._inside = [], "", "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.script += data
+        elif self._inside != "style":
+            self.text += data
+
+
+def sweep(**changed):
+    return run(*(result(case=case(size_bytes=n)) for n in SIZES), **changed)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "one.jsonl"
+    save(sweep(), path)
+    return str(path)
+
+
+def titles(page):
+    return [section.title for section in page.sections]
+
+
+def test_a_run(file):
+    page = page_of([file], command="torchcoll report one.jsonl")
+    assert page.title == "all_reduce on gloo with 8 ranks"
+    assert titles(page) == [
+        *("What was run", "Time and bandwidth over sizes", "Where it switches"),
+        *("Calls and ranks", "What the first call costs", "Every case", "Environment", "Commands"),
+    ]
+    assert page.answers[0].text.startswith("NO REFERENCE")
+    # 64 MiB in 1 ms, times 2 x 7 / 8.
+    assert page.answers[1].text == "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks."
+    # The first call took 5 ms, each of the others 1.
+    assert any("first call takes 5.00 ms" in one.text for one in page.answers)
+    assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
+
+
+def test_every_picture_is_in_the_page_and_nothing_is_fetched(file):
+    read = Read(html_text(page_of([file])))
+    assert sum(tag == "svg" for tag, _ in read.tags) == 3
+    links = [v for _, own in read.tags for k, v in own.items() if k.endswith(("href", "src"))]
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith(("#", "data:"))] == []
+    policy = next(own["content"] for tag, own in read.tags if "http-equiv" in own)
+    digest = base64.b64encode(hashlib.sha256(read.script.encode()).digest()).decode()
+    assert policy == (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
+    )
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>](javascript:x) ${$}$ {{ 7*7 }} `|*"
+
+
+def test_no_text_of_a_file_is_markup(tmp_path):
+    path = tmp_path / "x.jsonl"
+    bad = sweep(
+        header={
+            "run_id": HOSTILE,
+            "start_utc": HOSTILE,
+            "argv": ["python", HOSTILE],
+            "spec": {"labels": {HOSTILE: HOSTILE}},
+            "environment": {"torch": HOSTILE, "libraries": {"gloo": HOSTILE}, "kernel": HOSTILE},
+        },
+        members=[{"rank": r, "host": HOSTILE, "device_name": HOSTILE} for r in range(8)],
+        events=[{"kind": HOSTILE, "message": HOSTILE}],
+    )
+    bad.results.append(not_run("failed", HOSTILE))
+    bad.results[0].warnings = [HOSTILE]
+    save(bad, path)
+    page = page_of([str(path)])
+    read = Read(html_text(page))
+    plain = Read(html_text(page_of_clean(tmp_path)))
+    assert {tag for tag, _ in read.tags} == {tag for tag, _ in plain.tags}
+    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert not [k for _, own in read.tags for k in own if k.startswith("on")]
+    assert read.text.count("<script>alert(1)</script>") > 5
+    assert "49" not in [word for word in read.text.split() if word == "49"]
+    text = page_markdown(page)
+    outside = [line for line in text.splitlines() if not line.startswith("    ")]
+    for line in outside:
+        assert "<script" not in line.replace("\\<script", "")
+        assert "](java" not in line
+
+
+def page_of_clean(folder):
+    path = folder / "clean.jsonl"
+    clean = sweep(events=[{"kind": "event", "message": "x"}], header={"argv": ["python"]})
+    clean.results.append(not_run("failed", "x"))
+    save(clean, path)
+    return page_of([str(path)])
+
+
+def test_sides_are_compared_with_the_first(tmp_path):
+    for name in ("a1", "a2", "b1", "b2"):
+        save(sweep(header={"run_id": name}), tmp_path / f"{name}.jsonl")
+    page = page_of([f"old={tmp_path}/a1.jsonl", f"old={tmp_path}/a2.jsonl",
+                    f"new={tmp_path}/b1.jsonl", f"new={tmp_path}/b2.jsonl"])  # fmt: skip
+    assert titles(page)[:2] == ["What was run", "new against old"]
+    (said,) = [one.text for one in page.answers if one.text.startswith("new against old")]
+    assert "4 unclear" in said or "none of 4" in said
+
+
+def test_launches_of_several_backends_are_compared_by_them(tmp_path):
+    cases = [case(size_bytes=n, backend=b) for n in SIZES for b in ("gloo", "ccl")]
+    save(run(*(result(case=one) for one in cases)), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "ccl against gloo" in titles(page)
+
+
+def test_one_point(tmp_path):
+    save(run(result(1), ranks=1), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "Every case" in titles(page)
+    assert html_text(page)
+
+
+def test_a_filter_leaves_cases_out(file):
+    page = page_of([file], filter="size>=16M")
+    every = next(section for section in page.sections if section.title == "Every case")
+    assert len(every.parts[0].grids[0].rows) == 2
+    with pytest.raises(UsageError, match=r"^filter: got size>1G, expected conditions"):
+        page_of([file], filter="size>1G")
+
+
+def test_too_many_lines_say_how_to_filter(tmp_path):
+    several = [case(size_bytes=MIB, dtype=f"float{n}") for n in range(41)]
+    save(run(*(result(2, case=one) for one in several), ranks=2), tmp_path / "x.jsonl")
+    page = page_of([str(tmp_path / "x.jsonl")])
+    assert "Time and bandwidth over sizes" not in titles(page)
+    (left,) = [section for section in page.sections if section.title == "What is not here"]
+    text = " ".join(left.parts[0].grids[0].below)
+    assert "lines: got 41 in one panel, expected at most 16. --filter collective=" in text
+
+
+def test_nothing_to_report(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnreadableError, match="expected a folder with result files"):
+        page_of([str(tmp_path / "empty")])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("hello\n")
+    with pytest.raises(UnreadableError, match=r"^report: got nothing to report"):
+        page_of([str(tmp_path / "other")])
+
+
+@pytest.mark.parametrize("missing", ["matplotlib.figure", "jinja2"])
+def test_a_missing_extra_is_named(missing, file, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(UnavailableError, match=r"Install torchcoll\[report\]\.$"):
+        html_text(page_of([file]))
+
+
+def test_markdown_has_its_pictures_beside_it(file, tmp_path, capsys):
+    out = tmp_path / "r.md"
+    assert main(["report", file, "-o", str(out)]) == 0
+    text = out.read_text()
+    names = [f"r-{number}.svg" for number in (1, 2, 3)]
+    for name in names:
+        assert f"]({name})" in text
+        assert (tmp_path / name).read_text().startswith("<?xml")
+    assert capsys.readouterr().out.rstrip().endswith("pictures: r-1.svg, r-2.svg, r-3.svg")
+    out.unlink()
+    assert main(["report", file, "-o", str(out)]) == 2
+    assert "r-1.svg, expected a file that does not exist" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("r.txt", "output: got .txt, expected one of .html, .md"),
+        ("no/r.html", "expected a folder that exists"),
+        ("there.html", "expected a file that does not exist"),
+    ],
+)
+def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
+    (tmp_path / "there.html").write_text("x")
+    assert main(["report", file, "-o", str(tmp_path / output)]) == 2
+    assert says in capsys.readouterr().err
+    assert (tmp_path / "there.html").read_text() == "x"
+
+
+def test_the_same_files_give_the_same_page(file):
+    assert html_text(page_of([file])) == html_text(page_of([file]))
+
+
+def test_pairs_traffic_and_a_log_in_one_page(tmp_path):
+    save(pairs_run(5, slow=3), tmp_path / "pairs.jsonl")
+    traffic(ddp).save(tmp_path / "sent.jsonl")
+    log = tmp_path / "log.txt"
+    log.write_text("host:1:1 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n")
+    page = page_of([str(tmp_path / name) for name in ("pairs.jsonl", "sent.jsonl", "log.txt")])
+    found = {section.title: section for section in page.sections}
+    for title, words in (
+        ("Who is slow", "show"),
+        ("What a training sends", "show"),
+        ("What the libraries say", "log"),
+    ):
+        assert found[title].commands[0].startswith(f"torchcoll {words} {tmp_path}/")
+    assert "sent.jsonl" not in found["Who is slow"].commands[0]
+    assert found["What a training sends"].commands[0].endswith("/sent.jsonl")
+    (said,) = [one.text for one in page.answers if one.text.startswith("Who is slow: ")]
+    assert "rank 3" in said
+    assert "Every case" not in found
+    assert html_text(page)

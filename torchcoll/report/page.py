@@ -1,0 +1,137 @@
+"""A report as one document: sections of tables and pictures, as HTML that needs no network or as
+markdown.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchcoll.core.errors import UnavailableError, one_line, printable
+from torchcoll.report.grid import Answer, Grid, escaped, legends, markdown_text
+
+_STYLES = {"green": "good", "red": "bad", "yellow": "doubt", "dim": "dim"}
+
+
+@dataclass(frozen=True)
+class Illustration:
+    """A picture as SVG (``svg_text``), what it is of in a few words, and the lines below it."""
+
+    svg: str
+    title: str
+    caption: Sequence[str] = ()
+
+
+@dataclass
+class Titled:
+    """Tables below a title; '' is none."""
+
+    title: str
+    grids: list[Grid]
+
+
+@dataclass
+class Section:
+    """commands: what prints the same in a terminal. folded: parts are closed until asked for."""
+
+    title: str
+    texts: list[str] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+    pictures: list[Illustration] = field(default_factory=list)
+    parts: list[Titled] = field(default_factory=list)
+    folded: bool = False
+
+
+@dataclass
+class Page:
+    title: str
+    answers: list[Answer]
+    sections: list[Section]
+
+
+def html_text(page: Page) -> str:
+    """The whole page, with its pictures, style and script in it.
+
+    Every text is escaped; of scripts the page's own alone is allowed to run, and nothing may be
+    fetched (a content security policy says so). Raises UnavailableError without jinja2.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+    except ImportError:
+        raise UnavailableError(
+            "report", "no library for it", "jinja2", "Install torchcoll[report]."
+        ) from None
+    folder = Path(__file__).parent
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=False, finalize=_shown
+    )
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    return template.render(
+        page=page,
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        above=_above,
+        style=_style,
+        svg=lambda picture: Markup(picture.svg),
+    )
+
+
+def _shown(value: Any) -> Any:
+    """Control characters of a text that comes from elsewhere, as a terminal would be told them."""
+    if type(value) is not str:
+        return value
+    return value if value.isprintable() else "\n".join(map(printable, value.split("\n")))
+
+
+def _above(grid: Grid) -> list[str]:
+    return [*grid.above, *(legends(grid.heads) if grid.rows else [])]
+
+
+def _style(grid: Grid, number: int) -> str:
+    words = grid.styles[number].split() if number < len(grid.styles) else []
+    return " ".join(filter(None, (_STYLES.get(word, "") for word in words)))
+
+
+def page_markdown(page: Page, files: Sequence[str] = ()) -> str:
+    """The page for a code forge. files: of each picture, in their order, where it is."""
+    lines = [f"# {escaped(one_line(page.title))}\n"]
+    lines += [f"**{escaped(one_line(one.text))}**\n" for one in page.answers]
+    names = iter(files)
+    for section in page.sections:
+        lines.append(f"## {escaped(one_line(section.title))}\n")
+        lines += [f"{escaped(one_line(text))}\n" for text in section.texts]
+        lines += [f"{_code(words)}\n" for words in section.commands]
+        for picture in section.pictures:
+            if name := next(names, ""):
+                lines.append(f"![{_alternative(picture)}]({name})\n")
+            lines += [f"{escaped(one_line(text))}\n" for text in picture.caption]
+        for part in section.parts:
+            lines += [f"### {escaped(one_line(part.title))}\n"] if part.title else []
+            texts = [markdown_text(_plain(grid)) for grid in part.grids]
+            lines += [text for text in texts if text]
+    return "\n".join(lines)
+
+
+def _plain(grid: Grid) -> Grid:
+    return Grid(
+        grid.heads,
+        [[one_line(cell) if cell.strip() else cell for cell in row] for row in grid.rows],
+        [one_line(line) for line in grid.above],
+        [one_line(line) for line in grid.below],
+        answer=grid.answer,
+    )
+
+
+def _alternative(picture: Illustration) -> str:
+    return escaped(one_line(picture.title)).replace("[", "\\[").replace("]", "\\]")
+
+
+def _code(text: str) -> str:
+    """As a block: four blanks, in which nothing is markup."""
+    return "\n".join(f"    {printable(line)}" for line in text.splitlines())

@@ -1,0 +1,691 @@
+"""``torchcoll report``: everything that files tell, as one page. Sections stand where there is
+data.
+
+The tables are those of the commands, and the page begins with the answers that the commands give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.comparison.matching import conditions
+from torchcoll.comparison.sides import Reading, Side
+from torchcoll.core.errors import UnreadableError, UsageError, one_line
+from torchcoll.core.file import is_ours, is_traffic, load_all, sources_of
+from torchcoll.core.paths import expanded, from_stdin, named_path
+from torchcoll.core.plausibility import summarise_run
+from torchcoll.core.result import Run, facts_of
+from torchcoll.core.summary import Row
+from torchcoll.core.traffic import Traffic
+from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.libraries.nccl.topology import is_dump
+from torchcoll.pairs.matches import read_pairs
+from torchcoll.report.columns import values_of
+from torchcoll.report.formats import View
+from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.notes import runs_lines
+from torchcoll.report.page import Illustration, Page, Section, Titled
+from torchcoll.report.pictures import check_drawn, svg_text
+from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
+from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from torchcoll.comparison.compare import Comparison
+    from torchcoll.libraries.dumps import Dump
+    from torchcoll.libraries.job_logs import LogReader
+    from torchcoll.verdict.judging import Verdict
+
+_OPEN = 3  # launches up to which their tables are open
+_TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
+_FEW = 6  # files of a side that a command names
+_LINES = 16  # of one panel; more tell nothing apart
+_SIDES = 12  # cells of a matrix that are compared with its first
+
+
+@dataclass
+class Material:
+    """What the arguments of a report hold. folders: of a torchcoll matrix or versus. named: the
+    arguments that hold some, by the kind of what they hold.
+    """
+
+    runs: list[Run] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    dumps: list[Dump] = field(default_factory=list)
+    logs: list[LogReader] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    named: dict[str, list[str]] = field(default_factory=dict)
+
+    def holds(self) -> tuple[int, int, int]:
+        return len(self.runs), len(self.traffic), len(self.dumps) + len(self.logs)
+
+
+def material_of(arguments: Sequence[str]) -> Material:
+    """Result files, output of other tools, traffic, logs and topology files, folders of them,
+    ``label=PATH``. Raises UnreadableError for a file that is none of these, and where nothing is.
+    """
+    found = Material()
+    results: list[str] = []
+    for argument in arguments:
+        label, named = named_path(argument)
+        before = (*found.holds(), len(results))
+        if label:
+            results.append(argument)
+            found.named.setdefault("runs", []).append(argument)
+            continue
+        path = str(from_stdin(named))
+        if os.path.isdir(path):
+            found.folders.append(path)
+            for file in _inside(path):
+                try:
+                    _sort(file, found, results)
+                except UnreadableError as error:
+                    found.notes.append(f"left out: {error}")
+        else:
+            for one in expanded(path):
+                _sort(str(one), found, results)
+        after = (*found.holds(), len(results))
+        more = [now > then for now, then in zip(after, before, strict=True)]
+        for kind, here in (("runs", more[0] or more[3]), ("traffic", more[1]), ("logs", more[2])):
+            if here:
+                found.named.setdefault(kind, []).append(argument)
+    found.runs += load_all(sources_of(results))
+    if not (found.runs or found.traffic or found.dumps or found.logs):
+        why = one_line(found.notes[0]) if found.notes else ""
+        raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
+    return found
+
+
+def _inside(folder: str) -> list[str]:
+    """Its results, or all of its files, and the logs that lie beside results."""
+    from torchcoll.libraries.job_logs import files_of
+
+    logs: list[str] = []
+    with contextlib.suppress(UnreadableError):  # none
+        logs = files_of([folder])
+    own = [str(file) for file in expanded(folder)]
+    return list(dict.fromkeys([*own, *logs]))
+
+
+def _sort(file: str, found: Material, results: list[str]) -> None:
+    """Puts a file to its kind. Raises UnreadableError for one that is of none."""
+    from torchcoll.libraries.dumps import read_dump
+    from torchcoll.libraries.job_logs import read_log
+
+    if is_ours(file):
+        if is_traffic(file):
+            found.traffic.append(Traffic.load(file))
+        else:
+            results.append(file)
+        return
+    if is_dump(file):
+        dump, problems = read_dump(file)
+        dump.facts["fabrics"] = []
+        found.dumps.append(dump)
+        found.notes += problems
+        return
+    try:
+        found.runs += load_all([file])
+    except UnreadableError as refused:
+        try:
+            log, problems = read_log(file)
+        except UnreadableError:
+            raise refused from None
+        found.logs.append(log)
+        found.notes += problems
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+class _Document:
+    """Sections and sentences as they are found."""
+
+    def __init__(self, found: Material, judging: Judging, inline: bool) -> None:
+        self.found = found
+        self.judging = judging
+        self.inline = inline
+        self.sections: list[Section] = []
+        self.answers: list[Answer] = []
+        self.notes = list(found.notes)
+        self.rows = [summarise_run(run) for run in found.runs]
+        # Pairs have a section of their own: as cases they would be hundreds of lines.
+        self.plain = [run for run in found.runs if not has_pairs(run)]
+
+    def command(self, name: str, kind: str = "runs") -> str:
+        return f"torchcoll {name} {shlex.join(self.found.named.get(kind, []))}"
+
+    def add(
+        self,
+        title: str,
+        grids: Iterable[Grid],
+        command: str,
+        figures: Sequence[tuple[str, Callable[[], Figure | None]]] = (),
+    ) -> Section:
+        section = Section(title, commands=[command] if command else [])
+        section.parts.append(Titled("", list(grids)))
+        for name, draw in figures:
+            self.draw(section, name, draw)
+        self.sections.append(section)
+        self.answers += [replace(one, text=f"{title}: {one.text}") for one in answers_of(section)]
+        return section
+
+    def draw(self, section: Section, name: str, draw: Callable[[], Figure | None]) -> None:
+        figure = draw()
+        if figure is None:
+            return
+        caption = (figure.get_supxlabel() or "").split("\n")
+        figure.supxlabel("")
+        texts = [line.replace(r"\$", "$").strip() for line in caption]
+        section.pictures.append(
+            Illustration(
+                svg_text(figure, self.inline), name, [" ".join(filter(None, [f"{name}.", *texts]))]
+            )
+        )
+
+    def tried(self, what: str, make: Callable[[], None]) -> None:
+        """A section that the files may not have the data for: why not is said at the end."""
+        try:
+            make()
+        except UsageError as error:
+            self.notes.append(f"no section on {what}: {error}")
+
+
+def answers_of(section: Section) -> list[Answer]:
+    """The answers that its tables end with."""
+    grids = [grid for part in section.parts for grid in part.grids]
+    return [grid.answer for grid in grids if grid.answer]
+
+
+def page_of(
+    arguments: Sequence[str],
+    filter: str = "",
+    fabric: str | None = None,
+    command: str = "",
+    inline: bool = True,
+) -> Page:
+    """The page on everything that these files, folders and ``label=PATH`` hold.
+
+    filter: as of ``compare``; the cases of results that it holds for. fabric: what the verdict is
+    measured by. command: what makes the page again. inline: its pictures are parts of it. Raises
+    UnreadableError where there is nothing to report, UsageError for choices that do not exist,
+    UnavailableError without matplotlib.
+    """
+    check_drawn()
+    found = material_of(arguments)
+    _filtered(found, filter)
+    document = _Document(found, Judging(fabric), inline)
+    if found.runs:
+        _about_runs(document)
+    if found.traffic:
+        _about_traffic(document)
+    if found.dumps or found.logs:
+        _about_logs(document)
+    _ending(document, command)
+    return Page(_title(found), document.answers, document.sections)
+
+
+def _filtered(found: Material, text: str) -> None:
+    wanted = conditions(text)
+    if not wanted:
+        return
+    for run in found.runs:
+        items = Side("", [run]).measured("time", Reading())
+        kept = {id(m.result) for m in items if all(one.holds(m) for one in wanted)}
+        run.results = [result for result in run.results if id(result) in kept]
+    found.runs = [run for run in found.runs if run.results]
+    if not found.runs:
+        raise UsageError("filter", text, "conditions that some case fulfils")
+
+
+def _title(found: Material) -> str:
+    rows = [result.case for run in found.runs for result in run.results]
+    words = []
+    if rows:
+        names = values_of(rows, "collective")
+        several = f"{len(names)} collectives"
+        words.append(", ".join(names) if len(names) < 4 else several)
+        ranks = sorted({run.ranks for run in found.runs if run.ranks})
+        on = " and ".join(map(one_line, values_of(rows, "backend")))
+        words.append(f"on {on}" if on else "")
+        if ranks:
+            span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+            words.append(f"with {span} rank{'s' * (ranks[-1] > 1)}")
+        return " ".join(filter(None, words))
+    return "what a training sends" if found.traffic else "what the logs say"
+
+
+# -------------------------------------------------------------------------------------------------
+# Results.
+
+
+def _about_runs(document: _Document) -> None:
+    runs = document.found.runs
+    verdicts = [
+        document.judging.verdict(run, rows) for run, rows in zip(runs, document.rows, strict=True)
+    ]
+    _verdict_answer(document, verdicts)
+    _peak_answer(document)
+    _launches(document, verdicts)
+    compared = _comparisons(document)
+    if document.plain:
+        _curves(document, compared)
+        _calls(document)
+    for run in runs:
+        if has_pairs(run):
+            _pairs(document, run)
+    if document.plain:
+        _cold(document)
+    if len({run.ranks for run in document.plain}) > 1:
+        document.tried("the number of ranks", lambda: _scaling(document))
+    for run in runs:
+        _further(document, run)
+    _tables(document, verdicts)
+
+
+def _verdict_answer(document: _Document, verdicts: Sequence[Verdict]) -> None:
+    answers = list(map(answer_of, verdicts))
+    if len(answers) > 1:
+        names = map(title_of, document.found.runs)
+        answers = [over_all(list(zip(names, answers, strict=True)))]
+    document.answers += answers
+
+
+def _good(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if row.status == "ok" and row.verified != "wrong"]
+
+
+def _peak_answer(document: _Document) -> None:
+    """The largest bus bandwidth of each collective, and the shortest time."""
+    rows = _good(row for own in document.rows for row in own)
+    wide = [row for row in rows if row.busbw_gbps]
+    words = []
+    names = values_of(wide, "collective")
+    for name in names[:3]:
+        best = max((r for r in wide if r.collective == name), key=lambda r: r.busbw_gbps or 0)
+        words.append(
+            f"{name} {best.busbw_gbps:.4g} GB/s of busbw at "
+            f"{format_size(best.size_bytes)} on {best.ranks} ranks"
+        )
+    words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
+    timed = [row for row in rows if row.median_ns]
+    if words:
+        document.answers.append(Answer(f"Peak: {', '.join(words)}."))
+    if timed:
+        least = min(timed, key=lambda row: row.median_ns or 0.0)
+        text = f"Shortest: {format_time(least.median_ns).strip()}, {least.collective} of "
+        where = f" on {least.ranks} ranks" * bool(least.ranks)
+        document.answers.append(Answer(f"{text}{format_size(least.size_bytes)}{where}."))
+
+
+def _sides(runs: Sequence[Run]) -> list[Side]:
+    """A side for each label ``cell``, where all runs have one and there are several; else for each
+    backend, where launches have several.
+    """
+    names = [run.labels.get("cell", "") for run in runs]
+    if not any(names):
+        backends = dict.fromkeys(r.case.backend for run in runs for r in run.results)
+        return [Side(f"backend:{name}", list(runs)) for name in backends] * (len(backends) > 1)
+    if not all(names) or not 2 <= len(set(names)) <= _SIDES:
+        return []
+    return [
+        Side(name, [run for run, own in zip(runs, names, strict=True) if own == name])
+        for name in dict.fromkeys(names)
+    ]
+
+
+def _comparisons(document: _Document) -> list[Comparison]:
+    """The sides against the first, whatever made them: a versus, forced algorithms, labels."""
+    for folder in document.found.folders:
+        if compared := _versus(document, folder):
+            return compared
+    if _algorithms(document):
+        return []
+    sides = _sides(document.plain)
+    if not sides:
+        return []
+    from torchcoll.comparison.compare import compare
+    from torchcoll.comparison.show import comparison_grids
+
+    compared = []
+    for other in sides[1:]:
+        one = compare(sides[0], other)
+        one.differences = [d for d in one.differences if d.name not in _TOLD]
+        named = " ".join(
+            shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
+            for side in (sides[0], other)
+            for run in side.runs[:_FEW]
+        )
+        named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
+        title = " against ".join(
+            one_line(side.only[1] if side.only else side.name) for side in (one.new, one.base)
+        )
+        document.add(
+            title, comparison_grids(one, every=True), f"torchcoll compare {named}", [_ratios(one)]
+        )
+        compared.append(one)
+    return compared
+
+
+def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
+    from torchcoll.runs.figures import ratio_figure
+
+    text = (
+        "Ratio of each case with its 95 % interval; the band is what counts as the same; above 1 "
+        f"{one_line(found.new.name)} {'is faster' if found.more_is_faster else 'takes longer'}"
+    )
+    return text, lambda: ratio_figure(found)
+
+
+def _versus(document: _Document, folder: str) -> list[Comparison]:
+    """What torchcoll versus has left in the folder, judged as it judges; [] where it was none."""
+    from torchcoll.comparison.versus import Versus
+    from torchcoll.comparison.versus_plan import begun
+    from torchcoll.comparison.versus_show import answer, versus_grids
+
+    stored = begun(Path(folder))
+    if stored is None:
+        return []
+    most = stored.same_most
+    state = Versus(stored.plan, Path(folder), stored.threshold, most, most)
+    state.next(lambda job: job.key in stored.there)
+    found = state.comparisons()
+    if not found:
+        document.notes.append(f"{folder}: no round of torchcoll versus is complete")
+        return []
+    grids = versus_grids(state, found, folder, state.stopped or "it has not ended")
+    figures = [_ratios(one) for one in found]
+    document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
+    text, style = answer(found, state.round)
+    kind = {"bold red": "bad", "bold green": "good"}.get(style, "doubt")
+    document.answers.append(Answer(text, kind))
+    return found
+
+
+def _algorithms(document: _Document) -> bool:
+    from torchcoll.forcing.algorithms import algorithms
+    from torchcoll.forcing.show import algorithms_grids
+
+    if not any(run.labels.get("cell") for run in document.found.runs):
+        return False
+    try:
+        found = algorithms(document.found.folders or document.found.runs)
+    except UsageError:  # nothing was forced
+        return False
+    document.add("Which algorithm wins", algorithms_grids(found), document.command("algorithms"))
+    return True
+
+
+def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
+    """A line a launch."""
+    runs = document.found.runs
+    items = list(zip(runs, document.rows, verdicts, strict=True))
+    names = _short_names(runs)
+    Item = tuple[Run, Sequence[Row], Any]
+
+    def hosts(item: Item) -> str:
+        names = dict.fromkeys(one_line(m.get("host") or "?") for m in item[0].members)
+        several = list(names)
+        return ", ".join(several if len(several) < 4 else [*several[:2], f"... ({len(several)})"])
+
+    def ended(item: Item) -> str:
+        if item[0].source:
+            return "imported"
+        return one_line((item[0].end or {}).get("status") or "truncated")
+
+    def peak(item: Item) -> str:
+        known = [row.busbw_gbps for row in _good(item[1]) if row.busbw_gbps]
+        return format_bandwidth(max(known)) if known else "-"
+
+    def text(name: str) -> Callable[[Item], str]:
+        return lambda item: ", ".join(map(one_line, values_of(item[1], name))) or "-"
+
+    grid = filled(
+        [
+            (Head("launch", left=True), lambda i: names[id(i[0])]),
+            (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
+            (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
+            (Head("collectives", left=True), text("collective")),
+            (Head("backend", left=True), text("backend")),
+            (Head("device", left=True), text("device")),
+            (Head("library", left=True), text("library")),
+            (Head("ranks"), lambda i: str(i[0].ranks or "-")),
+            (Head("hosts", left=True), lambda i: hosts(i) or "-"),
+            (Head("cases"), lambda i: str(len(i[1]))),
+            (Head("peak busbw", "GB/s"), peak),
+            (Head("ended", left=True), ended),
+            (Head("verdict", left=True), lambda i: i[2].word),
+        ],
+        items,
+        below=runs_lines(runs),
+    )
+    grid.styles = [
+        {"PASS": "green", "WARN": "yellow", "FAIL": "red"}.get(v.word, "") for v in verdicts
+    ]
+    document.add("What was run", [grid], document.command("show"))
+
+
+def _short_names(runs: Sequence[Run]) -> dict[int, str]:
+    """By the id of the run: its path without the folder that all are in."""
+    paths = [os.path.abspath(run.path) for run in runs if run.path]
+    try:
+        folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
+    except ValueError:  # on several drives
+        folder = ""
+    names = {id(run): title_of(run) for run in runs}
+    inside = ((run, os.path.abspath(run.path)) for run in runs if run.path)
+    return names | {id(run): one_line(os.path.relpath(path, folder)) for run, path in inside}
+
+
+def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
+    from torchcoll.runs.plot import lines_figure, picture_of
+
+    sides = [Side("", document.plain)]
+    if compared and not compared[0].base.only:
+        sides = [compared[0].base, *(one.new for one in compared)]
+
+    def make() -> None:
+        picture = picture_of(sides)
+        number = max(map(len, picture.panels.values()))
+        if number > _LINES:
+            raise UsageError(
+                "lines",
+                f"{number} in one panel",
+                f"at most {_LINES}",
+                "--filter collective=NAME,dtype=NAME,... leaves fewer.",
+            )
+        document.add(
+            "Time and bandwidth over sizes", [], document.command("plot"),
+            [("Time and bus bandwidth over sizes", lambda: lines_figure(picture))],
+        )  # fmt: skip
+
+    document.tried("time over sizes", make)
+    if not compared or compared[0].base.only:
+        document.tried("transitions", lambda: _transitions(document))
+
+
+def _transitions(document: _Document) -> None:
+    from torchcoll.curves.show import ranges_figure, transitions_grids
+    from torchcoll.curves.transitions import transitions
+
+    found = transitions(document.plain)
+    if len(found.curves) > _SIDES:
+        raise UsageError(
+            "curves",
+            len(found.curves),
+            f"at most {_SIDES}",
+            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
+        )
+    changing = replace(found, curves=[curve for curve in found.curves if curve.transitions])
+    text = "Times, the law of each range, and where one ends"
+    figures = [(text, lambda: ranges_figure(changing))] * bool(changing.curves)
+    document.add(
+        "Where it switches", transitions_grids([found]), document.command("transitions"), figures
+    )
+
+
+def _calls(document: _Document) -> None:
+    from torchcoll.runs.figures import calls_figure, chosen, ranks_figure
+
+    runs = document.plain
+    run = next((one for one in runs if chosen(one)), None)
+    if run is None:
+        return
+    which = f", of {title_of(run)}" if len(runs) > 1 else ""
+    results = chosen(run)
+    document.add(
+        "Calls and ranks",
+        [],
+        f"torchcoll show --calls {shlex.quote(str(run.path))}" if run.path else "",
+        [
+            (f"Each call, by rank and in order{which}", lambda: calls_figure(run, results)),
+            (
+                "Own time of each rank over that of the median rank: a rank that comes last waits "
+                f"least{which}",
+                lambda: ranks_figure(run),
+            ),
+        ],
+    )
+
+
+def _pairs(document: _Document, run: Run) -> None:
+    from torchcoll.pairs.show import pairs_grids
+    from torchcoll.pairs.suspects import suspects
+    from torchcoll.report.destination import Destination
+    from torchcoll.runs.figures import pairs_figure
+
+    pairs = read_pairs(run)
+    assert pairs is not None
+    found = suspects(pairs, pairs.threshold)
+    out = Destination(io.StringIO())
+    grids = pairs_grids(run, pairs, out, found, pairs.threshold, "markdown")
+    figure = [("Each pair: row and column are its two ends", lambda: pairs_figure(pairs))]
+    document.add("Who is slow", grids, document.command("show"), figure)
+
+
+def _cold(document: _Document) -> None:
+    from torchcoll.startup.cold import cold
+    from torchcoll.startup.show import cold_figure, cold_grids
+
+    def make() -> None:
+        found = cold(document.plain)
+        several = len({scale.ranks for scale in found.scales}) > 1
+        figures = [("What starting cost, over the ranks", lambda: cold_figure(found))]
+        command = document.command("cold")
+        document.add("What the first call costs", cold_grids(found), command, figures * several)
+
+    document.tried("first calls", make)
+
+
+def _scaling(document: _Document) -> None:
+    from torchcoll.curves.scaling import scaling
+    from torchcoll.curves.show import scaling_grids
+
+    found = scaling(document.plain)
+    document.add("Over the number of ranks", scaling_grids(found), document.command("scaling"))
+
+
+def _further(document: _Document, run: Run) -> None:
+    """What ran beside it, and hours of it."""
+    grids = further_grids(run)
+    if not grids:
+        return
+    figures: list[tuple[str, Callable[[], Figure | None]]] = []
+    if run.windows:
+        from torchcoll.contention.show import soak_answer
+        from torchcoll.contention.soaked import soaked
+        from torchcoll.runs.figures import soak_figure
+
+        if found := soaked(run):
+            document.answers.append(Answer(soak_answer(found), "bad" if found.faults else ""))
+            figures.append(("Hours of the same cases", lambda: soak_figure(found, run)))
+    title = "Hours of it" if run.windows else "Beside other work"
+    several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
+    document.add(f"{title}{several}", grids, document.command("show"), figures)
+
+
+def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
+    """Every case of every launch; of many launches each case over all of them."""
+    own = [(r, v) for r, v in zip(document.found.runs, verdicts, strict=True) if not has_pairs(r)]
+    section = Section("Every case", commands=[document.command("show")], folded=len(own) > _OPEN)
+    if len(own) > MOST_RUNS:
+        named = [(title_of(run), answer_of(verdict)) for run, verdict in own]
+        section.parts.append(Titled("", runs_grids([run for run, _ in own], named, View())))
+    else:
+        for run, _ in own:
+            grid = table_grid(run, judging=document.judging)
+            section.parts.append(Titled(title_of(run) if len(own) > 1 else "", [grid]))
+    if own:
+        document.sections.append(section)
+
+
+# -------------------------------------------------------------------------------------------------
+
+
+def _about_traffic(document: _Document) -> None:
+    from torchcoll.training.traffic_show import traffic_grids
+    from torchcoll.training.traffic_table import summarise_traffic
+
+    for traffic in document.found.traffic:
+        grids = traffic_grids(traffic, summarise_traffic(traffic))
+        several = len(document.found.traffic) > 1
+        name = f": {one_line(traffic.path or 'traffic')}" if several else ""
+        document.add(f"What a training sends{name}", grids, document.command("show", "traffic"))
+
+
+def _about_logs(document: _Document) -> None:
+    from torchcoll.libraries.job_logs import file_rows, job_log, jobs_of
+    from torchcoll.libraries.show import titled_logs
+
+    found = document.found
+    jobs = [job_log(job) for job in jobs_of(found.logs)]
+    section = Section("What the libraries say", commands=[document.command("log", "logs")])
+    for title, grids in titled_logs(jobs, file_rows(found.logs), found.dumps):
+        section.parts.append(Titled(title, grids))
+    document.answers += answers_of(section)
+    document.sections.append(section)
+
+
+def _ending(document: _Document, command: str) -> None:
+    """The environment, what the page leaves out, and the commands that made it."""
+    environment = _environment(document.found.runs)
+    if environment.rows:
+        document.sections.append(Section("Environment", parts=[Titled("", [environment])]))
+    notes = [one_line(note) for note in dict.fromkeys(document.notes)]
+    if notes:
+        grid = Grid([], [], below=notes)
+        document.sections.append(Section("What is not here", parts=[Titled("", [grid])]))
+    made = [" ".join(map(shlex.quote, map(str, argv))) for run in document.found.runs
+            if isinstance(argv := run.header.get("argv"), list) and argv]  # fmt: skip
+    commands = [*([command] if command else []), *dict.fromkeys(map(one_line, made))]
+    if commands:
+        texts = ["This page, and what it shows:"] if made else ["This page:"]
+        document.sections.append(Section("Commands", texts, ["\n".join(commands)]))
+
+
+_VALUES = 3  # of a fact that differs between launches
+
+
+def _environment(runs: Sequence[Run]) -> Grid:
+    facts = [facts_of(run) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for fact in facts for name in fact):
+        values = [one_line(fact.get(name, "unset")) for fact in facts]
+        several = list(dict.fromkeys(values))
+        if len(several) == 1:
+            text = several[0]
+        else:
+            shown = [f"{value} ({values.count(value)} launches)" for value in several[:_VALUES]]
+            more = [f"... ({len(several)} values)"] * (len(several) > _VALUES)
+            text = "; ".join([*shown, *more])
+        rows.append([one_line(name), text, "" if len(several) == 1 else "differs"])
+    return Grid([Head("fact", left=True), Head("value", left=True), Head("", left=True)], rows)

@@ -1,0 +1,361 @@
+"""Pictures of a run's calls, ranks, pairs and hours, and of the ratios of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.comparison.compare import Comparison
+from torchcoll.comparison.results import tables_of
+from torchcoll.comparison.show import titles_of
+from torchcoll.contention.soaked import Soaked
+from torchcoll.core.case import Case
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import one_line
+from torchcoll.core.result import CaseResult, Run
+from torchcoll.core.summary import default_clock, has_period, median, over_ranks
+from torchcoll.core.units import format_size, format_time
+from torchcoll.pairs.matches import EXCHANGE, Pairs
+from torchcoll.report.pictures import (
+    PALETTE,
+    literal,
+    new_figure,
+    size_axis,
+    style_of,
+    time_axis,
+    write_caption,
+)
+from torchcoll.runs.views import in_order, rank_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.comparison.results import Compared
+
+_NAMED = 8  # ranks that have a line with a name each; of more the extremes
+_CASES = 3  # of a launch: the smallest size, a middle one, the largest
+_CELLS = 64  # ranks of a heat map; more are merged
+_PANELS = 8  # tables of a comparison, and lines of a soak, that are drawn
+
+
+def case_text(case: Case) -> str:
+    """``all_reduce 1M``"""
+    known = COLLECTIVES[case.collective].has_data
+    return f"{case.collective} {format_size(case.size_bytes)}" if known else case.collective
+
+
+def _sampled(run: Run) -> list[CaseResult]:
+    return [one for one in run.results if one.status == "ok" and one.time_ns]
+
+
+def _samples(result: CaseResult) -> list[list[int]]:
+    return result.time_ns[default_clock(result) or ""]
+
+
+def chosen(run: Run) -> list[CaseResult]:
+    """The cases that are drawn call by call: of the first kind of case its smallest, middle and
+    largest size.
+    """
+    every = _sampled(run)
+    if not every:
+        return []
+    first = every[0].case
+    alike = [r for r in every if _kind(r.case) == _kind(first)]
+    alike.sort(key=lambda r: r.case.size_bytes)
+    places = dict.fromkeys((0, len(alike) // 2, len(alike) - 1))
+    return [alike[place] for place in places][:_CASES]
+
+
+def _kind(case: Case) -> tuple[Any, ...]:
+    return case.collective, case.dtype, case.op, case.in_place, case.backend, case.group, case.mode
+
+
+# -------------------------------------------------------------------------------------------------
+# Calls.
+
+
+def calls_figure(run: Run, results: Sequence[CaseResult]) -> Figure:
+    """A row a case: how its steady calls are distributed on each rank, and its calls in order."""
+    figure, axes = new_figure(len(results), 2)
+    for result, (left, right) in zip(results, axes, strict=True):
+        period = has_period(result, default_clock(result))
+        what = "interval between calls" if period else "time of a call"
+        _draw_distributions(left, result)
+        left.set_title(f"{case_text(result.case)}: {what}, by rank", loc="left")
+        _draw_calls(right, result)
+        right.set_title(f"{case_text(result.case)}: calls in order", loc="left")
+    return figure
+
+
+def _draw_distributions(axis: Axes, result: CaseResult) -> None:
+    samples = _samples(result)
+    middles = [median(own) if own else 0.0 for own in samples]
+    order = sorted(range(len(samples)), key=middles.__getitem__)
+    shown = order if len(order) <= _NAMED else [order[0], order[len(order) // 2], order[-1]]
+    for place in order:
+        own = sorted(samples[place])
+        if not own:
+            continue
+        shares = [(n + 1) / len(own) for n in range(len(own))]
+        if place not in shown:
+            axis.step(own, shares, where="post", color="0.8", linewidth=0.5, zorder=1)
+            continue
+        number = shown.index(place)
+        axis.step(own, shares, where="post", zorder=3, **style_of(number))
+        height = (number + 1) / (len(shown) + 1)  # the names stand one below the other
+        at = own[min(len(own) - 1, int(height * len(own)))]
+        axis.annotate(
+            f"rank {rank_of(result, place)}",
+            (at, height),
+            xytext=(4, -3),
+            textcoords="offset points",
+            fontsize="small",
+            color=PALETTE[number % len(PALETTE)],
+        )
+    axis.set_xscale("log")
+    _times(axis.xaxis, axis.get_xlim())
+    axis.set_ylim(0, 1.02)
+    axis.set_ylabel("share of the calls")
+    axis.set_xlabel("at most so long")
+    axis.grid(True, color="0.9")
+
+
+def _times(axis: Any, limits: tuple[float, float]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = limits
+    every = tuple(range(1, 10)) if high / max(low, 1) < 8 else (1.0, 2.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=every, numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda ns, _: format_time(ns, 2).strip()))
+    axis.set_minor_formatter(NullFormatter())
+
+
+_MARKS = {"cold": ("o", PALETTE[1]), "warmup": ("s", PALETTE[5]), "lead": ("x", PALETTE[3])}
+_MOST_CALLS = 2000  # points of one panel; of more the slowest of neighbours
+
+
+def _draw_calls(axis: Axes, result: CaseResult) -> None:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name in dict.fromkeys(("host", default_clock(result))):
+        for kind, numbers, samples in in_order(result, name):
+            times = over_ranks(samples, "max")
+            points.setdefault(kind, []).extend(
+                (call.start, ns) for call, ns in zip(numbers, times, strict=False)
+            )
+    for kind, own in points.items():
+        step = -(-len(own) // _MOST_CALLS)
+        merged = [max(own[n : n + step], key=lambda p: p[1]) for n in range(0, len(own), step)]
+        if not merged:
+            continue
+        xs, ys = zip(*sorted(merged), strict=True)
+        mark, colour = _MARKS.get(kind, (".", PALETTE[0]))
+        axis.plot(xs, ys, linestyle="", marker=mark, markersize=3.5, color=colour)
+        if kind in ("cold", "steady"):
+            place = 0 if kind == "cold" else -1
+            axis.annotate(
+                f"{kind} calls",
+                (xs[place], ys[place]),
+                xytext=(5, 4) if kind == "cold" else (-5, 6),
+                ha="left" if kind == "cold" else "right",
+                textcoords="offset points",
+                fontsize="small",
+                color=colour,
+            )
+    axis.set_xlabel("number of the call (o cold, x lead)")
+    time_axis(axis)
+    axis.set_ylabel("slowest rank")
+    axis.grid(True, color="0.9")
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks and pairs, as maps.
+
+
+def ranks_figure(run: Run) -> Figure | None:
+    """A row a rank, a column a case: the rank's own median over that of the median rank. None where
+    fewer than two ranks or no samples are there.
+    """
+    every = [r for r in _sampled(run) if len(_samples(r)) == run.ranks > 1]
+    results = every[:_CELLS]
+    if not results:
+        return None
+    step = -(-run.ranks // _CELLS)
+    columns = []
+    for result in results:
+        own = [median(times) if times else 0.0 for times in _samples(result)]
+        middle = median(own) or 1.0
+        shares = [ns / middle for ns in own]
+        columns.append([max(shares[n : n + step]) for n in range(0, len(shares), step)])
+    figure, axes = new_figure(1, 1)
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    mesh = axes[0][0].pcolormesh(rows, cmap="cividis", edgecolors="none")
+    axis = axes[0][0]
+    names = _column_names(results)
+    axis.set_xticks([n + 0.5 for n in names], list(names.values()), rotation=40, ha="right")
+    places = range(0, len(rows), -(-len(rows) // 16))
+    axis.set_yticks([n + 0.5 for n in places], [str(n * step) for n in places])
+    axis.invert_yaxis()
+    axis.set_ylabel("rank" if step == 1 else f"rank, the slowest of {step}")
+    axis.tick_params(length=0)
+    axis.set_title("own time of each rank / that of the median rank", loc="left")
+    figure.colorbar(mesh, ax=axis, label="ratio")
+    if len(results) < len(every):
+        write_caption(figure, [f"the first {len(results)} of {len(every)} cases"])
+    if len(results) <= _NUMBERED and len(rows) <= _NUMBERED:
+        middle = (mesh.norm.vmin + mesh.norm.vmax) / 2
+        for y, row in enumerate(rows):
+            for x, value in enumerate(row):
+                # Black and white are those of the map, which is no part of the paper.
+                colour = "#010101" if value > middle else "#fefefe"
+                axis.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center",
+                          fontsize="x-small", color=colour)  # fmt: skip
+    return figure
+
+
+_NUMBERED = 16  # columns and rows of a map whose cells have their figure in them
+
+
+def _column_names(results: Sequence[CaseResult]) -> dict[int, str]:
+    """Every case by its size where they are few; else where a collective or backend begins."""
+    several = len({result.case.backend for result in results}) > 1
+    names: dict[int, str] = {}
+    before = ""
+    for place, result in enumerate(results):
+        backend = f" {one_line(result.case.backend)}" if several else ""
+        if len(results) <= _NUMBERED:
+            names[place] = case_text(result.case) + backend
+        elif (name := result.case.collective) != before:
+            names[place] = before = name
+    return names
+
+
+def pairs_figure(pairs: Pairs) -> Figure:
+    """A map a measurement: row and column are units, colours what their pair reached."""
+    keys = list(pairs.times)
+    figure, axes = new_figure(-(-len(keys) // 2), min(2, len(keys)))
+    places = [axis for row in axes for axis in row]
+    count = len(pairs.units)
+    for axis, key in zip(places, keys, strict=False):
+        kind, size_bytes = key
+        rows = [[float("nan")] * count for _ in range(count)]
+        for (a, b), timing in pairs.times[key].items():
+            ns = timing.median_ns
+            value = pairs.gbps(key, (a, b), ns) if kind == EXCHANGE else ns / 1e3
+            rows[a][b] = value
+            if (b, a) not in pairs.times[key]:
+                rows[b][a] = value
+        mesh = axis.pcolormesh(rows, cmap="cividis")
+        axis.invert_yaxis()
+        axis.set_aspect("equal")
+        each = -(-count // 16)
+        ticks = range(0, count, each)
+        axis.set_xticks([n + 0.5 for n in ticks], list(map(str, ticks)))
+        axis.set_yticks([n + 0.5 for n in ticks], list(map(str, ticks)))
+        axis.set_xlabel(pairs.by)
+        axis.set_ylabel(pairs.by)
+        what = f"{format_size(size_bytes)} both ways" if kind == EXCHANGE else f"{kind}"
+        axis.set_title(what, loc="left")
+        figure.colorbar(mesh, ax=axis, label="GB/s" if kind == EXCHANGE else "us")
+    for axis in places[len(keys) :]:
+        axis.set_visible(False)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------
+# A comparison.
+
+_RESULT_MARKS = {
+    "slower": ("^", PALETTE[1]),
+    "faster": ("v", PALETTE[2]),
+    "same": ("o", PALETTE[0]),
+    "unclear": ("x", "0.4"),
+}
+
+
+def ratio_figure(found: Comparison) -> Figure | None:
+    """A panel a table: ratio new / base over sizes with its 95 % interval. None without a ratio."""
+    matched = [row for row in found.rows if row.matched and row.ratio]
+    every = [table for table in tables_of(matched) if table]
+    tables = every[:_PANELS]
+    if not tables:
+        return None
+    titles = titles_of([table[0].pair for table in tables])
+    figure, axes = new_figure(-(-len(tables) // 2), min(2, len(tables)))
+    places = [axis for row in axes for axis in row]
+    for axis, table, title in zip(places, tables, titles, strict=False):
+        _draw_ratios(axis, table, found.threshold)
+        name = title or table[0].row.collective
+        axis.set_title(literal(f"{name}: {found.metric} of {found.new.name} / {found.base.name}"),
+                       loc="left", fontsize="small")  # fmt: skip
+    for axis in places[len(tables) :]:
+        axis.set_visible(False)
+    if len(tables) < len(every):
+        write_caption(figure, [f"the first {len(tables)} of {len(every)} tables"])
+    return figure
+
+
+def _draw_ratios(axis: Axes, table: Sequence[Compared], threshold: float) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.axhspan(1 / (1 + threshold), 1 + threshold, color="0.85", linewidth=0)
+    axis.axhline(1, color="0.4", linewidth=1)
+    told: set[str] = set()
+    sizes = [max(1, row.pair.size_bytes) for row in table]
+    for row, size in zip(table, sizes, strict=True):
+        ratio = row.judged.ratio
+        assert ratio is not None
+        mark, colour = _RESULT_MARKS.get(row.result, ("x", "0.4"))
+        axis.plot([size], [ratio.ratio], marker=mark, color=colour, linestyle="")
+        if ratio.low is not None and ratio.high is not None and ratio.high < 100 * ratio.ratio:
+            axis.vlines([size], [ratio.low], [ratio.high], color=colour, linewidth=1.5)
+        if row.result not in told:
+            told.add(row.result)
+            axis.annotate(
+                row.result, (size, ratio.ratio), xytext=(6, 4), textcoords="offset points",
+                fontsize="small", color=colour,
+            )  # fmt: skip
+    size_axis(axis, sizes)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(
+        NullFormatter() if axis.get_ylim()[1] / axis.get_ylim()[0] > 10
+        else FuncFormatter(lambda value, _: f"{value:.3g}")
+    )  # fmt: skip
+    axis.set_ylabel("ratio")
+
+
+# -------------------------------------------------------------------------------------------------
+# Hours.
+
+
+def soak_figure(found: Soaked, run: Run) -> Figure:
+    """A line a case: the median of each window over that of all, against hours since the start."""
+    figure, axes = new_figure(1, 1)
+    axis = axes[0][0]
+    start = run.windows[0].start_wall_us
+    cases = sorted(found.cases, key=lambda c: -c.worst_over_median)[:_PANELS]
+    ends = []
+    for number, one in enumerate(cases):
+        at = [
+            ((w.start_wall_us + w.end_wall_us) / 2 - start) / 3.6e9
+            for w in run.windows
+            if any(own.case == one.case for own in w.cases)
+        ]
+        middle = median(list(one.medians_ns)) or 1.0
+        shares = [ns / middle for ns in one.medians_ns]
+        mark = {"marker": "o", "markersize": 3} if len(shares) < 60 else {}
+        axis.plot(at, shares, **mark, **style_of(number))
+        ends.append((shares[-1], at[-1], case_text(one.case), number))
+    low, high = axis.get_ylim()
+    height, least = float("-inf"), 0.05 * (high - low)
+    for value, x, text, number in sorted(ends):
+        height = max(value, height + least)  # names that would overlap move up
+        axis.annotate(text, (x, height), xytext=(5, -3), textcoords="offset points",
+                      fontsize="small", color=PALETTE[number % len(PALETTE)])  # fmt: skip
+    axis.margins(x=0.12)
+    axis.set_xlabel("hours since the first window")
+    axis.set_ylabel("median / that of all windows")
+    axis.set_title("time of each window, the cases that vary most", loc="left")
+    axis.grid(True, color="0.9")
+    return figure

@@ -1,0 +1,179 @@
+"""Every call on every rank as a Chrome trace, which Perfetto and chrome://tracing show.
+
+A result file keeps durations of all calls, and when calls began only as far as the format tells:
+the cold ones on each rank's own monotonic clock, the steady ones by the start of their batch on
+rank 0. What lies between is reckoned, and every event says which it is (``start`` in its args).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.result import CaseResult, Matrix, Run
+from torchcoll.core.summary import batches_of, default_clock, median
+from torchcoll.runs.views import rank_of
+
+_US = 1e3
+RECORDED = "recorded"
+_RECKONED = "reckoned: the batch's start on rank 0 and the calls before it, without the barriers"
+_ORDER = "in order only: the file does not tell when"
+
+
+def trace_text(runs: Sequence[Run]) -> str:
+    """The JSON object format of the Trace Event Format: a process a rank, a thread for the calls of
+    each kind. Raises UsageError where no run has samples.
+    """
+    events: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for number, run in enumerate(runs):
+        own, said = _events(run, number)
+        events += own
+        notes += said
+    if not any(event["ph"] == "X" for event in events):
+        raise UsageError("trace", "no call", "result files with samples")
+    about = {"clocks": list(dict.fromkeys(notes))}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
+
+
+def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
+    hosts = [one_line(m.get("host") or "?") for m in run.members]
+    offsets, note = offsets_of(run, hosts)
+    starts = [r.start_ns for r in run.results if r.start_ns is not None]
+    zero = min(starts, default=0)
+    events: list[dict[str, Any]] = []
+    several = one_line(run.path or run.header.get("run_id") or number)
+    for rank in range(run.ranks):
+        name = f"rank {rank}" + (f" on {hosts[rank]}" if rank < len(hosts) else "")
+        events.append(_named("process_name", number * 100_000 + rank, f"{name}, {several}"))
+    at = 0
+    for result in run.results:
+        latest = at
+        for event in _of_case(result, zero, at, offsets):
+            latest = max(latest, int((event["ts"] + event["dur"]) * _US))
+            event["pid"] += number * 100_000
+            events.append(event)
+        at = latest
+    return events, [f"{several}: {note}"]
+
+
+def _named(kind: str, process: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": 0, "args": {"name": name}}
+
+
+def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
+    """What to add to each rank's stamps to have rank 0's, in ns, and how good that is, in words.
+
+    Ranks of one host share their monotonic clock. Those of others are put to rank 0's by the calls
+    that were aligned: the median of the differences of their starts; the error is their spread and
+    whatever the alignment itself is off by, at most the longest of these calls.
+    """
+    first = hosts[0] if hosts else "?"
+    others = [rank for rank in range(run.ranks) if rank < len(hosts) and hosts[rank] != first]
+    if not others:
+        return [0] * run.ranks, "one host, one monotonic clock: offsets 0"
+    aligned = [
+        r for r in run.results
+        if len(r.cold_start_ns) == run.ranks and not r.members and all(r.cold_start_ns)
+    ]  # fmt: skip
+    offsets, errors = [0] * run.ranks, [0.0]
+    for rank in others:
+        gaps = sorted(mine - theirs for r in aligned for mine, theirs in _behind_barriers(r, rank))
+        if not gaps:
+            return [0] * run.ranks, (
+                f"{len(set(hosts))} hosts whose clocks the file cannot align: each host's events "
+                "are right among themselves only"
+            )
+        offsets[rank] = int(median([float(gap) for gap in gaps]))
+        errors.append((gaps[-1] - gaps[0]) / 2)
+    return offsets, (
+        f"{len(set(hosts))} hosts, aligned by the starts of calls behind a barrier (median of each "
+        f"rank's differences): within {max(errors) / 1e3:.1f} us as far as these starts agree, and "
+        "never better than the barrier"
+    )
+
+
+def _behind_barriers(result: CaseResult, rank: int) -> list[tuple[int, int]]:
+    """(start on rank 0, on this one) of its cold calls; the first has met at the store alone."""
+    starts = result.cold_start_ns
+    first = 1 if result.ordinal == 0 else 0
+    return list(zip(starts[0], starts[rank], strict=False))[first:]
+
+
+def _of_case(
+    result: CaseResult, zero: int, after: int, offsets: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """after: where the events before it end, for files without stamps; ns from the first case."""
+    case = result.case
+    name = one_line(case.describe())
+    told = {"collective": case.collective, "size_bytes": result.size_bytes, "backend": case.backend}
+
+    def event(
+        place: int, kind: str, call: int, start: float, ns: float, how: str
+    ) -> dict[str, Any]:
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": kind,
+            "pid": rank_of(result, place),
+            "tid": 0,
+            "ts": start / _US,
+            "dur": ns / _US,
+            "args": {**told, "kind": kind, "call": call, "start": how},
+        }
+
+    at = result.start_ns - zero if result.start_ns is not None else after
+    for place, (durations, begun) in enumerate(_cold(result)):
+        rank = rank_of(result, place)
+        shift = offsets[rank] if rank < len(offsets) else 0
+        start: float = at
+        for call, ns in enumerate(durations):
+            known = begun[call] + shift - zero if call < len(begun) else None
+            start = known if known is not None else start
+            yield event(place, "cold", call, start, ns, _ORDER if known is None else RECORDED)
+            start += ns
+    first = max(map(len, result.cold_ns), default=0)
+    if result.batch_start_ns:
+        yield from _steady(result, zero, first, event)
+        return
+    ends = [sum(own) for own in result.cold_ns]
+    at += max(ends, default=0)
+    for calls in (result.warmup_ns, result.time_ns.get(default_clock(result) or "", [])):
+        for call, own in enumerate(zip(*calls, strict=False)):
+            for place, ns in enumerate(own):
+                yield event(place, "steady", first + call, at, ns, _ORDER)
+            at += max(own)
+
+
+def _cold(result: CaseResult) -> Iterator[tuple[list[int], list[int]]]:
+    for place, durations in enumerate(result.cold_ns):
+        starts = result.cold_start_ns
+        yield durations, starts[place] if place < len(starts) else []
+
+
+def _steady(result: CaseResult, zero: int, first: int, event: Any) -> Iterator[dict[str, Any]]:
+    """Batch by batch: of each call all ranks begin when the slowest of the call before has ended,
+    for they meet at a barrier, or where none is, each when its own call before has ended.
+    """
+    samples: Matrix = result.time_ns.get(default_clock(result) or "", [])
+    batches = batches_of(result, samples)
+    leads = max(map(len, result.lead_ns), default=0) // max(1, len(batches))
+    number = first
+    meets = result.case.mode == "synchronized"
+    starts = result.batch_start_ns
+    for batch, (low, high) in enumerate(batches):
+        if batch >= len(starts):
+            return
+        at = [float(starts[batch] - zero)] * len(samples)
+        lead = [own[batch * leads : (batch + 1) * leads] for own in result.lead_ns]
+        for kind, rows in (("lead", lead), ("steady", [own[low:high] for own in samples])):
+            for call in zip(*rows, strict=False):
+                for place, ns in enumerate(call):
+                    whole = ns * (result.calls_per_sample if kind == "steady" else 1)
+                    yield event(place, kind, number, at[place], whole, _RECKONED)
+                    at[place] += whole
+                if meets:
+                    at = [max(at)] * len(at)
+                number += 1
