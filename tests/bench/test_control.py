@@ -83,7 +83,7 @@ def test_the_watchdog_waits_as_it_was_late(monkeypatch):
     """Its looks came up to 0.4 s late: 3 + 10 x 0.4 s."""
     asked = []
 
-    def survey(store, rank, ranks, members, word, grace):
+    def survey(store, rank, ranks, members, word, grace, hurries=None):
         asked.append(grace)
         raise RuntimeError("asked")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torchcoll.cli import main
+
 ROOT = Path(__file__).parents[2]
 KEPT = sorted(path.parent.name for path in (ROOT / "results").glob("*/report.md"))
 
@@ -47,3 +49,15 @@ def test_a_kept_report_names_its_command_and_has_its_pictures(name):
 
 def test_all_of_them_are_kept():
     assert KEPT == ["a100-8gpu-baseline", "gloo-oneccl-2ranks", "h200-8gpu-kernels"]
+
+
+def test_a_report_that_lies_with_its_results_is_not_read(tmp_path):
+    """Its tables look like another tool's."""
+    (tmp_path / "a.jsonl").write_bytes(
+        (ROOT / "results/a100-8gpu-baseline/curve.jsonl").read_bytes()
+    )
+    texts = []
+    for _ in range(2):
+        assert main(["report", str(tmp_path), "-o", str(tmp_path / "report.md"), "--force"]) == 0
+        texts.append((tmp_path / "report.md").read_text())
+    assert texts[0] == texts[1]

@@ -105,6 +105,9 @@ def material_of(arguments: Sequence[str]) -> Material:
     return found
 
 
+_DRAWN = (".md", ".html", ".svg", ".png", ".pdf")
+
+
 def _inside(folder: str) -> list[str]:
     """Its results, or all of its files, and the logs that lie beside results."""
     from torchcoll.libraries.job_logs import files_of
@@ -113,7 +116,9 @@ def _inside(folder: str) -> list[str]:
     with contextlib.suppress(UnreadableError):  # none
         logs = files_of([folder])
     own = [str(file) for file in expanded(folder)]
-    return list(dict.fromkeys([*own, *logs]))
+    # A report of the folder may be kept in it: its tables would be read as another tool's.
+    found = dict.fromkeys([*own, *logs])
+    return [file for file in found if not file.endswith(_DRAWN)]
 
 
 def _sort(file: str, found: Material, results: list[str]) -> None:
