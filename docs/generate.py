@@ -30,7 +30,9 @@ from torchcoll.report.columns import COLUMNS
 from torchcoll.verdict.rules import _packaged, packaged
 
 REFERENCE = Path(__file__).parent / "reference"
-SCHEMA = json.loads((REFERENCE / "torchcoll-2.schema.json").read_text())
+# In the package, so that an installation has it; the site gets a copy.
+_SCHEMA = Path(torchcoll.__file__).parent / "core/torchcoll-2.schema.json"
+SCHEMA = json.loads(_SCHEMA.read_text())
 _NOTE = "<!-- Made by docs/generate.py: change what it is made of. -->"
 
 
@@ -47,6 +49,7 @@ def pages() -> dict[str, str]:
         "columns.md": columns(),
         "tables.md": tables(),
         "api.md": api(),
+        _SCHEMA.name: _SCHEMA.read_text(),
     }
     return {name: "\n".join([_NOTE, "", *lines]).rstrip() + "\n" for name, lines in made.items()}
 

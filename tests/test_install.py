@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -172,3 +173,13 @@ def test_an_sdist_holds_the_repository(tmp_path):
     kept = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     made = {path for path in kept if ".egg-info/" in path or path == ".gitignore"}
     assert kept - made - held == set()
+    # And what an installation gets: all of the package, its rules, schema and page included.
+    code = f"from setuptools import build_meta; print(build_meta.build_wheel({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as archive:
+        held = {name for name in archive.namelist() if name.startswith("torchcoll/")}
+        (entries,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert "torchcoll = torchcoll.cli:main" in archive.read(entries).decode()
+    assert held == {path for path in kept if path.startswith("torchcoll/")}
+    assert "torchcoll/core/torchcoll-2.schema.json" in held

@@ -29,7 +29,7 @@ from torchcoll.core.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
-SCHEMA = json.loads((REFERENCE / "torchcoll-2.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "torchcoll/core/torchcoll-2.schema.json").read_text())
 KEPT = [path for path in (*ROOT.glob("results/*/*.jsonl"), *ROOT.glob("examples/*/*.jsonl"))]
 RECORDS = [each["$ref"].rsplit("/", 1)[1] for each in SCHEMA["oneOf"]]
 

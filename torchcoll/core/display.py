@@ -10,5 +10,5 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         # By name: what is found is known to all rooms, and how it is printed to `runs` alone.
-        html: str = importlib.import_module("torchcoll.runs.notebook").html_of(self)
+        html: str = importlib.import_module("torchcoll.runs.show").html_of(self)
         return html

@@ -6,26 +6,21 @@ The tables are those of the commands, and the page begins with the answers that 
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
-from torchcoll.core.errors import UnreadableError, UsageError, one_line
-from torchcoll.core.file import is_ours, is_traffic, load_all, sources_of
-from torchcoll.core.paths import expanded, from_stdin, named_path
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_bandwidth, format_size, format_time
-from torchcoll.libraries.nccl.topology import is_dump
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.columns import values_of
 from torchcoll.report.formats import View
@@ -34,14 +29,13 @@ from torchcoll.report.notes import runs_lines
 from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
+from torchcoll.runs.material import Material, material_of
 from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.comparison.compare import Comparison
-    from torchcoll.libraries.dumps import Dump
-    from torchcoll.libraries.job_logs import LogReader
     from torchcoll.verdict.judging import Verdict
 
 _OPEN = 3  # launches up to which their tables are open
@@ -49,107 +43,6 @@ _TOLD = ("label=cell", "label=launch")  # the name of the side, and the number o
 _FEW = 6  # files of a side that a command names
 _LINES = 16  # of one panel; more tell nothing apart
 _SIDES = 12  # cells of a matrix that are compared with its first
-
-
-@dataclass
-class Material:
-    """What the arguments of a report hold. folders: of a torchcoll matrix or versus. named: the
-    arguments that hold some, by the kind of what they hold.
-    """
-
-    runs: list[Run] = field(default_factory=list)
-    traffic: list[Traffic] = field(default_factory=list)
-    dumps: list[Dump] = field(default_factory=list)
-    logs: list[LogReader] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    named: dict[str, list[str]] = field(default_factory=dict)
-
-    def holds(self) -> tuple[int, int, int]:
-        return len(self.runs), len(self.traffic), len(self.dumps) + len(self.logs)
-
-
-def material_of(arguments: Sequence[str]) -> Material:
-    """Result files, output of other tools, traffic, logs and topology files, folders of them,
-    ``label=PATH``. Raises UnreadableError for a file that is none of these, and where nothing is.
-    """
-    found = Material()
-    results: list[str] = []
-    for argument in arguments:
-        label, named = named_path(argument)
-        before = (*found.holds(), len(results))
-        if label:
-            results.append(argument)
-            found.named.setdefault("runs", []).append(argument)
-            continue
-        path = str(from_stdin(named))
-        if os.path.isdir(path):
-            found.folders.append(path)
-            for file in _inside(path):
-                try:
-                    _sort(file, found, results)
-                except UnreadableError as error:
-                    found.notes.append(f"left out: {error}")
-        else:
-            for one in expanded(path):
-                _sort(str(one), found, results)
-        after = (*found.holds(), len(results))
-        more = [now > then for now, then in zip(after, before, strict=True)]
-        for kind, here in (("runs", more[0] or more[3]), ("traffic", more[1]), ("logs", more[2])):
-            if here:
-                found.named.setdefault(kind, []).append(argument)
-    found.runs += load_all(sources_of(results))
-    if not (found.runs or found.traffic or found.dumps or found.logs):
-        why = one_line(found.notes[0]) if found.notes else ""
-        raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
-    return found
-
-
-_DRAWN = (".md", ".html", ".svg", ".png", ".pdf")
-
-
-def _inside(folder: str) -> list[str]:
-    """Its results, or all of its files, and the logs that lie beside results."""
-    from torchcoll.libraries.job_logs import files_of
-
-    logs: list[str] = []
-    with contextlib.suppress(UnreadableError):  # none
-        logs = files_of([folder])
-    own = [str(file) for file in expanded(folder)]
-    # A report of the folder may be kept in it: its tables would be read as another tool's.
-    found = dict.fromkeys([*own, *logs])
-    return [file for file in found if not file.endswith(_DRAWN)]
-
-
-def _sort(file: str, found: Material, results: list[str]) -> None:
-    """Puts a file to its kind. Raises UnreadableError for one that is of none."""
-    from torchcoll.libraries.dumps import read_dump
-    from torchcoll.libraries.job_logs import read_log
-
-    if is_ours(file):
-        if is_traffic(file):
-            found.traffic.append(Traffic.load(file))
-        else:
-            results.append(file)
-        return
-    if is_dump(file):
-        dump, problems = read_dump(file)
-        dump.facts["fabrics"] = []
-        found.dumps.append(dump)
-        found.notes += problems
-        return
-    try:
-        found.runs += load_all([file])
-    except UnreadableError as refused:
-        try:
-            log, problems = read_log(file)
-        except UnreadableError:
-            raise refused from None
-        found.logs.append(log)
-        found.notes += problems
-
-
-# -------------------------------------------------------------------------------------------------
 
 
 class _Document:

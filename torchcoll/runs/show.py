@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import importlib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -424,3 +426,21 @@ def show_with_pairs(runs: Sequence[Run], format: str, judging: Judging, out: Des
         else:
             title = title_of(run) if len(runs) > 1 else ""
             print_grids([(title, [table_grid(run, judging=judging)])], format, out)
+
+
+# -------------------------------------------------------------------------------------------------
+# In a notebook: what ``show`` prints, as HTML, the answer first.
+
+# Columns are aligned by blanks: the notebook must neither wrap nor collapse them.
+_STYLE = "white-space: pre; overflow-x: auto; font-family: monospace; line-height: 1.25"
+
+
+def html_of(found: Any) -> str:
+    """The text of ``show``, as text; what judges has its answer first, too."""
+    out = io.StringIO()
+    show(found, file=out)
+    text, answer = out.getvalue().rstrip("\n"), ""
+    if type(found).__name__ in JUDGED:
+        answer = text.rpartition("\n")[2]
+    first = f"<p><b>{html.escape(answer)}</b></p>" if answer else ""
+    return f'{first}<pre style="{_STYLE}">{html.escape(text)}</pre>'
