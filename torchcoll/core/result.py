@@ -573,5 +573,6 @@ def facts_of(run: Run) -> dict[str, str]:
 
 def launch_numbers(run: Run) -> list[int]:
     """Which of ``run.launches()`` measured each of its results: 0 is the first."""
-    of_others = {id(r): n for n, other in enumerate(run.continuations, 1) for r in other.results}
-    return [of_others.get(id(result), 0) for result in run.results]
+    # What a later launch measured again is in place of what was there.
+    of_others = {r.case: n for n, other in enumerate(run.continuations, 1) for r in other.results}
+    return [of_others.get(result.case, 0) for result in run.results]

@@ -160,9 +160,8 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
     """Print what ``validate`` found. Raises UsageError for an unknown format."""
     rows = [*found.rows, *found.totals]
     named = [row for row in found.rows if row.kind is not None]
-    titles = dict(
-        zip(map(id, named), kind_texts([dict(row.kind or {}) for row in named]), strict=True)
-    )
+    texts = kind_texts([dict(row.kind or {}) for row in named])
+    titles = {repr(row.kind): text for row, text in zip(named, texts, strict=True)}
 
     def percent(value: float | None) -> str:
         return "-" if value is None else f"{100 * value:.1f} %"
@@ -178,7 +177,7 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
     grid = filled(
         [
             (Head("left out", left=True, repeat=True), lambda row: row.over),
-            (Head("case", left=True), lambda row: titles.get(id(row), "all")),
+            (Head("case", left=True), lambda row: titles.get(repr(row.kind), "all")),
             (Head("ranks"), lambda row: "-" if row.ranks is None else str(row.ranks)),
             (Head("points"), lambda row: str(row.errors.count)),
             (Head("geomean"), lambda row: percent(row.errors.geomean)),

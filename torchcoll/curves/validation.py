@@ -246,7 +246,6 @@ def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) ->
     measured, model = side("measured", sources), side(MODEL, predicted)
     found = compare(measured, model)
     errors = model_errors(measured, model, found.rows)
-    known = {id(row): error for error, row in errors}
     own = [row for row in found.rows if row.pair.base and row.row.ranks]
     cases: list[dict[str, Any]] = [
         {
@@ -254,7 +253,7 @@ def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) ->
             "ranks": row.row.ranks,
             "size_bytes": row.pair.size_bytes,
             "ratio": row.ratio,
-            "error": known.get(id(row)),
+            "error": next((error for error, other in errors if other is row), None),
         }
         for row in own
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import one_line
 from torchcoll.core.result import CaseResult, Run, facts_of
@@ -40,7 +41,7 @@ class Notes:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._modes: dict[int, Modes] = {}  # by the id of the result
+        self._modes: dict[Case, Modes] = {}
 
     def mark(self, text: str) -> str:
         return f"[{self._numbers.setdefault(text, len(self._numbers) + 1)}]"
@@ -49,7 +50,7 @@ class Notes:
         """The marks of everything that there is to say about a result."""
         texts = list(_remarks(result))
         if modes := _modes(result):
-            self._modes[id(result)] = modes
+            self._modes[result.case] = modes
             texts.append(_MODES)
         return "".join(map(self.mark, [*texts, *_of_issue(result)]))
 

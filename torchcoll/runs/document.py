@@ -138,8 +138,7 @@ def _filtered(found: Material, text: str) -> None:
         return
     for run in found.runs:
         items = Side("", [run]).measured("time", Reading())
-        kept = {id(m.result) for m in items if all(one.holds(m) for one in wanted)}
-        run.results = [result for result in run.results if id(result) in kept]
+        run.results = [m.result for m in items if all(one.holds(m) for one in wanted)]
     found.runs = [run for run in found.runs if run.results]
     if not found.runs:
         raise UsageError("filter", text, "conditions that some case fulfils")
@@ -326,9 +325,8 @@ def _algorithms(document: _Document) -> bool:
 def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
     """A line a launch."""
     runs = document.found.runs
-    items = list(zip(runs, document.rows, verdicts, strict=True))
-    names = _short_names(runs)
-    Item = tuple[Run, Sequence[Row], Any]
+    items = list(zip(runs, document.rows, verdicts, _short_names(runs), strict=True))
+    Item = tuple[Run, Sequence[Row], Any, str]
 
     def hosts(item: Item) -> str:
         names = dict.fromkeys(one_line(m.get("host") or "?") for m in item[0].members)
@@ -349,7 +347,7 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
 
     grid = filled(
         [
-            (Head("launch", left=True), lambda i: names[id(i[0])]),
+            (Head("launch", left=True), lambda i: i[3]),
             (Head("side", left=True), lambda i: one_line(i[0].labels.get("cell") or "-")),
             (Head("start", left=True), lambda i: one_line(i[0].header.get("start_utc") or "-")),
             (Head("collectives", left=True), text("collective")),
@@ -372,16 +370,17 @@ def _launches(document: _Document, verdicts: Sequence[Verdict]) -> None:
     document.add("What was run", [grid], document.command("show"))
 
 
-def _short_names(runs: Sequence[Run]) -> dict[int, str]:
-    """By the id of the run: its path without the folder that all are in."""
+def _short_names(runs: Sequence[Run]) -> list[str]:
+    """Of each run its path without the folder that all are in, or its title."""
     paths = [os.path.abspath(run.path) for run in runs if run.path]
     try:
         folder = os.path.commonpath(map(os.path.dirname, paths)) if paths else ""
     except ValueError:  # on several drives
         folder = ""
-    names = {id(run): title_of(run) for run in runs}
-    inside = ((run, os.path.abspath(run.path)) for run in runs if run.path)
-    return names | {id(run): one_line(os.path.relpath(path, folder)) for run, path in inside}
+    return [
+        one_line(os.path.relpath(os.path.abspath(run.path), folder)) if run.path else title_of(run)
+        for run in runs
+    ]
 
 
 def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
