@@ -69,7 +69,8 @@ def test_a_run(file):
     ]
     assert page.answers[0].text.startswith("NO REFERENCE")
     # 64 MiB in 1 ms, times 2 x 7 / 8.
-    assert page.answers[1].text == "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks."
+    peak = "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks; host clock."
+    assert page.answers[1].text == peak
     # The first call took 5 ms, each of the others 1.
     assert any("first call takes 5.00 ms" in one.text for one in page.answers)
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]

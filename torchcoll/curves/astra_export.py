@@ -251,7 +251,9 @@ def dimensions(
     ring = next(iter(step_laws(collective)))
     least = one.law.pieces[0]
     rates = [bandwidth[0] for bandwidth in one.bandwidths if bandwidth]
-    gbps = (rates[-1] if rates else 1.0) * ring.share(one.ranks)
+    if not rates:
+        raise UsageError("model", f"no bandwidth of {collective}", "one, of larger sizes")
+    gbps = rates[-1] * ring.share(one.ranks)
     step_ns = max(least.latency_ns, 0.0) / max(ring.steps(one.ranks), 1.0)
     return [Dimension(ranks, gbps, step_ns)], ring.name, 0.0
 
@@ -261,7 +263,11 @@ def _links(law: OverRanks, ranks: int, hosts: int | None) -> Iterable[Dimension]
         (step[0] if step else 0.0, rate[0] if rate else None)
         for step, rate in filter(None, (law.within, law.between))
     ]
+    if hosts and hosts > 1 and law.between is None:
+        raise UsageError("hosts", hosts, "1: links between hosts were not measured")
     split = law.within is not None and law.between is not None and hosts and 1 < hosts < ranks
+    if split and hosts and ranks % hosts:
+        raise UsageError("ranks", f"{ranks} on {hosts} hosts", "equally many on each host")
     counts = [ranks // (hosts or 1), hosts or 1] if split else [ranks]
     links = each if split else each[-1:] if law.within is None or (hosts or 1) > 1 else each[:1]
     for count, (step_ns, gbps) in zip(counts, links, strict=True):

@@ -104,7 +104,7 @@ class OverRanks:
     spread: Spread
 
     def log_time(self, steps: StepLaw, size_bytes: int, ranks: int, hosts: int) -> float:
-        row = terms(steps, size_bytes, ranks, hosts, self.within is None)
+        row = terms(steps, size_bytes, ranks, hosts, min(self.hosts) > 1)
         figures = [self.launch_ns[0] if self.launch_ns else 0.0]
         for link in (self.within, self.between):
             step, bandwidth = link or (None, None)
@@ -173,17 +173,20 @@ class KindModel:
         self, law: OverRanks, size_bytes: int, ranks: int, hosts: int | None
     ) -> Prediction:
         texts = []
-        if law.between is None and any(law.hosts):
+        if max(law.hosts) < 2:  # 0: not known
             if hosts and hosts > 1:
                 raise UsageError("hosts", hosts, "1: links between hosts were not measured")
             hosts = 1
             if ranks > law.ranks[-1]:
-                texts.append("as if on one host: links between hosts were not measured")
+                where = "on one host" if any(law.hosts) else "on hosts like those, not known"
+                texts.append(f"as if {where}: links between hosts were not measured")
         fullest = max(
             (one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=float(ranks)
         )
         hosts = hosts or max(1, math.ceil(ranks / fullest - 1e-9))
         steps = next(one for one in step_laws(self.collective) if one.name == law.law)
+        if hosts > 1 and (law.between is None or law.between[1] is None):
+            texts.append("no bandwidth between hosts was found in the data")
         log = law.log_time(steps, size_bytes, ranks, hosts)
         low, high = law.spread.logs(*doublings(ranks, law.ranks[0], law.ranks[-1]))
         below, above = doublings(size_bytes, law.low_bytes, law.high_bytes)
@@ -329,7 +332,10 @@ def load_model(path: str | os.PathLike[str]) -> MachineModel:
     try:
         entries = tuple(map(_entry_of, data["entries"]))
         return MachineModel(entries, dict(data.get("machine") or {}), path)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (
+        *(KeyError, TypeError, ValueError, IndexError, AttributeError),
+        *(ArithmeticError, UsageError),
+    ) as error:
         got = f"{type(error).__name__} {error}"
         raise UnreadableError(f"model {path}", got, "all parameters", action) from None
 
@@ -481,6 +487,8 @@ def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
     logs = tuple((size, math.log(figure[0])) for size, figure in own)
     law = SizeLaw(pieces, logs, 1 / beyond[0] if beyond else 0.0, data["smooth"] is True)
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
+    if low < 1:
+        raise ValueError("sizes below one byte")
     figures, spread = tuple(figure for _, figure in own), _spread_of(data["interval"])
     return OverSizes(
         ranks, hosts, low, high, sizes, law, latencies, bandwidths, figures, beyond, spread
@@ -492,11 +500,14 @@ def _ranks_of(data: Mapping[str, Any]) -> OverRanks:
         one = data[name]
         return one and (_known(one["step_ns"]), _known(one["bandwidth_gbps"]))
 
+    ranks, hosts = tuple(map(int, data["ranks"])), tuple(map(int, data["hosts"]))
+    if not (ranks and hosts and int(data["low_bytes"]) > 0):
+        raise ValueError("a law over ranks that cannot be")
     return OverRanks(
         str(data["law"]),
         tuple(map(str, data["remaining"])),
-        tuple(map(int, data["ranks"])),
-        tuple(map(int, data["hosts"])),
+        ranks,
+        hosts,
         int(data["low_bytes"]),
         int(data["high_bytes"]),
         _known(data["launch_ns"]),

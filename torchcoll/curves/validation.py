@@ -103,7 +103,7 @@ def validate(sources: Source | Sequence[Source]) -> Validation:
     """
     files = side("files", sources)
     kinds, notes = curves_of(files)
-    points = [*_over_sizes(kinds), *_over_ranks(kinds)]
+    points = [*_over_sizes(kinds), *_over_ranks(kinds, notes)]
     if not points:
         most = max(len(curve.sizes) for _, curves in kinds for curve in curves)
         numbers = max(len({c.ranks for c in curves}) for _, curves in kinds)
@@ -169,14 +169,20 @@ def _over_sizes(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable
             )
 
 
-def _over_ranks(kinds: Sequence[tuple[dict[str, Any], list[Curve]]]) -> Iterable[LeftPoint]:
+def _over_ranks(
+    kinds: Sequence[tuple[dict[str, Any], list[Curve]]], notes: list[str]
+) -> Iterable[LeftPoint]:
+    """notes: gets what cannot be predicted without what is left out."""
     for kind, curves in kinds:
         for curve in curves:
             others = [one for one in curves if one.ranks != curve.ranks]
             if len({one.ranks for one in others}) < FEWEST_RANKS:
                 continue
             (entry,) = fit_entries([(kind, others)])
-            yield from _left_curve(entry, curve, others)
+            try:
+                yield from [*_left_curve(entry, curve, others)]
+            except UsageError as error:  # the only ones on several hosts
+                notes.append(f"{kind['collective']} on {curve.ranks} ranks left out: {error}")
 
 
 def _left_curve(entry: KindModel, curve: Curve, others: Sequence[Curve]) -> Iterable[LeftPoint]:

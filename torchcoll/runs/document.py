@@ -203,7 +203,10 @@ def _good(rows: Iterable[Row]) -> list[Row]:
 
 def _peak_answer(document: _Document) -> None:
     """The largest bus bandwidth of each collective, and the shortest time."""
-    rows = _good(row for own in document.rows for row in own)
+    # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
+    good = _good(row for own in document.rows for row in own)
+    rows = [row for row in good if row.size_bytes and row.clock in ("host", "device")]
+    clocks = values_of(rows, "clock")
     wide = [row for row in rows if row.busbw_gbps]
     words = []
     names = values_of(wide, "collective")
@@ -216,7 +219,7 @@ def _peak_answer(document: _Document) -> None:
     words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
     timed = [row for row in rows if row.median_ns]
     if words:
-        document.answers.append(Answer(f"Peak: {', '.join(words)}."))
+        document.answers.append(Answer(f"Peak: {', '.join(words)}; {' and '.join(clocks)} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest: {format_time(least.median_ns).strip()}, {least.collective} of "

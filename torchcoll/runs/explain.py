@@ -166,7 +166,7 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         moved, moved_text = entry.moved(n), ""
         if moved != 1:
             moved_text = f" x {moved:.4g} ((n - 1) / n of S, as nccl-tests counts it)"
-        given = result.reported is not None and not result.time_ns
+        given = result.reported is not None and row.busbw_gbps == result.reported.busbw_gbps
         lines["algbw"] = [
             f"{format_bandwidth(row.algbw_gbps)} GB/s"
             + (" as the source has it" if given else f" = {_bytes(row)} / {time}{moved_text}")

@@ -16,6 +16,7 @@ ends.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -241,11 +242,16 @@ def placed(
     found: dict[str, PlannedGroup] = {}
     for name, ranks in degrees.items():
         apart = 1 if name in inner else math.prod(degrees.get(n, 1) for n in inner)
-        hosts, beside = _hosts(most, ranks * apart), 1
-        if most is not None and hosts is not None and hosts > 1:
-            hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
-        found[name] = PlannedGroup(name, ranks, hosts, beside)
+        found[name] = _placed(name, ranks, apart, most)
     return found
+
+
+def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGroup:
+    """A group whose ranks are so far from each other, on hosts of ``most``."""
+    hosts, beside = _hosts(most, ranks * apart), 1
+    if most is not None and hosts is not None and hosts > 1:
+        hosts, beside = min(ranks, hosts), max(1, min(apart, round(most)))
+    return PlannedGroup(name, ranks, hosts, beside)
 
 
 # -- over ranks ----------------------------------------------------------------------------------
@@ -324,19 +330,23 @@ def plan_traffic(
     calls = _steady_calls(traffic)
     own = traffic.ranks
     asked = list(ranks) or [own]
-    sizes = {sent.group: len(traffic.members(call)) for call, sent in calls}
-    most = max(sizes.values(), default=own)
+    members = {sent.group: traffic.members(call) for call, sent in calls}
+    if any(n != own for n in asked) and not any(len(one) == own for one in members.values()):
+        got = ", ".join(f"{name} of {len(one)}" for name, one in members.items())
+        raise UsageError("ranks", f"groups {got}", f"one of all {own} ranks, which grows with them")
     parts = _parts_of_calls(traffic, calls)
 
     def groups(count: int) -> dict[str, PlannedGroup]:
         host = fullest(model)
         found: dict[str, PlannedGroup] = {}
-        for name, size in sizes.items():
-            grown = size * count / own if size == most else size
+        for name, ranks_of in members.items():
+            size = len(ranks_of)
+            grown = size * count / own if size == own else size
             if grown != int(grown):
                 raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
             number = int(grown)
-            found[name] = PlannedGroup(name, number, _hosts(host, number))
+            apart = ranks_of[1] - ranks_of[0] if size > 1 else 1
+            found[name] = _placed(name, number, apart, host)
         return found
 
     def step(count: int, part: float = 1.0) -> PlannedStep:
@@ -391,20 +401,21 @@ def _parts_of_calls(traffic: Traffic, calls: Sequence[tuple[TrafficCall, Sent]])
 def _sharded(calls: Sequence[tuple[TrafficCall, Sent]], gathers: Sequence[int]) -> list[StepPart]:
     units = sum(call.bytes_out < call.bytes_in for call, _ in calls)
     phases = {place: FORWARD if n < units else BACKWARD for n, place in enumerate(gathers)}
-    totals = {
-        phase: sum(calls[place][1].size_bytes for place in gathers if phases[place] == phase)
-        for phase in (FORWARD, BACKWARD)
-    }
-    parts: list[StepPart] = []
+    again = BACKWARD in phases.values()
+    parts: list[tuple[int, StepPart]] = []  # with what it weighs in its pass
     for place, (_, sent) in enumerate(calls):
         if place in phases:
-            phase = phases[place]
-            parts.append(StepPart(phase, sent.size_bytes / totals[phase], needs=(sent,)))
-        elif parts:
-            parts[-1] = replace(parts[-1], leaves=(*parts[-1].leaves, sent))
-        else:
-            parts.append(StepPart(FORWARD, 0.0, leaves=(sent,)))
-    return parts if totals[BACKWARD] else [*parts, StepPart(BACKWARD, 1.0)]
+            parts.append((sent.size_bytes, StepPart(phases[place], 0.0, needs=(sent,))))
+        elif again and parts and parts[-1][1].phase == BACKWARD:
+            weight, last = parts[-1]
+            parts[-1] = (weight, replace(last, leaves=(*last.leaves, sent)))
+        else:  # gradients of parameters that stayed: there once the backward has made them
+            parts.append((sent.size_bytes, StepPart(BACKWARD, 0.0, leaves=(sent,))))
+    totals: dict[str, int] = defaultdict(int)
+    for weight, part in parts:
+        totals[part.phase] += weight
+    found = [replace(part, share=weight / totals[part.phase]) for weight, part in parts]
+    return found if totals[BACKWARD] else [*found, StepPart(BACKWARD, 1.0)]
 
 
 def _noted(found: Projection, model: MachineModel) -> Projection:
