@@ -11,12 +11,13 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.result import Run
 
 STEP_NS, LAUNCH_NS, GBPS = 2000.0, 5000.0, 10.0
+_PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 SIZES = tuple(1 << power for power in range(10, 29, 2))
 
 
 def ring_ns(collective: str, size_bytes: float, ranks: int) -> float:
     """5 us to launch, 2 us a step, 10 GB/s: of all_reduce 2 (n - 1) steps, of others n - 1."""
-    share = COLLECTIVES[collective].bus_factor(ranks)
+    share = _PASSES[collective] * (ranks - 1) / ranks
     return LAUNCH_NS + STEP_NS * share * ranks + share * size_bytes / GBPS
 
 

@@ -13,8 +13,10 @@ from torchcoll.core.units import (
     format_ratio,
     format_size,
     format_time,
+    parse_ranks,
     parse_share,
     parse_size,
+    parse_sizes,
     whole_number,
 )
 
@@ -258,6 +260,24 @@ def test_what_is_no_share(text):
     expected = "a share above 0 and below 1, such as 2% or 0.02"
     assert str(caught.value).startswith(f"threshold: got {text}".rstrip())
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("64", [64]), ("64,8", [8, 64]), ("8..100", [8, 16, 32, 64, 100]), ("2,4..16", [2, 4, 8, 16])],
+)
+def test_lists_of_ranks(text, ranks):
+    assert parse_ranks(text) == ranks
+
+
+def test_lists_of_sizes():
+    assert parse_sizes("1K..20K,3") == [3, 1024, 4096, 16384, 20480]
+
+
+@pytest.mark.parametrize("text", ["", "1", "8..4", "2..", "eight", "33554432", "9" * 5000, "8,,4"])
+def test_what_is_no_list_of_ranks(text):
+    with pytest.raises(UsageError, match="ranks: got"):
+        parse_ranks(text)
 
 
 def test_counted():

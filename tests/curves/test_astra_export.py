@@ -9,12 +9,14 @@ import subprocess
 import handmade
 import made_models
 import pytest
+from made_launches import measured
+from made_launches import run as made_run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.astra_export import export_run, export_step
+from torchcoll.curves.astra_export import dimensions, export_run, export_step
 from torchcoll.curves.model import model_object
 from torchcoll.curves.model_fit import fit_model
 from torchcoll.importers.traces import read_traffic
@@ -81,6 +83,41 @@ def test_what_cannot_be_simulated_is_refused(model, tmp_path):
     traffic = Traffic(ranks=2, calls={0: []})
     with pytest.raises(UsageError, match="1 of 2 ranks"):
         export_step(model, traffic, tmp_path / "sim")
+
+
+def test_hosts_that_were_not_measured_are_not_exported(model):
+    """The model is of one host: there is no link between hosts to give to a simulator."""
+    with pytest.raises(UsageError, match="hosts: got 2, expected 1: links between hosts were not"):
+        dimensions(model, "all_reduce", 16, 2)
+
+
+def test_hosts_of_unequal_ranks_are_no_dimensions():
+    """Ring: 1 us a step and 100 GB/s within a host, 4 us and 20 GB/s between."""
+
+    def launch(ranks, hosts):
+        across = 2 * (hosts - 1)
+        steps = (2 * (ranks - 1) - across) * 1000 + across * 4000
+        rate = (20 if hosts > 1 else 100) / (2 * (ranks - 1) / ranks)
+        rows = [
+            measured(round(10_000 + steps + n / rate), ranks, size_bytes=n)
+            for n in made_models.SIZES
+        ]
+        return made_run(*rows, ranks=ranks, hosts=[f"node{n}" for n in range(hosts)])
+
+    places = ((2, 1), (4, 1), (8, 1), (16, 2), (32, 4))
+    fitted = fit_model([launch(*place) for place in places]).model
+    (inner, outer), law, _ = dimensions(fitted, "all_reduce", 32, 4)
+    assert (law, inner.ranks, outer.ranks) == ("ring", 8, 4)
+    assert [inner.gbps, outer.gbps] == pytest.approx([100, 20], rel=0.02)
+    with pytest.raises(UsageError, match="ranks: got 30 on 4 hosts, expected equally many"):
+        dimensions(fitted, "all_reduce", 30, 4)
+
+
+def test_a_model_without_a_bandwidth_is_not_exported():
+    """As long at every size: nothing tells what a byte costs, and nothing is invented."""
+    rows = [measured(50_000, 4, size_bytes=8 << k) for k in range(6)]
+    with pytest.raises(UsageError, match="model: got no bandwidth of all_reduce"):
+        dimensions(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
 
 
 def test_the_command_and_the_way_back(model, tmp_path, capsys):

@@ -223,6 +223,15 @@ def test_left_out_sizes_and_ranks_beside_the_cubic():
     assert [row.ranks for row in found.rows] == [2, 4, 8, 2, 4, 8]
 
 
+def test_what_cannot_be_predicted_without_a_point_is_said_and_the_rest_validated():
+    """One launch is on two hosts: without it nothing is known of links between hosts."""
+    own = SIZES[1:6]
+    runs = [launch(n, ring, own) for n in (2, 4, 8)] + [launch(16, ring, own, hosts=2)]
+    found = validate(runs)
+    assert any("all_reduce on 16 ranks left out: hosts: got 2" in note for note in found.notes)
+    assert {row.over: row.errors.count for row in found.totals}[OVER_RANKS] == 15
+
+
 def test_three_sizes_leave_nothing_out():
     with pytest.raises(UsageError, match="left-out points: got 3 sizes and 1 number of ranks"):
         validate([launch(4, ring, SIZES[:3])])
@@ -362,6 +371,40 @@ def test_files_that_are_no_model(tmp_path, text, expected):
     path.write_text(text)
     with pytest.raises(UnreadableError, match=expected):
         load_model(path)
+
+
+def test_a_law_that_the_collective_does_not_have(model_path):
+    with open(model_path) as file:
+        text = file.read()
+    assert '"law": "ring"' in text
+    with open(model_path, "w") as file:
+        file.write(text.replace('"law": "ring"', '"law": "neighbours"'))
+    with pytest.raises(UnreadableError, match="law neighbours of all_reduce"):
+        load_model(model_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ranks": []}, {"hosts": []}, {"low_bytes": 0}, {"corrections": [{"size_bytes": 8}]}],
+)
+def test_a_law_that_cannot_be(model_path, change):
+    with open(model_path) as file:
+        found = json.load(file)
+    found["entries"][0]["over_ranks"].update(change)
+    with open(model_path, "w") as file:
+        json.dump(found, file)
+    with pytest.raises(UnreadableError, match="all parameters"):
+        load_model(model_path)
+
+
+def test_hosts_that_the_files_do_not_name(model_path):
+    """A table does not tell on how many hosts it was measured: nothing is said of others."""
+    model = load_model(model_path)
+    # 20 + 2 x 15 x 3 us, and 2 x 15 / 16 x 1M at 10 GB/s.
+    found = model.predict("all_reduce", 1 << 20, 16)
+    assert found.time_ns == pytest.approx(306.608 * US, rel=1e-3)
+    with pytest.raises(UsageError, match="hosts: got 2, expected 1: links between hosts were not"):
+        model.predict("all_reduce", 1 << 20, 16, hosts=2)
 
 
 def test_a_model_is_not_written_over(model_path, capsys):

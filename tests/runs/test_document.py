@@ -76,6 +76,21 @@ def test_a_run(file):
     assert page.sections[-1].commands == ["torchcoll report one.jsonl"]
 
 
+def test_a_peak_is_of_data_that_has_arrived(tmp_path):
+    """Neither a barrier nor the time that a call takes to be issued is a shortest time."""
+    issued = result(case=case(mode="async"), time_ns={"issue": [[1000] * 21] * 8})
+    barrier = result(
+        case=case(collective="barrier", op=None, dtype=None, in_place=False, size_bytes=0),
+        size_bytes=0,
+        count=0,
+        time_ns={"host": [[2000] * 21] * 8},
+    )
+    save(run(result(), issued, barrier), tmp_path / "a.jsonl")
+    answers = [one.text for one in page_of([str(tmp_path / "a.jsonl")]).answers]
+    assert "Peak: all_reduce 117.4 GB/s of busbw at 64M on 8 ranks; host clock." in answers
+    assert "Shortest: 1.000 ms, all_reduce of 64M on 8 ranks." in answers
+
+
 def test_every_picture_is_in_the_page_and_nothing_is_fetched(file):
     read = Read(html_text(page_of([file])))
     assert sum(tag == "svg" for tag, _ in read.tags) == 3

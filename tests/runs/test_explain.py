@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from handmade import MIB, case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.file import save
+from torchcoll.core.result import Reported
 
 
 @pytest.fixture
@@ -33,6 +36,22 @@ def test_a_case(folder, capsys):
     assert any(line.startswith("mode: synchronized: a barrier before every call") for line in out)
     assert any(line.startswith("verdict: NO REFERENCE for gloo on cpu") for line in out)
     assert out[-1] == "busbw 117.441 GB/s = 67108864 B / 1.000 ms x 1.75"
+
+
+def test_figures_of_a_source_and_figures_from_its_time(in_tmp_path, capsys):
+    """A source that gives 64 MiB in 1 ms and nothing else: both bandwidths are worked out."""
+    told = result(time_ns={}, cold_ns=[], reported=Reported(1e6, "mean", "max", "host"))
+    save(run(told), "time.jsonl")
+    assert main(["explain", "all_reduce", "64M", "time.jsonl"]) == 0
+    assert "algbw: 67.109 GB/s = 67108864 B / 1.000 ms" in lines(capsys)
+    own = Reported(None, "mean", "max", "host", algbw_gbps=60.0, busbw_gbps=105.0)
+    save(run(replace(told, reported=own)), "rates.jsonl")
+    assert main(["explain", "busbw", "rates.jsonl"]) == 0
+    out = lines(capsys)
+    assert out[1].startswith("busbw: 105.000 GB/s as the source has it; bus factor 2 (n - 1) / n:")
+    assert out[-1] == "busbw 105.000 GB/s, as the source has it; no time"
+    assert main(["explain", "algbw", "rates.jsonl"]) == 0
+    assert lines(capsys)[1] == "algbw: 60.000 GB/s as the source has it"
 
 
 def test_a_metric_of_the_largest_case(folder, capsys):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import made_models
 import pytest
+from made_launches import measured, run
 from made_models import ring_ns
 
 from torchcoll.cli import main
@@ -22,7 +24,6 @@ from torchcoll.training.projection import (
     Projection,
     plan_shape,
     plan_traffic,
-    ranks_of,
     timeline,
 )
 from torchcoll.training.shapes import (
@@ -214,6 +215,49 @@ def test_a_traffic_of_shards_and_the_groups_that_grow(model):
     )
 
 
+def test_a_group_whose_ranks_are_on_different_hosts():
+    """8 ranks a host. The ranks 0, 8, ..., 56 are on 8 hosts, beside 7 groups alike."""
+
+    def time_ns(ranks, size_bytes, hosts):
+        """10 us; a step 1 us, between hosts 5; 100 GB/s, between hosts 20, of a host's ranks."""
+        steps = 2 * (ranks - hosts) * 1000 + 2 * (hosts - 1) * 5000
+        return 10_000 + steps + 2 * (ranks - 1) / ranks * size_bytes / (20 if hosts > 1 else 100)
+
+    def launch(ranks, hosts):
+        sizes = [1 << k for k in range(12, 30, 2)]
+        results = [measured(round(time_ns(ranks, n, hosts)), ranks, size_bytes=n) for n in sizes]
+        return run(*results, ranks=ranks, hosts=[f"node{n}" for n in range(hosts)])
+
+    places = [(2, 1), (4, 1), (8, 1), (16, 2), (32, 4), (64, 8)]
+    fitted = fit_model([launch(*one) for one in places]).model
+    call = TrafficCall("all_reduce", 1 << 24, 1 << 24, "float32", "sum", asynchronous=True)
+    inner, outer = replace(call, group="tp"), replace(call, group="dp")
+    groups = {"tp": Group("tp", tuple(range(8))), "dp": Group("dp", tuple(range(0, 64, 8)))}
+    found = plan_traffic(fitted, Traffic("plan", 64, {0: [inner, outer]}, groups), [], None)
+    own = {row.group: row.time_ns[0] for row in found.step.rows}
+    # 10 + 14 us, and 1.75 x 16M at 100 GB/s.
+    assert own["tp"] == pytest.approx(317_601, rel=0.01)
+    # 10 us + 14 x 5 us, and 1.75 x 8 x 16M at 20 GB/s: the groups share the links of a host.
+    assert own["dp"] == pytest.approx(11_824_051, rel=0.01)
+
+
+def test_shards_that_are_not_gathered_again(model):
+    """reshard_after_forward=False: two units, gathered forward, scattered backward."""
+    gather = TrafficCall("all_gather", 1 << 24, 1 << 26, "float32", group="data")
+    scatter = TrafficCall("reduce_scatter", 1 << 26, 1 << 24, "float32", "avg", group="data")
+    calls = [replace(one, asynchronous=False) for one in (gather, gather, scatter, scatter)]
+    found = plan_traffic(model, planned(calls), [], 40 * MS)
+    # Each call 5 + 3 x 2 us and 0.75 x 64M at 10 GB/s = 5.044 ms. The second gather runs under the
+    # first half of the forward pass, the first scatter under the second half of the backward one.
+    assert found.step.exposed_ns[0] == pytest.approx(2 * 5_044_165, rel=1e-3)
+
+
+def test_a_step_grows_where_a_group_has_all_ranks(model):
+    pair = TrafficCall("all_reduce", 4096, 4096, "float32", "sum", group="pair", asynchronous=True)
+    with pytest.raises(UsageError, match="ranks: got groups pair of 2, expected one of all 4 ran"):
+        plan_traffic(model, planned([pair]), [4, 8], None)
+
+
 # -- the command --------------------------------------------------------------------------------
 
 
@@ -259,7 +303,7 @@ def test_json_csv_and_a_picture(file, tmp_path, capsys):
         ("--shape llama-8b --parallel pp=2", "parallel: got pp, expected one of dp, fsdp, tp"),
         ("--shape llama-8b --parallel dp=2,dp=2", "parallel: got dp twice, expected each once"),
         ("--shape llama-8b --parallel dp=2,fsdp=2", "parallel: got dp=2,fsdp=2, expected dp or f"),
-        ("--parameters 1e6 --ranks 8..2", "ranks: got 8..2, expected numbers from 2"),
+        ("--parameters 1e6 --ranks 8..2", "ranks: got 8..2, expected from above 0, and not down"),
         ("--parameters 1e6 --ranks 4 --backward-ms 0", "backward-ms: got 0, expected a number ab"),
         ("--parameters x --ranks 4", "parameters: got x, expected a number"),
         ("--parameters 1e6 --ranks 4 --plot p.png", "plot: got p.png, expected --ranks with sev"),
@@ -281,7 +325,5 @@ def test_a_model_without_the_collective_is_refused():
         plan_shape(model, SHAPES["llama-8b"], 8e9, {"fsdp": 8}, [], None, 8192, "bfloat16")
 
 
-def test_lists_of_ranks():
-    assert ranks_of("8..100") == [8, 16, 32, 64]
-    assert ranks_of("64,8") == [8, 64]
+def test_degrees():
     assert degrees_of("dp=64,tp=8") == {"dp": 64, "tp": 8}

@@ -8,7 +8,7 @@ its readers take it for 1000 bytes and half for 1024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from torchcoll.core.errors import UsageError
@@ -16,6 +16,7 @@ from torchcoll.core.errors import UsageError
 _SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([0-9]{1,40}(?:\.[0-9]{1,40})?)"  # Python refuses to read thousands of digits
 _SIZE = re.compile(_NUMBER + r"([kKmMgGtT]?)")
+_COUNT = re.compile(r"[0-9]{1,20}")
 _SHARE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(%?)")
 _AMBIGUOUS = re.compile(_NUMBER + r"\s*([kKmMgGtT])(i?)[bB]")
 MAX_BYTES = (1 << 63) - 1  # a signed 64-bit count: what every communication library takes
@@ -53,6 +54,44 @@ def parse_size(text: str | int, what: str = "size") -> int:
     if not 0 <= value <= MAX_BYTES:
         raise UsageError(what, text, f"0 to {MAX_BYTES} bytes")
     return int(value)
+
+
+MOST_RANKS = 1 << 24
+
+
+def parse_ranks(text: str) -> list[int]:
+    """The numbers of ``64``, ``8,12`` and ``8..4096`` (doubling, and the last), in order.
+
+    Raises UsageError for anything else, below 2 and beyond 2**24.
+    """
+
+    def number(text: str) -> int:
+        if not _COUNT.fullmatch(text) or not 2 <= int(text) <= MOST_RANKS:
+            raise UsageError("ranks", text, f"whole numbers from 2 to {MOST_RANKS}, or 8..4096")
+        return int(text)
+
+    return _listed(text, "ranks", number, 2)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """The bytes of ``25M``, ``1K,25M`` and ``1K..1G`` (by 4, and the last). Raises UsageError."""
+    return _listed(text, "sizes", lambda part: parse_size(part, "sizes"), 4)
+
+
+def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = (word.strip() for word in part.partition(".."))
+        low = read(first)
+        high = read(last) if dots else low
+        if not 0 < low <= high:
+            raise UsageError(what, part.strip(), "from above 0, and not down")
+        while low <= high:
+            found.append(low)
+            low *= factor
+        if dots and found[-1] != high:
+            found.append(high)
+    return sorted(set(found))
 
 
 def whole_number(value: object, what: str, least: int) -> int:

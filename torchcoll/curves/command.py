@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
@@ -136,43 +135,16 @@ def _fit(options: argparse.Namespace) -> ExitCode:
 
 
 def _predict(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.core.units import parse_size
+    from torchcoll.core.units import parse_ranks, parse_sizes
     from torchcoll.curves.model import load_model, predict_all
     from torchcoll.curves.model_show import show_predictions
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
-    ranks = _listed(options.ranks, "ranks", _count, 2)
-    sizes = _listed(options.sizes, "sizes", lambda text: parse_size(text, "sizes"), 4)
+    ranks, sizes = parse_ranks(options.ranks), parse_sizes(options.sizes)
     rows = predict_all(load_model(options.model), ranks, sizes, options.collective)
     show_predictions(options.model, rows, options.format)
     return ExitCode.OK
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 2 <= int(text) <= _MOST_RANKS:
-        raise UsageError("ranks", text, f"whole numbers from 2 to {_MOST_RANKS}, or 8..4096")
-    return int(text)
-
-
-_MOST_RANKS = 1 << 24
-
-
-def _listed(text: str, what: str, read: Callable[[str], int], factor: int) -> list[int]:
-    """The numbers of ``8,12`` and of ``8..4096``, which is each ``factor`` times the one before."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dots, last = (word.strip() for word in part.partition(".."))
-        low = read(first)
-        high = read(last) if dots else low
-        if not 0 < low <= high:
-            raise UsageError(what, part.strip(), "from above 0, and not down")
-        while low <= high:
-            found.append(low)
-            low *= factor
-        if dots and found[-1] != high:
-            found.append(high)
-    return sorted(set(found))
 
 
 def _validate(options: argparse.Namespace) -> ExitCode:

@@ -145,6 +145,11 @@ class KindModel:
     def collective(self) -> str:
         return str(self.kind["collective"])
 
+    @property
+    def ranks_per_host(self) -> float | None:
+        """Of the fullest host that was measured; None where no hosts are known."""
+        return max((one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=None)
+
     def predict(self, size_bytes: int, ranks: int, hosts: int | None = None) -> Prediction:
         """hosts: None is as many as the ranks need on hosts as full as the measured ones.
 
@@ -180,10 +185,7 @@ class KindModel:
             if ranks > law.ranks[-1]:
                 where = "on one host" if any(law.hosts) else "on hosts like those, not known"
                 texts.append(f"as if {where}: links between hosts were not measured")
-        fullest = max(
-            (one.ranks / one.hosts for one in self.over_sizes if one.hosts), default=float(ranks)
-        )
-        hosts = hosts or max(1, math.ceil(ranks / fullest - 1e-9))
+        hosts = hosts or max(1, math.ceil(ranks / (self.ranks_per_host or ranks) - 1e-9))
         steps = next(one for one in step_laws(self.collective) if one.name == law.law)
         if hosts > 1 and (law.between is None or law.between[1] is None):
             texts.append("no bandwidth between hosts was found in the data")
@@ -460,6 +462,8 @@ def _entry_of(data: Mapping[str, Any]) -> KindModel:
     if kind["collective"] not in COLLECTIVES:
         raise ValueError(f"collective {kind['collective']}")
     ranks = data.get("over_ranks")
+    if ranks and ranks["law"] not in [one.name for one in step_laws(kind["collective"])]:
+        raise ValueError(f"law {ranks['law']} of {kind['collective']}")
     return KindModel(
         kind,
         tuple(map(_sizes_of, data["over_sizes"])),

@@ -205,8 +205,7 @@ def _peak_answer(document: _Document) -> None:
     """The largest bus bandwidth of each collective, and the shortest time."""
     # How long a call takes to issue is no bandwidth, and a barrier's time none of data.
     good = _good(row for own in document.rows for row in own)
-    rows = [row for row in good if row.size_bytes and row.clock in ("host", "device")]
-    clocks = values_of(rows, "clock")
+    rows = [row for row in good if row.size_bytes and row.clock != "issue"]
     wide = [row for row in rows if row.busbw_gbps]
     words = []
     names = values_of(wide, "collective")
@@ -219,7 +218,8 @@ def _peak_answer(document: _Document) -> None:
     words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
     timed = [row for row in rows if row.median_ns]
     if words:
-        document.answers.append(Answer(f"Peak: {', '.join(words)}; {' and '.join(clocks)} clock."))
+        clocks = " and ".join(dict.fromkeys(row.clock or "unknown" for row in wide))
+        document.answers.append(Answer(f"Peak: {', '.join(words)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
         text = f"Shortest: {format_time(least.median_ns).strip()}, {least.collective} of "

@@ -120,6 +120,8 @@ def explained(run: Run, what: Question, verdict: Verdict) -> Grid:
 def _sentence(row: Row, result: CaseResult) -> str:
     """``busbw 269.2 GB/s = 8388608 B / 54.53 us x 1.75``."""
     entry = COLLECTIVES[row.collective]
+    if not row.median_ns and row.busbw_gbps:
+        return f"busbw {format_bandwidth(row.busbw_gbps)} GB/s, as the source has it; no time"
     if not row.median_ns:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
     time = format_time(row.median_ns).strip()
@@ -157,7 +159,7 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         "high": [f"{format_time(row.high_ns).strip()}: the 95th {spread}{kept}"],
         "p99": [f"{format_time(row.p99_ns).strip()}: the 99th {spread}; from 100 calls on{kept}"],
     }
-    if row.algbw_gbps is None or not row.median_ns:
+    if row.algbw_gbps is None:
         why = (
             "a barrier has no data" if not entry.has_data else "nothing is communicated, or no time"
         )
@@ -166,7 +168,8 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
         moved, moved_text = entry.moved(n), ""
         if moved != 1:
             moved_text = f" x {moved:.4g} ((n - 1) / n of S, as nccl-tests counts it)"
-        given = result.reported is not None and row.busbw_gbps == result.reported.busbw_gbps
+        told = result.reported is not None and row.busbw_gbps == result.reported.busbw_gbps
+        given = told or not row.median_ns
         lines["algbw"] = [
             f"{format_bandwidth(row.algbw_gbps)} GB/s"
             + (" as the source has it" if given else f" = {_bytes(row)} / {time}{moved_text}")

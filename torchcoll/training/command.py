@@ -472,16 +472,16 @@ _OF_SHAPES = ("parallel", "tokens", "dtype")
 
 
 def run_plan(options: argparse.Namespace) -> ExitCode:
+    from torchcoll.core.units import parse_ranks
     from torchcoll.curves.model import load_model
     from torchcoll.report.formats import FORMATS
     from torchcoll.report.pictures import check_path
     from torchcoll.training.plan_show import draw_projection, show_projection
-    from torchcoll.training.projection import ranks_of
 
     choice(options.format, "format", FORMATS)
     if options.plot:
         check_path(options.plot, options.force)
-    ranks = [] if options.ranks is None else ranks_of(options.ranks)
+    ranks = [] if options.ranks is None else parse_ranks(options.ranks)
     if options.plot and len(ranks) < 2:
         raise UsageError("plot", options.plot, "--ranks with several numbers beside it")
     backward = options.backward_ms

@@ -33,7 +33,6 @@ _FORWARD = 0.5  # of the backward pass, which computes two products where the fo
 # ranks make the step less than 1.25 times as fast (strong).
 HALF, GAIN = 0.5, 1.25
 WEAK, STRONG = "weak", "strong"
-_MOST_RANKS = 1 << 20
 
 Ends = tuple[float, float, float]  # value, low, high
 
@@ -224,10 +223,10 @@ def fullest(model: MachineModel) -> float | None:
     """The most ranks of a host that the model has seen. Of one host alone it is without end: what
     is between hosts was not measured, so that nothing is told of it. None: it knows of no hosts.
     """
-    known = [one for entry in model.entries for one in entry.over_sizes if one.hosts]
-    if known and all(one.hosts == 1 for one in known):
+    hosts = [one.hosts for entry in model.entries for one in entry.over_sizes if one.hosts]
+    if hosts and max(hosts) == 1:
         return math.inf
-    return max((one.ranks / one.hosts for one in known), default=None)
+    return max(filter(None, (entry.ranks_per_host for entry in model.entries)), default=None)
 
 
 def _hosts(most: float | None, ranks: float) -> int | None:
@@ -255,26 +254,6 @@ def _placed(name: str, ranks: int, apart: int, most: float | None) -> PlannedGro
 
 
 # -- over ranks ----------------------------------------------------------------------------------
-
-
-def ranks_of(text: str) -> list[int]:
-    """``64``, ``8,64``, or ``8..16384`` by doubling. Raises UsageError."""
-    low, dots, high = text.partition("..")
-    found: list[int] = []
-    try:
-        if dots:
-            first, last = int(low), int(high)
-            while first <= last and len(found) < 32 and first > 0:
-                found.append(first)
-                first *= 2
-        else:
-            found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 2 or found[-1] > _MOST_RANKS:
-        expected = f"numbers from 2 to {_MOST_RANKS} such as 64, 8,64 or 8..16384"
-        raise UsageError("ranks", text, expected)
-    return found
 
 
 def plan_shape(
@@ -339,13 +318,13 @@ def plan_traffic(
     def groups(count: int) -> dict[str, PlannedGroup]:
         host = fullest(model)
         found: dict[str, PlannedGroup] = {}
-        for name, ranks_of in members.items():
-            size = len(ranks_of)
+        for name, own_ranks in members.items():
+            size = len(own_ranks)
             grown = size * count / own if size == own else size
             if grown != int(grown):
                 raise UsageError("ranks", count, f"a multiple of {own // math.gcd(own, size)}")
             number = int(grown)
-            apart = ranks_of[1] - ranks_of[0] if size > 1 else 1
+            apart = own_ranks[1] - own_ranks[0] if size > 1 else 1
             found[name] = _placed(name, number, apart, host)
         return found
 

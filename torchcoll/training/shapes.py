@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from torchcoll.core.dtypes import find_dtype
 from torchcoll.core.errors import UsageError, unknown
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, MIB
+from torchcoll.training.sharded import BACKWARD, FORWARD
 
-FORWARD, BACKWARD = "forward", "backward"
 DEGREES = ("dp", "fsdp", "tp")  # from the outermost to ranks that are beside each other
 _REDUCED, _GATHERED, _SCATTERED = "all_reduce", "all_gather", "reduce_scatter"
 _APART = 0.05  # --parameters and --shape may differ by so much
