@@ -27,14 +27,13 @@ from torchcoll.training.projection import (
     timeline,
 )
 from torchcoll.training.shapes import (
-    BACKWARD,
-    FORWARD,
     SHAPES,
     Sent,
     StepPart,
     degrees_of,
     parts_of,
 )
+from torchcoll.training.sharded import BACKWARD, FORWARD
 
 MS = 1e6
 

@@ -25,7 +25,8 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.spec import point_of
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.curves.model import MachineModel, Prediction
-from torchcoll.training.shapes import BACKWARD, FORWARD, Sent, Shape, StepPart, parts_of
+from torchcoll.training.shapes import Sent, Shape, StepPart, parts_of
+from torchcoll.training.sharded import BACKWARD, FORWARD
 from torchcoll.training.steps import steps_of
 
 _FORWARD = 0.5  # of the backward pass, which computes two products where the forward has one
