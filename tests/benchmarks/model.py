@@ -1,12 +1,13 @@
 """How wrong `torchcoll model` is: left-out sizes and ranks, larger sizes, more hosts, a simulator.
 
-    python tests/benchmarks/model.py [NAME=FILE,FILE,...] ... [--hosts FOLDER]
+    python tests/benchmarks/model.py [NAME=FILE,FILE,...] ... [--one-machine NAME] [--hosts FOLDER]
 
 NAME=FILES: a set of result files or logs, each file a machine of its own; the seed's H200 tables in
 results/ are always there. Each size between the ends is left out in turn, and everything, the
 choice of the form included, is done again without it; the baseline is a monotone cubic (PCHIP)
-through the others, in logarithms. third: the largest third of the sizes left out. --hosts: what
-model_hosts.py left: fitted on 2, 3 and 4 hosts, 6 and 8 are predicted.
+through the others, in logarithms. third: the largest third of the sizes left out; with
+--one-machine NAME the files of that set are one machine's, whose collectives tell it together.
+--hosts: what model_hosts.py left: fitted on 2, 3 and 4 hosts, 6 and 8 are predicted.
 
 series: NCCL-tests all_reduce on 2, 4 and 8 nodes of p3dn.24xlarge (8 V100 each, EFA), July 2019,
 out of place, 8 B to 32 KiB (what of the published logs could be had), by Jacob Kahn:
@@ -31,7 +32,7 @@ from torchcoll import load
 from torchcoll.comparison.compare import error_summary
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import TorchcollError
-from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
+from torchcoll.curves.model_fit import Kinds, curves_of, fit_entries, fit_model
 from torchcoll.curves.validation import OVER_SIZES, LeftPoint, validate, validate_predicted
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -76,39 +77,51 @@ def row(name: str, points: Sequence[LeftPoint]) -> None:
     )
 
 
-def larger(sets: dict[str, list[str]]) -> None:
+def larger(sets: dict[str, list[str]], machines: Sequence[str]) -> None:
     print("\nthe largest third of the sizes left out (and the largest size alone): mean error")
     for name, files in sets.items():
-        third, last, held = [], [], []
-        for file in files:
+        third: list[tuple[float, bool]] = []
+        last: list[tuple[float, bool]] = []
+        for own in [files] if name in machines else [[file] for file in files]:
             try:
-                kinds, _ = curves_of(side("files", file))
+                kinds, _ = curves_of(side("files", own))
             except TorchcollError:
                 continue
-            for kind, curves in kinds:
-                for curve in curves:
-                    for count, errors in ((len(curve.sizes) // 3, third), (1, last)):
-                        n = len(curve.sizes) - count
-                        if n < 4 or count < 1:
-                            continue
-                        cut = replace(
-                            curve,
-                            sizes=curve.sizes[:n],
-                            times=curve.times[:n],
-                            errors=curve.errors[:n],
-                        )
-                        (entry,) = fit_entries([(kind, [cut])])
-                        for size, time in zip(curve.sizes[n:], curve.times[n:], strict=True):
-                            found = entry.predict(int(size), curve.ranks, curve.hosts or None)
-                            errors.append(abs(found.time_ns / time - 1))
-                            if errors is third:
-                                held.append(found.low_ns <= time <= found.high_ns)
+            third += smaller_sizes(kinds, 3)
+            last += smaller_sizes(kinds, 0)
+        held = numpy.mean([inside for _, inside in third])
         print(
-            f"{name:10} third {100 * numpy.mean(third):6.1f} % of {len(third)}, "
-            f"{100 * numpy.mean(held):.0f} % in their interval; largest "
-            f"{100 * numpy.mean(last):.1f} %",
+            f"{name:10} third {100 * numpy.mean([error for error, _ in third]):6.1f} % of "
+            f"{len(third)}, {100 * held:.0f} % in their interval; largest "
+            f"{100 * numpy.mean([error for error, _ in last]):.1f} %",
             flush=True,
         )
+
+
+def smaller_sizes(kinds: Kinds, part: int) -> list[tuple[float, bool]]:
+    """Of each size left out (so large a part, or the largest one) its error, and whether it lies in
+    its interval.
+    """
+    cut: Kinds = []
+    for kind, curves in kinds:
+        kept = []
+        for curve in curves:
+            n = len(curve.sizes) - (len(curve.sizes) // part if part else 1)
+            if 4 <= n < len(curve.sizes):
+                less = {"sizes": curve.sizes[:n], "times": curve.times[:n]}
+                kept.append(replace(curve, errors=curve.errors[:n], **less))
+        if kept:
+            cut.append((kind, kept))
+    found = []
+    whole = {repr(kind): curves for kind, curves in kinds}
+    for entry in fit_entries(cut):
+        for curve in whole[repr(entry.kind)]:
+            place = curve.ranks, curve.hosts
+            for n in (one.sizes for one in entry.over_sizes if (one.ranks, one.hosts) == place):
+                for size, time in zip(curve.sizes[n:], curve.times[n:], strict=True):
+                    one = entry.predict(int(size), curve.ranks, curve.hosts or None)
+                    found.append((abs(one.time_ns / time - 1), one.low_ns <= time <= one.high_ns))
+    return found
 
 
 def of_hosts(folder: Path) -> None:
@@ -202,6 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sets", nargs="*", metavar="NAME=FILE,FILE,...")
     parser.add_argument("--hosts", type=Path)
+    parser.add_argument("--one-machine", action="append", default=[], metavar="NAME")
     asked = parser.parse_args()
     sets = {name: files.split(",") for name, _, files in (s.partition("=") for s in asked.sets)}
     sets["h200"] = [str(p) for p in sorted((RESULTS / "h200-8gpu-kernels").glob("*.jsonl"))]
@@ -213,7 +227,7 @@ def main() -> None:
         of_series(Path(folder))
     if asked.hosts:
         of_hosts(asked.hosts)
-    larger(sets)
+    larger(sets, asked.one_machine)
     left_out(sets)
 
 

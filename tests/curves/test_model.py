@@ -91,6 +91,77 @@ def test_the_interval_widens_with_every_doubling_beyond_the_data():
     assert three == pytest.approx(3 * one, rel=1e-3)
 
 
+SHARES = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75, "all_to_all": 0.75}
+SIGNS = {
+    "all_reduce": "-++++-+-",
+    "all_gather": "+--++++-",
+    "reduce_scatter": "-+++--++",
+    "all_to_all": "-+-+-+++",
+}
+
+
+def on_a_wire(name, own=1.0):
+    """4 ranks. What a byte more costs is 0.1 ns of those on the wire, +-40 % from a size to the
+    next: up to 4M protocols change.
+    """
+    rows, time, sizes = [], 20_000.0, [1 << k for k in range(10, 23)]
+    for number, size in enumerate(sizes):
+        off = 0.4 if SIGNS[name][number % 8] == "+" else -0.4
+        time += (size - (sizes[number - 1] if number else 0)) * own * SHARES[name] * 0.1 * (1 + off)
+        changed = {} if name == "all_reduce" else {"op": None, "in_place": False}
+        changed |= {"op": "sum"} if name == "reduce_scatter" else {}
+        rows.append(measured(round(time), 4, collective=name, size_bytes=size, **changed))
+    return rows
+
+
+def beyond(model, name):
+    """Slope from 64M to 256M, over that of the wire, and what is said of it."""
+    near, far = (model.predict(name, n << 20, 4) for n in (64, 256))
+    return (far.time_ns - near.time_ns) / (SHARES[name] * 0.1 * (192 << 20)), far.beyond
+
+
+def test_beyond_the_largest_size_the_collectives_tell_together(tmp_path):
+    rows = [row for name in SHARES for row in on_a_wire(name)]
+    model = fitted(run(*rows, ranks=4))
+    alone = {name: beyond(fitted(run(*on_a_wire(name), ranks=4)), name)[0] for name in SHARES}
+    assert max(abs(slope - 1) for slope in alone.values()) > 0.2
+    path = tmp_path / "machine.json"
+    path.write_text(model_text(model))
+    for name in SHARES:
+        for one in (model, load_model(path)):
+            slope, text = beyond(one, name)
+            assert slope == pytest.approx(1, abs=0.1), alone
+            assert text == (
+                "64x the largest size (4M), where 4 collectives tell the slope together"
+            )
+
+
+def test_two_collectives_tell_nothing_together():
+    rows = [row for name in ("all_reduce", "all_gather") for row in on_a_wire(name)]
+    assert beyond(fitted(run(*rows, ranks=4)), "all_gather")[1] == "64x the largest size (4M)"
+
+
+def test_curves_that_know_their_own_slope_keep_it():
+    """Exact lines, one on links of its own of half the rate: nothing is gained together."""
+    sizes = [1 << k for k in range(10, 23)]
+    rows = [
+        measured(
+            round(20_000 + share * (2 if name == "all_to_all" else 1) * 0.1 * n),
+            4,
+            collective=name,
+            size_bytes=n,
+            **({} if name == "all_reduce" else {"op": None, "in_place": False}),
+        )
+        for name, share in SHARES.items()
+        if name != "reduce_scatter"
+        for n in sizes
+    ]
+    model = fitted(run(*rows, ranks=4))
+    slopes = [beyond(model, name) for name in ("all_reduce", "all_gather", "all_to_all")]
+    assert [slope for slope, _ in slopes] == pytest.approx([1, 1, 2], rel=1e-3)
+    assert {text for _, text in slopes} == {"64x the largest size (4M)"}
+
+
 def test_the_file_holds_no_measured_points():
     """Fewer figures than sizes, and none of them a time that was measured."""
     sizes = [1 << k for k in range(10, 31)]

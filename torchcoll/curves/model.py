@@ -66,7 +66,7 @@ class Spread:
 class OverSizes:
     """One number of ranks that was measured: its law over sizes. figures: of each piece its latency
     (ns) and bandwidth (GB/s, size over time) with their intervals; of each correction its factor;
-    beyond: the bandwidth from the largest size on.
+    beyond: the bandwidth from the largest size on; beyond_of: the collectives that tell it.
     """
 
     ranks: int
@@ -79,6 +79,7 @@ class OverSizes:
     bandwidths: tuple[Figure | None, ...]
     factors: tuple[Figure, ...]
     beyond: Figure | None
+    beyond_of: int
     spread: Spread
 
 
@@ -172,6 +173,8 @@ class KindModel:
         log = float(one.law.logs(numpy.array([float(size_bytes)]))[0])
         below, above = doublings(size_bytes, one.low_bytes, one.high_bytes)
         text = _beyond(size_bytes, one.low_bytes, one.high_bytes)
+        if above and one.beyond_of > 1:
+            text += f", where {one.beyond_of} collectives tell the slope together"
         return _prediction(log, one.spread.logs(below, above), [text])
 
     def _on_others(
@@ -392,6 +395,7 @@ def _sizes_object(one: OverSizes) -> dict[str, Any]:
         ],
         "smooth": one.law.smooth,
         "bandwidth_beyond_gbps": _digits(one.beyond),
+        "bandwidth_beyond_of": one.beyond_of,
         "interval": _spread_object(one.spread),
     }
 
@@ -493,9 +497,10 @@ def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
     if low < 1:
         raise ValueError("sizes below one byte")
-    figures, spread = tuple(figure for _, figure in own), _spread_of(data["interval"])
+    told_by = int(data["bandwidth_beyond_of"])
     return OverSizes(
-        ranks, hosts, low, high, sizes, law, latencies, bandwidths, figures, beyond, spread
+        *(ranks, hosts, low, high, sizes, law, latencies, bandwidths),
+        *(tuple(figure for _, figure in own), beyond, told_by, _spread_of(data["interval"])),
     )
 
 

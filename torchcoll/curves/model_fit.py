@@ -38,11 +38,13 @@ from torchcoll.curves.model import (
 from torchcoll.curves.scaling import hosts_of, unusable, why_out
 from torchcoll.curves.size_law import (
     FEWEST_SIZES,
+    TAIL,
     Fit,
     Floats,
     factors,
     fit_corrections,
     fit_form,
+    fit_piece,
     fit_size_law,
 )
 from torchcoll.curves.step_laws import StepLaw, step_laws
@@ -173,9 +175,13 @@ def fit_entries(kinds: Kinds) -> tuple[KindModel, ...]:
         for curve, fit in zip(curves, own, strict=True)
     ]
     spreads = iter(size_spreads([left_out(*one) for one in flat]))
+    shared = iter(shared_slopes(kinds))
     entries = []
     for (kind, curves), own in zip(kinds, fits, strict=True):
-        over = [_over_sizes(c, fit, next(spreads)) for c, fit in zip(curves, own, strict=True)]
+        over = [
+            _over_sizes(c, fit, next(spreads), next(shared))
+            for c, fit in zip(curves, own, strict=True)
+        ]
         ranks, why = _over_ranks(str(kind["collective"]), curves)
         entries.append(KindModel(kind, tuple(over), ranks, why))
     return tuple(entries)
@@ -195,7 +201,7 @@ def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Fig
     return value, max(0.0, value - half), value + half
 
 
-def _over_sizes(curve: Curve, fit: Fit, spread: Spread) -> OverSizes:
+def _over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | None) -> OverSizes:
     latencies, bandwidths = [], []
     for number, piece in enumerate(fit.law.pieces):
         others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
@@ -205,17 +211,21 @@ def _over_sizes(curve: Curve, fit: Fit, spread: Spread) -> OverSizes:
         jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
         for size, _ in fit.law.corrections
     ]
+    law, without = fit.law, [one.beyond_ns_per_byte for one in fit.without]
+    if shared:
+        law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
     return OverSizes(
         curve.ranks,
         curve.hosts,
         round(curve.sizes[0]),
         round(curve.sizes[-1]),
         len(curve.sizes),
-        fit.law,
+        law,
         tuple(latencies),
         tuple(bandwidths),
         tuple(knots),
-        _bandwidth(fit.law.beyond_ns_per_byte, [law.beyond_ns_per_byte for law in fit.without]),
+        _bandwidth(law.beyond_ns_per_byte, without),
+        shared.collectives if shared else 1,
         spread,
     )
 
@@ -230,6 +240,96 @@ def _bandwidth(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
     """
     own = [1 / one for one in without if one > 0]
     return jackknife(1 / ns_per_byte, own, logs=True) if ns_per_byte > 0 and own else None
+
+
+# -- beyond the largest size -------------------------------------------------------------------
+
+_FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
+_APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
+_BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
+
+
+@dataclass(frozen=True)
+class SharedSlope:
+    """Of a curve: ns for a byte of its size beyond the largest one, as so many collectives tell it
+    together; without: what they tell without each curve of another.
+    """
+
+    ns_per_byte: float
+    without: tuple[float, ...]
+    collectives: int
+
+
+def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
+    """For every curve in order; None where its own last sizes tell more.
+
+    Once no protocol changes any more, the wire carries the bytes of all collectives alike: as many
+    as a rank sends in a ring. A curve that ends before has a slope of its own there, too steep or
+    too flat, and the median of several is nearer. It is taken where it predicts better than the
+    curves' own slopes what is left out of all of them: the largest third of the sizes, and the
+    largest size. A collective that stands apart from the others keeps its own.
+    """
+    flat = [(kind, curve) for kind, curves in kinds for curve in curves]
+    places: dict[str, list[int]] = {}
+    for index, (kind, curve) in enumerate(flat):
+        other = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
+        places.setdefault(repr((curve.ranks, curve.hosts, other)), []).append(index)
+    found: list[SharedSlope | None] = [None] * len(flat)
+    for indices in places.values():
+        names = {flat[index][0]["collective"] for index in indices}
+        if len(names) < _FEWEST_TOGETHER:
+            continue
+        shares = [
+            step_laws(flat[index][0]["collective"])[0].share(flat[index][1].ranks)
+            for index in indices
+        ]
+        curves = [flat[index][1] for index in indices]
+        if not _together_is_better(curves, shares):
+            continue
+        own = [_slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)]
+        wire, alike = _wire(own)
+        without = [_wire([*own[:i], *own[i + 1 :]])[0] for i in range(len(own))]
+        for index, share, same in zip(indices, shares, alike, strict=True):
+            if same:
+                each = tuple(one * share for one in without)
+                found[index] = SharedSlope(wire * share, each, len(names))
+    return found
+
+
+def _slope(curve: Curve, number: int) -> float:
+    """ns per byte of the last TAIL of the first ``number`` sizes."""
+    last = slice(max(0, number - TAIL), number)
+    return fit_piece(curve.sizes[last], curve.times[last]).ns_per_byte
+
+
+def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
+    """The median in logarithms, and which do not stand apart from it."""
+    logs = numpy.log(numpy.maximum(slopes, 1e-12))
+    middle = float(numpy.median(logs))
+    away = numpy.abs(logs - middle)
+    limit = _APART * max(float(numpy.median(away)), _LEAST) / stats.norm.ppf(0.75)
+    return math.exp(middle), (away <= limit).tolist()
+
+
+def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
+    """Where the largest third is left out of every curve, and where the largest size is."""
+    numbers = [len(curve.sizes) for curve in curves]
+    for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
+        used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
+        if not used:
+            return False
+        own = [_slope(curves[i], kept[i]) / shares[i] for i in used]
+        wire, alike = _wire(own)
+        errors = numpy.zeros(2)
+        for i, slope, same in zip(used, own, alike, strict=True):
+            curve, last = curves[i], kept[i] - 1
+            beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
+            for column, each in enumerate((slope, wire if same else slope)):
+                predicted = numpy.log(curve.times[last] + each * beyond)
+                errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
+        if errors[1] >= errors[0]:
+            return False
+    return True
 
 
 # -- intervals -------------------------------------------------------------------------------
