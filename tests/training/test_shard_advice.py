@@ -13,6 +13,8 @@ from torch import nn
 import torchcoll
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
+from torchcoll.curves.model_fit import fit_model
+from torchcoll.training.projection import plan_traffic
 
 # all_gather of 1 MiB takes 2 ms, reduce_scatter 3; forward 1 ms a unit and backward 2.
 BACKWARD_MS = 6
@@ -56,6 +58,14 @@ def test_beside_the_computation():
     assert (resharded.choice, kept.choice) == ("3 units, resharded", "3 units, kept")
     assert found.best is kept and found.forward_ns == ms(3)
     assert not any(note.startswith("assumption") for note in found.notes)
+
+
+@pytest.mark.parametrize(("reshard", "exposed"), [(True, 12), (False, 9)])
+def test_a_plan_of_a_training_says_the_same(reshard, exposed):
+    """`torchcoll plan` of the same step, by a model of the same curves: added up above."""
+    machine = fit_model(both()).model
+    found = plan_traffic(machine, plan(reshard), [], BACKWARD_MS * MS)
+    assert found.step.exposed_ns[0] == pytest.approx(exposed * MS, rel=0.01)
 
 
 def test_on_cpus_nothing_is_hidden():

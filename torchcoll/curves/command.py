@@ -1,4 +1,4 @@
-"""``torchcoll transitions``: where the behaviour changes with size."""
+"""``torchcoll transitions``, ``scaling`` and ``model``: laws over sizes and ranks."""
 
 from __future__ import annotations
 
