@@ -13,10 +13,10 @@ from torchcoll.core.summary import paired_ratio
 THRESHOLD = 0.02  # as in a comparison: a change below it is nothing that anyone would act on
 # Real steps of one model differ from what the model says, cap by cap, and no launch of the curve
 # tells that: a choice is worse only where it is so by more than this. With it and the intervals
-# below, `worse` met the truly best in less than 5 % of simulated cases, and what is truly 10 to 15 %
-# slower in 95 % where the model is right within 2 %, in 78 % within 3 % and fewer beyond, or where
-# launches differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that it was
-# not chosen on; advice.py has the real steps).
+# below, `worse` met the truly best in less than 5 % of simulated cases, and what is truly 10 to
+# 15 % slower in 95 % where the model is right within 2 %, in 78 % within 3 % and fewer beyond, or
+# where launches differ by more than 3 % (tests/benchmarks/advice_simulation.py, with a seed that it
+# was not chosen on; advice.py has the real steps).
 MODEL_ERROR = 0.03
 BEST, WITHIN_NOISE, CLOSE, WORSE = "best", "within noise", "within 2 %", "worse"
 UNCLEAR = "unclear"
