@@ -489,6 +489,24 @@ def test_rank_0_alone_is_interrupted(launch):
     assert measured.run.end["exit_code"] == 130
 
 
+def test_a_launch_that_is_ended_before_all_have_met(launch):
+    """By a launcher that lost the other, or by somebody who has waited enough: for whom?"""
+
+    def setup(rank: int) -> None:
+        wait = control.Control._wait
+
+        def ended(self, *args):
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            wait(self, *args)
+
+        control.Control._wait = ended
+
+    measured = launch("all_reduce", "--sizes 8 -T 60", 3, absent=[1, 2], setup=setup)
+    measured.ended(128 + signal.SIGTERM, 45)
+    (line,) = measured.errors()
+    assert line.endswith(": SIGTERM in rendezvous; no word yet from rank 1, rank 2")
+
+
 def test_torchrun_ends_the_survivors_by_signal(launch):
     """Rank 1 is lost, and SIGTERM comes at once: the lost rank is the news."""
     measured = launch("all_reduce", "--sizes 8,16M -n 300 -T 60", 3)
@@ -571,7 +589,7 @@ def test_all_leave_in_time(waiting, name):
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_before_the_ranks_know_of_each_other(waiting, name):
     (victim,) = KILLED[name]
-    rendezvous = "error: rendezvous: "  # rank 0 was gone before they found its store
+    rendezvous = "error: rendezvous of rank "  # rank 0 was gone before they found its store
     lines = waiting[name].errors()
     assert lines
     assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
@@ -656,4 +674,4 @@ def test_rank_0_never_comes(waiting):
     """Host and port are named, by those that looked for it."""
     (line,) = waiting["absent 0"].errors()
     assert f"127.0.0.1:{waiting['absent 0'].job.port}" in line and f"within {TIMEOUT_S} s" in line
-    assert line.startswith("torchcoll: error: rendezvous: got no store at ")
+    assert line.startswith(f"torchcoll: error: rendezvous of rank 1 ({HOST}): got no store at ")

@@ -368,8 +368,8 @@ _ACCUSED = (
     rf"failed on {_NAMES} alone",
     rf"(?:arguments|case) (?:of|on) {_NAMES}: got",
     rf"no memory on {_NAMES}",
-    rf"no word from {_NAMES}",
-    r"that (rank 0) was started",
+    rf"no word (?:yet )?from {_NAMES}",
+    rf"rendezvous of {_NAMES}: .* that (rank 0) was started",
     rf"error: {_NAMES}: ",
     rf"; {_NAMES}: ",
 )

@@ -302,9 +302,21 @@ def test_nobody_listens(monkeypatch):
     port = free_port()
     text = unreachable(monkeypatch, "127.0.0.1", port, 0.4)
     assert text.startswith(
-        f"rendezvous: got no store at 127.0.0.1:{port} within 0.4 s (Connection "
+        f"rendezvous of rank 1 ({socket.gethostname()}): got no store at 127.0.0.1:{port} within "
+        "0.4 s (Connection "
     )
-    assert text.endswith("Check MASTER_ADDR, MASTER_PORT and that rank 0 was started.")
+    stated = "Check MASTER_ADDR and MASTER_PORT of this rank, and that rank 0 was started."
+    assert text.endswith(stated)
+
+
+def test_who_told_this_rank_where_to_look_is_named(monkeypatch):
+    """Another rank may have read another list."""
+    port = free_port()
+    monkeypatch.setenv("LSB_HOSTS", "127.0.0.1 192.0.2.78")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(HangError) as caught:
+        open_store(torch, Launch("Open MPI", 1, 2, 0, 1), 0.2)
+    assert f": got no store at 127.0.0.1:{port} (of LSB_HOSTS) within 0.2 s (" in str(caught.value)
 
 
 def test_a_host_without_a_name(monkeypatch):
@@ -350,7 +362,9 @@ def test_the_command_says_so(monkeypatch, capfd):
     assert caught.value.code == 5
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"torchcoll: error: rendezvous: got no store at 127.0.0.1:{port} within ")
+    own = f"rank 1 ({socket.gethostname()})"
+    stated = f"torchcoll: error: rendezvous of {own}: got no store at 127.0.0.1:{port} within "
+    assert err.startswith(stated)
 
 
 # -- interfaces ----------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
             store = dist.TCPStore("localhost", port, None, True, timeout, wait_for_workers=False)
         else:
             # torch's client takes up to twice its timeout and prints pages of C++ frames.
-            _wait_for_listener(host, port, timeout_s)
+            _wait_for_listener(launch, master, timeout_s)
             store = _within(
                 timeout_s,
                 lambda: dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False),
@@ -74,7 +74,8 @@ def _join_tcp(torch: Any, launch: Launch, master: Master, timeout_s: float) -> A
                 "a free port",
                 "Set MASTER_PORT to one, alike for all ranks.",
             ) from None
-        raise _unreachable(host, port, timeout_s, str(error).splitlines()[0][:160]) from None
+        reason = str(error).splitlines()[0][:160]
+        raise _unreachable(launch, master, timeout_s, reason) from None
     # Another launch that was given the same port must not hear our ranks.
     return dist.PrefixStore(f"torchcoll/{launch_key(launch) or ''}", store)
 
@@ -114,16 +115,19 @@ def no_thread(error: RuntimeError) -> UnavailableError:
     )
 
 
-def _unreachable(host: str, port: int, timeout_s: float, reason: str) -> HangError:
+def _unreachable(launch: Launch, master: Master, timeout_s: float, reason: str) -> HangError:
+    """Names this rank too: where no other says so, it is the one that was told another place."""
+    source = f" (of {master.source})" if master.source else ""
     return HangError(
-        "rendezvous",
-        f"no store at {host}:{port} within {timeout_s:g} s ({reason})",
+        f"rendezvous of rank {launch.rank} ({socket.gethostname()})",
+        f"no store at {master.host}:{master.port}{source} within {timeout_s:g} s ({reason})",
         "rank 0 listening there",
-        "Check MASTER_ADDR, MASTER_PORT and that rank 0 was started.",
+        "Check MASTER_ADDR and MASTER_PORT of this rank, and that rank 0 was started.",
     )
 
 
-def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
+def _wait_for_listener(launch: Launch, master: Master, timeout_s: float) -> None:
+    host, port = master.host, master.port
     start = time.monotonic()
     pause = 0.05
     while True:
@@ -141,7 +145,7 @@ def _wait_for_listener(host: str, port: int, timeout_s: float) -> None:
                 reason = f"the name does not resolve on {socket.gethostname()}: {reason}"
             limit_s = min(timeout_s, _NAME_S) if unknown else timeout_s
             if waited >= limit_s:
-                raise _unreachable(host, port, limit_s, reason) from None
+                raise _unreachable(launch, master, limit_s, reason) from None
         time.sleep(min(pause, limit_s - waited))
         pause = min(1.0, 1.5 * pause)
 

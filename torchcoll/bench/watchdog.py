@@ -316,7 +316,17 @@ class Watchdog:
                 text = f"{f'{buffers}; ' if buffers else ''}{self._lost(lost)}"
                 self.leave(ExitCode.HANG, "failed", "lost_rank", text, speaks)
         text, speaks = f"{name} in {self.progress.stated()}", control.rank == 0
-        self.leave(128 + number, "interrupted", "signal", text, speaks)
+        self.leave(128 + number, "interrupted", "signal", f"{text}{self._not_come()}", speaks)
+
+    def _not_come(self) -> str:
+        """Of a launch that ends before all have met, whom rank 0 still waits for."""
+        control = self.control
+        if control.members or control.rank:
+            return ""
+        with contextlib.suppress(RuntimeError):
+            absent = self._asker.ask(lambda: control.lacking(self._store), _LINGER_S)
+            return f"; no word yet from {control.names(absent)}" if absent else ""
+        return ""
 
     def _lost_before(self, name: str) -> tuple[list[int], str]:
         """Ranks that have ended without a word, as this rank sees and those of other hosts say that
