@@ -114,8 +114,12 @@ def ranks_of(rows: Sequence[NcclTestsRow], collective: str) -> tuple[int, str]:
 def _factors(rows: Iterable[NcclTestsRow]) -> tuple[float, float]:
     """Between what busbw / algbw must be: each pair of rounded figures leaves an interval."""
     low, high = 0.0, float("inf")
-    for least, most in map(_factor, _telling(rows)):
-        low, high = max(low, least), min(high, most)
+    for block in _telling(rows):
+        least, most = _factor(block)
+        if least > low:
+            low = least
+        if most < high:
+            high = most
     return low, high
 
 
@@ -136,8 +140,12 @@ def _factor(block: Block) -> tuple[float, float]:
 def contradict(rows: Sequence[NcclTestsRow], collective: str, ranks: int) -> bool:
     """Whether every busbw is another than so many ranks have."""
     factor = COLLECTIVES[collective].bus_factor(ranks)
-    found = [low <= factor <= high for low, high in map(_factor, _telling(rows))]
-    return bool(found) and not any(found)
+    told = False
+    for low, high in map(_factor, _telling(rows)):
+        if low <= factor <= high:
+            return False
+        told = True
+    return told
 
 
 def fitting(rows: Sequence[NcclTestsRow], ranks: int = 0) -> dict[str, str]:
