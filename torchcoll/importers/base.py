@@ -20,7 +20,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -137,6 +137,17 @@ def number(text: object) -> float | None:
             return None
         value = float(text.replace(",", ""))
     return value if 0 <= value < 1e18 else None  # NaN is not
+
+
+def numbers(*texts: str) -> Sequence[float | None]:
+    """``number`` of each; at once where all are ordinary, as in most rows."""
+    try:
+        values = [*map(float, texts)]
+    except ValueError:
+        return [*map(number, texts)]
+    # A sum with NaN in it is not below anything.
+    ordinary = min(values) >= 0 and sum(values) < 1e18
+    return values if ordinary else [*map(number, texts)]
 
 
 def ns_of_us(text: object) -> float | None:
@@ -258,17 +269,25 @@ def make_result(
         verification=None if wrong is None or not checked else _verification(checked, wrong),
         warnings=list(warnings),
         reported=reported,
-        **_NO_SAMPLES,
+        # Rows are many, and of each own empty lists took 0.7 kB: they share one. An importer that
+        # has samples puts its own in their place.
+        cold_ns=_NONE,
+        warmup_ns=_NONE,
+        time_ns=_NO_CLOCK,
+        lead_ns=_NONE,
+        batches=_NONE,
+        cold_start_ns=_NONE,
+        batch_start_ns=_NONE,
+        batch_start_wall_us=_NONE,
+        spent_ns=_NO_CLOCK,
+        members=_NONE,
+        connect_ns=_NONE,
+        choices=_NONE,
     )
 
 
-# Rows are many and a list of its own for each of these took 0.7 kB of each: they share the empty
-# ones. An importer that has samples puts lists of its own in their place.
-_NO_SAMPLES: dict[str, Any] = {
-    f.name: f.default_factory()
-    for f in fields(CaseResult)
-    if f.default_factory is not MISSING and f.name != "warnings"
-}
+_NONE: list[Any] = []
+_NO_CLOCK: dict[str, Any] = {}
 
 
 @lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once

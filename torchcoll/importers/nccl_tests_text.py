@@ -29,6 +29,7 @@ from torchcoll.importers.base import (
     make_run,
     ns_of_us,
     number,
+    numbers,
     rounding,
     whole,
 )
@@ -192,7 +193,7 @@ class RowParser:
 
     def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
         raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
-        time, algbw, busbw = number(raw), number(alg), number(bus)
+        time, algbw, busbw = numbers(raw, alg, bus)
         if not time:
             return f"{self._body[self._time]} is {raw}"
         if algbw is None and alg not in _NO_NUMBER:
