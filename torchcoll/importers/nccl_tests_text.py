@@ -613,7 +613,7 @@ def _unnamed(part: _Part, options: ImportOptions, ranks: int, found: Imported) -
 
     A title, or the name of the file, is believed as far as the figures can be such a collective's.
     """
-    fits = fitting(part.rows, ranks)
+    fits = fitting(part.rows, ranks, "#wrong" in part.names)
     titles = ((f"line {line}", collective_in(text)) for line, text in reversed(part.above))
     named = [*titles, ("the name of the file", collective_in(options.file))]
     where, name = next((one for one in named if one[1]), ("", None))
