@@ -4,18 +4,22 @@
 
 Rows of nccl-tests, 54 025 of them, alone and between lines of a library's log, against
 ``grep -c float`` on the same file; a Kineto trace against json.load of it. Without TRACE.json it is
-made: 77 MB of a real training step on gloo, profiled with stacks (large.py). CPU seconds of a
-process each, three times in turn, their medians; the peak is of the process that reads.
+made: 77 MB of a real training step on gloo, profiled with stacks (large.py). CPU seconds of
+reading, without starting Python and importing, in a process each, three times in turn, their
+medians; the peak is of the process that reads.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
+import re
 import resource
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -23,9 +27,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from common import title  # noqa: E402
 from foreign_files import FOOT, HEAD, NAMES  # noqa: E402
 
+Work = Callable[[Path], None]
 ROWS = 54_025
 TRACE_BYTES = 77_000_000
 LOG = (
@@ -60,28 +64,32 @@ def trace(path: Path) -> None:
         shutil.copyfileobj(source, file)
 
 
-def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """(CPU seconds, peak in MB) of a process of its own, its children too."""
-    read, write = os.pipe()
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            work()
-            own, others = (
-                resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            )
-            seconds = sum(w.ru_utime + w.ru_stime for w in (own, others))
-            os.write(write, f"{seconds} {own.ru_maxrss / 1024}".encode())
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(write)
-    with os.fdopen(read) as source:
-        text = source.read()
-    if os.waitpid(child, 0)[1]:
-        sys.exit("a reader failed")
-    seconds, peak = map(float, text.split())
+def measured(work: Work, path: Path) -> tuple[float, float]:
+    """(CPU seconds, peak in MB) of reading it in a process of its own, which has imported all."""
+    command = [sys.executable, __file__, "--read", work.__name__, str(path)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    seconds, peak = map(float, done.stdout.split())
     return seconds, peak
+
+
+def read(work: Work, path: Path) -> None:
+    """In that process."""
+    from torchcoll.importers.registry import importers
+
+    importers()
+    before = _used()
+    work(path)
+    seconds = _used() - before
+    # ru_maxrss would be that of the process that started this one.
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak
+    print(seconds, int(peak[1]) / 1024)
+
+
+def _used() -> float:
+    """CPU seconds of this process and of its children."""
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def table(path: Path) -> None:
@@ -102,26 +110,22 @@ def calls(path: Path) -> None:
 
 
 def plain(path: Path) -> None:
-    import json
-
     with open(path) as file:
         json.load(file)
 
 
 def grep(path: Path) -> None:
-    import subprocess
-
     subprocess.run(["grep", "-c", "float", str(path)], check=True, stdout=subprocess.DEVNULL)
 
 
-Work = Callable[[Path], None]
+READERS = {work.__name__: work for work in (table, calls, plain, grep)}
 
 
 def compared(name: str, path: Path, ours: Work, base: Work) -> None:
     both: list[list[tuple[float, float]]] = [[], [], []]
     for _ in range(3):
         for found, work in zip(both, (ours, base, base), strict=True):
-            found.append(measured(lambda work=work: work(path)))  # type: ignore[misc]
+            found.append(measured(work, path))
     seconds, other, again = (statistics.median(s for s, _ in found) for found in both)
     size = path.stat().st_size / 1e6
     peak = max(mb for _, mb in both[0])
@@ -133,6 +137,10 @@ def compared(name: str, path: Path, ours: Work, base: Work) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--read"]:
+        return read(READERS[sys.argv[2]], Path(sys.argv[3]))
+    from common import title  # torch, which no reader needs
+
     title("Reading other tools' output, CPU seconds")
     print(
         f"{'file':34}  {'MB':>6}  {'seconds':>7}  {'MB/s':>6}  {'peak':>5}  {'base':5}  "

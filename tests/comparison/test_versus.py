@@ -80,7 +80,7 @@ def noisy(ratios, noise=0.005, seed=0):
 
 
 def told(state):
-    return answer(state.comparisons(), state.round)[0]
+    return answer(state.comparisons(), state.round).text
 
 
 # -- what is launched ------------------------------------------------------------------------

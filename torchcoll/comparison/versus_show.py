@@ -13,7 +13,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_ratio, format_size
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, show_found
-from torchcoll.report.grid import Grid
+from torchcoll.report.grid import Answer, Grid
 
 if TYPE_CHECKING:
     from torchcoll.comparison.compare import Comparison
@@ -29,7 +29,7 @@ _MOST_STRETCHES = 5  # of sizes, in the sentence
 _FAR = 3.0  # a ratio from which on a percentage is no help
 _ORDER = ("slower", "faster", "same", "unclear", "incomparable")
 _TOLD = ("label=cell", "label=launch")  # the name of the side, and the number of its launch
-_STYLES = {"slower": "bold red", "faster": "bold green", "same": "bold green"}
+_KINDS = {"slower": "bad", "faster": "good", "same": "good"}
 
 # -------------------------------------------------------------------------------------------------
 # While it goes on.
@@ -148,8 +148,8 @@ def repeat_text(one: Repeat) -> str:
 # The answer.
 
 
-def answer(found: Sequence[Comparison], launches: int) -> tuple[str, str]:
-    """The sentence, and its style. launches: of a side, that count."""
+def answer(found: Sequence[Comparison], launches: int) -> Answer:
+    """launches: of a side, that count."""
     texts = [_against(one) for one in found]
     results = {row.result for one in found for row in one.rows if row.matched}
     worst = next((name for name in _ORDER if name in results), "")
@@ -157,7 +157,7 @@ def answer(found: Sequence[Comparison], launches: int) -> tuple[str, str]:
         worst = "unclear"
     side = "a side" if len(found) == 1 else "of each"
     text = f"{'. '.join(texts)}; {counted(launches, 'launch')} {side}"
-    return text, _STYLES.get(worst, "bold yellow")
+    return Answer(text, _KINDS.get(worst, "doubt"))
 
 
 def _against(found: Comparison) -> str:
@@ -262,16 +262,9 @@ def show_versus(
     """What the last look has left; ended: why there is no other. Raises UsageError for an unknown
     format.
     """
-    text, style = answer(found, state.round)
-    out = Destination(file)
-    if format == "table" and out.terminal:
-        out.styled(text, style)
-        out.write("\n")
     grids = versus_grids(state, found, folder, ended)
+    grids[-1].answer = answer(found, state.round)
     show_found([Forms(grids, _object(state, found, folder, ended), _records(found))], format, file)
-    if format == "table":
-        out.styled(text, style)
-        out.flush()
 
 
 def versus_grids(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> list[Grid]:
@@ -318,7 +311,7 @@ def _launches_text(state: Versus) -> str:
 def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "answer": answer(found, state.round)[0],
+        "answer": answer(found, state.round).text,
         "ended": ended,
         "rounds": state.round,
         "launches": state.launches,

@@ -134,10 +134,20 @@ def brief(error: BaseException) -> str:
     return text.split(". ")[0][:160] or type(error).__name__
 
 
+_called: dict[str, str] = {}
+
+
+def call(path: str, name: str) -> None:
+    """Have whatever is printed say ``name`` in place of the path of a file that nobody named."""
+    _called[path] = name
+
+
 def printable(text: str) -> str:
     """The text without what a terminal would obey: ESC, BEL, C1, bidi marks, ends of lines, and
     surrogates, which no encoding has. A blank stands for each.
     """
+    for path, name in _called.items():
+        text = text.replace(path, name)
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 

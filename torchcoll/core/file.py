@@ -27,6 +27,7 @@ from torchcoll.core.jsonl import (
     read_records,
 )
 from torchcoll.core.paths import (
+    STDIN,
     Inside,
     Source,
     expanded,
@@ -185,7 +186,7 @@ def _is_of(event: dict[str, Any], runs: Iterable[Run]) -> bool:
 def _unnamed(run: Run) -> Run:
     """Without the path of what ``from_stdin`` wrote, which nobody can use again."""
     if run.path and is_stdin(run.path):
-        run.problems = [text.replace(str(run.path), "stdin") for text in run.problems]
+        run.problems = [text.replace(str(run.path), STDIN) for text in run.problems]
         run.path = None
     return run
 

@@ -12,12 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from torchcoll.core.errors import UnreadableError, UsageError
+from torchcoll.core.errors import UnreadableError, UsageError, call
 from torchcoll.core.result import Run
 
 # What `torchcoll matrix` keeps beside the result files of its launches.
 MANIFEST, MATRIX_SCHEMA = "manifest.jsonl", "torchcoll-matrix/1"
 Source = Run | str | os.PathLike[str]
+STDIN = "standard input"  # its name in messages
 _stdin: list[str] = []  # the folder that it was put into
 _LOOKED_AT = 1000  # folders below one without files
 
@@ -31,12 +32,13 @@ def from_stdin(path: Source) -> Source:
         atexit.register(shutil.rmtree, _stdin[0], ignore_errors=True)
         with open(os.path.join(_stdin[0], "stdin"), "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
+        call(file.name, STDIN)
     return os.path.join(_stdin[0], "stdin")
 
 
-def is_stdin(path: Path) -> bool:
-    """Whether ``from_stdin`` wrote that file."""
-    return bool(_stdin) and str(path.parent) == _stdin[0]
+def is_stdin(path: str | os.PathLike[str]) -> bool:
+    """Whether it is stdin: ``-``, or what ``from_stdin`` wrote."""
+    return path == "-" or (bool(_stdin) and os.path.dirname(path) == _stdin[0])
 
 
 def expanded(source: Source) -> list[Source]:

@@ -92,7 +92,7 @@ class Verification:
 _NO_FIGURES = {"statistic", "over_ranks", "clock", "calls", "derived", "size_bytes", "size_basis"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reported:
     """What a source that keeps no samples tells of a case; None is what it does not tell.
 

@@ -116,6 +116,8 @@ def steady_times(result: CaseResult, clock: str | None, how: str = "max") -> lis
     slowest rank (``max``), so that their sum is the time that the batches took there.
     """
     samples = result.time_ns.get(clock or "", [])
+    if not samples:
+        return []
     if not has_period(result, clock) or how in ("mean", "rank0"):
         return over_ranks(samples, how)
     times: list[float] = []
@@ -154,8 +156,10 @@ def host_bound(result: CaseResult) -> tuple[float, float] | None:
     is the maximum over ranks of each call, where each hiccup of any of many hosts counts. Events
     between the calls take the host's time too, beside the issue.
     """
+    if "issue" not in result.time_ns:
+        return None
     period = steady_figure(result, "device")
-    issue = [row for row in result.time_ns.get("issue", ()) if row]
+    issue = [row for row in result.time_ns["issue"] if row]
     if not (has_period(result, "device") and period and issue):
         return None
     issued = max(quantile(sorted(row), 0.25) for row in issue)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import lru_cache
 
 from torchcoll.core.errors import UsageError
 
@@ -125,6 +126,7 @@ def parse_share(text: str, what: str) -> float:
     return share
 
 
+@lru_cache(maxsize=1024)  # asked for every row, of which few differ in it
 def format_size(size_bytes: int) -> str:
     """The shortest exact text that ``parse_size`` reads back: ``1K``, ``1.5G``, ``1000000``."""
     for suffix in "TGMK":

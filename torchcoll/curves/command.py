@@ -122,14 +122,13 @@ def run_model(options: argparse.Namespace) -> ExitCode:
 def _fit(options: argparse.Namespace) -> ExitCode:
     from torchcoll.curves.model import model_text
     from torchcoll.curves.model_fit import fit_model
-    from torchcoll.curves.model_show import fit_lines
+    from torchcoll.curves.model_show import show_fit
     from torchcoll.report.destination import check_new, write_file
 
     check_new(options.output, "output", options.force)
     found = fit_model(options.files)
     write_file(options.output, model_text(found.model), "output", options.force)
-    for line in fit_lines(found):
-        print(line)
+    show_fit(found)
     tell(f"torchcoll: model: {options.output}")
     return ExitCode.OK
 

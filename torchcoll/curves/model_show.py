@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
 from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, known, picked, show_found
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled, print_grids
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
 
@@ -26,14 +28,29 @@ _JACKKNIFE = "90 % intervals: jackknife+ (Barber et al. 2021), wider beyond the 
 # -- fit -------------------------------------------------------------------------------------
 
 
-def fit_lines(found: FittedModel) -> list[str]:
-    """What was fitted, one line a law."""
+def show_fit(found: FittedModel, file: TextIO | None = None) -> None:
+    """Print what was fitted, one line a law; why there is none over ranks once for all kinds."""
     entries = found.model.entries
-    lines = [f"{counted(len(entries), 'kind')} of cases; intervals 90 %, by leaving out"]
+    lines, missing = [], Counter(entry.why_not for entry in entries if not entry.over_ranks)
     for entry, title in zip(entries, kind_texts([e.kind for e in entries]), strict=True):
         lines.append(title)
         lines += [f"  {text}" for text in _entry_lines(entry)]
-    return [*lines, *found_lines(found.notes, found.runs)]
+    below = [f"{n} of {counted(len(entries), 'kind')}: {why}" for why, n in missing.items()]
+    below += found_lines(found.notes, found.runs)
+    grids = [Grid([], [], above=lines), Grid([], [], below=below, answer=_fit_answer(entries))]
+    out = Destination(file)
+    print_grids([("", grids)], "table", out)
+    out.flush()
+
+
+def _fit_answer(entries: Sequence[KindModel]) -> Answer:
+    spreads = [one.spread for entry in entries for one in entry.over_sizes]
+    over = sum(entry.over_ranks is not None for entry in entries)
+    text = f"{counted(len(entries), 'kind')} of cases fitted, {over or 'none'} of them over ranks"
+    if spreads:
+        low, high = min(one.low for one in spreads), max(one.high for one in spreads)
+        text += f"; 90 % of left-out sizes lie within {_percent(low - 1)} to {_percent(high - 1)}"
+    return Answer(text, "" if over == len(entries) else "doubt")
 
 
 def _entry_lines(entry: KindModel) -> list[str]:
@@ -49,7 +66,7 @@ def _entry_lines(entry: KindModel) -> list[str]:
             f"{_percent(one.spread.low - 1)} to {_percent(one.spread.high - 1)}"
         )
     law = entry.over_ranks
-    return [*lines, *(_law_lines(law) if law else [f"no law over ranks: {entry.why_not}"])]
+    return [*lines, *(_law_lines(law) if law else [])]
 
 
 def _law_lines(law: OverRanks) -> list[str]:
@@ -93,14 +110,38 @@ def show_predictions(
         kinds.setdefault(repr(row.kind), []).append(row)
     titles = kind_texts([own[0].kind for own in kinds.values()])
     grids = [_predictions(own, title) for own, title in zip(kinds.values(), titles, strict=True)]
-    lines = [f"predicted by {path}, not measured", _JACKKNIFE]
+    last = Grid([], [], answer=_predictions_answer(path, rows, titles))
     thing = {
         "schema": PREDICTIONS_SCHEMA,
         "model": str(path),
         "level": 0.9,
         "rows": list(map(_prediction_record, rows)),
     }
-    show_found([Forms([Grid([], [], above=lines), *grids], thing)], format, file)
+    show_found([Forms([Grid([], [], above=[_JACKKNIFE]), *grids, last], thing)], format, file)
+
+
+def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequence[str]) -> Answer:
+    """The most that was asked for, of the first kind, and how many are a guess beyond the data."""
+    known = [row for row in rows if row.prediction]
+    if not known:
+        return Answer(f"nothing can be predicted by {path}: {rows[0].reason}", "doubt")
+    most = max(
+        (row for row in known if row.kind == known[0].kind),
+        key=lambda row: (row.ranks, row.size_bytes),
+    )
+    found = most.prediction
+    assert found
+    kinds = list(dict.fromkeys(repr(row.kind) for row in rows))
+    title = titles[kinds.index(repr(most.kind))]
+    text = (
+        f"predicted by {path}, not measured: {title}: {format_size(most.size_bytes)} on "
+        f"{most.ranks} ranks takes {_times((found.time_ns, found.low_ns, found.high_ns))}"
+    )
+    beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
+    text += f"; {beyond} of {counted(len(rows), 'prediction')} beyond the data" * bool(beyond)
+    out = len(rows) - len(known)
+    text += f"; {out} not possible" * bool(out)
+    return Answer(text, "doubt" if beyond or out else "")
 
 
 def _prediction_record(row: PredictedRow) -> dict[str, Any]:
@@ -188,7 +229,7 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
         ],
         rows,
     )
-    above = [*map(_sentence, found.totals), _ERRORS, _CUBIC]
+    above = [_ERRORS, _CUBIC]
     below = found_lines(found.notes, found.runs)
     thing = {
         "schema": VALIDATION_SCHEMA,
@@ -203,8 +244,8 @@ def show_validation(found: Validation, format: str = "table", file: TextIO | Non
         ],
         "notes": below,
     }
-    grids = [Grid([], [], above=above), grid, Grid([], [], below=below)]
-    show_found([Forms(grids, thing)], format, file)
+    last = Grid([], [], below=below, answer=_validation_answer(found.totals))
+    show_found([Forms([Grid([], [], above=above), grid, last], thing)], format, file)
 
 
 _ERRORS = (
@@ -215,6 +256,15 @@ _CUBIC = (
     "the cubic: no model, a monotone cubic through the other points, in logarithms; both on the "
     "points that have others on both sides"
 )
+
+
+def _validation_answer(totals: Sequence[ValidationRow]) -> Answer:
+    """How wrong it is. In doubt where its intervals hold less than they say."""
+    narrow = any(total.covered < _LEAST_HELD * total.errors.count for total in totals)
+    return Answer("; ".join(map(_sentence, totals)), "doubt" if narrow else "")
+
+
+_LEAST_HELD = 0.8  # of the 90 % that an interval is to hold: below it is no chance of few points
 
 
 def _sentence(total: ValidationRow) -> str:
@@ -279,12 +329,12 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
     errors = found.overall.errors
     assert errors is not None
     below = found_lines([*found.notes, *found.missing], found.runs)
-    above = [
+    answer = Answer(
         f"{found.predicted}: geometric mean of the errors {100 * errors.geomean:.2f} %, mean "
         f"{100 * errors.mean:.2f} %, worst {100 * errors.worst:.2f} %, over {errors.count} of "
         f"{counted(found.overall.measured, 'measured case')}",
-        _ERRORS,
-    ]
+        "doubt" if found.missing else "",
+    )
     thing = {
         "schema": VALIDATION_SCHEMA,
         "predicted": found.predicted,
@@ -292,8 +342,8 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
         "cases": found.cases,
         "notes": below,
     }
-    grids = [Grid([], [], above=above), grid, Grid([], [], below=below)]
-    show_found([Forms(grids, thing)], format, file)
+    last = Grid([], [], below=below, answer=answer)
+    show_found([Forms([Grid([], [], above=[_ERRORS]), grid, last], thing)], format, file)
 
 
 def _scenario_record(one: Scenario) -> dict[str, Any]:

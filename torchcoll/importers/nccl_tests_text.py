@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
@@ -28,6 +29,7 @@ from torchcoll.importers.base import (
     make_run,
     ns_of_us,
     number,
+    numbers,
     rounding,
     whole,
 )
@@ -147,10 +149,11 @@ class RowParser:
     def row(self, line: int, text: str) -> NcclTestsRow | str:
         """The row; else why it is none."""
         tokens = text.split()
-        if self._choices and tokens[-3:][0][:1].isalpha() and _CHOICE.search(text):
-            del tokens[-3:]
         width = self._width
         found = len(tokens)
+        if self._choices and found > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
+            del tokens[-3:]
+            found -= 3
         heads = found - self._trailing - 2 * width
         if self._two and self._possible(heads, tokens):
             places = [(False, heads), (True, heads + width)]
@@ -166,7 +169,7 @@ class RowParser:
         size, count = whole(tokens[0]), whole(tokens[1])
         if size is None or count is None:
             return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
-        op, root = _op_and_root(tokens[3:heads]) if heads > 3 else (None, None)
+        op, root = _op_and_root(*tokens[3:heads])
         blocks = []
         for in_place, first in places:
             block = self._block(tokens[first : first + width], in_place)
@@ -190,7 +193,7 @@ class RowParser:
 
     def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
         raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
-        time, algbw, busbw = number(raw), number(alg), number(bus)
+        time, algbw, busbw = numbers(raw, alg, bus)
         if not time:
             return f"{self._body[self._time]} is {raw}"
         if algbw is None and alg not in _NO_NUMBER:
@@ -199,10 +202,10 @@ class RowParser:
             return f"busbw is {bus}"
         wrong: int | None = None
         if self._wrong and (text := figures[self._wrong]) != "N/A":
-            count = number(text.rstrip("*"))
-            if count is None or count % 1:
+            count = _elements(text)
+            if count is None:
                 return f"{self._body[self._wrong]} is {text}"
-            wrong = int(count)
+            wrong = count
         scale = self._scale
         error = number(figures[self._error]) if self._error else None
         steps = rounding(raw) * scale, rounding(bus)
@@ -215,7 +218,15 @@ class RowParser:
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
 
 
-def _op_and_root(rest: Sequence[str]) -> tuple[str | None, int | None]:
+@lru_cache(maxsize=64)  # mostly 0, as the next one's are mostly sum and -1
+def _elements(text: str) -> int | None:
+    """Of #wrong; None where it is no whole number. rccl-tests puts a star behind it."""
+    count = number(text.rstrip("*"))
+    return None if count is None or count % 1 else int(count)
+
+
+@lru_cache(maxsize=64)
+def _op_and_root(*rest: str) -> tuple[str | None, int | None]:
     op, root = None, None
     for token in rest:
         if token.removeprefix("-").isdecimal():
@@ -602,7 +613,7 @@ def _unnamed(part: _Part, options: ImportOptions, ranks: int, found: Imported) -
 
     A title, or the name of the file, is believed as far as the figures can be such a collective's.
     """
-    fits = fitting(part.rows, ranks)
+    fits = fitting(part.rows, ranks, "#wrong" in part.names)
     titles = ((f"line {line}", collective_in(text)) for line, text in reversed(part.above))
     named = [*titles, ("the name of the file", collective_in(options.file))]
     where, name = next((one for one in named if one[1]), ("", None))

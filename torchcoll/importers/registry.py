@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,6 +20,7 @@ from typing import cast
 
 from torchcoll.core.errors import UnreadableError, UsageError, choice
 from torchcoll.core.file import uncollected
+from torchcoll.core.paths import is_stdin
 from torchcoll.core.result import Run
 from torchcoll.importers.base import Imported, Importer, ImportOptions, Line
 from torchcoll.importers.nccl_tests import repeats
@@ -27,6 +29,7 @@ from torchcoll.importers.source import Shortened, Source
 
 GROUP = "torchcoll.importers"
 _PLAIN = "plain"
+_MODEL = re.compile(rb'"schema":\s*"torchcoll-model/')
 # In the order in which they are asked: what is recognised by less comes later.
 BUILT_IN = (
     *("nccl_tests_json", "inspector", "rccl_tests", "exported", "nccl_tests_text", "oneccl"),
@@ -99,6 +102,10 @@ def _imported(
         raise UnreadableError("file", source.name, "text; this one is binary")
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
+        if _MODEL.search(source.start):
+            action = "torchcoll model predict reads it; torchcoll compare measured=RUN model=MODEL"
+            action += " holds it against a run."
+            raise UnreadableError("file", source.name, "results; this is a model", action)
         raise UnreadableError(
             "file",
             source.name,
@@ -106,9 +113,8 @@ def _imported(
             "Force one with torchcoll import --from; --map names the columns of a table.",
         )
     options = options or ImportOptions()
-    options = ImportOptions(
-        **{**vars(options), "file": options.file or os.path.basename(source.name)}
-    )
+    own = "stdin" if is_stdin(path) else os.path.basename(path)
+    options = ImportOptions(**{**vars(options), "file": options.file or own})
     lines: Iterable[Line] = source.lines()
     shortened = None if getattr(importer, "LONG_LINES", False) else Shortened(lines)
     lines = shortened or lines
@@ -163,5 +169,6 @@ def nothing_read(path: str, imported: Imported) -> UnreadableError:
     count = len(imported.refused)
     where = f"{path}:{lines}" if lines else path
     more = f" ({count} rows refused, {len(refusals)} reasons)" if len(refusals) > 1 else ""
-    way = f"torchcoll import {shlex.quote(path)} ... -o RUN.jsonl takes it." * (": give --" in why)
+    name = "-" if is_stdin(path) else shlex.quote(path)
+    way = f"torchcoll import {name} ... -o RUN.jsonl takes it." * (": give --" in why)
     return UnreadableError(f"{where}: {why}{more}", action=way)

@@ -23,6 +23,7 @@ from torchcoll.core.bounds import (
     Unpacking,
 )
 from torchcoll.core.errors import UnreadableError, nearest_file
+from torchcoll.core.paths import STDIN, is_stdin
 from torchcoll.importers.base import Line
 from torchcoll.importers.prefix import cleaned
 
@@ -105,7 +106,7 @@ class Source:
     """A file to import: its first lines to sniff at, then all of its lines once."""
 
     def __init__(self, path: str) -> None:
-        self.name = "stdin" if path == "-" else path
+        self.name = STDIN if is_stdin(path) else path
         self._unpacked: _Unpacked | None = None
         self._disk: IO[bytes] | None = None
         try:

@@ -305,9 +305,7 @@ def _versus(document: _Document, folder: str) -> list[Comparison]:
     grids = versus_grids(state, found, folder, state.stopped or "it has not ended")
     figures = [_ratios(one) for one in found]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
-    text, style = answer(found, state.round)
-    kind = {"bold red": "bad", "bold green": "good"}.get(style, "doubt")
-    document.answers.append(Answer(text, kind))
+    document.answers.append(answer(found, state.round))
     return found
 
 

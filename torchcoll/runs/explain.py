@@ -49,7 +49,7 @@ def asked(words: Sequence[str]) -> Question:
     """Files, a metric, a collective and a size, in any order. Raises UsageError for others."""
     found = Question()
     for word in [part for words_ in words for part in words_.split()]:
-        if os.path.exists(word) or word.endswith((".jsonl", ".gz")):
+        if word == "-" or os.path.exists(word) or word.endswith((".jsonl", ".gz")):
             found.files.append(word)
         elif word in METRICS:
             found.metric = word

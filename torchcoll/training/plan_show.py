@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from torchcoll.core.errors import one_line
 from torchcoll.core.units import counted, format_bytes, format_time
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.training.projection import (
     GAIN,
     HALF,
@@ -36,16 +36,17 @@ _SCALINGS = {
 
 def show_projection(found: Projection, format: str = "table", file: TextIO | None = None) -> None:
     """Print it. Raises UsageError for an unknown format."""
-    grids = [Grid([], [], above=_answer(found)), _rows(found.step)]
+    source = f", by {found.model.name}" if found.model else ""
+    grids = [Grid([], [], above=[one_line(f"{found.what}{source}")]), _rows(found.step)]
     for kind in (WEAK, STRONG):
         if steps := getattr(found, kind):
             grids.append(_over_ranks(kind, steps))
-    notes = Grid([], [], below=[one_line(note) for note in found.notes])
+    notes = Grid([], [], below=[one_line(note) for note in found.notes], answer=_answer(found))
     records = _records(found)
     print_forms([("", [*grids, notes])], records, _document(found), format, file)
 
 
-def _answer(found: Projection) -> list[str]:
+def _answer(found: Projection) -> Answer:
     step = found.step
     degrees = " x ".join(f"{name}={n}" for name, n in step.degrees.items())
     where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
@@ -54,12 +55,11 @@ def _answer(found: Projection) -> list[str]:
         backward = _time(found.backward_ns)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
-    lines = [text]
-    for kind in (WEAK, STRONG):
-        if steps := getattr(found, kind):
-            lines.append(_stops(found, kind, steps))
-    source = f", by {found.model.name}" if found.model else ""
-    return [one_line(line) for line in [*lines, f"{found.what}{source}"]]
+    told = [kind for kind in (WEAK, STRONG) if getattr(found, kind)]
+    texts = [text, *(_stops(found, kind, getattr(found, kind)) for kind in told)]
+    judged = told and found.backward_ns is not None
+    stops = any(found.stops(kind)[0] for kind in told)
+    return Answer(one_line("; ".join(texts)), ("doubt" if stops else "good") if judged else "")
 
 
 def _stops(found: Projection, kind: str, steps: Sequence[PlannedStep]) -> str:
@@ -261,5 +261,7 @@ def draw_projection(found: Projection, path: str | os.PathLike[str]) -> None:
         time_axis(axis)
         axis.set_ylabel("time of a step")
         legend(axis, lines)
-    write_caption(figure, [*_answer(found), "bands: the model's 90 % intervals"])
+    write_caption(
+        figure, [_answer(found).text, one_line(found.what), "bands: the model's 90 % intervals"]
+    )
     write_figure(figure, path)

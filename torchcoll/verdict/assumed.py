@@ -69,13 +69,22 @@ def assumptions(rows: Sequence[Row], run: Run) -> list[Phrase]:
 
 def _possible(run: Run) -> Iterable[Fabric]:
     """Of one host or several, and of these devices, as far as that is known."""
-    hosts, device = hosts_of(run), device_of(run)
+    hosts, device, other = hosts_of(run), device_of(run), _others_devices(run)
     for name in packaged():
         numbers: Sequence[int | None] = _NUMBERS.get(name, (None,))
         for number in numbers:
             fabric = load_fabric(name if number is None else f"{name}:{number}")
             if hosts and fabric.several_hosts != (hosts > 1):
                 continue
-            if device and fabric.devices and device.name not in fabric.devices:
+            if fabric.devices and (device.name not in fabric.devices if device else other):
                 continue
             yield fabric
+
+
+def _others_devices(run: Run) -> bool:
+    """Whether what is told of the devices shows that they are none of those that fabrics name."""
+    names = [member.get("device_name") for member in run.members]
+    names += [run.labels.get("gpu"), run.environment.get("device_name")]
+    library = str((run.environment.get("libraries") or {}).get("nccl", ""))
+    told = [str(name) for name in names if name]
+    return library.startswith("RCCL") or bool(told and not any(map(device_named, told)))

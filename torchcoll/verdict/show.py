@@ -12,7 +12,7 @@ from torchcoll.libraries.nccl.ceilings import AlgorithmLimit, Reach, limits_of
 from torchcoll.libraries.nccl.topology import Gpu, Topology
 from torchcoll.libraries.nccl.ways import Rail, Way, nearest, rails, tree_lines, way
 from torchcoll.report.formats import print_forms
-from torchcoll.report.grid import Grid, Head, filled
+from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.verdict.shares import Machine
 
 SCHEMA = "torchcoll-limits/1"
@@ -33,12 +33,14 @@ def show_limits(machine: Machine, format: str = "table", file: TextIO | None = N
     limits = _limits(machine)
     records = [_record(reach, limit) for reach, own in limits for limit in own]
     several = len(machine.hosts) > 1
-    titled = [("", [Grid([], [], above=_answer(limits, machine))])]
+    titled: list[tuple[str, list[Grid]]] = []
     for stated in machine.hosts:
         titled.append((one_line(stated.file) if several else "", _of_host(stated)))
     titled.append(("", _between(machine)))
     for reach, own in limits:
         titled.append((f"{_where(reach, not several)}: busbw", [_of_limits(reach, own)]))
+    warnings = [f"warning: {one_line(text)}" for text in machine.problems]
+    titled.append(("", [Grid([], [], below=warnings, answer=_answer(limits, machine))]))
     print_forms(titled, records, _document(machine, records), format, file)
     for problem in machine.problems if format in ("csv", "json") else ():
         tell(f"torchcoll: warning: {problem}")
@@ -52,13 +54,14 @@ def _limits(machine: Machine) -> Limits:
     return [(reach, limits_of(reach, machine.graphs)) for reach in reaches]
 
 
-def _answer(limits: Limits, machine: Machine) -> list[str]:
-    """The sentence that answers, and what was wrong with the files."""
-    texts, like = [], len(machine.hosts) == 1
+def _answer(limits: Limits, machine: Machine) -> Answer:
+    """What each reach allows, and the slowest way between the hosts."""
+    texts, like, kind = [], len(machine.hosts) == 1, ""
     for reach, own in limits:
         known = [one for one in own if one.gbps is not None]
         if not known:
             texts.append(f"{_where(reach, like)}: no limit is known: {own[0].formula}")
+            kind = "doubt"
             continue
         first, what = known[0], known[0].collectives[0]
         alike = [one for one in known if what in one.collectives]
@@ -69,7 +72,7 @@ def _answer(limits: Limits, machine: Machine) -> list[str]:
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
-    return ["; ".join(texts), *(f"warning: {one_line(text)}" for text in machine.problems)]
+    return Answer("; ".join(texts), "doubt" if machine.problems else kind)
 
 
 def _gbps(gbps: float | None) -> str:

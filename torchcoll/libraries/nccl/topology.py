@@ -17,6 +17,7 @@ from typing import NamedTuple
 from torchcoll.core.bounds import MOST_DEPTH, MOST_TEXT
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.jsonl import lines_of
+from torchcoll.core.paths import from_stdin
 
 # -------------------------------------------------------------------------------------------------
 # The XML that NCCL and RCCL write of themselves, as a tree of plain nodes.
@@ -140,6 +141,7 @@ def read_tree(path: str) -> tuple[Node, list[str]]:
     from defusedxml.ElementTree import DefusedXMLParser, ParseError
 
     problems: list[str] = []
+    path = str(from_stdin(path))
     builder = _Builder(path)
     parser = DefusedXMLParser(target=builder, forbid_dtd=True)
     try:
