@@ -9,7 +9,8 @@ import signal
 import pytest
 from ranks import Measured
 
-from torchcoll.bench import verify
+from torchcoll.bench import soak, verify
+from torchcoll.bench.control import Control
 from torchcoll.bench.soak import WINDOWS
 from torchcoll.contention.show import curve
 from torchcoll.contention.soaked import soaked
@@ -65,6 +66,35 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
     assert case["calls"] == 5 * (run.windows[-1].last_round - 1)
+
+
+def counting_keys(rank: int) -> None:
+    """Rank 0 writes how many keys the store has after each round; the soak ends after the 30th."""
+    kept = soak._Account.add
+
+    def add(self, number, case, results, gathered):
+        kept(self, number, case, results, gathered)
+        store = control_of_rank_0[0].store
+        with open("keys", "a") as file:
+            file.write(f"{number} {store.num_keys()}\n")
+        if number == 30:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    soak._Account.add, control_of_rank_0, made = add, [], Control.__init__
+
+    def init(self, *words):
+        made(self, *words)
+        control_of_rank_0.append(self)
+
+    Control.__init__ = init
+
+
+def test_the_store_of_a_soak_does_not_grow(tmp_path):
+    words = "--sizes 1K -n 5 --soak 1h"
+    job = Measured(tmp_path / "job", "all_reduce", words, 3, setup=counting_keys).ended(0)
+    lines = (job.job.folder / "keys").read_text().splitlines()
+    keys = dict(map(int, line.split()) for line in lines)
+    assert keys[3] == keys[30]
 
 
 def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
