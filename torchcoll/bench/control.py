@@ -154,8 +154,8 @@ class Control:
         self.came: Callable[[Sequence[str]], None] | None = None  # told who has come, while waiting
         self.steps = 0
         self._awaited: list[str] = []  # what this rank waits for
-        # Keys that are in the store, to be deleted when everyone has read them: a soak makes some
-        # in every round. Each rank deletes its own: of a thousand ranks no rank makes all the trips.
+        # Keys in the store, to be deleted once everyone has read them: a soak makes some in every
+        # round. Each rank deletes its own, or rank 0 would make a trip for every rank.
         self._decided: list[str] = []
         self._said: list[str] = []
         self._heard: list[str] = []  # of those before: rank 0 has read them
