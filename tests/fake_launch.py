@@ -24,6 +24,8 @@ def main(arguments: list[str]) -> int:
     labels = dict(pair.split("=", 1) for pair in arguments[place + 3 :: 2])
     says = dict(word.split("=", 1) for word in words if "=" in word)
     print(f"fake launch of cell {labels['cell']}", flush=True)
+    if "look" in says:
+        print(f"there: {os.path.exists(says['look'])}", flush=True)
     if "once" in says:  # a word that holds for the first launch only: once=hang
         flag = f"{os.path.dirname(path)}/logs/been-here"
         if not os.path.exists(flag):

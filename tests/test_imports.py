@@ -48,7 +48,7 @@ TABLE = {
     "curves": ({"core", "libraries", "comparison", "startup", "forcing"}, SCIENCE, set()),
     "pairs": ({"core", "libraries"}, SCIENCE, set()),
     "contention": ({"core", "libraries"}, SCIENCE, set()),
-    "training": ({"core", "libraries", "comparison", "curves"}, SCIENCE, set()),
+    "training": ({"core", "libraries", "comparison", "contention", "curves"}, SCIENCE, set()),
     "integrations": ({"core", "training"}, {"torch"}, set()),
     "runs": ({"core", "libraries", "report", *QUESTIONS}, SCIENCE, {"pyarrow", *DRAWN}),
     "cli": ({"core"}, set(), {"machine", "bench", "report", "shtab"}),

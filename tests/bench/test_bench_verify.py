@@ -316,6 +316,24 @@ def test_chunks(monkeypatch):
         assert checker.count_wrong() == (75_000, 5)
 
 
+@pytest.mark.parametrize("place", [0, 8185, 8186, 40_000, 74_999])
+@pytest.mark.parametrize("chunk", [1, 4096, 30_001, 1 << 30])
+def test_the_first_wrong_element(monkeypatch, place, chunk):
+    """In buffers of many rows of 8186 elements (2 periods of 4093), and in less than a row."""
+    from torchcoll.bench import verify
+
+    monkeypatch.setattr(verify, "_CHUNK_ELEMENTS", chunk)
+    checker, buffers = checker_of(case(dtype="int32", size_bytes=300_000), 3, 1)
+    checker.prepare()
+    rows = held(case(dtype="int32"), 3, elements=4093)
+    buffers.recv.copy_(rows.sum(0, dtype=torch.int32).repeat(19)[:75_000])
+    assert checker.first_wrong() is None
+    right = int(buffers.recv[place])
+    buffers.recv[place] += 1000
+    buffers.recv[74_999] += place < 74_999
+    assert checker.first_wrong() == (place, str(right + 1000), str(right))
+
+
 def test_segments_begin_where_the_source_was():
     """reduce_scatter, rank 2 of 3: the reduction of everyone's third block."""
     asked = case("reduce_scatter", "int32", "max", size_bytes=12_000)

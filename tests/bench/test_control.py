@@ -30,6 +30,28 @@ def on_ranks(ranks, action):
         return list(pool.map(one, range(ranks)))
 
 
+@pytest.mark.parametrize("ranks", [3, 70])
+def test_the_store_does_not_grow(ranks):
+    """As many keys after 30 rounds as after 3, of 9 agreements each."""
+
+    def rounds(control, until):
+        for number in range(until):
+            control.gather({"rank": control.rank})
+            control.decide(["one"])
+            control.all_gather(number)
+            control.decide()
+            for _ in range(4):
+                control.gather(None)
+            control.agree(None)
+        control.align()  # nobody writes any more
+        return control.store.num_keys() if control.rank == 0 else None
+
+    (few, *_), (many, *_) = (
+        on_ranks(ranks, lambda control, until=until: rounds(control, until)) for until in (3, 30)
+    )
+    assert few == many < 10 * ranks
+
+
 def test_all_ranks_hear_who_failed():
     none = on_ranks(3, lambda control: control.failed(""))
     assert none == [None] * 3

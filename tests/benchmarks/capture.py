@@ -6,16 +6,23 @@ capture adds to a single call, on the fake backend; and how far off the duration
 records: of a synchronous call against a clock around it; of an asynchronous one, on a rank that is
 busy, against the other rank, which waits: both issue it after a barrier. torch's hook does what
 ddp_hook does but for the record: what any hook costs.
+
+python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
+blocks of N steps, the one that is captured in each; N is 20: with 100 it costs a fifth. Pairs are
+added to FILE, and the figures are of all that it holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,6 +108,50 @@ def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, floa
     return found
 
 
+EVERY = 20
+
+
+def whole_block(step: Callable[[], None], every: int | None) -> float:
+    """ns of a step, over ``EVERY`` of them: the second that is marked is captured."""
+    around = torchcoll.capture(every=every) if every else contextlib.nullcontext()
+    with around as traffic:
+        mark = traffic.step if traffic else list
+        step()
+        mark()
+        start = time.perf_counter_ns()
+        for _ in range(EVERY):
+            step()
+            mark()
+        return (time.perf_counter_ns() - start) / EVERY
+
+
+def compare_every(rank: int, port: int, pairs: int) -> dict[str, list[tuple[float, float]]]:
+    join(rank, port)
+    step, rng = training("small"), random.Random(port)
+    found: dict[str, list[tuple[float, float]]] = {"capture(every=20)": [], "A/A": []}
+    for _ in range(pairs):
+        for row in rng.sample(list(found), 2):
+            arms, times = [EVERY if row != "A/A" else None, None], [0.0, 0.0]
+            for arm in rng.sample((0, 1), 2):
+                times[arm] = whole_block(step, arms[arm])
+            found[row].append((times[0], times[1]))
+    dist.destroy_process_group()
+    return found
+
+
+def every(pairs: int, file: Path | None) -> None:
+    title(f"capture(every={EVERY}), DDP on 2 gloo ranks, shuffled pairs of blocks, rank 0")
+    found = fork_ranks(2, compare_every, free_port(), pairs)[0]
+    if file:
+        earlier = json.loads(file.read_text()) if file.exists() else {}
+        found = {name: [*earlier.get(name, []), *own] for name, own in found.items()}
+        file.write_text(json.dumps(found))
+    base = statistics.median(b for own in found.values() for _, b in own)
+    print(f"{len(found['A/A'])} pairs; {base / 1e6:.2f} ms a step")
+    for what, own in found.items():
+        row(what, own)
+
+
 def added_on_fake() -> float:
     """ns that a capture adds to one call; median of 50 pairs."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -147,6 +198,10 @@ def row(name: str, pairs: list[tuple[float, float]]) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["every"]:
+        count, *names = sys.argv[2:] or ["300"]
+        every(int(count), Path(names[0]) if names else None)
+        sys.exit()
     title(
         f"capture, DDP on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of {STEPS} steps, rank 0"
     )

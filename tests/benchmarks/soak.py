@@ -1,7 +1,8 @@
 """Does --soak stay as small as it began, and measure what a run without it does?
 
 python tests/benchmarks/soak.py memory [TIME]     resident memory of every rank over TIME (10m),
-                                                  the file, the rounds
+                                                  the file, the rounds; a bit that a wrapper flips
+                                                  on rank 1 in round 7
 python tests/benchmarks/soak.py medians [PAIRS]   median of all_reduce with --soak over without,
                                                   beside two runs without it
 """
@@ -14,18 +15,38 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import free_port, interval, title
 
+from torchcoll.contention.soaked import soaked
 from torchcoll.core.file import load
 
 RANKS, SIZES = 2, "1K,64K,1M"
+PROGRAM = ("-m", "torchcoll.allreduce")
+# The same, but for a bit of element 4242 that rank 1 got in the checked call of 64 KiB of round 7.
+FLIPPED = """
+import os, torch
+from torchcoll.bench import verify
+from torchcoll.bench.main import main
+counted, rounds = verify.Checker.count_wrong, [0]
+def count_wrong(self):
+    recv = self._buffers.recv
+    rounds[0] += recv.nbytes == 65536
+    if rounds[0] == 7 and recv.nbytes == 65536 and os.environ["RANK"] == "1":
+        recv.view(torch.int32)[4242] ^= 1
+    return counted(self)
+verify.Checker.count_wrong = count_wrong
+main("all_reduce")
+"""
 
 
-def started(folder: Path, arguments: str) -> list[subprocess.Popen[bytes]]:
+def started(
+    folder: Path, arguments: str, program: Sequence[str] = PROGRAM
+) -> list[subprocess.Popen[bytes]]:
     port = free_port()
-    words = [sys.executable, "-m", "torchcoll.allreduce", "--quiet", *arguments.split()]
+    words = [sys.executable, *program, "--quiet", *arguments.split()]
     variables = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     variables |= {"LOCAL_WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
     return [
@@ -49,7 +70,8 @@ def resident_kib(pid: int) -> int:
 def memory(text: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ranks = started(folder, f"--sizes {SIZES} --max-time 0.2 --soak {text} -J soak.jsonl")
+        words = f"--sizes {SIZES} --max-time 0.2 --soak {text} -J soak.jsonl"
+        ranks = started(folder, words, ("-c", FLIPPED))
         seen: list[list[int]] = []
         while all(rank.poll() is None for rank in ranks):
             seen.append([resident_kib(rank.pid) for rank in ranks])
@@ -69,6 +91,11 @@ def memory(text: str) -> None:
         f"exit codes {codes}; {rounds} rounds in {text}, {len(run.windows)} windows, file "
         f"{size / 1024:.0f} KiB; complete {run.complete}"
     )
+    found = soaked(run)
+    assert found
+    print(f"checks: {found.checked}, faults found: {found.faulty} (1 was made)")
+    for fault in found.faults:
+        print(f"  {fault}")
 
 
 def median_us(folder: Path, number: int, soak: str) -> float:

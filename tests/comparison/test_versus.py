@@ -25,7 +25,7 @@ from torchcoll.comparison.versus import Versus
 from torchcoll.comparison.versus_show import answer, repeat_text, round_text
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
-from torchcoll.launches import run as launching
+from torchcoll.launches import processes
 from torchcoll.launches.axes import Cell, command_of
 from torchcoll.launches.blocks import LaunchPlan
 
@@ -35,8 +35,8 @@ K, M = 1 << 10, 1 << 20
 
 @pytest.fixture(autouse=True)
 def _here(in_tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "GRACE_S", 0.3)
-    monkeypatch.setattr(launching, "_TICK_S", 0.05)
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "_TICK_S", 0.05)
     for name in ("NCCL_ALGO", "NCCL_PROTO"):
         monkeypatch.delenv(name, raising=False)
 
@@ -423,7 +423,7 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
         (["--a", "x", "--b", "y"],
          "command: got x, expected a module of torchcoll in it, or a script that passes its"),
         (["--env", "A=1,2", "--a", "x", "--b", "y"],
-         "a: got --env, --axis or --backend too, expected two whole commands alone"),
+         "a: got --env, --axis, --backend or --around too, expected two whole commands alone"),
         (["--resume", "D", "-o", "E"], "resume: got D and --output, expected the folder alone: it"),
         (["--resume", "D"], "resume: got D, expected the folder of a torchcoll versus"),
     ],

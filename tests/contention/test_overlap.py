@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
 import pytest
 
 from torchcoll.bench.beside import BLOCKS, Work, measure_beside
-from torchcoll.contention.overlap import overlap, overlaps
+from torchcoll.contention.overlap import Estimate, overlap, overlaps
+from torchcoll.contention.show import beside_grid
 from torchcoll.core.case import Case
 from torchcoll.core.result import Beside, CaseResult, Run
 
@@ -142,6 +144,28 @@ def test_work_that_ended_before_the_calls_is_too_short():
         )
     )
     assert (found.uncovered, found.covered) == (3, False)
+
+
+def test_work_that_ended_before_all_had_is_too_short():
+    """On an accelerator the calls may be known to end sooner than all there was: 80 of 100 were
+    covered, though the calls have 50.
+    """
+    blocks = dict(alone_ns=[[50] * 3], work_ns=[[80] * 3], both_calls_ns=[[50] * 3])
+    blocks |= dict(both_work_ns=[[80] * 3], both_ns=[[100] * 3])
+    found = overlap(CaseResult(CASE, "ok", 2, beside=Beside(*("matmul:1M", None, 10, 3), **blocks)))
+    assert (found.uncovered, found.covered) == (3, False)
+
+
+def test_an_overlap_that_is_not_known_is_a_dash():
+    """An interval wider than from 0 to 1 says nothing."""
+    one = overlap(measured(0.5))
+    known, unknown = (
+        dataclasses.replace(one, efficiency=Estimate(0.5, 0.5 - half, 0.5 + half))
+        for half in (0.45, 0.55)
+    )
+    grid = beside_grid([known, unknown])
+    place = [head.first for head in grid.heads].index("overlap")
+    assert [row[place] for row in grid.rows] == ["0.50 [0.05, 0.95]", "-"]
 
 
 def test_cases_without_work_are_not_there():

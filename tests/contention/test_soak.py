@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from ranks import Measured
 
-from torchcoll.bench import verify
+from torchcoll.bench import soak, verify
+from torchcoll.bench.control import Control
+from torchcoll.bench.recorder import Recorder
 from torchcoll.bench.soak import WINDOWS
 from torchcoll.contention.show import curve
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load
-from torchcoll.core.result import Run, SoakCase, SoakWindow
+from torchcoll.core.result import CaseResult, Run, SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
 from torchcoll.runs.show import show
 
@@ -45,9 +48,8 @@ def verify_bits(checker):
 
 
 def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
-    job = Measured(
-        tmp_path / "job", "all_reduce", "--sizes 1K -n 5 --soak 1h", 2, setup=with_a_flipped_bit
-    ).ended(1)
+    words = f"--sizes 1K -n 5 --soak 1h --metrics {tmp_path}/soak.prom"
+    job = Measured(tmp_path / "job", "all_reduce", words, 2, setup=with_a_flipped_bit).ended(1)
     run = job.run
     assert run.complete
     (fault,) = soaked(run).faults
@@ -56,6 +58,12 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     assert f"torchcoll: error: soak: 1 fault. First: {fault}" in job.stderr()
     assert run.windows[0].first_round == 2
     assert 8 <= run.windows[-1].last_round <= 12  # the watchdog looks four times a second
+    told = (tmp_path / "soak.prom").read_text().splitlines()
+    assert f"torchcoll_soak_round {run.windows[-1].last_round}" in told
+    assert "torchcoll_soak_faults 1" in told
+    median = f"{run.windows[-1].cases[0].median_ns / 1e9:.10g}"
+    labels = 'collective="all_reduce",size_bytes="1024",dtype="float32",op="sum",backend="gloo"'
+    assert f'torchcoll_soak_median_seconds{{{labels},mode="synchronized"}} {median}' in told
     (result,) = run.results  # of the first round alone, whole
     assert result.status == "ok"
     show(job.path)
@@ -65,6 +73,36 @@ def test_a_bit_in_round_7_is_named_and_a_signal_ends_it(tmp_path, capsys):
     show(job.path, format="json")
     (case,) = json.loads(capsys.readouterr().out)["soak"]["cases"]
     assert case["calls"] == 5 * (run.windows[-1].last_round - 1)
+
+
+def counting_keys(rank: int) -> None:
+    """Rank 0 writes how many keys the store has after each round; the soak ends after the 30th."""
+    kept = soak._Account.add
+
+    def add(self, number, case, results, gathered):
+        kept(self, number, case, results, gathered)
+        store = control_of_rank_0[0].store
+        with open("keys", "a") as file:
+            file.write(f"{number} {store.num_keys()}\n")
+        if number == 30:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    soak._Account.add, control_of_rank_0, made = add, [], Control.__init__
+
+    def init(self, *words):
+        made(self, *words)
+        control_of_rank_0.append(self)
+
+    Control.__init__ = init
+
+
+def test_the_store_of_a_soak_does_not_grow(tmp_path):
+    words = "--sizes 1K -n 5 --soak 1h"
+    job = Measured(tmp_path / "job", "all_reduce", words, 3, setup=counting_keys).ended(0)
+    lines = (job.job.folder / "keys").read_text().splitlines()
+    keys = dict(map(int, line.split()) for line in lines)
+    # The others write and delete meanwhile, a few each: less than a key a round is no growth.
+    assert abs(keys[30] - keys[3]) < 27
 
 
 def test_sub_groups_of_unlike_size_are_no_fault(tmp_path):
@@ -108,6 +146,119 @@ def test_a_soak_shorter_than_a_round(tmp_path):
     line = "torchcoll: error: soak: got 0.001 s, expected more than one round, which took "
     assert line in job.stderr()
     assert len(job.run.results) == 2  # what was measured is there
+
+
+# -- rank 0's account, on a clock of its own -------------------------------------------------------
+
+
+class Clock:
+    """time of bench/soak.py: seconds that the test sets, for both clocks apart."""
+
+    def __init__(self) -> None:
+        self.monotonic_s, self.wall_us = 0.0, 1_000_000_000_000
+
+    def monotonic(self) -> float:
+        return self.monotonic_s
+
+    def time_ns(self) -> int:
+        return 1000 * self.wall_us
+
+    def pass_s(self, seconds: float) -> None:
+        self.monotonic_s += seconds
+        self.wall_us += int(1e6 * seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(soak, "time", made)
+    return made
+
+
+def account(seconds: float = 240):
+    """Of two ranks with the same output; 240 s are windows of one."""
+    recorder = Recorder()
+    sweep = SimpleNamespace(session=SimpleNamespace(recorder=recorder), parts=((0, 1),))
+    return soak._Account(sweep, seconds, None), recorder.run
+
+
+def of_round(clock, account, number, digests=(7, 7), wrong="", took_s=0.4):
+    """A round of one case that takes so long and puts out these bits."""
+    began = clock.wall_us
+    clock.pass_s(took_s)
+    gathered = [{"wrong": int(bool(wrong)), "digests": [["same", bits]]} for bits in digests]
+    if number == 1:
+        account.first(CASE, gathered)
+        return
+    status = "wrong" if wrong else "ok"
+    result = CaseResult(CASE, status, 2, reason=wrong, start_wall_us=began)
+    result.time_ns = {"host": [[1000], [2000]]}
+    account.add(number, CASE, [result], gathered)
+
+
+def test_windows_are_of_the_monotonic_clock_and_stamped_by_the_calls(clock):
+    """Rounds of 0.4 s in windows of 1 s: three of them pass 1 s. The wall clock is put back by an
+    hour in between: no window is longer or shorter for it. Each begins where its first round did,
+    and ends where its last one did.
+    """
+    kept, run = account()
+    begun = clock.wall_us + 400_000
+    for number in range(1, 9):
+        if number == 6:
+            clock.wall_us -= 3600_000_000
+        of_round(clock, kept, number)
+    kept.close()
+    assert [(w.first_round, w.last_round) for w in run.windows] == [(2, 4), (5, 7), (8, 8)]
+    first, second, last = ((w.start_wall_us - begun, w.end_wall_us - begun) for w in run.windows)
+    assert first == (0, 1_200_000)
+    assert second == (1_200_000, 2_400_000 - 3600_000_000)
+    assert last == (2_400_000 - 3600_000_000, 2_800_000 - 3600_000_000)
+
+
+def test_every_fault_is_counted(clock):
+    """25 rounds in which rank 1 has other bits: than rank 0, and than in round 1. Of 50 the first
+    20 are told one by one.
+    """
+    kept, run = account()
+    of_round(clock, kept, 1)
+    for number in range(2, 27):
+        of_round(clock, kept, number, digests=(7, 8))
+    kept.close()
+    told = [event["message"] for event in run.events]
+    assert len(told) == 21
+    assert told[:2] == [
+        "round 2: all_reduce 1M float32 sum on gloo: rank 1 has other bits than the ranks with the "
+        "same output",
+        "round 2: all_reduce 1M float32 sum on gloo: rank 1 has other bits than in round 1",
+    ]
+    assert told[-1] == "30 more like these"
+    assert (soaked(run).faulty, soaked(run).checked) == (50, 26)
+    assert kept.failure() == f"soak: 50 faults. First: {told[0]}"
+
+
+def test_a_wrong_first_round_is_no_measure_of_the_others(clock):
+    """What the second put out is: the fourth differs."""
+    kept, run = account()
+    of_round(clock, kept, 1, digests=(1, 1), wrong="3 elements wrong")
+    for number, bits in ((2, 7), (3, 7), (4, 9)):
+        of_round(clock, kept, number, digests=(bits, bits))
+    kept.close()
+    told = [event["message"].partition("gloo: ")[2] for event in run.events]
+    assert told == [f"rank {rank} has other bits than in round 2" for rank in (0, 1)]
+    assert soaked(run).checked == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--metrics a.prom", "metrics: got a.prom, expected --soak TIME with it"),
+        ("--soak 1s --metrics a.txt", "metrics: got a.txt, expected NAME.prom: node_exporter"),
+        ("--soak 1s --metrics no/a.prom", "metrics: got no/a.prom, expected a file in a folder"),
+    ],
+)
+def test_metrics_that_nobody_reads(tmp_path, words, line):
+    job = Measured(tmp_path / "job", "all_reduce", f"--sizes 1K -n 5 {words}", 2).ended(2)
+    assert f"torchcoll: error: {line}" in job.stderr()
 
 
 @pytest.mark.parametrize("text", ["30", "m", "", "0s", "-3h", "nans", "infh", "1w"])

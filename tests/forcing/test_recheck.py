@@ -17,7 +17,7 @@ import pytest
 from torchcoll import load
 from torchcoll.cli import main
 from torchcoll.forcing.check import recheck
-from torchcoll.launches import run
+from torchcoll.launches import processes
 from torchcoll.launches.axes import Cell
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
@@ -141,7 +141,7 @@ def test_the_same_command_again_launches_what_is_missing(capsys):
 
 
 def test_interrupted(capsys, monkeypatch):
-    monkeypatch.setattr(run, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
     write_matrix("once=stop")
     assert checked() == 130
     out, err = capsys.readouterr()

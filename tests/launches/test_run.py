@@ -18,7 +18,7 @@ from torchcoll.cli import main
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnreadableError
 from torchcoll.core.file import load_all
-from torchcoll.launches import run
+from torchcoll.launches import processes
 
 FAKE = Path(__file__).parents[1] / "fake_launch.py"
 
@@ -46,8 +46,8 @@ def files(folder="D"):
 
 @pytest.fixture(autouse=True)
 def _here(in_tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "GRACE_S", 0.3)
-    monkeypatch.setattr(run, "_TICK_S", 0.05)
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "_TICK_S", 0.05)
     for name in ("NCCL_ALGO", "NCCL_PROTO", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
 
@@ -313,11 +313,11 @@ def test_a_cell_that_hangs(capsys, monkeypatch):
         sleep, passed_s = time.sleep, 0
 
         def monotonic(self):
-            if len(run.marked(mark)) > 1:
+            if len(processes.marked(mark)) > 1:
                 self.passed_s = 600
             return time.monotonic() + self.passed_s
 
-    monkeypatch.setattr(run, "time", Time())
+    monkeypatch.setattr(processes, "time", Time())
     words = ["{how}"]
     options = ["--axis", "how=stubborn,fine", "--cell-timeout", "300"]
     assert matrix(*options, words=words) == 1
@@ -325,7 +325,7 @@ def test_a_cell_that_hangs(capsys, monkeypatch):
         "how_stubborn": ("timeout", "ended after --cell-timeout 300 s"),
         "how_fine": ("ok", ""),
     }
-    assert run.marked(mark) == []
+    assert processes.marked(mark) == []
     assert files("D/aside") == ["how_stubborn-1.1.jsonl"]
     assert "how_stubborn: ended after --cell-timeout 300 s" in capsys.readouterr().out
 
@@ -347,12 +347,12 @@ def test_stopped_and_begun_again(number):
     options = ["--env", "NCCL_ALGO=,Ring"]
     process = started(*options, words=["once=hang"])
     mark = f"{os.path.realpath('D')}//"
-    assert len(run.marked(mark)) == 1
+    assert len(processes.marked(mark)) == 1
     process.send_signal(number)
     code = process.wait()
     if number == signal.SIGKILL:
         assert code == -number
-        assert len(run.marked(mark)) == 1, "the launch goes on"
+        assert len(processes.marked(mark)) == 1, "the launch goes on"
         assert launches() == []
     else:
         assert code == 128 + number
@@ -360,9 +360,9 @@ def test_stopped_and_begun_again(number):
         stated = Path("out").read_text()
         assert f"interrupted by {signal.Signals(number).name}\n" in stated
         assert "without a result: 4 of 4; the same command again runs them\n" in stated
-        assert run.marked(mark) == []
+        assert processes.marked(mark) == []
     assert matrix(*options, words=["once=hang"], launches=2) == 0
-    assert run.marked(mark) == []
+    assert processes.marked(mark) == []
     counted = [(r["cell"], r["launch"]) for r in launches() if r["status"] == "ok"]
     assert sorted(counted) == [("Ring", 1), ("Ring", 2), ("auto", 1), ("auto", 2)]
     # What the stopped launch wrote is kept, and no reader of the folder meets it.

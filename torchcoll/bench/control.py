@@ -135,8 +135,6 @@ def second_client(dist: Any, store: Any) -> Any:
     return store  # a FileStore opens its file for each step
 
 
-# Keys are deleted one by one, a trip each: samples always, small words only where ranks are few.
-_KEEP_BYTES, _TIDY_RANKS = 1 << 16, 64
 _NAMED = 16  # ranks, in a message
 
 
@@ -156,7 +154,11 @@ class Control:
         self.came: Callable[[Sequence[str]], None] | None = None  # told who has come, while waiting
         self.steps = 0
         self._awaited: list[str] = []  # what this rank waits for
+        # Keys in the store, to be deleted once everyone has read them: a soak makes some in every
+        # round. Each rank deletes its own, or rank 0 would make a trip for every rank.
         self._decided: list[str] = []
+        self._said: list[str] = []
+        self._heard: list[str] = []  # of those before: rank 0 has read them
 
     def gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on rank 0; an empty list elsewhere."""
@@ -164,16 +166,18 @@ class Control:
         if self.ranks == 1:
             return [value]
         if self.rank:
-            self.store.set(f"g{self.steps}/{self.rank}", json.dumps(value))
+            for old in self._heard:  # before this word, not after it: nobody leaves later for it
+                self.store.delete_key(old)
+            self._heard = []
+            self._said.append(f"g{self.steps}/{self.rank}")
+            self.store.set(self._said[-1], json.dumps(value))
             return []
         keys = [f"g{self.steps}/{rank}" for rank in range(1, self.ranks)]
         self._wait(keys, timeout_s)
         texts = _get_all(self.store, keys)
-        # Everyone has passed the decisions before this gather.
-        if self.ranks <= _TIDY_RANKS or sum(map(len, texts)) > _KEEP_BYTES:
-            for key in [*keys, *self._decided]:
-                self.store.delete_key(key)
-            self._decided.clear()
+        for key in self._decided:  # everyone has passed the decisions before this gather
+            self.store.delete_key(key)
+        self._decided.clear()
         return [value, *map(json.loads, texts)]
 
     def decide(self, value: Any = None, timeout_s: float | None = None) -> Any:
@@ -187,7 +191,10 @@ class Control:
             self._decided.append(key)
             return value
         self._wait([key], timeout_s)
-        return json.loads(self.store.get(key))
+        stated = json.loads(self.store.get(key))
+        self._heard += self._said  # rank 0 has passed all that was before its decision
+        self._said = []
+        return stated
 
     def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
         """Every rank's value on every rank; for small values."""

@@ -122,7 +122,8 @@ def _sweep_cases(session: Session, output: Output | None) -> str | None:
     else:
         from torchcoll.bench.soak import soak
 
-        stop = soak(sweep, session.soak_s, output.tell_round if output else None)
+        told = (output.tell_round, output.options.metrics) if output else (None, None)
+        stop = soak(sweep, session.soak_s, *told)
         if stop:
             return stop
     failure: str | None = session.control.decide(output and output.failure())

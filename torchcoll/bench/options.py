@@ -78,6 +78,7 @@ class Options:
     require_idle: bool = False
     rendezvous_file: str | None = None
     soak: str | None = None
+    metrics: str | None = None
     other: Other | None = None
 
     def asked(self, ranks: int) -> tuple[Spec, list[str]]:
@@ -259,6 +260,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         **text,
     )
     how.add_argument(
+        "--metrics",
+        metavar="FILE",
+        help="of --soak: rank 0 writes NAME.prom anew all along, for Prometheus' node_exporter",
+        **text,
+    )
+    how.add_argument(
         "--require-idle",
         action="store_true",
         help="refuse to start while another process uses a device (cpu: 5%% of the cores)",
@@ -345,6 +352,12 @@ def parse(argv: Sequence[str], collective: str | None, program: str) -> Options:
         )
     if options.dry_run and options.resume:
         raise UsageError("resume", f"{options.resume} with --dry-run", "one of them")
+    if options.metrics is not None:
+        if options.soak is None:
+            raise UsageError("metrics", options.metrics, "--soak TIME with it")
+        from torchcoll.core.metrics import metrics_name
+
+        metrics_name(options.metrics)
     if options.soak is not None:
         parse_duration(options.soak, "soak")
         if spec.iters == 0:

@@ -17,26 +17,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.metrics import Metric, check_metrics, metrics_name, write_metrics
 from torchcoll.core.units import counted
 
 if TYPE_CHECKING:
     from torchcoll.bench.recorder import Recorder
     from torchcoll.bench.session import Sweep
     from torchcoll.core.case import Case
-    from torchcoll.core.result import CaseResult
+    from torchcoll.core.result import CaseResult, SoakWindow
 
 WINDOWS = 240
 FAULTS = 20  # that are recorded one by one; the rest are counted
 
 
-def soak(sweep: Sweep, seconds: float, tell: Callable[[str], None] | None) -> str | None:
+def soak(
+    sweep: Sweep,
+    seconds: float,
+    tell: Callable[[str], None] | None,
+    metrics: str | None = None,
+) -> str | None:
     """What makes the exit code 1, on all ranks alike; None where nothing does.
 
-    tell: on rank 0, how far it is. Ends after the case in which the time is over, the first round
-    aside, or a rank was asked to stop (SIGUSR1).
+    tell: on rank 0, how far it is; metrics: a file for it, see core/metrics.py. Ends after the case
+    in which the time is over, the first round aside, or a rank was asked to stop (SIGUSR1).
     """
     session, began, number = sweep.session, time.monotonic(), 0
-    account = _Account(sweep, seconds) if session.recorder else None
+    session.on_rank_0(lambda recorder: check_metrics(metrics) if metrics else None)
+    account = _Account(sweep, seconds, metrics) if session.recorder else None
     sweep.digested = True
 
     def ends() -> bool:
@@ -86,7 +93,7 @@ class _Gathering:
 class _Account:
     """Rank 0's: fills windows, and holds what was put out against the first round."""
 
-    def __init__(self, sweep: Sweep, seconds: float) -> None:
+    def __init__(self, sweep: Sweep, seconds: float, metrics: str | None) -> None:
         recorder = sweep.session.recorder
         assert recorder is not None
         self._recorder: Recorder = recorder
@@ -99,6 +106,7 @@ class _Account:
         self._opened = time.monotonic()
         self.faults = self.checked = 0
         self._told = (0, 0)  # of both, in the windows that are written
+        self._metrics = None if metrics is None else metrics_name(metrics)
 
     def first(self, case: Case, gathered: Sequence[dict[str, Any]]) -> None:
         """Of the first round, whose results the file has."""
@@ -191,9 +199,20 @@ class _Account:
         if cases:
             stamps, told = (self._began_us, self._ended_us), self._told
             counts = (self.checked - told[0], self.faults - told[1])
-            self._recorder.window(SoakWindow(*self._rounds, *stamps, tuple(cases), *counts))
+            window = SoakWindow(*self._rounds, *stamps, tuple(cases), *counts)
+            self._recorder.window(window)
             self._told = (self.checked, self.faults)
+            self._write_metrics(window)
         self._open = {}
+
+    def _write_metrics(self, window: SoakWindow) -> None:
+        if self._metrics is None:
+            return
+        try:
+            write_metrics(self._metrics, soak_metrics(window, self.checked, self.faults))
+        except OSError as error:  # no reason to end hours of measuring
+            self._recorder.event("warning", f"metrics {self._metrics}: {error.strerror}")
+            self._metrics = None
 
     def close(self) -> None:
         self.flush()
@@ -205,6 +224,41 @@ class _Account:
             return None
         texts = [e["message"] for e in self._recorder.run.events if e["kind"] == "soak"]
         return f"soak: {counted(self.faults, 'fault')}. First: {texts[0]}"
+
+
+def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
+    """Of the last window, and what the checks found since the first round."""
+    of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
+        name: [] for name in ("median", "p99", "max", "slowest")
+    }
+    for one in window.cases:
+        case = one.case
+        labels: dict[str, object] = {
+            "collective": case.collective,
+            "size_bytes": case.size_bytes,
+            "dtype": case.dtype or "",
+            "op": case.op or "",
+            "backend": case.backend,
+            "mode": case.mode,
+        }
+        for name, ns in (("median", one.median_ns), ("p99", one.p99_ns), ("max", one.max_ns)):
+            of_cases[name].append((labels, ns / 1e9))
+        if one.slowest:
+            rank = max(one.slowest, key=lambda name: one.slowest[name])
+            of_cases["slowest"].append((labels, float(rank)))
+    of_all: list[tuple[str, str, float]] = [
+        ("round", "The last round of the window.", window.last_round),
+        ("checks", "Results checked since the begin.", checked),
+        ("faults", "Of these, and of comparisons with earlier rounds: faults.", faults),
+        ("timestamp_seconds", "End of the window, since 1970.", window.end_wall_us / 1e6),
+    ]
+    return [
+        *(Metric(f"soak_{name}", text, [({}, value)]) for name, text, value in of_all),
+        Metric("soak_median_seconds", "Of the calls of the window.", of_cases["median"]),
+        Metric("soak_p99_seconds", "Of the calls of the window.", of_cases["p99"]),
+        Metric("soak_max_seconds", "Of the calls of the window.", of_cases["max"]),
+        Metric("soak_slowest_rank", "The rank that was last most often.", of_cases["slowest"]),
+    ]
 
 
 def _p99(times: Sequence[int]) -> float:

@@ -502,12 +502,13 @@ class Checker:
             assert pattern
             part, place = self._buffers.recv.narrow(0, segment.offset, segment.length), 0
             for got, expected in pattern.chunks(part, shift, _CHUNK_ELEMENTS):
-                found = torch.nonzero(_differs(torch, got, expected, allowed))
+                # A chunk is rows of the pattern, or less than one.
+                found = torch.nonzero(_differs(torch, got, expected, allowed).flatten())
                 if len(found):
                     at = int(found[0])
-                    values = (str(side[at].item()) for side in (got, expected))
-                    return (segment.offset + place + at, *values)  # type: ignore[return-value]
-                place += len(got)
+                    there, wanted = got.flatten()[at], expected[at % len(expected)]
+                    return segment.offset + place + at, str(there.item()), str(wanted.item())
+                place += got.numel()
                 self._pulse()
         return None
 

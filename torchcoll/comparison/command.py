@@ -166,6 +166,8 @@ def run_compare(options: argparse.Namespace) -> ExitCode:
 
 
 def versus_arguments(parser: argparse.ArgumentParser) -> None:
+    from torchcoll.launches.command import add_around
+
     add = parser.add_argument
     parser.usage = (
         "torchcoll versus --env NAME=A,B [options] -- LAUNCHER ... -m torchcoll.allreduce ...\n"
@@ -188,6 +190,7 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         "in PATH",
     )
     add("--backend", metavar="A,B", help="each in launches of its own")
+    add_around(parser)
     add("--threshold", metavar="SHARE", help="less is the same (2%%)")
     add(
         "--launches",
@@ -219,7 +222,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     asked = asked_of(
-        Sides(words, options.env, options.axis, options.backend, options.a),
+        Sides(words, options.env, options.axis, options.backend, options.around, options.a),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.contention.drift import drift_text
 from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
 from torchcoll.report.formats import picked
 from torchcoll.report.grid import Grid, Head, filled
@@ -121,7 +122,7 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("median"), lambda c: format_time(_middle(c.medians_ns))),
             (Head("p99"), lambda c: format_time(c.p99_ns)),
             (Head("max"), lambda c: format_time(c.max_ns)),
-            (Head("drift"), _drift_text),
+            (Head("drift"), lambda c: drift_text(c.drift)),
             (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
             (Head("most often", "last"), _slowest_text),
             (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
@@ -151,7 +152,7 @@ def soak_answer(found: Soaked) -> str:
     moved = "no drift shown"
     if drifts:
         most = max(drifts, key=lambda c: abs(c.drift.value) if c.drift else 0.0)
-        moved = f"drift in {counted(len(drifts), 'case')}, most {_drift_text(most)} in "
+        moved = f"drift in {counted(len(drifts), 'case')}, most {drift_text(most.drift)} in "
         moved += f"{most.case.collective} {format_size(most.case.size_bytes)}"
     elif not any(c.drift for c in found.cases):
         moved = "too few windows to tell of drift"
@@ -165,13 +166,6 @@ def _middle(values: Sequence[float]) -> float:
 
 def _clock(us: int) -> str:
     return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%H:%M:%SZ")
-
-
-def _drift_text(one: SoakedCase) -> str:
-    drift = one.drift
-    if drift is None:
-        return "-"
-    return f"{drift.value:+.1%} [{drift.low:+.1%}, {drift.high:+.1%}]"
 
 
 def _slowest_text(one: SoakedCase) -> str:

@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torchcoll.contention.drift import LEAST, SURE, TimeDrift, drift_of
 from torchcoll.core.case import Case
 
 if TYPE_CHECKING:
     from torchcoll.core.result import Run, SoakWindow
-
-LEVEL = 0.9  # of the interval of the drift
-STRETCHES = 8  # of time; with fewer windows nothing is said of drift
-LEAST = 0.02  # a drift below it is not spoken of
-
-
-@dataclass(frozen=True)
-class SoakDrift:
-    """By how much the median of the last quarter of the time lies above that of the first, as a
-    share of it; its 90 % interval, and the p of none.
-
-    Means of the log medians over eight stretches of equally many windows: neighbouring windows are
-    alike, stretches less so (batch means: Law and Carson, Operations Research 27, 1979). The error
-    is their scatter about a line (6 degrees of freedom): neither a steady drift nor a step widens
-    it much.
-    """
-
-    value: float
-    low: float
-    high: float
-    p: float
 
 
 @dataclass(frozen=True)
@@ -49,7 +28,7 @@ class SoakedCase:
     medians_ns: tuple[float, ...]
     p99_ns: float
     max_ns: float
-    drift: SoakDrift | None
+    drift: TimeDrift | None
     worst: int
     worst_us: int
     slowest: tuple[int, float] | None
@@ -83,7 +62,7 @@ class Soaked:
         )
         found = []
         for place, one in enumerate(known):
-            if not one.drift or one.drift.p > 0.05 / (len(known) - place):
+            if not one.drift or one.drift.p > SURE / (len(known) - place):
                 break
             if abs(one.drift.value) >= LEAST:
                 found.append(one)
@@ -124,7 +103,7 @@ def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
         medians,
         min(_quantile(bins, 0.99), most),
         most,
-        _drift(medians),
+        drift_of(medians),
         worst,
         found[worst][0].start_wall_us,
         (int(rank[0][0]), rank[0][1] / calls) if rank and calls else None,
@@ -139,23 +118,3 @@ def _quantile(bins: Counter[int], share: float) -> float:
         if seen >= wanted:
             return float(2 ** ((number + 1) / 8))
     return 0.0
-
-
-def _drift(medians_ns: Sequence[float]) -> SoakDrift | None:
-    if len(medians_ns) < STRETCHES or min(medians_ns) <= 0:
-        return None
-    from scipy import stats
-
-    logs, count = [math.log(ns) for ns in medians_ns], len(medians_ns)
-    edges = [round(k * count / STRETCHES) for k in range(STRETCHES + 1)]
-    means = [math.fsum(logs[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    line = stats.linregress(range(STRETCHES), means)
-    off = [mean - line.intercept - line.slope * k for k, mean in enumerate(means)]
-    free = STRETCHES - 2
-    # The difference of two means of two: its variance is that of one.
-    error = math.sqrt(math.fsum(one * one for one in off) / free)
-    change = (means[-1] + means[-2] - means[0] - means[1]) / 2
-    half = float(stats.t.ppf((1 + LEVEL) / 2, free)) * error
-    p = float(2 * stats.t.sf(abs(change) / error, free)) if error else float(not change)
-    value, low, high = (math.expm1(x) for x in (change, change - half, change + half))
-    return SoakDrift(value, low, high, p)

@@ -194,7 +194,7 @@ class Traffic(Displayed):
     problems: list[str] = field(default_factory=list)
     path: Path | None = field(default=None, compare=False)
     # While it is being captured:
-    mark_step: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    mark_step: Callable[[], object] | None = field(default=None, compare=False, repr=False)
 
     def step(self) -> None:
         """Marks the end of a training step. Raises UsageError outside of a capture."""

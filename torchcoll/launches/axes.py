@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -139,11 +141,11 @@ def check_placeholders(command: Command, axes: Iterable[str], free: Iterable[str
             )
 
 
-def check_program(words: Sequence[str], path: str | None) -> None:
-    """Raises UsageError where the launcher cannot be started; ``path``: PATH of its cell."""
+def check_program(words: Sequence[str], path: str | None, what: str = "command") -> None:
+    """Raises UsageError where it cannot be started; ``path``: PATH of its cell."""
     if shutil.which(words[0], path=path) is None:
         where = "that exists and can be run" if os.sep in words[0] else "in PATH"
-        raise UsageError("command", words[0], f"a program {where}")
+        raise UsageError(what, words[0], f"a program {where}")
 
 
 # -------------------------------------------------------------------------------------------------
@@ -164,7 +166,8 @@ class Cell:
 
     axes: values of the placeholders, and of the axes ``library`` and ``venv``; they become labels.
     variables: None takes a variable away. arguments: more words behind the command. words: a whole
-    command in place of the one that all share.
+    command in place of the one that all share. load: what runs around each launch, load_name names
+    it.
     """
 
     name: str
@@ -172,10 +175,14 @@ class Cell:
     variables: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    load_name: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest keeps it: secrets are masked."""
-        own = {"words": masked_words(self.words)} if self.words else {}
+        own: dict[str, Any] = {"words": masked_words(self.words)} if self.words else {}
+        if self.load:
+            own |= {"load": masked_words(self.load), "load_name": self.load_name}
         return {
             "name": self.name,
             "axes": masked_labels(self.axes),
@@ -188,10 +195,11 @@ class Cell:
     def from_json(cls, stored: Mapping[str, Any]) -> Cell:
         """Of a manifest, in which nothing is masked. Raises TypeError for what is no cell."""
         axes, variables = (dict(stored.get(name) or {}) for name in ("axes", "variables"))
-        arguments, words = (
-            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words")
+        arguments, words, load = (
+            tuple(map(str, stored.get(name) or ())) for name in ("arguments", "words", "load")
         )
-        return cls(str(stored["name"]), axes, variables, arguments, words)
+        name, load_name = str(stored["name"]), str(stored.get("load_name") or "")
+        return cls(name, axes, variables, arguments, words, load, load_name)
 
 
 Dimension = list[Cell]
@@ -253,6 +261,39 @@ def backend_dimension(text: str, command: Command) -> Dimension:
     return [Cell(file_safe(value), arguments=("--backend", value)) for value in values]
 
 
+NO_LOAD = "none"
+_LOAD = re.compile(r"(?:(?P<name>[A-Za-z_][\w.-]*)=)?(?P<command>.*)", re.DOTALL)
+
+
+def load_dimension(text: str, command: Command, environ: Mapping[str, str]) -> Dimension:
+    """``none,NAME=COMMAND``: other people's work around each launch. A command alone is named by
+    its program. Raises UsageError.
+    """
+    if (stated := command.option("--beside")) is not None:
+        raise UsageError("command", f"--beside {stated}", "no --beside with --around")
+    found = []
+    for value in split_values(text):
+        if value == NO_LOAD:
+            found.append(Cell(NO_LOAD))
+            continue
+        parts = _LOAD.fullmatch(value)
+        assert parts
+        try:
+            words = shlex.split(parts["command"])
+        except ValueError as error:
+            raise UsageError("around", value, f"a command ({error})") from None
+        if not words:
+            raise UsageError("around", value or text, f"{NO_LOAD} or NAME=COMMAND, with commas")
+        name = parts["name"] or os.path.basename(words[0])
+        if name == NO_LOAD:
+            raise UsageError("around", value, f"another name: {NO_LOAD} is without a load")
+        check_program(words, environ.get("PATH"), "around")
+        asked = ("--beside", f"external:{name}")
+        found.append(Cell(file_safe(name), arguments=asked, load=tuple(words), load_name=name))
+    _distinct("around", "names", [cell.name for cell in found])
+    return found
+
+
 def _variables_of(axis: str, value: str, environ: Mapping[str, str]) -> dict[str, str | None]:
     if axis == "library":
         if not os.path.isabs(value) or not os.path.isfile(value):
@@ -307,12 +348,14 @@ def combined(dimensions: Sequence[Dimension]) -> list[Cell]:
         axes: dict[str, str] = {}
         variables: dict[str, str | None] = {}
         arguments: tuple[str, ...] = ()
+        load = next((value for value in values if value.load), Cell(""))
         for value in values:
             axes |= value.axes
             variables |= value.variables
             arguments += value.arguments
         name = _name([v for v, own in zip(values, vary, strict=True) if own], variables)
-        cells.append(Cell(name, axes, variables, arguments))
+        made = Cell(name, axes, variables, arguments)
+        cells.append(dataclasses.replace(made, load=load.load, load_name=load.load_name))
     return _numbered(cells)
 
 
@@ -344,5 +387,5 @@ def _numbered(cells: Sequence[Cell]) -> list[Cell]:
         while name in found:
             number += 1
             name = f"{first}_{number}"
-        found[name] = Cell(name, cell.axes, cell.variables, cell.arguments)
+        found[name] = dataclasses.replace(cell, name=name)
     return list(found.values())

@@ -23,6 +23,7 @@ from torchcoll.launches.axes import (
     check_program,
     combined,
     command_of,
+    load_dimension,
     variable_dimension,
 )
 from torchcoll.launches.presets import PresetOptions, preset
@@ -107,6 +108,7 @@ def make_plan(
     up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
     backends: str | None = None,
+    around: str | None = None,
 ) -> tuple[LaunchPlan, list[str]]:
     """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
     env = dict(os.environ) if environ is None else dict(environ)
@@ -124,6 +126,7 @@ def make_plan(
     )
     dimensions += [preset(name, asked) for name in presets]
     dimensions += [backend_dimension(backends, command)] if backends is not None else []
+    dimensions += [load_dimension(around, command, env)] if around is not None else []
     cells = combined(dimensions)
     check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)
     _check_verified(command, cells)

@@ -94,6 +94,7 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="nccl-algorithms, oneccl-algorithms, cold, scaling, subsets or network",
     )
+    add_around(parser)
     add(
         "--launches",
         default="6",
@@ -121,6 +122,15 @@ def matrix_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="list the launches, start nothing")
     add("--quiet", action="store_true", help="no progress, only the table of cells")
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="one launch")
+
+
+def add_around(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--around",
+        metavar="none,NAME=COMMAND",
+        help="other work that runs around each launch, or none: started before it, ended after "
+        r"it; \, is a comma in a value",
+    )
 
 
 def number_of(what: str, text: str | None, kind: type, least: float) -> Any:
@@ -153,6 +163,7 @@ def run_matrix(options: argparse.Namespace) -> ExitCode | int:
         number_of("seed", options.seed, int, 0),
         options.nccl_version,
         number_of("up-to", options.up_to, int, 1),
+        around=options.around,
     )
     tell_notes(plan, notes)
     folder_path = Path(options.output)
@@ -224,7 +235,10 @@ def dry_run(plan: LaunchPlan, folder: Any) -> ExitCode:
     tell(f"{counts} = {cells * launches}, in this order:")
     for job in plan.jobs():
         words = plan.words(job, folder / f"{job.stem}.jsonl", labels_of(job, variables))
-        print(printable(command_line(words, job.cell.variables)), flush=True)
+        line = command_line(words, job.cell.variables)
+        if job.cell.load:
+            line += f"  # around it: {command_line(job.cell.load, {})}"
+        print(printable(line), flush=True)
     tell(f"total: {counts} = {cells * launches}; {_estimate(plan)}")
     return ExitCode.OK
 

@@ -176,8 +176,8 @@ def _stated(cell: dict[str, Any]) -> str:
     parts = [cell.get(name) for name in ("axes", "variables")]
     settings = {k: v for part in parts if isinstance(part, dict) for k, v in part.items()}
     words = [f"{k}={v}" if v is not None else f"no {k}" for k, v in settings.items()]
-    arguments = cell.get("arguments")
-    return " ".join([*words, *map(str, arguments if isinstance(arguments, list) else ())])
+    more = [cell.get(name) for name in ("arguments", "load")]
+    return " ".join([*words, *(str(w) for own in more if isinstance(own, list) for w in own)])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def _stated(cell: dict[str, Any]) -> str:
 #     manifest.jsonl           what was asked, and the launches that ended
 #     <cell>-<launch>.jsonl    the result files that count
 #     aside/                   files of launches that do not: killed, failed, of another setting
-#     logs/                    what each launch wrote to stdout and stderr
+#     logs/                    what each launch, and its load, wrote to stdout and stderr
 
 _LOCK, _ASIDE, _LOGS = ".lock", "aside", "logs"
 
@@ -234,6 +234,10 @@ class Folder:
 
     def log(self, job: PlannedLaunch) -> Path:
         return self.path / _LOGS / f"{job.stem}.log"
+
+    def load_log(self, job: PlannedLaunch) -> Path:
+        """What its load wrote (--around)."""
+        return self.path / _LOGS / f"{job.stem}.load.log"
 
     def add(self, record: dict[str, Any]) -> None:
         """A launch that has ended. Raises TorchcollError when the disk refuses its line, or when

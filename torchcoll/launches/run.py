@@ -7,12 +7,9 @@ import os
 import re
 import signal
 import statistics
-import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -30,136 +27,8 @@ from torchcoll.core.variables import (
 from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.launches.folder import Folder, log_bytes, read_log
 from torchcoll.launches.obeyed import Recorded, check, unverified
+from torchcoll.launches.processes import Ended, LoadEnded, around, end_orphans, launch
 from torchcoll.libraries.nccl import algorithms as nccl
-
-# -------------------------------------------------------------------------------------------------
-# Starting a launch and ending it with everything that it started.
-
-# In the environment of all processes of a launch. Launchers put ranks into sessions of their own
-# (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
-MARK = "TORCHCOLL_MATRIX"
-GRACE_S = 10.0  # from TERM to KILL: ranks write the end of their files, launchers end their ranks
-_LEFTOVER_S = 2.0  # after the launcher has gone: its daemons may still be leaving
-_TICK_S = 1.0
-_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Ended:
-    """``exit_code`` is -n after signal n; None where the program could not be started (``why``)."""
-
-    exit_code: int | None
-    seconds: float
-    timed_out: bool = False
-    why: str = ""
-
-
-def launch(
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    mark: str,
-    log: Path,
-    timeout_s: float | None = None,
-    tick: Callable[[], None] = lambda: None,
-) -> Ended:
-    """Run a launch to its end, output to the end of ``log``; ``tick`` is called each second.
-
-    Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
-    one while it ends kills at once.
-    """
-    began = time.monotonic()
-    with open(log, "ab") as output:
-        try:
-            process = subprocess.Popen(
-                words,
-                env={**environ, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Ended(None, 0.0, why=f"{words[0]}: {error.strerror}")
-    timed_out = False
-    try:
-        while True:
-            elapsed = time.monotonic() - began
-            left = _TICK_S if timeout_s is None else min(_TICK_S, timeout_s - elapsed)
-            try:
-                process.wait(max(0.0, left))
-                break
-            except subprocess.TimeoutExpired:
-                if timeout_s is not None and time.monotonic() - began >= timeout_s:
-                    timed_out = True
-                    break
-                tick()
-    except BaseException:
-        _end(process, mark)
-        raise
-    seconds = time.monotonic() - began
-    if timed_out:
-        _end(process, mark)
-    else:
-        end_leftovers(mark, _LEFTOVER_S)
-    return Ended(process.returncode, seconds, timed_out)
-
-
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    try:
-        _signal_group(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    finally:
-        _signal_group(process.pid, signal.SIGKILL)
-        end_leftovers(mark, 0.0)
-        process.wait()
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-def end_orphans(mark: str) -> int:
-    """End what a matrix that was killed has left running; how many processes that were."""
-    found = marked(mark)
-    for pid in found:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGTERM)
-    end_leftovers(mark, GRACE_S)
-    return len(found)
-
-
-def end_leftovers(mark: str, grace_s: float) -> None:
-    """Kill what still runs with this mark once ``grace_s`` is over.
-
-    Those of other hosts are the launcher's. Without /proc nothing is found.
-    """
-    deadline = time.monotonic() + grace_s
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def marked(mark: str) -> list[int]:
-    """The processes with this mark; one that ends with // stands for all that begin with it."""
-    entry = f"{MARK}={mark}".encode()
-    several = mark.endswith("//")
-    found = []
-    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # another's, or gone
-            with open(f"/proc/{name}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-            if any(v == entry or (several and v.startswith(entry)) for v in variables):
-                found.append(int(name))
-    return found
-
-
-# -------------------------------------------------------------------------------------------------
 
 _LAST_LINES = 20
 _ERROR = "torchcoll: error: "
@@ -229,16 +98,28 @@ def _one(
     words = plan.words(job, path, labels_of(job, recorded))
     start, utc = log_bytes(log), datetime.now(timezone.utc).isoformat(timespec="seconds")
     variables = plan.environment(job.cell, os.environ)
-    ended = None
+    load_log = folder.load_log(job)
+    load_start = log_bytes(load_log)
+    ended, load = None, ""
     try:
-        with signals.raising():
-            ended = launch(words, variables, folder.mark + job.stem, log, timeout_s, watcher.tick)
+        with signals.raising(), _loaded(folder, job, load_log) as check_load:
+
+            def tick() -> None:
+                check_load()
+                watcher.tick()
+
+            ended = launch(words, variables, folder.mark + job.stem, log, timeout_s, tick)
     except _Stopped:
         pass
+    except LoadEnded as error:
+        said = _last_error(read_log(load_log, load_start))
+        load = f"load {job.cell.load_name} {error}{f': {said}' if said else ''}"
     except OSError as error:
         raise TorchcollError(f"log {log}", error.strerror) from None
     output = read_log(log, start)
     status, reason, library, usable = _judged(ended, folder, job, output, recorded, timeout_s)
+    if load:
+        status, reason, usable = "failed", load, False
     aside = None if usable else folder.set_aside(job)
     last = "\n".join(output.splitlines()[-_LAST_LINES:])
     return {
@@ -256,14 +137,27 @@ def _one(
         "file": path.name if usable else None,
         "aside": aside,
         "log": str(log.relative_to(folder.path)),
+        **({"load_log": str(load_log.relative_to(folder.path))} if job.cell.load else {}),
         "output": "" if status == "ok" else _without_secrets(last, job, words),
         "library": library,
     }
 
 
+@contextlib.contextmanager
+def _loaded(folder: Folder, job: PlannedLaunch, log: Path) -> Iterator[Callable[[], None]]:
+    """With the load of the cell, where it has one; what is given raises LoadEnded once it ends."""
+    if not job.cell.load:
+        yield lambda: None
+        return
+    mark = f"{folder.mark}{job.stem}/load"
+    with around(job.cell.load, os.environ, mark, log) as check_load:
+        yield check_load
+
+
 def _without_secrets(text: str, job: PlannedLaunch, words: Sequence[str]) -> str:
     """What a launch said, without what it was given as a secret."""
     given = [v for n, v in job.cell.variables.items() if v and masked_value(n, v) == MASK]
+    words = [*words, *job.cell.load]
     for word, shown in zip(words, masked_words(words), strict=True):
         if shown != word:
             given += [word, word.rpartition("=")[2] if shown.endswith(f"={MASK}") else word]

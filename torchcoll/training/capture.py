@@ -11,6 +11,7 @@ asked for every operator of the model too: steps of small models took 1.3 to 2 t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,6 +33,9 @@ from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, 
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
 from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
 from torchcoll.training.waits import Waits
+
+if TYPE_CHECKING:
+    from torchcoll.training.sampled import Sampling, StepMetrics
 
 # -------------------------------------------------------------------------------------------------
 # Process groups as a Traffic names them.
@@ -186,6 +190,16 @@ class CallRecorder:
         traffic.environment |= environment("capture")
         traffic.mark_step = self.step
         self.begun = time.perf_counter_ns()
+        self._step_began = 0  # from then on
+
+    @property
+    def kept(self) -> int:
+        """Steps."""
+        return len(self._steps)
+
+    @property
+    def last_step(self) -> tuple[int, int]:
+        return self._steps[-1]
 
     def begin(self) -> RecordedCall:
         """A call that is issued now, perhaps in another thread."""
@@ -205,25 +219,48 @@ class CallRecorder:
         of_world(fields, self.traffic.groups[name].ranks)
         call.fields = {**fields, "group": name}
 
-    def step(self) -> None:
-        """The end of a step, and the begin of the next one."""
-        now = time.perf_counter_ns() - self.begun
-        self._steps.append((self._steps[-1][1] if self._steps else 0, now))
+    def begin_step(self) -> None:
+        """A step that is captured begins: what was before it is in none."""
+        self._step_began = time.perf_counter_ns() - self.begun
+
+    def step(self) -> list[TrafficCall]:
+        """The end of a step, and the begin of the next one; the calls that have become known."""
+        now, known = time.perf_counter_ns() - self.begun, len(self._calls)
+        self._steps.append((self._step_began, now))
+        self._step_began = now
         for call in self._open:  # or all that comes after such a call would be kept back with it
             if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
                 call.unstated = _NOT_WAITED
         self._flush()
+        return self._calls[known:]
+
+    def thin(self) -> None:
+        """Every second step is forgotten, the second of all first."""
+        del self._steps[1::2]
+        self._calls[:] = [
+            dataclasses.replace(call, step=call.step // 2)
+            for call in self._calls
+            if call.step is not None and call.step % 2 == 0
+        ]
+        still = [call for call in self._open if call.step % 2 == 0]
+        for call in still:
+            call.step //= 2
+        self._open = deque(still)
 
     def finish(self) -> None:
         """The end of the capture. Calls that have not ended are kept without a duration."""
         self.traffic.mark_step = None
-        deadline = time.monotonic() + _CALLBACK_S
-        while any(call.due for call in self._open) and time.monotonic() < deadline:
-            time.sleep(1e-4)
+        self.settle()
         self._flush(final=True)
         if not self._steps:
             del self.traffic.steps[self.rank]
         self.traffic.notes += [text.format(count) for text, count in self._notes.items()]
+
+    def settle(self) -> None:
+        """Until the ends that there are have been told."""
+        deadline = time.monotonic() + _CALLBACK_S
+        while any(call.due for call in self._open) and time.monotonic() < deadline:
+            time.sleep(1e-4)
 
     def note(self, text: str) -> None:
         """Counts one more call that the sentence is about; {} in it is how many."""
@@ -356,7 +393,12 @@ _active: Traffic | None = None
 
 
 @contextmanager
-def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
+def capture(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    every: int = 1,
+    metrics: str | os.PathLike[str] | None = None,
+) -> Iterator[Traffic]:
     """Records the collectives of this rank in a Traffic, which is given at once and fills.
 
     path: a folder; at the end, also of a body that raised, this rank writes
@@ -367,14 +409,21 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
     what comes after the last mark belongs to no step. Calls appear in ``traffic.calls[rank]`` at a
     mark and at the end.
 
+    every: of so many steps one is captured, the second of all first, for hours: between them there
+    is nothing but the mark. At most 512 are kept: then every second one of them goes, and ``every``
+    is twice as large. ``torchcoll trace`` then tells drift and late ranks over time.
+    metrics: a file ``NAME.prom`` that rank 0 writes anew after each captured step, in the format of
+    node_exporter's textfile collector: its number, time, transfer, wait and slowest rank.
+
     Durations are from issue to completion on the CPU (clock ``host``): of a synchronous call until
     its wait is over; of an asynchronous one until Python hears of its end. On accelerators they are
     those of the backend's own events (clock ``device``; not proven). What could not be seen is in
     ``traffic.notes``. Never seen: what a CUDA graph replays, symmetric memory, and calls on a
     backend's own object. Nothing is added to operators that do not communicate.
 
-    Raises UsageError outside of a process group, inside of another capture, and for a path that
-    cannot be written; UnavailableError where torch has no distributed.
+    Raises UsageError outside of a process group, inside of another capture, for a path that cannot
+    be written, and for an ``every`` that is no whole number from 1 on; UnavailableError where
+    torch has no distributed.
     """
     global _active
     if not dist.is_available():
@@ -383,13 +432,16 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
         raise UsageError("capture", "no process group", "init_process_group before it")
     if _active is not None:
         raise UsageError("capture", "one inside of another", "one at a time")
+    if type(every) is not int or every < 1:
+        raise UsageError("every", every, "a whole number of steps from 1 on")
     folder, rank = None if path is None else _folder(path), dist.get_rank()
+    told = None if metrics is None else _metrics(metrics, rank)
     traffic, failed = Traffic(), True
     if folder and (name := capture_name(folder)):
         traffic.environment["capture"] = name
     _active = traffic
     try:
-        with _Watch(traffic):
+        with _Watch(traffic, every, told):
             yield traffic
         failed = False
     finally:
@@ -403,6 +455,18 @@ def capture(path: str | os.PathLike[str] | None = None) -> Iterator[Traffic]:
                 if not failed:
                     raise
                 tell(error.line())  # and let the body's own error through
+
+
+def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
+    """Of this capture, as all ranks count them. Raises UsageError, on rank 0 alone."""
+    from torchcoll.core.metrics import check_metrics
+    from torchcoll.training.sampled import StepMetrics
+
+    file = check_metrics(path) if rank == 0 else Path(path)
+    _captures[file] += 1
+    name = f"{path}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_captures[file]}"
+    store = dist.distributed_c10d._get_default_store()
+    return StepMetrics(file, store, name, rank, dist.get_world_size())
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
@@ -428,33 +492,68 @@ def _free(folder: Path, rank: int) -> Path:
 
 
 class _Watch:
-    """The kernels of ours, from ``with`` on to its end."""
+    """The kernels of ours, from ``with`` on to its end, or in the steps that are sampled."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(
+        self, traffic: Traffic, every: int = 1, metrics: StepMetrics | None = None
+    ) -> None:
+        self._traffic = traffic
         self._recorder = CallRecorder(traffic)
         self._device = DeviceTimes()
         self._waits = Waits()
         self._thread = threading.local()
+        self._kernels: Any = None  # while calls are seen
+        self._ours = dict(self._made_kernels())
+        self._every, self._metrics = every, metrics
 
     def __enter__(self) -> None:
+        self._recorder.begun = time.perf_counter_ns()
+        self._sampling: Sampling | None = None
+        if self._every == 1 and self._metrics is None:
+            self._on()
+            return
+        from torchcoll.training.sampled import Sampling
+
+        own = (self._on, self._off, self._device.poll)
+        self._sampling = Sampling(self._every, self._recorder, *own, self._metrics)
+        self._traffic.mark_step = self._sampling.step
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        self._off()
+        if kind is None:  # else the device may never be done
+            self._device.finish()
+        self._recorder.finish()
+        sampling = self._sampling
+        if sampling and sampling.every > 1:
+            self._traffic.environment["every"] = sampling.every
+            self._traffic.notes.append(
+                f"a step in {sampling.every} was captured: step k here is step "
+                f"1 + {sampling.every} k of the {sampling.marked} that were marked"
+            )
+
+    def _on(self) -> None:
         self._kernels = torch.library.Library("c10d", "IMPL")
+        for name, kernel in self._ours.items():
+            if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
+                kernel = torch._disable_dynamo(kernel)
+            self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
+        self._waits.start()
+
+    def _off(self) -> None:
+        if self._kernels is not None:
+            self._kernels._destroy()
+            self._waits.stop()
+        self._kernels = None
+
+    def _made_kernels(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """By the operator."""
         for name in torch._C._dispatch_get_all_op_names():
             if name.startswith("c10d::"):
                 packet, _, overload = name.removeprefix("c10d::").partition(".")
                 func = getattr(getattr(torch.ops.c10d, packet, None), overload or "default", None)
                 schema = Schema.of(func) if func else None
                 if schema and schema.communicates:
-                    kernel = self._kernel(func, schema)
-                    self._kernels.impl(name, kernel, "BackendSelect", with_keyset=True)
-        self._waits.start()
-        self._recorder.begun = time.perf_counter_ns()
-
-    def __exit__(self, kind: Any, *_: Any) -> None:
-        self._kernels._destroy()
-        self._waits.stop()
-        if kind is None:  # else the device may never be done
-            self._device.finish()
-        self._recorder.finish()
+                    yield name, self._kernel(func, schema)
 
     def _kernel(self, func: Any, schema: Schema) -> Callable[..., Any]:
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
@@ -472,8 +571,6 @@ class _Watch:
             finally:
                 self._thread.inside = False
 
-        if "torch._dynamo" in sys.modules:  # or Dynamo would compile the kernel
-            return torch._disable_dynamo(kernel)
         return kernel
 
     def _record(self, schema: Schema, bound: dict[str, Any], issue: Callable[[], Any]) -> Any:

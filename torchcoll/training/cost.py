@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from torchcoll.comparison.sides import Side
 from torchcoll.comparison.statistics import geometric
-from torchcoll.core.collectives import COLLECTIVES, has_splits
+from torchcoll.core.collectives import has_splits
 from torchcoll.core.display import Displayed
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load
@@ -39,6 +39,7 @@ from torchcoll.training.joined import (
     heard_late,
     join_ranks,
     late_ranks,
+    not_split,
 )
 from torchcoll.training.plan_curves import PlanCurves
 from torchcoll.training.steps import steps_of
@@ -279,7 +280,7 @@ def cost(
             found[key].append(one)
     queued = _queued(traffic)
     rows = [_row(own, traffic, alone, queued, cut) for own in found.values()]
-    split = [one for one in every if not _not_split(one)]
+    split = [one for one in every if not not_split(one)]
     late, ties = late_ranks(split, traffic.source)
     notes = [*traffic.problems, *steps.notes, *separate]
     notes += _notes(rows, every, traffic.source, cut)
@@ -324,26 +325,6 @@ def _size(call: TrafficCall, traffic: Traffic) -> int | None:
     return point.size_bytes or None if point else max(call.bytes_in, call.bytes_out) or None
 
 
-def _not_split(one: Joined) -> str:
-    """Why the time of a call cannot be divided into wait and transfer; '' where it can."""
-    call = next(iter(one.calls.values()))
-    if call.point_to_point:
-        return "a message between two ranks: its two sides are not put together"
-    if call.collective not in COLLECTIVES:
-        return f"{call.collective} is not in the table of collectives"
-    if COLLECTIVES[call.collective].has_root:
-        return "rooted: ranks leave at different times, so that the shortest need not be the last"
-    if not one.members:
-        return "the calls of the ranks were not put together"
-    if len(one.members) == 1:
-        return "a group of one rank"
-    if len(one.calls) < len(one.members):
-        return f"{len(one.calls)} of the {len(one.members)} ranks of its group were recorded"
-    if one.completion_ns is None:
-        return "no time"
-    return ""
-
-
 def _row(
     joined: Sequence[Joined],
     traffic: Traffic,
@@ -359,9 +340,9 @@ def _row(
     backend = next((group.backend for group in groups if group.backend), "")
     clocks = {call.clock for call in calls if call.time_ns is not None}
     clock = clocks.pop() if len(clocks) == 1 else None
-    split = [one for one in joined if not _not_split(one)]
+    split = [one for one in joined if not not_split(one)]
     planned = traffic.source == "plan"  # nothing ran, which is said once
-    reasons = dict.fromkeys("" if planned else _not_split(one) for one in joined)
+    reasons = dict.fromkeys("" if planned else not_split(one) for one in joined)
     waits = [max(one.times_ns.values()) - min(one.times_ns.values()) for one in split]
     transfers = [min(one.times_ns.values()) for one in split]
     transfer = median(transfers) if transfers else None

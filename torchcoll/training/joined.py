@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic, TrafficCall
 from torchcoll.core.units import format_ranges
@@ -109,6 +110,26 @@ def _not_stated(traffic: Traffic) -> list[str]:
         f"{count} of {len(calls)} collectives do not tell the ranks of their group: they are not "
         "put together over the ranks, and their times are each rank's own"
     ]
+
+
+def not_split(one: Joined) -> str:
+    """Why the time of a call cannot be divided into wait and transfer; '' where it can."""
+    call = next(iter(one.calls.values()))
+    if call.point_to_point:
+        return "a message between two ranks: its two sides are not put together"
+    if call.collective not in COLLECTIVES:
+        return f"{call.collective} is not in the table of collectives"
+    if COLLECTIVES[call.collective].has_root:
+        return "rooted: ranks leave at different times, so that the shortest need not be the last"
+    if not one.members:
+        return "the calls of the ranks were not put together"
+    if len(one.members) == 1:
+        return "a group of one rank"
+    if len(one.calls) < len(one.members):
+        return f"{len(one.calls)} of the {len(one.members)} ranks of its group were recorded"
+    if one.completion_ns is None:
+        return "no time"
+    return ""
 
 
 # -------------------------------------------------------------------------------------------------

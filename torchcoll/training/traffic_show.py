@@ -6,17 +6,21 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from torchcoll.contention.drift import LEAST, SURE, drift_text
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time
 from torchcoll.report.columns import values_of
+from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
-from torchcoll.report.grid import Grid, Head
+from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.notes import Notes
 
 if TYPE_CHECKING:
+    from torchcoll.contention.drift import TimeDrift
     from torchcoll.training.cost import Cost, CostRow
     from torchcoll.training.joined import LateRank
+    from torchcoll.training.over_time import OverTime, Stretch
     from torchcoll.training.traffic_table import SizeBin, TrafficRow, TrafficTable
 
 
@@ -80,7 +84,8 @@ def _named(columns: Sequence[str]) -> list[str]:
 
 def traffic_object(traffic: Traffic, table: TrafficTable, keys: Sequence[str]) -> dict[str, Any]:
     """The rows, and what one must know to judge them."""
-    rest = {name: value for name, value in vars(table).items() if name not in ("rows", "sizes")}
+    apart = ("rows", "sizes", "over_time")
+    rest = {name: value for name, value in vars(table).items() if name not in apart}
     return {
         "schema": TRAFFIC_SCHEMA,
         "traffic": {
@@ -93,6 +98,7 @@ def traffic_object(traffic: Traffic, table: TrafficTable, keys: Sequence[str]) -
         },
         "rows": [picked(row, " ".join(keys or _COLUMNS)) for row in table.rows],
         "sizes": [dataclasses.asdict(one) for one in table.sizes],
+        **({"over_time": dataclasses.asdict(table.over_time)} if table.over_time else {}),
     }
 
 
@@ -112,9 +118,11 @@ def traffic_grids(traffic: Traffic, table: TrafficTable, keys: Sequence[str] = (
     rows = [[cell(row) for _, cell in columns.values()] for row in table.rows]
     above = [_title(traffic, table, common), *_step_lines(table), *([_BYTES] if rows else [])]
     below = [*table.notes, *traffic.notes, *traffic.problems]
+    over = [_time_grid(table.over_time)] if table.over_time else []
     return [
         Grid([head for head, _ in columns.values()], rows, above, [] if rows else ["no calls"]),
         _size_grid(table.sizes, several=len({one.ranks for one in table.sizes}) > 1),
+        *over,
         Grid([], [], below=[one_line(text) for text in below]),
     ]
 
@@ -183,6 +191,43 @@ def _size_grid(sizes: Sequence[SizeBin], several: bool) -> Grid:
         for one in sizes
     ]
     return Grid(heads, rows, ["sizes: calls by the bytes that a rank puts into one"] * bool(rows))
+
+
+def _time_grid(found: OverTime) -> Grid:
+    """Drift, and who was late when."""
+    return filled(
+        [
+            (Head("from"), lambda s: clock_text(s.from_s)),
+            (Head("to"), lambda s: clock_text(s.to_s)),
+            (Head("steps"), lambda s: str(s.steps)),
+            (Head("a step", "takes"), lambda s: format_time(s.step_ns)),
+            (Head("wait", "a step", legend=_WAIT), lambda s: format_time(s.wait_ns)),
+            (Head("transfer", "a step"), lambda s: format_time(s.transfer_ns)),
+            (Head("most often", "last"), _late_text),
+        ],
+        found.stretches,
+        above=[f"over time: {_drift_sentence(found.drift)}"],
+    )
+
+
+_WAIT = (
+    "of each call the longest time of its ranks less the shortest (wait), and the shortest "
+    "(transfer), added up over a step; medians over the steps"
+)
+
+
+def _drift_sentence(drift: TimeDrift | None) -> str:
+    if drift is None:
+        return "too few steps to tell of drift"
+    moved = f"{drift_text(drift)}, the last quarter of the time over the first [90 %]"
+    if drift.p <= SURE and abs(drift.value) >= LEAST:
+        return f"steps became {'slower' if drift.value > 0 else 'faster'}: {moved}"
+    return f"no drift of the time of a step shown: {moved}"
+
+
+def _late_text(one: Stretch) -> str:
+    share = one.late_share
+    return "-" if share is None else f"rank {one.late_rank} {share:.0%} of known"
 
 
 def _count(number: float) -> str:

@@ -16,6 +16,7 @@ from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union
 from torchcoll.core.units import format_ranges
 from torchcoll.training.joined import Joined, cut_at_marks, join_ranks
+from torchcoll.training.over_time import OverTime, over_time
 from torchcoll.training.steps import Kind, Steps, described, steps_of
 
 
@@ -72,7 +73,7 @@ class TrafficTable:
 
     steps: numbers of those that the figures are of; total: of all. step_ns: duration of one, the
     slowest rank's. busy_ns: how long some call was in flight, of the rank with most; host clock.
-    statistic: over the steps. notes: a sentence each.
+    statistic: over the steps. notes: a sentence each. over_time: of a capture of every Nth step.
     """
 
     rows: list[TrafficRow]
@@ -84,6 +85,7 @@ class TrafficTable:
     step_ns: float | None
     busy_ns: float | None
     notes: list[str] = field(default_factory=list)
+    over_time: OverTime | None = None
 
 
 def summarise_traffic(traffic: Traffic) -> TrafficTable:
@@ -107,6 +109,7 @@ def summarise_traffic(traffic: Traffic) -> TrafficTable:
         steps.duration_ns,
         reader.busy_ns(),
         notes,
+        over_time(traffic),
     )
 
 

@@ -1,0 +1,136 @@
+"""--around: a load that runs around each launch, and what comes of one that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchcoll import load
+from torchcoll.cli import main
+from torchcoll.comparison.versus_plan import Sides, asked_of
+from torchcoll.core.errors import UsageError
+from torchcoll.launches import processes
+from torchcoll.launches.blocks import make_plan
+
+FAKE = [sys.executable, "-S", str(Path(__file__).parents[1] / "fake_launch.py")]
+
+
+@pytest.fixture(autouse=True)
+def _here(in_tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "_TICK_S", 0.05)
+    monkeypatch.setattr(processes, "_AT_ONCE_S", 0.2)
+
+
+def matrix(around, *words, launches=1):
+    options = ["matrix", "-o", "D", "--quiet", "--launches", str(launches), "--around", around]
+    return main([*options, "--", *FAKE, *words])
+
+
+def launches():
+    lines = Path("D/manifest.jsonl").read_text().splitlines()[1:]
+    return {record["cell"]: record for record in map(json.loads, lines)}
+
+
+def left():
+    return processes.marked(f"{os.path.realpath('D')}//")
+
+
+def test_with_and_without_a_load():
+    """It makes a file, which it takes away when it is asked to end: so after every launch."""
+    text = 'trap "rm busy; exit" TERM; touch busy; while :; do sleep 0.01; done'
+    assert matrix(f"none,stress=sh -c '{text}'", "look=busy") == 0
+    found = launches()
+    assert {name: record["status"] for name, record in found.items()} == {
+        **{"none": "ok", "stress": "ok"}
+    }
+    assert "there: True" in Path("D", found["stress"]["log"]).read_text()
+    assert "there: False" in Path("D", found["none"]["log"]).read_text()
+    assert not Path("busy").exists()
+    assert found["stress"]["command"].count("external:stress") == 1
+    assert "--beside" not in found["none"]["command"]
+    assert "load_log" not in found["none"]
+    assert left() == []
+
+
+def test_a_load_that_dies_at_once(capsys):
+    """Nothing is launched."""
+    assert matrix("bad=sh -c 'echo no such device >&2; exit 3'") == 1
+    record = launches()["bad"]
+    assert (record["status"], record["file"], record["exit_code"]) == ("failed", None, None)
+    assert record["reason"].startswith("load bad ended with exit code 3 after 0.")
+    assert record["reason"].endswith(" s: no such device")
+    assert not Path("D", record["log"]).exists()
+    assert f"bad: {record['reason']}" in capsys.readouterr().out
+
+
+def test_a_load_that_dies_while_a_launch_runs():
+    text = "while ! test -s D/short-1.jsonl; do sleep 0.01; done; sleep 0.3"
+    assert matrix(f"short=sh -c '{text}'", "hang") == 1
+    record = launches()["short"]
+    assert record["reason"].startswith("load short ended with exit code 0 after ")
+    assert record["aside"] == "aside/short-1.1.jsonl"
+    assert record["file"] is None
+    assert left() == []
+
+
+def test_a_load_that_will_not_end():
+    """It ignores TERM, and has a child in a session of its own."""
+    text = 'trap "" TERM; setsid sleep 60 & while :; do sleep 0.01; done'
+    assert matrix(f"sh -c '{text}'") == 0
+    assert launches()["sh"]["status"] == "ok"
+    assert left() == []
+
+
+def test_the_label_is_in_the_file(monkeypatch):
+    """Of a real launch, of one rank; comparisons then say what differs."""
+    command = [sys.executable, "-m", "torchcoll.allreduce", "--sizes", "8", "-n", "2"]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    options = ["--launches", "1", "-o", "D", "--quiet", "--around", "sleeper=sleep 60"]
+    assert main(["matrix", *options, "--", *command]) == 0
+    run = load("D/sleeper-1.jsonl")
+    assert run.labels["beside"] == "external:sleeper"
+    assert len(run.machine) == 2  # before and after
+
+
+@pytest.mark.parametrize(
+    ("around", "line"),
+    [
+        ("", "around: got an empty text, expected none or NAME=COMMAND, with commas"),
+        ("none,", "around: got none,, expected none or NAME=COMMAND, with commas"),
+        ("a=", "around: got a=, expected none or NAME=COMMAND, with commas"),
+        ("a=sleep 1,a=sleep 2", "around names: got a twice, expected each value once"),
+        ("none=sleep 1", "around: got none=sleep 1, expected another name: none is without a load"),
+        ("a=no-such-program 1", "around: got no-such-program, expected a program in PATH"),
+        ("a=sh -c 'x", "around: got a=sh -c 'x, expected a command (No closing quotation)"),
+    ],
+)
+def test_what_is_no_load(around, line):
+    with pytest.raises(UsageError) as caught:
+        make_plan(FAKE, around=around)
+    assert line in str(caught.value)
+
+
+def test_one_mark_in_the_file():
+    with pytest.raises(UsageError, match=r"^command: got --beside copy, expected no --beside with"):
+        make_plan([*FAKE, "--beside", "copy"], around="none,a=sleep 1")
+
+
+def test_versus():
+    """The first is the base; commas within a command are written as in all axes."""
+    asked = asked_of(Sides(FAKE, around=r"none,cpu=sh -c a\,b"), "V")
+    assert [(cell.name, cell.load) for cell in asked.plan.cells] == [
+        *(("none", ()), ("cpu", ("sh", "-c", "a,b")))
+    ]
+    with pytest.raises(UsageError, match=r"--around too, expected two whole commands alone"):
+        asked_of(Sides(around="none", two=[*FAKE, "--b", *FAKE]), "V")
+
+
+def test_another_load_is_another_matrix(capsys):
+    assert matrix("a=sleep 60") == 0
+    assert matrix("a=sleep 50") == 2
+    assert "cell a of D: got --beside external:a sleep 50, expected " in capsys.readouterr().err

@@ -1,0 +1,211 @@
+"""capture(every=N): which steps are kept, what stands between, metrics, and what hours tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from planned_models import on_ranks
+
+import torchcoll
+from torchcoll.core.errors import UsageError
+from torchcoll.core.metrics import Metric, check_metrics, write_metrics
+from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.training import sampled
+from torchcoll.training.over_time import Stretch, over_time
+from torchcoll.training.sampled import step_metrics
+from torchcoll.training.traffic_show import show_traffic
+
+
+def ours() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+
+def steps(count, **how):
+    """Step k reduces k + 1 float32: bytes tell the step. And whether kernels of ours were there."""
+    there = []
+    with torchcoll.capture(**how) as traffic:
+        for number in range(count):
+            there.append(ours())
+            dist.all_reduce(torch.ones(number + 1))
+            traffic.step()
+    there.append(ours())
+    rank = dist.get_rank()
+    sizes = [call.bytes_in for call in traffic.calls[rank]]
+    numbers = [call.step for call in traffic.calls[rank]]
+    spans = len(traffic.steps.get(rank, ()))
+    notes = [note for note in traffic.notes if "was captured" in note]
+    return sizes, numbers, spans, there, notes, traffic.environment.get("every")
+
+
+def every_third():
+    return steps(9, every=3)
+
+
+def halved():
+    """With at most 4 kept. Steps 1, 3, 5, 7 become 1, 5; 1, 5, 9, 13 become 1, 9; then 17."""
+    most, sampled.MOST = sampled.MOST, 4
+    try:
+        return steps(20, every=2)
+    finally:
+        sampled.MOST = most
+
+
+def every_step_with_metrics():
+    """At most 4 are kept of sampled steps, not of all."""
+    most, sampled.MOST = sampled.MOST, 4
+    try:
+        found = steps(9, metrics="step.prom")
+    finally:
+        sampled.MOST = most
+    dist.barrier()
+    return [*found, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
+
+
+def refused():
+    errors = []
+    for how in ({"every": 0}, {"every": True}, {"every": 2.5}, {"metrics": "x.txt"}):
+        with pytest.raises(UsageError) as error, torchcoll.capture(**how):
+            raise AssertionError("it began")
+        errors.append(str(error.value))
+    return errors if dist.get_rank() == 0 else None
+
+
+def told_in_a_file():
+    """What a folder of it says; one that is not asked for has no such table."""
+    steps(60, path="hours", every=2)
+    steps(3, path="all")
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with open("shown", "w") as file:
+            show_traffic([Traffic.load("hours"), Traffic.load("all")], file=file)
+    return Path("shown").read_text() if dist.get_rank() == 0 else ""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    cases = (every_third, halved, every_step_with_metrics, told_in_a_file)
+    return on_ranks(tmp_path_factory.mktemp("job"), 2, {case.__name__: case for case in cases})
+
+
+def test_one_step_in_three(found):
+    """Nothing of ours is there in the others."""
+    sizes, numbers, spans, there, notes, every = found["every_third"]
+    assert sizes == [8, 20, 32]
+    assert (numbers, spans, every) == ([0, 1, 2], 3, 3)
+    assert there == [*[False, True, False] * 3, False]
+    text = "a step in 3 was captured: step k here is step 1 + 3 k of the 9 that were marked"
+    assert notes == [text]
+
+
+def test_what_is_kept_is_bounded(found):
+    sizes, numbers, spans, _, notes, every = found["halved"]
+    assert sizes == [8, 40, 72]
+    assert (numbers, spans, every) == ([0, 1, 2], 3, 8)
+    assert notes[0].startswith("a step in 8 was captured: step k here is step 1 + 8 k of the 20 ")
+
+
+def test_metrics_of_every_step(found):
+    sizes, _, spans, there, notes, every, text = found["every_step_with_metrics"]
+    assert sizes == [4 * (number + 1) for number in range(9)]
+    assert (spans, there, notes, every) == (9, [*[True] * 9, False], [], None)
+    lines = text.splitlines()
+    # Each is told at the mark after it, once both have said it: the last is not.
+    assert any(f"torchcoll_step {number}" in lines for number in range(8))
+    assert any(line.startswith('torchcoll_step_wait_seconds{group="0"} ') for line in lines)
+
+
+def test_what_trace_says(found):
+    text = found["told_in_a_file"]
+    assert text.count("over time: ") == 1
+    assert "a step in 2 was captured: step k here is step 1 + 2 k of the 60 that were" in text
+
+
+def test_what_is_refused(tmp_path):
+    (tmp_path / "job").mkdir()
+    number = "a whole number of steps from 1 on"
+    assert on_ranks(tmp_path / "job", 1, {"refused": refused})["refused"] == [
+        f"every: got 0, expected {number}",
+        f"every: got True, expected {number}",
+        f"every: got 2.5, expected {number}",
+        "metrics: got x.txt, expected NAME.prom: node_exporter reads no other file",
+    ]
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_step():
+    """Two groups. In that of all, rank 1 was 1 ms in 2 calls, the others 3 and 4 ms: they waited up
+    to 3 ms for it. In 'tp' the ranks saw other numbers of calls: nothing is told.
+    """
+    busy = [{"0": [2, 3_000_000], "tp": [1, 5]}, {"0": [2, 1_000_000], "tp": [2, 5]}]
+    busy += [{"0": [2, 4_000_000]}]
+    took = (20_000_000, 21_000_000, 19_000_000)
+    words = [{"step": 101, "took_ns": t, "busy": b} for t, b in zip(took, busy, strict=True)]
+    own = {"group": "0"}
+    assert {one.name: one.values for one in step_metrics(words, 1e9)} == {
+        "step": [({}, 101)],
+        "step_timestamp_seconds": [({}, 1e9)],
+        "step_seconds": [({}, 0.021)],
+        "step_transfer_seconds": [(own, 0.001)],
+        "step_wait_seconds": [(own, pytest.approx(0.003))],
+        "step_slowest_rank": [(own, 1.0)],
+    }
+
+
+def test_the_text(tmp_path):
+    """As the page of Prometheus has it: a label's backslash, quote and line feed are escaped."""
+    path = tmp_path / "a.prom"
+    path.write_text("before")
+    write_metrics(path, [Metric("x", "What x is.", [({"a": 'b"\\\n'}, 0.5), ({}, 3)])])
+    assert path.read_text() == (
+        "# HELP torchcoll_x What x is.\n# TYPE torchcoll_x gauge\n"
+        'torchcoll_x{a="b\\"\\\\\\n"} 0.5\ntorchcoll_x 3\n'
+    )
+    assert [one.name for one in tmp_path.iterdir()] == ["a.prom"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    where = "expected a file in a folder that is there and can be written"
+    for name in ("none/a.prom", "folder.prom"):
+        (tmp_path / "folder.prom").mkdir(exist_ok=True)
+        with pytest.raises(UsageError, match=where):
+            check_metrics(tmp_path / name)
+
+
+# -- hours -----------------------------------------------------------------------------------------
+
+
+def test_hours():
+    """Two hours and a half, a step of 1 s every minute, 2 s from the second hour on. One call a
+    step: the rank that is late takes 10 ms, the other 30 ms: rank 0 first, then rank 1. 2.5 h in at
+    most 24 rows: of 10 minutes.
+    """
+    steps, calls = [], {0: [], 1: []}
+    for minute in range(150):
+        start = 60_000_000_000 * minute
+        steps.append((start, start + (1_000_000_000 if minute < 60 else 2_000_000_000)))
+        late = int(minute >= 60)
+        for rank in (0, 1):
+            took = 10_000_000 if rank == late else 30_000_000
+            calls[rank].append(
+                TrafficCall(
+                    *("all_reduce", 8, 8, "float32", "sum"),
+                    **{"group": "0", "sequence": minute, "step": minute, "asynchronous": False},
+                    **{"start_ns": start, "time_ns": took},
+                )
+            )
+    traffic = Traffic("capture", 2, calls, {"0": Group("0", (0, 1), "gloo")})
+    traffic.steps = {0: steps, 1: steps}
+    assert over_time(traffic) is None
+    traffic.environment["every"] = 60
+    found = over_time(traffic)
+    early = Stretch(0, 600, 10, 1e9, 20e6, 10e6, 0, 1.0)
+    assert found.stretches[0] == early
+    assert found.stretches[-1] == Stretch(8400, 9000, 10, 2e9, 20e6, 10e6, 1, 1.0)
+    assert len(found.stretches) == 15
+    # Log means of eight stretches: 0 in the first three (minutes 0 to 56), log 2 in the last four.
+    assert found.drift.value == pytest.approx(1.0)

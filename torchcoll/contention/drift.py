@@ -1,0 +1,58 @@
+"""Whether what was measured over and over became slower with time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEVEL = 0.9  # of the interval
+STRETCHES = 8  # of time; with fewer values nothing is said of drift
+LEAST = 0.02  # a drift below it is not spoken of
+SURE = 0.05  # p up to which one is
+
+
+@dataclass(frozen=True)
+class TimeDrift:
+    """By how much the last quarter of the time lies above the first, as a share of it; its 90 %
+    interval, and the p of none.
+
+    Means of the logs over eight stretches of equally many values: neighbours are alike, stretches
+    less so (batch means: Law and Carson, Operations Research 27, 1979). The error is their scatter
+    about a line (6 degrees of freedom): neither a steady drift nor a step widens it much.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def drift_of(values: Sequence[float]) -> TimeDrift | None:
+    """values: in the order of time, a window or a step each. None of fewer than eight, and where
+    one is not above 0.
+    """
+    if len(values) < STRETCHES or min(values) <= 0:
+        return None
+    from scipy import stats
+
+    logs, count = [math.log(value) for value in values], len(values)
+    edges = [round(k * count / STRETCHES) for k in range(STRETCHES + 1)]
+    means = [math.fsum(logs[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    line = stats.linregress(range(STRETCHES), means)
+    off = [mean - line.intercept - line.slope * k for k, mean in enumerate(means)]
+    free = STRETCHES - 2
+    # The difference of two means of two: its variance is that of one.
+    error = math.sqrt(math.fsum(one * one for one in off) / free)
+    change = (means[-1] + means[-2] - means[0] - means[1]) / 2
+    half = float(stats.t.ppf((1 + LEVEL) / 2, free)) * error
+    p = float(2 * stats.t.sf(abs(change) / error, free)) if error else float(not change)
+    value, low, high = (math.expm1(x) for x in (change, change - half, change + half))
+    return TimeDrift(value, low, high, p)
+
+
+def drift_text(drift: TimeDrift | None) -> str:
+    if drift is None:
+        return "-"
+    return f"{drift.value:+.1%} [{drift.low:+.1%}, {drift.high:+.1%}]"

@@ -1,0 +1,62 @@
+"""Figures for Prometheus, in the text that node_exporter's textfile collector reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchcoll.core.errors import UsageError
+
+_ENDING = ".prom"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """name without ``torchcoll_``; values: (labels, value) of each series. All are gauges."""
+
+    name: str
+    help: str
+    values: Sequence[tuple[Mapping[str, object], float]]
+
+
+def metrics_name(text: str | os.PathLike[str]) -> Path:
+    """Absolute. Raises UsageError for one that nobody reads."""
+    path = Path(text).absolute()
+    if path.suffix != _ENDING:
+        raise UsageError("metrics", text, f"NAME{_ENDING}: node_exporter reads no other file")
+    return path
+
+
+def check_metrics(text: str | os.PathLike[str]) -> Path:
+    """The file to write, absolute. Raises UsageError where that cannot be, or nobody reads it."""
+    path = metrics_name(text)
+    if not (path.parent.is_dir() and os.access(path.parent, os.W_OK)) or path.is_dir():
+        raise UsageError("metrics", text, "a file in a folder that is there and can be written")
+    return path
+
+
+def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
+    """In one step: who reads meanwhile has the earlier figures, or these. Raises OSError."""
+    lines = []
+    for one in metrics:
+        name = f"torchcoll_{one.name}"
+        lines += [f"# HELP {name} {one.help}", f"# TYPE {name} gauge"]
+        lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text("\n".join([*lines, ""]))
+        os.replace(new, path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    """As https://prometheus.io/docs/instrumenting/exposition_formats/ has them."""
+    words = []
+    for name, value in labels.items():
+        text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        words.append(f'{name}="{text}"')
+    return f"{{{','.join(words)}}}" if words else ""

@@ -1,0 +1,189 @@
+"""Starting a launch, and a load around it, and ending each with everything that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+# In the environment of all processes of a launch. Launchers put ranks into sessions of their own
+# (torchrun does), and what is left of a killed matrix has another parent: only this finds them.
+MARK = "TORCHCOLL_MATRIX"
+GRACE_S = 10.0  # from TERM to KILL: ranks write the end of their files, launchers end their ranks
+_LEFTOVER_S = 2.0  # after the launcher has gone: its daemons may still be leaving
+_TICK_S = 1.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Ended:
+    """``exit_code`` is -n after signal n; None where the program could not be started (``why``)."""
+
+    exit_code: int | None
+    seconds: float
+    timed_out: bool = False
+    why: str = ""
+
+
+def launch(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    mark: str,
+    log: Path,
+    timeout_s: float | None = None,
+    tick: Callable[[], None] = lambda: None,
+) -> Ended:
+    """Run a launch to its end, output to the end of ``log``; ``tick`` is called each second.
+
+    Past ``timeout_s`` it is ended. An exception here (Ctrl-C) ends it too and goes on; a second
+    one while it ends kills at once.
+    """
+    began = time.monotonic()
+    try:
+        process = _started(words, environ, mark, log)
+    except _NotStarted as error:
+        return Ended(None, 0.0, why=str(error))
+    timed_out = False
+    try:
+        while True:
+            elapsed = time.monotonic() - began
+            left = _TICK_S if timeout_s is None else min(_TICK_S, timeout_s - elapsed)
+            try:
+                process.wait(max(0.0, left))
+                break
+            except subprocess.TimeoutExpired:
+                if timeout_s is not None and time.monotonic() - began >= timeout_s:
+                    timed_out = True
+                    break
+                tick()
+    except BaseException:
+        _end(process, mark)
+        raise
+    seconds = time.monotonic() - began
+    if timed_out:
+        _end(process, mark)
+    else:
+        end_leftovers(mark, _LEFTOVER_S)
+    return Ended(process.returncode, seconds, timed_out)
+
+
+class _NotStarted(Exception):
+    """The program cannot be started."""
+
+
+def _started(
+    words: Sequence[str], environ: Mapping[str, str], mark: str, log: Path
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, output to the end of ``log``."""
+    with open(log, "ab") as output:
+        try:
+            return subprocess.Popen(
+                words,
+                env={**environ, MARK: mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise _NotStarted(f"{words[0]}: {error.strerror}") from None
+
+
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    try:
+        _signal_group(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)
+        end_leftovers(mark, 0.0)
+        process.wait()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def end_orphans(mark: str) -> int:
+    """End what a matrix that was killed has left running; how many processes that were."""
+    found = marked(mark)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    end_leftovers(mark, GRACE_S)
+    return len(found)
+
+
+def end_leftovers(mark: str, grace_s: float) -> None:
+    """Kill what still runs with this mark once ``grace_s`` is over.
+
+    Those of other hosts are the launcher's. Without /proc nothing is found.
+    """
+    deadline = time.monotonic() + grace_s
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    while left and marked(mark) and time.monotonic() < deadline + _LEFTOVER_S:
+        time.sleep(_POLL_S)  # the next launch is to have the machine for itself
+
+
+def marked(mark: str) -> list[int]:
+    """The processes with this mark; one that ends with // stands for all that begin with it."""
+    entry = f"{MARK}={mark}".encode()
+    several = mark.endswith("//")
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # another's, or gone
+            with open(f"/proc/{name}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+            if any(v == entry or (several and v.startswith(entry)) for v in variables):
+                found.append(int(name))
+    return found
+
+
+# -------------------------------------------------------------------------------------------------
+
+_AT_ONCE_S = 0.5  # a load that cannot run has ended by then
+
+
+class LoadEnded(Exception):
+    """A load ended before its launch did; how."""
+
+
+@contextmanager
+def around(
+    words: Sequence[str], environ: Mapping[str, str], mark: str, log: Path
+) -> Iterator[Callable[[], None]]:
+    """A load that runs inside; what is given raises LoadEnded where it runs no more. Raises
+    LoadEnded too where it cannot be started, or has ended at once or by the end.
+    """
+    began = time.monotonic()
+    try:
+        process = _started(words, environ, mark, log)
+    except _NotStarted as error:
+        raise LoadEnded(f"cannot be started: {error}") from None
+
+    def check() -> None:
+        if (code := process.poll()) is not None:
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            raise LoadEnded(f"ended {how} after {time.monotonic() - began:.1f} s")
+
+    try:
+        while time.monotonic() - began < _AT_ONCE_S:
+            check()
+            time.sleep(_POLL_S)
+        yield check
+        check()
+    finally:
+        _end(process, mark)

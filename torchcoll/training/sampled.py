@@ -1,0 +1,184 @@
+"""``capture(every=N)``: a step in N is captured, for hours; and ``metrics=``, what it was like.
+
+Between them nothing of ours stands above the kernels of the backends: a mark of a step is all that
+is left. At most MOST steps are kept: then every second of them goes, and N is twice as large. All
+ranks mark the same steps, so they keep the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import tell
+from torchcoll.core.metrics import Metric, write_metrics
+from torchcoll.core.traffic import TrafficCall
+
+if TYPE_CHECKING:
+    from torchcoll.training.capture import CallRecorder
+
+MOST = 512  # an hour has 7 of them in three days, and a step of 500 calls makes 60 MB of them
+
+
+class Sampling:
+    """Which steps are captured: 1, N + 1, 2 N + 1, ... (the first of a training is like no other).
+
+    on, off: begin and end to see calls. idle: called at the marks between. ``step`` is the mark.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        recorder: CallRecorder,
+        on: Callable[[], None],
+        off: Callable[[], None],
+        idle: Callable[[], None],
+        metrics: StepMetrics | None,
+    ) -> None:
+        self.every = every
+        self.marked = 0
+        self._thins = every > 1
+        self._recorder = recorder
+        self._on, self._off, self._idle = on, off, idle
+        self._metrics = metrics
+        self._seeing = False
+        self._prepare()
+
+    def step(self) -> None:
+        """The end of a step. A no-op of a microsecond at most of them."""
+        self.marked += 1
+        if self._metrics:
+            self._metrics.look()
+        if self._seeing:
+            if self._metrics:  # else a call whose end is still to be told is missing in its figures
+                self._recorder.settle()
+            calls = self._recorder.step()
+            if self._metrics:
+                self._metrics.add(self.marked - 1, self._recorder.last_step, calls)
+            if self._thins and self._recorder.kept >= MOST:
+                self._recorder.thin()
+                self.every *= 2
+        else:
+            self._idle()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """For the step that begins."""
+        wanted = self.marked % self.every == 1 % self.every
+        if wanted and not self._seeing:
+            self._on()
+            self._recorder.begin_step()
+        elif self._seeing and not wanted:
+            self._off()
+        self._seeing = wanted
+
+
+class StepMetrics:
+    """The last captured step, in a file for Prometheus that rank 0 writes.
+
+    Each rank says in the store how long it was in the collectives of each group, under two keys in
+    turn: a rank that is a step ahead takes away nothing. Rank 0 looks at each mark until all have
+    said it, without waiting. What fails here ends the metrics, not the training.
+    """
+
+    def __init__(self, path: Path, store: Any, name: str, rank: int, ranks: int) -> None:
+        self._path, self._store = path, store
+        self._rank, self._ranks = rank, ranks
+        self._key = f"torchcoll/metrics/{name}"
+        self._number: int | None = None  # of the step that rank 0 has not told yet
+        self._turn = 0
+        self._broken = False
+
+    def add(self, number: int, span: tuple[int, int], calls: Sequence[TrafficCall]) -> None:
+        """A step that was captured: its number, its begin and end, and its calls."""
+        busy: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for call in calls:
+            if call.time_ns is not None and _waits_for_all(call):
+                busy[call.group][0] += 1
+                busy[call.group][1] += call.time_ns
+        word = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
+        self._turn = 1 - self._turn
+        self._safely(lambda: self._store.set(self._key_of(self._rank), json.dumps(word)))
+        self._number = number if self._rank == 0 else None
+
+    def look(self) -> None:
+        """Rank 0 tells the step that all have told."""
+        if self._number is not None:
+            self._safely(self._tell)
+
+    def _tell(self) -> None:
+        keys = [self._key_of(rank) for rank in range(self._ranks)]
+        if not self._store.check(keys):
+            return
+        several = self._store.has_extended_api()
+        texts = self._store.multi_get(keys) if several else [self._store.get(k) for k in keys]
+        words = [json.loads(text) for text in texts]
+        if all(word["step"] == self._number for word in words):
+            self._number = None
+            write_metrics(self._path, step_metrics(words, time.time()))
+
+    def _key_of(self, rank: int) -> str:
+        return f"{self._key}/{self._turn}/{rank}"
+
+    def _safely(self, action: Callable[[], object]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except Exception as error:  # a full disk, a store that is gone
+            self._broken = True
+            tell(f"torchcoll: warning: metrics: {error}; the capture goes on without them")
+
+
+def _waits_for_all(call: TrafficCall) -> bool:
+    entry = COLLECTIVES.get(call.collective)
+    return entry is not None and not entry.has_root
+
+
+def step_metrics(words: Sequence[dict[str, Any]], now: float) -> list[Metric]:
+    """words: of each rank ``step``, ``took_ns``, and ``busy``: by the group how many calls, and
+    their time. A rank that came last waited for none: its time is what the transfer took. Of a
+    group whose ranks did not see equally many calls nothing is told.
+    """
+    groups: dict[str, dict[int, float]] = defaultdict(dict)
+    counts: dict[str, set[int]] = defaultdict(set)
+    for rank, word in enumerate(words):
+        for name, (calls, ns) in word["busy"].items():
+            groups[name][rank] = ns / 1e9
+            counts[name].add(calls)
+    alike = [name for name in sorted(groups) if len(groups[name]) > 1 and len(counts[name]) == 1]
+    shared = {name: groups[name] for name in alike}
+    least = {name: min(of.values()) for name, of in shared.items()}
+    waits = {name: max(of.values()) - least[name] for name, of in shared.items()}
+    slowest = {name: min(of, key=lambda rank: of[rank]) for name, of in shared.items()}
+
+    def of_groups(values: dict[str, float]) -> list[tuple[dict[str, object], float]]:
+        return [({"group": name}, value) for name, value in values.items()]
+
+    none: dict[str, object] = {}
+    took = max(word["took_ns"] for word in words) / 1e9
+    return [
+        Metric("step", "Number of the last captured step.", [(none, words[0]["step"])]),
+        Metric("step_timestamp_seconds", "When it was told, since 1970.", [(none, now)]),
+        Metric("step_seconds", "How long it took, on the slowest rank.", [(none, took)]),
+        Metric(
+            "step_transfer_seconds",
+            "Time in its collectives of the rank of the group that was in them least.",
+            of_groups(least),
+        ),
+        Metric(
+            "step_wait_seconds",
+            "By how much longer another rank of the group was in them: it waited.",
+            of_groups(waits),
+        ),
+        Metric(
+            "step_slowest_rank",
+            "The rank that the others waited for: it was in the collectives least.",
+            of_groups({name: float(rank) for name, rank in slowest.items()}),
+        ),
+    ]
