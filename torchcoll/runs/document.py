@@ -186,6 +186,7 @@ def _about_runs(document: _Document) -> None:
         document.tried("the number of ranks", lambda: _scaling(document))
     for run in runs:
         _further(document, run)
+    _published(document)
     _tables(document, verdicts)
 
 
@@ -511,6 +512,21 @@ def _further(document: _Document, run: Run) -> None:
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
     document.add(f"{title}{several}", grids, document.command("show"), figures)
+
+
+def _published(document: _Document) -> None:
+    """What others publish of the kinds of machine of these runs, a table a kind."""
+    from torchcoll.verdict.published import alike
+    from torchcoll.verdict.published_show import published_grid
+
+    first: dict[str, Run] = {}
+    for run in document.plain:
+        if known := alike(run):
+            first.setdefault(known[0].kind, run)
+    grids = [grid for run in first.values() if (grid := published_grid(run))]
+    document.answers += [Answer(grid.above[0]) for grid in grids]
+    if grids:
+        document.add("What others publish", grids, document.command("show --published"))
 
 
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:
