@@ -258,6 +258,8 @@ def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) ->
             "collective": row.row.collective,
             "ranks": row.row.ranks,
             "size_bytes": row.pair.size_bytes,
+            "measured_ns": row.base,
+            "predicted_ns": row.new,
             "ratio": row.ratio,
             "error": next((error for error, other in errors if other is row), None),
         }

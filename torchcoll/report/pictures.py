@@ -106,6 +106,15 @@ def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
     axis.set_xlabel("size")
 
 
+def ranks_axis(axis: Axes, ranks: Sequence[int]) -> None:
+    """ranks: those that were measured, which have the ticks."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ranks, [str(one) for one in ranks])
+    axis.minorticks_off()
+    axis.set_xlabel("ranks")
+    axis.grid(True, color="0.9")
+
+
 def time_axis(axis: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

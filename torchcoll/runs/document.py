@@ -489,10 +489,14 @@ def _cold(document: _Document) -> None:
 
 def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
-    from torchcoll.curves.show import scaling_grids
+    from torchcoll.curves.show import scaling_figure, scaling_grids
 
     found = scaling(document.plain)
-    document.add("Over the number of ranks", scaling_grids(found), document.command("scaling"))
+    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in found.curves)
+    figures = [("Time and speed-up over the ranks", lambda: scaling_figure(found))] * several
+    document.add(
+        "Over the number of ranks", scaling_grids(found), document.command("scaling"), figures
+    )
 
 
 def _further(document: _Document, run: Run) -> None:
