@@ -243,7 +243,9 @@ class Simulated:
     notes: list[str] = field(default_factory=list)
 
 
-def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) -> Simulated:
+def validate_predicted(
+    predicted: Source | Sequence[Source], sources: Source | Sequence[Source]
+) -> Simulated:
     """The errors of a simulator's times, by ranks and overall.
 
     predicted: any file that torchcoll reads; a CSV with collective, ranks, size and time needs no

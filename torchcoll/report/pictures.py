@@ -137,6 +137,8 @@ def legend(axis: Axes, lines: int) -> None:
 
 
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
+    """Below the picture; as its label, in one line, for who writes it elsewhere."""
+    figure.set_label("; ".join(one_line(text) for text in caption if text))
     lines = [part for text in caption for part in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 
