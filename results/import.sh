@@ -22,3 +22,7 @@ for curve in curve:8 curve-3gpu:3; do
         --label gpu=A100-SXM4-80GB --label machine=skampere1 \
         -o "$out/${curve%:*}.jsonl"
 done
+cd "$here/nccl-transitions"
+"${PYTHON:-python3}" -m torchcoll import a100-8gpu.csv --from plain --backend nccl --statistic mean \
+    --label gpu=A100-SXM4-40GB --label "machine=one host of SuperBench's tests" \
+    -o "$out/a100-8gpu.jsonl"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchcoll.core.errors import ExitCode, UsageError, choice, printable, tell
+
+if TYPE_CHECKING:
+    from torchcoll.curves.validation import Simulated, Validation
 
 # -------------------------------------------------------------------------------------------------
 # ``torchcoll scaling``: time, bandwidth and first calls against the number of ranks.
@@ -17,6 +21,8 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sizes", metavar="LIST", help="such as 1K,1M; default: a small, a middle, a large one")
     add("--link-gbps", metavar="N", help="the limit of busbw in GB/s: adds the share of it")
     add("--format", default="table", help="table, markdown, csv or json")
+    add("--plot", metavar="FILE", help="a picture too: time and speed-up (.png, .svg, .pdf)")
+    add("--force", action="store_true", help="replace the picture")
 
 
 def run_scaling(options: argparse.Namespace) -> ExitCode:
@@ -24,13 +30,20 @@ def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.curves.scaling import scaling
     from torchcoll.curves.show import show_scaling
     from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path
+    from torchcoll.runs.plot import plot
 
     choice(options.format, "format", FORMATS)
+    if options.plot:
+        check_path(options.plot, options.force)
     sizes = [parse_size(text, "sizes") for text in (options.sizes or "").split(",") if text]
     link = _number(options.link_gbps)
     found = scaling(options.files, sizes=sizes, link_gbps=link)
     show_scaling([found], options.format)
     print_notes(found, options.format)
+    if options.plot:
+        plot(found, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
     return ExitCode.OK
 
 
@@ -107,6 +120,12 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="result files or folders; launches are pooled")
     add("--predicted", metavar="FILE", help="a simulator's times: its errors, by ranks, overall")
     add("--format", default="table", help="table, markdown, csv or json")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="a picture too: predicted against measured, and each error (.png, .svg, .pdf)",
+    )
+    add("--force", action="store_true", help="replace the picture")
     export = actions.add_parser("export", help="as the input of a simulator")
     add = export.add_argument
     add("model", metavar="MODEL", help="what `model fit` wrote")
@@ -147,22 +166,31 @@ def _predict(options: argparse.Namespace) -> ExitCode:
 
 
 def _validate(options: argparse.Namespace) -> ExitCode:
-    from torchcoll.curves.model_show import show_simulated, show_validation
+    from torchcoll.curves.model_show import errors_figure, show_simulated, show_validation
     from torchcoll.curves.validation import validate, validate_predicted
     from torchcoll.report.formats import FORMATS, print_notes
+    from torchcoll.report.pictures import check_path, write_figure
 
     choice(options.format, "format", FORMATS)
-    if not options.predicted:
-        found = validate(options.files)
-        show_validation(found, options.format)
-        print_notes(found, options.format)
-        return ExitCode.OK
-    simulated = validate_predicted(options.predicted, options.files)
-    show_simulated(simulated, options.format)
-    print_notes(simulated, options.format)
-    for text in simulated.missing:
+    if options.plot:
+        check_path(options.plot, options.force)
+    found: Validation | Simulated
+    missing: list[str]
+    if options.predicted:
+        simulated = validate_predicted(options.predicted, options.files)
+        show_simulated(simulated, options.format)
+        found, missing = simulated, simulated.missing
+    else:
+        left = validate(options.files)
+        show_validation(left, options.format)
+        found, missing = left, []
+    print_notes(found, options.format)
+    if options.plot:
+        write_figure(errors_figure(found), options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    for text in missing:
         tell(f"torchcoll: {options.predicted} is not complete: {text}")
-    return ExitCode.FAILED if simulated.missing else ExitCode.OK
+    return ExitCode.FAILED if missing else ExitCode.OK
 
 
 def _export(options: argparse.Namespace) -> ExitCode:

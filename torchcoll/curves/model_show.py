@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
@@ -13,8 +15,20 @@ from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head, filled, print_grids
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import found_lines
+from torchcoll.report.pictures import (
+    legend,
+    literal,
+    new_figure,
+    size_axis,
+    style_of,
+    time_axis,
+    write_caption,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
     from torchcoll.comparison.compare import ErrorSummary
     from torchcoll.curves.model import Figure, KindModel, OverRanks, PredictedRow
     from torchcoll.curves.model_fit import FittedModel
@@ -349,3 +363,102 @@ def show_simulated(found: Simulated, format: str = "table", file: TextIO | None 
 def _scenario_record(one: Scenario) -> dict[str, Any]:
     found = {"ranks": one.ranks, "measured": one.measured, **_summary_record(one.errors)}
     return {**found, "worst_case": one.worst or None}
+
+
+# -- a picture -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ErrorPoint:
+    """One time that was predicted and measured. low_ns, high_ns: the 90 % interval; baseline_ns:
+    what the cubic says; None where there is none.
+    """
+
+    ranks: int
+    size_bytes: int
+    measured_ns: float
+    predicted_ns: float
+    low_ns: float | None = None
+    high_ns: float | None = None
+    baseline_ns: float | None = None
+
+
+def errors_figure(found: Validation | Simulated) -> Drawing:
+    """Predicted against measured on the left, the error of each size on the right; of left-out
+    sizes, left-out ranks and a simulator a row each, and of each kind of case.
+
+    Raises UnavailableError without matplotlib.
+    """
+    panels = _error_panels(found)
+    drawn = list(panels.items())[:_PANELS]
+    figure, axes = new_figure(len(drawn), 2)
+    for (title, points), (left, right) in zip(drawn, axes, strict=True):
+        left.set_title(f"{literal(title)}: predicted, measured", loc="left", fontsize="small")
+        right.set_title("error: predicted / measured - 1", loc="left", fontsize="small")
+        _draw_errors(left, right, points)
+    caption = ["dashed: predicted as measured"]
+    points = [point for _, own in drawn for point in own]
+    if any(point.low_ns for point in points):
+        caption[0] += "; bars: 90 % intervals of the prediction"
+    if any(point.baseline_ns for point in points):
+        caption[0] += "; grey crosses: the cubic through the other points, no model"
+    rest = len(panels) - len(drawn)
+    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
+    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
+    return figure
+
+
+_PANELS = 8  # rows of a picture; more are too small to read
+
+
+def _error_panels(found: Validation | Simulated) -> dict[str, list[ErrorPoint]]:
+    panels: dict[str, list[ErrorPoint]] = {}
+    fields = [one.name for one in dataclasses.fields(ErrorPoint)]
+    if hasattr(found, "cases"):
+        for case in found.cases:
+            if case["error"] is not None and case["measured_ns"] and case["predicted_ns"]:
+                own = {name: case[name] for name in fields if name in case}
+                panels.setdefault(case["collective"], []).append(ErrorPoint(**own))
+        return panels
+    titles = kind_texts([point.kind for point in found.points])
+    for point, title in zip(found.points, titles, strict=True):
+        own = {name: getattr(point, name) for name in fields}
+        panels.setdefault(f"{title}, left-out {point.over}", []).append(ErrorPoint(**own))
+    return panels
+
+
+def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
+    numbers = sorted({point.ranks for point in points})
+    for number, ranks in enumerate(numbers):
+        own = sorted((p for p in points if p.ranks == ranks), key=lambda p: p.size_bytes)
+        style = {"color": style_of(number)["color"], "marker": _MARKERS[number % len(_MARKERS)]}
+        dots: dict[str, Any] = {"linestyle": "", "markersize": 4.5, **style}
+        name = f"{ranks} ranks"
+        left.plot([p.measured_ns for p in own], [p.predicted_ns for p in own], label=name, **dots)
+        sizes = [p.size_bytes for p in own]
+        errors = [100 * (p.predicted_ns / p.measured_ns - 1) for p in own]
+        right.plot(sizes, errors, linewidth=0.8, **{**dots, "linestyle": "-"})
+        for p in own:
+            if p.low_ns and p.high_ns:
+                low, high = (100 * (ns / p.measured_ns - 1) for ns in (p.low_ns, p.high_ns))
+                right.vlines(p.size_bytes, low, high, color=style["color"], linewidth=1, alpha=0.5)
+    known = [(p.size_bytes, 100 * (p.baseline_ns / p.measured_ns - 1))
+             for p in points if p.baseline_ns]  # fmt: skip
+    if known:
+        right.plot(*zip(*known, strict=True), linestyle="", marker="x", color="0.5", markersize=4)
+    ends = [pick(p.measured_ns for p in points) for pick in (min, max)]
+    left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+    left.set_xscale("log")
+    left.set_xlabel("measured")
+    left.xaxis.set_major_formatter(lambda ns, _: format_time(ns, 1).strip())
+    left.minorticks_off()
+    left.grid(True, color="0.9")
+    time_axis(left)
+    left.set_ylabel("predicted")
+    right.axhline(0, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+    right.set_ylabel("error, %")
+    size_axis(right, [p.size_bytes for p in points])
+    legend(left, len(numbers))
+
+
+_MARKERS = ("o", "s", "^", "D", "v", "P")  # beside the colours, which grey does not show

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import COLLECTIVES
-from torchcoll.core.errors import one_line
+from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
 from torchcoll.core.units import counted, format_bandwidth, format_ratio, format_size, format_time
 from torchcoll.report.formats import Forms, known, picked, show_found
@@ -17,9 +17,11 @@ from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.header import given_text, kind_texts, reading
 from torchcoll.report.notes import found_lines
 from torchcoll.report.pictures import (
+    draw_band,
     legend,
     literal,
     new_figure,
+    ranks_axis,
     size_axis,
     style_of,
     time_axis,
@@ -245,6 +247,60 @@ def _law_text(law: Law) -> str:
 
 def _signed(ns: float) -> str:
     return f"{'-' if round(ns) < 0 else ''}{format_time(abs(ns), 3).strip()}"
+
+
+# -- a picture -------------------------------------------------------------------------------
+
+_KINDS = 8  # rows of a picture; more are too small to read
+
+
+def scaling_figure(found: Scaling) -> Figure:
+    """A row for each kind of case: time over the ranks on the left, on the right the speed-up, the
+    time with the fewest ranks over that with n; a line for each size.
+
+    Raises UnavailableError without matplotlib, UsageError where no case ran with several numbers.
+    """
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in found.curves:
+        if len([p for p in curve.points if p.time_ns]) > 1:
+            groups.setdefault(repr(curve.kind), []).append(curve)
+    if not groups:
+        raise UsageError("picture", "no case with several numbers of ranks", "at least one")
+    drawn = list(groups.values())[:_KINDS]
+    figure, axes = new_figure(len(drawn), 2)
+    titles = kind_texts([curves[0].kind for curves in drawn])
+    for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
+        fewest = sorted({curve.points[0].ranks for curve in curves})
+        for number, curve in enumerate(curves):
+            _draw_ranks(left, right, curve, number)
+        numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
+        for axis in (left, right):
+            ranks_axis(axis, numbers)
+        time_axis(left)
+        left.set_title(f"{literal(title)}: time", loc="left", fontsize="small")
+        right.axhline(1, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+        base = " or ".join(map(str, fewest))
+        right.set_title(f"speed-up: time with {base} ranks / time", loc="left", fontsize="small")
+        right.set_ylabel("times as fast")
+        right.set_ylim(bottom=0)
+        legend(left, len(curves))
+    several = any(p.launches > 1 for curves in drawn for c in curves for p in c.points)
+    caption = [f"{_reading(found)}; geometric means over the launches; 1: more ranks cost no time"]
+    caption += ["band: the fastest and the slowest launch"] * several
+    rest = len(groups) - len(drawn)
+    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
+    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
+    return figure
+
+
+def _draw_ranks(left: Axes, right: Axes, curve: RanksCurve, number: int) -> None:
+    points = [point for point in curve.points if point.time_ns]
+    ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
+    style: dict[str, Any] = {"marker": "o", "markersize": 4, **style_of(number)}
+    left.plot(ranks, times, label=literal(_size(curve)), **style)
+    stated = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+    draw_band(left, stated, style["color"])
+    right.plot(ranks, [times[0] / time for time in times], **style)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -243,7 +243,9 @@ class Simulated:
     notes: list[str] = field(default_factory=list)
 
 
-def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) -> Simulated:
+def validate_predicted(
+    predicted: Source | Sequence[Source], sources: Source | Sequence[Source]
+) -> Simulated:
     """The errors of a simulator's times, by ranks and overall.
 
     predicted: any file that torchcoll reads; a CSV with collective, ranks, size and time needs no
@@ -258,6 +260,8 @@ def validate_predicted(predicted: Source, sources: Source | Sequence[Source]) ->
             "collective": row.row.collective,
             "ranks": row.row.ranks,
             "size_bytes": row.pair.size_bytes,
+            "measured_ns": row.base,
+            "predicted_ns": row.new,
             "ratio": row.ratio,
             "error": next((error for error, other in errors if other is row), None),
         }

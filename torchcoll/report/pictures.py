@@ -106,6 +106,15 @@ def size_axis(axis: Axes, sizes: Sequence[int]) -> None:
     axis.set_xlabel("size")
 
 
+def ranks_axis(axis: Axes, ranks: Sequence[int]) -> None:
+    """ranks: those that were measured, which have the ticks."""
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ranks, [str(one) for one in ranks])
+    axis.minorticks_off()
+    axis.set_xlabel("ranks")
+    axis.grid(True, color="0.9")
+
+
 def time_axis(axis: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -128,6 +137,8 @@ def legend(axis: Axes, lines: int) -> None:
 
 
 def write_caption(figure: Figure, caption: Sequence[str]) -> None:
+    """Below the picture; as its label, in one line, for who writes it elsewhere."""
+    figure.set_label("; ".join(one_line(text) for text in caption if text))
     lines = [part for text in caption for part in textwrap.wrap(literal(text), _CAPTION)]
     figure.supxlabel("\n".join(lines), fontsize="small", x=0.01, ha="left", color="0.3")
 

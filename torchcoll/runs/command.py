@@ -69,6 +69,11 @@ def show_arguments(parser: argparse.ArgumentParser) -> None:
         help="a log of NCCL (NCCL_DEBUG_SUBSYS=INIT,TUNING), or a folder of them: what its tuning "
         "table expected of each case, beside what it took",
     )
+    add(
+        "--published",
+        action="store_true",
+        help="what others published of such machines, with the sources; without a file all of it",
+    )
     add("--gate", action="store_true", help="exit 1 where the verdict is FAIL")
     add("--junit", metavar="FILE", help="the verdict and the cases as JUnit XML")
     add("--health", metavar="FILE", help="the verdict as a health event for schedulers (JSON)")
@@ -104,6 +109,11 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         leave_out(traffic)
         traffic = []
     runs = load_all([*loaded, *files])
+    if options.published:
+        from torchcoll.verdict.published_show import show_published
+
+        show_published(runs, options.format)
+        return ExitCode.OK
     if options.against:
         options.against = _baseline(options.against)
     for name in ("topology", "nccl_log"):
@@ -157,7 +167,7 @@ _OF_VERDICT = ("fabric", "rules", "against")
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:
-    own = ("files", "run", "reference", "gate", "junit", "health", "force", *TOLD)
+    own = ("files", "run", "reference", "published", "gate", "junit", "health", "force", *TOLD)
     return {k: v for k, v in vars(options).items() if k not in own}
 
 

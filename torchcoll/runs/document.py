@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
 from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
@@ -30,6 +31,7 @@ from torchcoll.report.page import Illustration, Page, Section, Titled
 from torchcoll.report.pictures import check_drawn, svg_text
 from torchcoll.runs.many import MOST_RUNS, over_all, runs_grids
 from torchcoll.runs.material import Material, material_of
+from torchcoll.runs.once import said_once
 from torchcoll.runs.show import Judging, answer_of, further_grids, has_pairs, table_grid, title_of
 
 if TYPE_CHECKING:
@@ -81,9 +83,9 @@ class _Document:
         figure = draw()
         if figure is None:
             return
-        caption = (figure.get_supxlabel() or "").split("\n")
+        caption = figure.get_label()
         figure.supxlabel("")
-        texts = [line.replace(r"\$", "$").strip() for line in caption]
+        texts = [caption] if isinstance(caption, str) else []
         section.pictures.append(
             Illustration(
                 svg_text(figure, self.inline), name, [" ".join(filter(None, [f"{name}.", *texts]))]
@@ -128,8 +130,12 @@ def page_of(
         _about_traffic(document)
     if found.dumps or found.logs:
         _about_logs(document)
+    if filter:
+        document.notes.append(
+            f"--filter {filter} left out cases that the commands of the sections show"
+        )
     _ending(document, command)
-    return Page(_title(found), document.answers, document.sections)
+    return Page(_title(found), document.answers, said_once(document.answers, document.sections))
 
 
 def _filtered(found: Material, text: str) -> None:
@@ -152,7 +158,8 @@ def _title(found: Material) -> str:
         several = f"{len(names)} collectives"
         words.append(", ".join(names) if len(names) < 4 else several)
         ranks = sorted({run.ranks for run in found.runs if run.ranks})
-        on = " and ".join(map(one_line, values_of(rows, "backend")))
+        backends = [name for name in values_of(rows, "backend") if name != "unknown"]
+        on = " and ".join(map(one_line, backends))
         words.append(f"on {on}" if on else "")
         if ranks:
             span = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
@@ -186,6 +193,7 @@ def _about_runs(document: _Document) -> None:
         document.tried("the number of ranks", lambda: _scaling(document))
     for run in runs:
         _further(document, run)
+    _published(document)
     _tables(document, verdicts)
 
 
@@ -266,6 +274,13 @@ def _comparisons(document: _Document) -> list[Comparison]:
             for run in side.runs[:_FEW]
         )
         named += " ..." * (max(len(sides[0].runs), len(other.runs)) > _FEW)
+        given = [
+            argument
+            for argument in document.found.named.get("runs", [])
+            if named_path(argument)[0] in (sides[0].name, other.name)
+        ]
+        if {named_path(argument)[0] for argument in given} == {sides[0].name, other.name}:
+            named = shlex.join(given)
         title = " against ".join(
             one_line(side.only[1] if side.only else side.name) for side in (one.new, one.base)
         )
@@ -273,7 +288,23 @@ def _comparisons(document: _Document) -> list[Comparison]:
             title, comparison_grids(one, every=True), f"torchcoll compare {named}", [_ratios(one)]
         )
         compared.append(one)
+    _errors(document, sides)
     return compared
+
+
+def _errors(document: _Document, sides: Sequence[Side]) -> None:
+    """How wrong a model is, where one side is what it predicts and another was measured."""
+    from torchcoll.comparison.compare import MODEL
+    from torchcoll.curves.model_show import errors_figure
+    from torchcoll.curves.validation import validate_predicted
+
+    predicted = [run for side in sides if side.name == MODEL for run in side.runs]
+    measured = [run for side in sides if side.name != MODEL for run in side.runs]
+    if not predicted or not measured:
+        return
+    found = validate_predicted(predicted, measured)
+    text = "Predicted against measured times, and the error of each size"
+    document.add("How wrong the model is", [], "", [(text, lambda: errors_figure(found))])
 
 
 def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
@@ -486,10 +517,14 @@ def _cold(document: _Document) -> None:
 
 def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
-    from torchcoll.curves.show import scaling_grids
+    from torchcoll.curves.show import scaling_figure, scaling_grids
 
     found = scaling(document.plain)
-    document.add("Over the number of ranks", scaling_grids(found), document.command("scaling"))
+    several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in found.curves)
+    figures = [("Time and speed-up over the ranks", lambda: scaling_figure(found))] * several
+    document.add(
+        "Over the number of ranks", scaling_grids(found), document.command("scaling"), figures
+    )
 
 
 def _further(document: _Document, run: Run) -> None:
@@ -509,6 +544,21 @@ def _further(document: _Document, run: Run) -> None:
     title = "Hours of it" if run.windows else "Beside other work"
     several = f": {title_of(run)}" if len(document.found.runs) > 1 else ""
     document.add(f"{title}{several}", grids, document.command("show"), figures)
+
+
+def _published(document: _Document) -> None:
+    """What others publish of the kinds of machine of these runs, a table a kind."""
+    from torchcoll.verdict.published import alike
+    from torchcoll.verdict.published_show import published_grid
+
+    first: dict[str, Run] = {}
+    for run in document.plain:
+        if known := alike(run):
+            first.setdefault(known[0].kind, run)
+    grids = [grid for run in first.values() if (grid := published_grid(run))]
+    document.answers += [Answer(grid.above[0]) for grid in grids]
+    if grids:
+        document.add("What others publish", grids, document.command("show --published"))
 
 
 def _tables(document: _Document, verdicts: Sequence[Verdict]) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from torchcoll.core.paths import Source
+    from torchcoll.curves.scaling import Scaling
     from torchcoll.curves.transitions import Transitions
     from torchcoll.startup.cold import Cold
     from torchcoll.verdict.rules import Limit
@@ -348,7 +349,7 @@ def print_curves(sides: Sequence[Side], over_ranks: str = "max", filter: str = "
 
 
 def plot(
-    what: Source | Cold | Transitions | Mapping[str, Source | Sequence[Source]],
+    what: Source | Cold | Transitions | Scaling | Mapping[str, Source | Sequence[Source]],
     path: str | os.PathLike[str],
     *,
     over_ranks: str = "max",
@@ -360,31 +361,35 @@ def plot(
     shows itself in a notebook.
 
     what: a Run, a file, a folder or a glob; several by name, each a side with lines of its own; or
-    what ``cold`` (first calls over ranks) or ``transitions`` (laws and transitions) found. Runs and
-    files: time and busbw over sizes, a row for each collective, a line for what differs in nothing
-    but the size; launches of one side are pooled (geometric mean of their medians). over_ranks:
-    max, mean, min, rank0. filter: as of ``compare``. fabric, rules: whose limits are drawn; without
-    them those of the fabric that the run is known to be of.
+    what ``cold`` (first calls over ranks), ``transitions`` (laws and transitions) or ``scaling``
+    (time and speed-up over ranks) found. Runs and files: time and busbw over sizes, a row for each
+    collective, a line for what differs in nothing but the size; launches of one side are pooled
+    (geometric mean of their medians). over_ranks: max, mean, min, rank0. filter: as of ``compare``.
+    fabric, rules: whose limits are drawn; without them those of the fabric that the run is known to
+    be of.
 
     Raises UnavailableError without matplotlib, UsageError for choices that do not exist and where
     there is nothing to draw, UnreadableError for a file.
     """
     from torchcoll.comparison.sides import side
-    from torchcoll.curves.show import ranges_figure
+    from torchcoll.curves.scaling import Scaling
+    from torchcoll.curves.show import ranges_figure, scaling_figure
     from torchcoll.curves.transitions import Transitions
     from torchcoll.startup.cold import Cold
     from torchcoll.startup.show import cold_figure
 
     check_path(path)
     choice(over_ranks, "over-ranks", OVER_RANKS)
-    if isinstance(what, Cold | Transitions):
+    if isinstance(what, Cold | Transitions | Scaling):
         how = "" if over_ranks == "max" else over_ranks
         reported = {"over-ranks": how, "filter": filter, "fabric": fabric, "rules": rules}
         for name, value in reported.items():
             if value:
                 raise UsageError(name, value, "runs or files with it, not what was found in them")
-        figure = cold_figure(what) if isinstance(what, Cold) else ranges_figure(what)
-        return write_figure(figure, path)
+        if isinstance(what, Cold):
+            return write_figure(cold_figure(what), path)
+        draw = ranges_figure(what) if isinstance(what, Transitions) else scaling_figure(what)
+        return write_figure(draw, path)
     named: Mapping[str, Any] = what if isinstance(what, Mapping) else {"": what}
     sides = [side(name, sources) for name, sources in named.items()]
     picture = picture_of(sides, over_ranks, filter)

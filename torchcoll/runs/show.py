@@ -29,6 +29,7 @@ from torchcoll.report.formats import METRICS, RUN_FORMATS, View, texts_of
 from torchcoll.report.grid import Answer, Grid, print_grids
 from torchcoll.report.header import asked_cases, first_lines, header_lines
 from torchcoll.report.notes import Notes, run_lines
+from torchcoll.verdict.published import published_line
 
 if TYPE_CHECKING:
     from torchcoll.verdict.judging import Verdict
@@ -77,6 +78,8 @@ def table_grid(run: Run, view: View | None = None, judging: Judging | None = Non
     below = notes.lines() if "verified" in keys else reason_lines(rows)
     below += [] if rows else ["no case has ended"]
     below += limit_lines(entries)
+    published = published_line(run, rows) if view.usual else ""
+    below += [published] if published else []
     below += run_lines(run, rows, "first_call_ns" in keys) + clock_lines(entries, view.clock)
     return Grid(
         heads=[column.head for column in columns],

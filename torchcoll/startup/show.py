@@ -19,6 +19,7 @@ from torchcoll.report.pictures import (
     legend,
     literal,
     new_figure,
+    ranks_axis,
     style_of,
     time_axis,
     write_caption,
@@ -472,10 +473,6 @@ def _draw_scales(axis: Axes, scales: Sequence[Scale], ranks: Sequence[int]) -> N
             )
     stated = [(s.ranks, s.low_ns, s.high_ns) for s in scales if s.low_ns and s.high_ns]
     draw_band(axis, stated, "C0")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ranks, [str(one) for one in ranks])
+    ranks_axis(axis, ranks)
     axis.tick_params(labelbottom=True, labelleft=True)  # below a panel may be an empty place
-    axis.minorticks_off()
-    axis.set_xlabel("ranks")
-    axis.grid(True, color="0.9")
     time_axis(axis)

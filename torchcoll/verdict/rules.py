@@ -179,17 +179,23 @@ def _parameter(rule: Rule, stated: str, text: str | None) -> float | None:
     return number
 
 
+def toml_table(text: str) -> dict[str, Any]:
+    """Raises ImportError before Python 3.11 without tomli, ValueError for what is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
+
+
 def _rule(file: Any) -> Rule:
     try:
-        if sys.version_info >= (3, 11):
-            import tomllib
-        else:
-            import tomli as tomllib
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UsageError("rules", file, f"a file of at most {_MOST_BYTES} bytes")
-        table = tomllib.loads(content.decode())
+        table = toml_table(content.decode())
     except ImportError:
         raise UsageError(
             "rules", f"{file} without tomli", "Python 3.11, or tomli", "pip install tomli"

@@ -1,0 +1,154 @@
+"""What others have published of the same kind of machine: how many GPUs, on how many hosts.
+
+Never a verdict: nobody says what else ran there, and the networks of one kind differ. The figures
+are facts of public logs, each with its source: results/published/ in the repository, which makes
+published.toml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from torchcoll.core.collectives import COLLECTIVES, DEFAULT_COLLECTIVE
+from torchcoll.core.result import Run
+from torchcoll.core.summary import Row
+from torchcoll.core.units import format_size, parse_size
+from torchcoll.verdict.limits import hosts_of
+from torchcoll.verdict.rules import toml_table
+
+# Other forms of a GPU of the same name: fewer links, or a part of one.
+_OTHERS = {"PCIE", "NVL", "MIG"}
+_ROUNDED = 0.999  # what is printed with three digits is no more exact
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One run that somebody published. figures: busbw in GB/s of (collective, bytes), by placement:
+    ``True`` in place, ``False`` out of place.
+    """
+
+    machine: str
+    gpu: str
+    hosts: int
+    ranks: int
+    network: str
+    library: str
+    versions: str
+    tool: str
+    date: str
+    who: str
+    source: str
+    note: str
+    figures: Mapping[tuple[str, int], Mapping[bool, float]]
+
+    @property
+    def kind(self) -> str:
+        """Such as ``8 H100`` or ``2x8 H100``."""
+        if self.hosts == 1:
+            return f"{self.ranks} {self.gpu}"
+        return f"{self.hosts}x{self.ranks // self.hosts} {self.gpu}"
+
+    def gbps(self, collective: str, size_bytes: int, in_place: bool | None) -> float | None:
+        """busbw; of the other placement where that one was not published."""
+        known = self.figures.get((collective, size_bytes), {})
+        return known.get(bool(in_place), next(iter(known.values()), None))
+
+
+@cache
+def publications() -> tuple[Publication, ...]:
+    """All of them, in the order of the file."""
+    file = resources.files("torchcoll").joinpath("verdict").joinpath("published.toml")
+    runs = toml_table(file.read_text(encoding="utf-8"))["run"]
+    return tuple(Publication(**{**run, "figures": _figures(run["figures"])}) for run in runs)
+
+
+def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[bool, float]]:
+    names = {"out_of_place": False, "in_place": True}
+    return {
+        (line["collective"], parse_size(line["size"])): {
+            place: float(line[name]) for name, place in names.items() if name in line
+        }
+        for line in lines
+    }
+
+
+def alike(run: Run) -> list[Publication]:
+    """Those of as many GPUs of the same name on as many hosts; [] where the run tells no kind."""
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    names = names or {str(run.labels["gpu"])} if run.labels.get("gpu") else names
+    hosts = hosts_of(run)
+    if len(names) != 1 or not hosts or run.ranks < 2 or run.ranks % hosts:
+        return []
+    words = _words(names.pop())
+    if words & _OTHERS:
+        return []
+    return [
+        one
+        for one in publications()
+        if (one.hosts, one.ranks) == (hosts, run.ranks) and _words(one.gpu) <= words
+    ]
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^A-Z0-9]+", name.upper())) - {""}
+
+
+@dataclass(frozen=True)
+class PublishedCase:
+    """The best of a run's cases of one size beside what was published of it."""
+
+    row: Row
+    published: tuple[tuple[Publication, float], ...]
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        low, high = (pick(gbps for _, gbps in self.published) for pick in (min, max))
+        many, own = len(self.published), self.row.busbw_gbps or 0.0
+        below = sum(own < _ROUNDED * gbps for _, gbps in self.published)
+        kind = self.published[0][0].kind
+        reach = f"reach {low:.4g} to {high:.4g}" if many > 1 else f"reaches {low:.4g}"
+        where = f"{self.row.collective} {format_size(self.row.size_bytes)}"
+        count = f"below {below or 'none'} of {many}"
+        if many == 1:
+            count = "below it" if below else "not below it"
+        return (
+            f"published: {many} run{'s' * (many > 1)} on {kind} {reach} GB/s busbw in {where}; "
+            f"yours, {own:.4g}, is {count}"
+        )
+
+
+def standings(run: Run, rows: Sequence[Row]) -> list[PublishedCase]:
+    """One of each collective and size that both have, those that most have published first, and of
+    these the largest; all_reduce before others. [] where nothing is published of such a machine.
+    """
+    usable = [r for r in rows if r.status == "ok" and r.busbw_gbps and r.ranks == run.ranks]
+    usable = [r for r in usable if not r.group and r.clock != "issue" and r.verified != "wrong"]
+    known = alike(run) if usable else []
+    best: dict[tuple[str, int], Row] = {}
+    for row in usable:
+        key = row.collective, row.size_bytes
+        if key not in best or (row.busbw_gbps or 0) > (best[key].busbw_gbps or 0):
+            best[key] = row
+    found = []
+    for (collective, size), row in best.items():
+        figures = [(one, one.gbps(collective, size, row.in_place)) for one in known]
+        told = tuple((one, gbps) for one, gbps in figures if gbps is not None)
+        found += [PublishedCase(row, told)] if told else []
+    names = [DEFAULT_COLLECTIVE, *COLLECTIVES]
+
+    def order(one: PublishedCase) -> tuple[int, int, int]:
+        return names.index(one.row.collective), -len(one.published), -one.row.size_bytes
+
+    return sorted(found, key=order)
+
+
+def published_line(run: Run, rows: Sequence[Row]) -> str:
+    """Where the run stands, in one sentence; '' where nothing is published of such a machine."""
+    found = standings(run, rows)
+    return f"{found[0].text} (torchcoll show --published)" if found else ""
