@@ -32,11 +32,16 @@ class Sides:
     env: Sequence[str] = ()
     axes: Sequence[str] = ()
     backends: str | None = None
+    implementations: str | None = None
     two: Sequence[str] | None = None
 
     @property
     def given(self) -> bool:
-        return bool(self.words or self.env or self.axes or self.backends or self.two)
+        return bool(self.words or self.two or self.varied)
+
+    @property
+    def varied(self) -> bool:
+        return bool(self.env or self.axes or self.backends or self.implementations)
 
 
 @dataclass(frozen=True)
@@ -193,18 +198,25 @@ def _planned(
     sides: Sides, most: int, environ: Mapping[str, str]
 ) -> tuple[LaunchPlan, Sequence[str]]:
     if sides.two is not None:
-        if sides.words or sides.env or sides.axes or sides.backends:
-            raise UsageError("a", "--env, --axis or --backend too", "two whole commands alone")
+        if sides.words or sides.varied:
+            got = "--env, --axis, --backend or --implementation too"
+            raise UsageError("a", got, "two whole commands alone")
         return plan_of_commands(_two(sides.two), _numbers(most, 2), environ), []
     plan, notes = make_plan(
-        sides.words, sides.env, sides.axes, environ=environ, backends=sides.backends
+        sides.words,
+        sides.env,
+        sides.axes,
+        environ=environ,
+        backends=sides.backends,
+        implementations=sides.implementations,
     )
     if len(plan.cells) < 2:
         raise UsageError(
             "versus",
             f"one side, {plan.cells[0].name}",
             "two at least",
-            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, or --a and --b.",
+            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, --implementation, "
+            "or --a and --b.",
         )
     number = _numbers(most, len(plan.cells))
     return LaunchPlan(plan.command, plan.cells, number, 0), notes
