@@ -23,6 +23,7 @@ from torchcoll import cli
 from torchcoll.bench import options
 from torchcoll.core.backends import BACKENDS
 from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.implementations import IMPLEMENTATIONS
 from torchcoll.core.summary import Row
 from torchcoll.core.units import format_size
 from torchcoll.pairs import sweep
@@ -277,6 +278,21 @@ def tables() -> Iterator[str]:
     ]
     head = ("name", "devices", "comes from", "connects in", "variables kept", "supported")
     yield from table(head, rows)
+    yield from ("## Implementations", "")
+    yield "Kernels of `torch.ops.symm_mem` in the backend's place"
+    yield from ("([what they are](../measure.md#other-implementations)).", "")
+    rows = [
+        (
+            f"`{name}`",
+            collective,
+            f"`{kernel.operator}`",
+            "in place" if kernel.in_place else "out of place",
+            "yes" if kernel.multicast else "-",
+        )
+        for name, kernels in IMPLEMENTATIONS.items()
+        for collective, kernel in kernels.items()
+    ]
+    yield from table(("name", "collective", "operator", "placement", "needs multicast"), rows)
     yield from ("## Fabrics", "")
     yield "What [the verdict](../healthy.md) measures by: the limits that torchcoll knows, each"
     yield from ("with its source. `--rules FILE` adds your own.", "")

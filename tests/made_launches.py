@@ -20,6 +20,7 @@ FIELDS: dict[str, Any] = {
     "backend": "gloo",
     "device": "cpu",
     "buffer_reuse": "same",
+    "implementation": "own",
 }
 _NUMBERS = itertools.count()
 COMPLETE = {"status": "complete", "exit_code": 0, "wall_s": 1.0}

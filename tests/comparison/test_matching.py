@@ -58,6 +58,7 @@ def test_nothing_in_common_with_many_sizes():
     [
         ("backend", "gloo", "ccl", "differ: backend (gloo -> ccl)"),
         ("in_place", True, False, "differ: in_place (in place -> out of place)"),
+        ("implementation", "own", "one_shot", "differ: implementation (own -> one_shot)"),
         ("buffer_reuse", "same", "rotate", "differ: buffer_reuse (same -> rotate)"),
         (
             "buffer_reuse",

@@ -363,6 +363,17 @@ def test_two_backends(capsys):
     assert code == 0 and "ended after 3 rounds" in capsys.readouterr().out
 
 
+def test_implementations(capsys):
+    """Each in launches of its own, the first of them the base."""
+    code = main(["versus", "--implementation", "nccl,one_shot,two_shot", "-o", "D", "--dry-run",
+                 "--", sys.executable, "-S", str(FAKE)])  # fmt: skip
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [
+        line[line.index("--implementation") + 1] for line in lines if "--implementation" in line
+    ]
+    assert code == 0 and found == ["nccl", "one_shot", "two_shot"]
+
+
 def test_interrupted_it_says_how_to_go_on(capsys):
     assert versus("-o", "D", words=["slow=NCCL_ALGO", "once=stop"]) == 130
     err = capsys.readouterr().err
@@ -423,7 +434,11 @@ def test_a_launch_that_fails_twice_ends_it(capsys):
         (["--a", "x", "--b", "y"],
          "command: got x, expected a module of torchcoll in it, or a script that passes its"),
         (["--env", "A=1,2", "--a", "x", "--b", "y"],
-         "a: got --env, --axis, --backend or --around too, expected two whole commands alone"),
+         "a: got --env, --axis, --backend, --implementation or --around too, expected two whole c"),
+        (["--implementation", "own", "--a", "x", "--b", "y"],
+         "a: got --env, --axis, --backend, --implementation or --around too, expected two whole c"),
+        (["--implementation", "own,", "--", sys.executable, str(FAKE)],
+         "implementation: got own,, expected names with commas, such as own,one_shot"),
         (["--resume", "D", "-o", "E"], "resume: got D and --output, expected the folder alone: it"),
         (["--resume", "D"], "resume: got D, expected the folder of a torchcoll versus"),
     ],

@@ -187,6 +187,7 @@ def test_case_round_trip(one):
         {"backend": None},
         {"splits": ["1"]},
         {"buffer_reuse": 3},
+        {"implementation": None},
     ],
 )
 def test_a_case_that_cannot_be_is_refused_where_it_is_read(broken):
@@ -213,6 +214,7 @@ def test_fingerprints_differ_with_every_field():
         "coalesce": 4,
         "rehearsal": True,
         "buffer_reuse": "rotate",
+        "implementation": "one_shot",
     }
     assert set(others) == {f.name for f in dataclasses.fields(Case)}
     prints = {

@@ -93,6 +93,7 @@ def collective(sweep: Sweep, sizing: Sizing, prepare: Callable[..., Call]) -> It
         in_place=entry.placements[0],
         splits=sweep.spec.splits if entry.has_splits else None,
         group=rule,
+        implementation="own",
     )
     made, place = size_case(other, len(part)), part.index(session.rank)
     progress = session.progress

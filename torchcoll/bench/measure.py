@@ -114,9 +114,14 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     buffers, failure = None, ""
     place = sweep.part.index(session.rank)
     group = group or session.communicators.whole(sizing.case.backend)
+    plain = sizing.case.buffers == "default" and sizing.case.implementation == "own"
     try:
-        if sizing.case.buffers == "default":
+        if plain:
             buffers = allocate(torch, sizing, place, device)
+        elif sizing.case.implementation != "own":
+            from torchcoll.bench.symmetric import allocate_mapped
+
+            buffers = allocate_mapped(torch, sizing, place, session.device)
         else:
             from torchcoll.bench.buffers import allocate_in_pool, register
 
@@ -124,7 +129,15 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     except (RuntimeError, MemoryError) as error:
         failure = brief(error)
     lacking = session.control.failed(failure)
-    if buffers is not None and buffers.pool is not None and not lacking:
+    if sizing.case.implementation != "own" and buffers is not None and not lacking:
+        from torchcoll.bench.symmetric import map_together
+
+        try:
+            map_together(sizing.case, buffers, group)
+        except RuntimeError as error:
+            failure = brief(error)
+        lacking = session.control.failed(failure)
+    elif buffers is not None and buffers.pool is not None and not lacking:
         try:
             register(torch, buffers, sizing.case.buffers, device, group)
         except RuntimeError as error:
@@ -132,9 +145,11 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
         lacking = session.control.failed(failure)
     if lacking:
         names, text = lacking
-        plain = sizing.case.buffers == "default" or _is_memory(text)
+        memory = plain or _is_memory(text)
         yield (
-            NotRun("oom", f"no memory on {names}: {text}") if plain else NotRun("unsupported", text)
+            NotRun("oom", f"no memory on {names}: {text}")
+            if memory
+            else NotRun("unsupported", text)
         )
     else:
         assert buffers is not None
@@ -194,7 +209,7 @@ class _Measurement:
     def measure(self) -> list[CaseResult]:
         session, case = self.session, self.sizing.case
         name = case.describe()
-        ordinal = self.communicator.calls
+        ordinal = self.communicator.calls if case.implementation == "own" else None
         samples: dict[str, Any] = {"cold": self.cold, "cold_start": self.cold_starts}
         samples |= {"warmup": self.warmup, "lead": self.lead}
         samples["connect"] = self.communicator.connect_ns
@@ -226,13 +241,13 @@ class _Measurement:
         self.sweep.has_called = self.communicator.used = True
         failed = refused or self._check(samples, name)
         expected_ns = None
-        if session.library_log and not (case.asynchronous or case.coalesce > 1 or self.rotation):
+        alone = not (case.asynchronous or case.coalesce > 1 or self.rotation)
+        if session.library_log and alone and case.implementation == "own":
             session.progress.step(f"{name}: what the library expects")
             expected_ns = session.library_log.expected_ns(session, self.call, self.communicator)
         calls = len(self.cold) + len(self.warmup) + len(self.lead) + sum(self.batches)
         calls += self.calls_beside
-        if self.communicator.calls is not None:
-            self.communicator.calls += calls * self.sizing.case.coalesce
+        self._count(calls * case.coalesce)
         return _results(
             self.sweep,
             self.sizing,
@@ -251,6 +266,16 @@ class _Measurement:
             calls_per_sample=self._calls_per_sample,
             expected_ns=expected_ns,
         )
+
+    def _count(self, calls: int) -> None:
+        """Calls that another implementation made are none of the communicator's; but what aligned
+        them may have connected it, so that its own first call to come is not known to be cold.
+        """
+        own = self.sizing.case.implementation == "own"
+        if own and self.communicator.calls is not None:
+            self.communicator.calls += calls
+        elif not own and self.communicator.calls == 0:
+            self.communicator.calls = None
 
     @property
     def _calls_per_sample(self) -> int:
@@ -407,8 +432,7 @@ class _Measurement:
                 self.device.synchronize()
             except RuntimeError as error:
                 session.trouble(brief(error))
-            if self.communicator.calls is not None:
-                self.communicator.calls += sizing.case.coalesce
+            self._count(sizing.case.coalesce)
             try:
                 elements, differing = self.checker.count_wrong()
                 changed += self.checker.count_changed()
@@ -432,6 +456,10 @@ class _Measurement:
 def prepared(session: Session, sizing: Sizing, place: int, buffers: Buffers, group: Any) -> Call:
     """The call of the case on that rank of the group."""
     case, op = sizing.case, None
+    if case.implementation != "own":
+        from torchcoll.bench.symmetric import called_on
+
+        return called_on(session, case, buffers, group)
     if case.op:
         name = "PRODUCT" if case.op == "prod" else case.op.upper()
         op = getattr(session.dist.ReduceOp, name)

@@ -28,6 +28,7 @@ _PLAIN = (
     "init",
     "buffers",
     "buffer_reuse",
+    "implementation",
     "asynchronous",
     "rehearse",
     "beside",
@@ -218,6 +219,13 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
         "--buffer-reuse",
         help="same buffers in every call, or rotate through the largest of the sweep "
         f"({default.buffer_reuse})",
+        **text,
+    )
+    how.add_argument(
+        "--implementation",
+        help="who makes the calls: own (the backend, or its name), or kernels of torch's symmetric "
+        "memory: one_shot, two_shot, multimem, multimem_one_shot; several: each case by each "
+        f"({default.implementation})",
         **text,
     )
     how.add_argument(

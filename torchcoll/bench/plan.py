@@ -33,6 +33,11 @@ def impossible(case: Case, ranks: int) -> NotRun | None:
     if entry.power_of_two and ranks & (ranks - 1):
         text = f"{entry.name} needs a power of two of ranks, here {ranks}"
         return NotRun("skipped", text)
+    if case.implementation != "own":
+        from torchcoll.core.implementations import refusal
+
+        reason = refusal(case)
+        return NotRun("unsupported", reason) if reason else None
     if case.in_place not in entry.placements:
         only = "in place" if entry.placements[0] else "out of place"
         return NotRun("unsupported", f"torch.distributed has {entry.name} {only} only")

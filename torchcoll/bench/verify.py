@@ -46,18 +46,26 @@ class Buffers:
         self.send, self.recv = self.at(place)
 
 
-def allocate(torch: Any, sizing: Sizing, rank: int, device: str) -> Buffers:
-    """The buffers of this rank. Raises torch's or Python's out-of-memory error."""
-    case = sizing.case
+def allocate(
+    torch: Any,
+    sizing: Sizing,
+    rank: int,
+    device: str,
+    empty: Callable[..., Any] | None = None,
+) -> Buffers:
+    """The buffers of this rank, by torch's ``empty`` or another. Raises torch's or Python's
+    out-of-memory error.
+    """
+    case, empty = sizing.case, empty or torch.empty
     dtype = getattr(torch, case.dtype) if case.dtype else torch.uint8
     sent, received = sizing.elements(rank)
     sizes = sizing.room(rank)
     if case.in_place:
-        room = torch.empty(max(sizes), dtype=dtype, device=device)
+        room = empty(max(sizes), dtype=dtype, device=device)
         rooms = (room, room)
     else:
-        send = torch.empty(sizes[0], dtype=dtype, device=device)
-        rooms = (send, torch.empty(sizes[1], dtype=dtype, device=device))
+        send = empty(sizes[0], dtype=dtype, device=device)
+        rooms = (send, empty(sizes[1], dtype=dtype, device=device))
 
     def at(place: int) -> tuple[Any, Any]:
         start, small = place * sizing.stride, min(sent, received)

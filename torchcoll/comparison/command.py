@@ -190,6 +190,12 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
         "in PATH",
     )
     add("--backend", metavar="A,B", help="each in launches of its own")
+    add(
+        "--implementation",
+        metavar="A,B",
+        help="such as nccl,one_shot,two_shot (kernels of torch's symmetric memory), each in "
+        "launches of its own",
+    )
     add_around(parser)
     add("--threshold", metavar="SHARE", help="less is the same (2%%)")
     add(
@@ -222,7 +228,15 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     timeout_s = number_of("cell-timeout", options.cell_timeout, float, 0.1)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     asked = asked_of(
-        Sides(words, options.env, options.axis, options.backend, options.around, options.a),
+        Sides(
+            words,
+            options.env,
+            options.axis,
+            options.backend,
+            options.implementation,
+            options.around,
+            options.a,
+        ),
         options.output,
         options.resume,
         None if options.threshold is None else parse_share(options.threshold, "threshold"),

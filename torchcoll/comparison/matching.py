@@ -23,7 +23,7 @@ from torchcoll.core.units import format_size, parse_size
 _SAME = ("collective", "dtype", "op", "root", "group", "coalesce", "splits")
 # These may be what is compared; a footnote says so.
 _COMPARED = (
-    *("backend", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
+    *("backend", "implementation", "device", "ranks", "in_place", "buffers", "buffer_reuse"),
     *("asynchronous", "communicator", "mode", "clock"),
 )
 # A case that did not run has none of these: it is taken for one like the others.

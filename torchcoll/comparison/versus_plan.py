@@ -32,13 +32,17 @@ class Sides:
     env: Sequence[str] = ()
     axes: Sequence[str] = ()
     backends: str | None = None
+    implementations: str | None = None
     around: str | None = None
     two: Sequence[str] | None = None
 
     @property
     def given(self) -> bool:
-        varied = self.env or self.axes or self.backends or self.around
-        return bool(self.words or varied or self.two)
+        return bool(self.words or self.two or self.varied)
+
+    @property
+    def varied(self) -> bool:
+        return bool(self.env or self.axes or self.backends or self.implementations or self.around)
 
 
 @dataclass(frozen=True)
@@ -195,8 +199,8 @@ def _planned(
     sides: Sides, most: int, environ: Mapping[str, str]
 ) -> tuple[LaunchPlan, Sequence[str]]:
     if sides.two is not None:
-        if sides.words or sides.env or sides.axes or sides.backends or sides.around:
-            got = "--env, --axis, --backend or --around too"
+        if sides.words or sides.varied:
+            got = "--env, --axis, --backend, --implementation or --around too"
             raise UsageError("a", got, "two whole commands alone")
         return plan_of_commands(_two(sides.two), _numbers(most, 2), environ), []
     plan, notes = make_plan(
@@ -205,6 +209,7 @@ def _planned(
         sides.axes,
         environ=environ,
         backends=sides.backends,
+        implementations=sides.implementations,
         around=sides.around,
     )
     if len(plan.cells) < 2:
@@ -212,8 +217,8 @@ def _planned(
             "versus",
             f"one side, {plan.cells[0].name}",
             "two at least",
-            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, --around, or --a and "
-            "--b.",
+            "Give two values: --env NCCL_ALGO=Ring,Tree, --axis, --backend, --implementation, "
+            "--around, or --a and --b.",
         )
     number = _numbers(most, len(plan.cells))
     return LaunchPlan(plan.command, plan.cells, number, 0), notes

@@ -55,8 +55,10 @@ class Case:
     one GPU: no bandwidth.
 
     group: the sub-group rule (``mod:2``), in results with the number of the sub-group
-    (``mod:2/0``). asynchronous: called with async_op and waited for, DDP's way. coalesce: so many
-    calls in one group, timed together (nccl-tests' -m); size_bytes is the size of one of them.
+    (``mod:2/0``). implementation: ``own``, the backend's, or one of core/implementations.py that
+    makes the calls in its place. asynchronous: called with async_op and waited for, DDP's way.
+    coalesce: so many calls in one group, timed together (nccl-tests' -m); size_bytes is the size of
+    one of them.
     """
 
     collective: str
@@ -75,6 +77,7 @@ class Case:
     coalesce: int = 1
     rehearsal: bool = False
     buffer_reuse: str = "same"
+    implementation: str = "own"
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -87,7 +90,7 @@ class Case:
         """
         case = cls(**{k: v for k, v in data.items() if k in cls.__dataclass_fields__})
         texts = (case.collective, case.mode, case.backend, case.device)
-        buffers = (case.buffers, case.buffer_reuse)
+        buffers = (case.buffers, case.buffer_reuse, case.implementation)
         optional = (case.dtype, case.op, case.splits, case.group)
         numbers = (case.size_bytes, 0 if case.root is None else case.root, case.coalesce)
         if not (
@@ -130,7 +133,9 @@ class Case:
         """``all_reduce 1K float32 sum on gloo``: how messages name the case."""
         size = format_size(self.size_bytes) if COLLECTIVES[self.collective].has_data else None
         root = None if self.root is None else f"root {self.root}"
-        words = (self.collective, size, self.dtype, self.op, root, f"on {self.backend}")
+        where = f"on {self.backend}"
+        where += f" by {self.implementation}" if self.implementation != "own" else ""
+        words = (self.collective, size, self.dtype, self.op, root, where)
         return " ".join(w for w in words if w)
 
 

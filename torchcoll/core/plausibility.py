@@ -137,7 +137,8 @@ _RACK = re.compile(r"\bG[BH][23]00\b")
 # What cases that differ in nothing but the size share, as fields of a Row.
 SWEEP = (
     *("collective", "dtype", "op", "root", "in_place", "mode", "clock", "group", "ranks"),
-    *("backend", "buffers", "buffer_reuse", "asynchronous", "coalesce", "splits"),
+    *("backend", "implementation", "buffers", "buffer_reuse", "asynchronous", "coalesce"),
+    "splits",
 )
 
 

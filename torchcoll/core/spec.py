@@ -71,8 +71,10 @@ class Spec:
     mode: ``synchronized``, ``back-to-back`` or ``graph``; None: synchronized on CPU, back-to-back
     on accelerators. backend: a name, or several with commas: each case is measured on each of them.
     init: ``lazy`` (connect in the first call) or ``eager``. buffers: ``default``, ``registered`` or
-    ``symmetric`` (nccl). groups: sub-groups that run at once, see core/case.py. buffer_reuse
-    (``same`` or ``rotate``), asynchronous, coalesce: see Case. rehearse: several ranks on one GPU,
+    ``symmetric`` (nccl). implementation: ``own`` (the backend's, or its name) or another one of
+    core/implementations.py; several with commas: each case by each of them. groups: sub-groups that
+    run at once, see core/case.py. buffer_reuse (``same`` or ``rotate``), asynchronous, coalesce:
+    see Case. rehearse: several ranks on one GPU,
     bandwidth without meaning. iters: a fixed number of steady calls (0: cold calls only); None:
     until ``precision`` (relative half-width, 0.05 = 5 %) or ``max_time_s`` a case, see
     bench/stopping.py. cold: at least so many cold calls. check: verify after timing. timeout_s: no
@@ -112,6 +114,7 @@ class Spec:
     init: str = "lazy"
     buffers: str = "default"
     buffer_reuse: str = "same"
+    implementation: str = "own"
     groups: str | None = None
     asynchronous: bool = False
     coalesce: int = 1
@@ -165,6 +168,12 @@ class Spec:
                 put("labels", {**self.labels, "beside": self.beside})
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
+        if self.implementation != "own":
+            from torchcoll.core.implementations import find_implementations
+
+            found, backend = find_implementations(self.implementation, self.backend)
+            put("implementation", ",".join(found))
+            put("backend", backend)
         for name in ("collectives", "dtypes", "ops", "roots"):
             if not getattr(self, name):
                 raise UsageError(name, "none", "at least one")
@@ -315,12 +324,13 @@ class Spec:
 
     def _product(self) -> Iterable[Case]:
         device = self.device or "cpu"
-        forth, back, turns = self.backends, self.backends[::-1], itertools.count()
+        ways = [(one, by) for one in self.backends for by in _names(self.implementation)]
+        forth, back, turns = ways, ways[::-1], itertools.count()
         mode = self.mode or ("synchronized" if device == "cpu" else "back-to-back")
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
             if self.in_place is None or not entry.has_data:
-                placements = entry.placements[:1]
+                placements = (None,)
             else:
                 both = self.in_place == "both"
                 placements = entry.placements if both else (bool(self.in_place),)
@@ -328,14 +338,14 @@ class Spec:
                 for in_place in placements:
                     for size_bytes in sizes:
                         # A B B A: what drifts with time favours neither.
-                        for backend in back if next(turns) % 2 else forth:
+                        for backend, by in back if next(turns) % 2 else forth:
                             yield Case(
                                 name,
                                 size_bytes,
                                 dtype,
                                 op,
                                 root,
-                                in_place,
+                                _placement(name, by) if in_place is None else in_place,
                                 mode,
                                 backend,
                                 device,
@@ -346,6 +356,7 @@ class Spec:
                                 self.coalesce,
                                 self.rehearse,
                                 self.buffer_reuse,
+                                by,
                             )
 
     def to_json(self) -> dict[str, Any]:
@@ -356,6 +367,17 @@ class Spec:
         """Unknown fields are ignored."""
         names = {f.name for f in dataclasses.fields(cls)}
         return cls(**{k: v for k, v in data.items() if k in names})
+
+
+def _placement(collective: str, implementation: str) -> bool:
+    """Whether it is in place where nothing is asked for."""
+    own = COLLECTIVES[collective].placements[0]
+    if implementation == "own":
+        return own
+    from torchcoll.core.implementations import placement_of
+
+    other = placement_of(implementation, collective)
+    return own if other is None else other
 
 
 def read_work(text: str) -> str:

@@ -251,14 +251,15 @@ def axis_dimension(text: str, environ: Mapping[str, str] = os.environ) -> Dimens
     ]
 
 
-def backend_dimension(text: str, command: Command) -> Dimension:
-    """``gloo,ccl``: each in a launch of its own. Raises UsageError."""
-    if (stated := command.option("--backend")) is not None:
-        raise UsageError("command", f"--backend {stated}", "no --backend with that of versus")
-    values = _distinct("backend", text, split_values(text))
+def option_dimension(name: str, text: str, command: Command, such_as: str) -> Dimension:
+    """``gloo,ccl``: each in a launch of its own, behind ``--backend``. Raises UsageError."""
+    option = f"--{name}"
+    if (stated := command.option(option)) is not None:
+        raise UsageError("command", f"{option} {stated}", f"no {option} with that of versus")
+    values = _distinct(name, text, split_values(text))
     if "" in values:
-        raise UsageError("backend", text, "names with commas, such as gloo,ccl")
-    return [Cell(file_safe(value), arguments=("--backend", value)) for value in values]
+        raise UsageError(name, text, f"names with commas, such as {such_as}")
+    return [Cell(file_safe(value), arguments=(option, value)) for value in values]
 
 
 NO_LOAD = "none"

@@ -18,12 +18,12 @@ from torchcoll.launches.axes import (
     Command,
     Dimension,
     axis_dimension,
-    backend_dimension,
     check_placeholders,
     check_program,
     combined,
     command_of,
     load_dimension,
+    option_dimension,
     variable_dimension,
 )
 from torchcoll.launches.presets import PresetOptions, preset
@@ -108,6 +108,7 @@ def make_plan(
     up_to: int | None = None,
     environ: Mapping[str, str] | None = None,
     backends: str | None = None,
+    implementations: str | None = None,
     around: str | None = None,
 ) -> tuple[LaunchPlan, list[str]]:
     """The plan, and what is to be told of it. Raises UsageError for anything that cannot be run."""
@@ -125,7 +126,12 @@ def make_plan(
         env,
     )
     dimensions += [preset(name, asked) for name in presets]
-    dimensions += [backend_dimension(backends, command)] if backends is not None else []
+    for name, values, such_as in (
+        ("backend", backends, "gloo,ccl"),
+        ("implementation", implementations, "own,one_shot"),
+    ):
+        if values is not None:
+            dimensions.append(option_dimension(name, values, command, such_as))
     dimensions += [load_dimension(around, command, env)] if around is not None else []
     cells = combined(dimensions)
     check_placeholders(command, cells[0].axes, AXES_OF_LIBRARIES)

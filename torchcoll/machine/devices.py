@@ -265,12 +265,13 @@ class Accelerator:
             call()
         called.record()
         self.synchronize()
-        first = begun if repeats else calling
         pairs = ((calling, called, calls), (begun, worked, repeats))
         of_calls, of_work = (
             round(start.elapsed_time(end) * 1e6) if there else 0 for start, end, there in pairs
         )
-        whole = max(first.elapsed_time(end) for _, end, there in pairs if there)
+        # Either stream may have begun first: from the first start to the last end.
+        there = [(start, end) for start, end, count in pairs if count]
+        whole = max(start.elapsed_time(end) for start, _ in there for _, end in there)
         return of_calls, of_work, round(whole * 1e6)
 
     def graph(self, call: Call) -> Call:

@@ -26,7 +26,7 @@ ROW_FIELDS = tuple(f.name for f in dataclasses.fields(Row))
 
 # What distinguishes cases and launches: in the header where all rows agree, else columns.
 DIMENSIONS = (
-    *("collective", "backend", "device", "ranks", "dtype", "op"),
+    *("collective", "backend", "implementation", "device", "ranks", "dtype", "op"),
     *("root", "in_place", "group", "buffers", "buffer_reuse", "asynchronous"),
     *("coalesce", "rehearsal", "splits", "communicator", "mode", "clock"),
 )
@@ -119,6 +119,7 @@ COLUMNS: dict[str, Column] = {
     for c in (
         _text("collective", "collective"),
         _text("backend", "backend"),
+        _text("implementation", "implementation"),
         _text("library", "library"),
         _text("device", "device"),
         _text("ranks", "ranks", left=False),

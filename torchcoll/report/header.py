@@ -166,6 +166,10 @@ def what_text(items: Sequence[Any]) -> str:
     words += [
         f"{one_line(name)} buffers" for name in values_of(items, "buffers") if name != "default"
     ]
+    makers = values_of(items, "implementation")
+    if others := " and ".join(one_line(name) for name in makers if name != "own"):
+        also = "also " * ("own" in makers)
+        words.append(f"{also}by {others} of torch's symmetric memory")
     walks = values_of(items, "buffer_reuse") == ["rotate"]
     words += ["buffers that walk through the largest"] if walks else []
     words += ["REHEARSAL on one GPU"] if values_of(items, "rehearsal") == [True] else []

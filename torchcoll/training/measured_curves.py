@@ -21,7 +21,7 @@ from torchcoll.core.summary import Row
 # What all points of one curve share, beside the dtype and the op.
 _ALIKE = (
     *("ranks", "backend", "device", "mode", "clock", "asynchronous", "buffers", "buffer_reuse"),
-    "group",
+    *("group", "implementation"),
 )
 
 
