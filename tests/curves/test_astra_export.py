@@ -1,4 +1,9 @@
-"""A model and a run as ASTRA-sim's input; every number worked out by hand."""
+"""A model and a run as ASTRA-sim's input; every number worked out by hand, or ASTRA-sim's own.
+
+SAID: what ASTRA-sim said to these very files on 22 November 2026, its congestion-unaware and its
+congestion-aware simulator alike: astra-sim 518bd513, astra-network-analytical 599a0473
+(results/benchmarks/astra-sim-2026-11-22.txt).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +21,10 @@ from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import save
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.curves.astra_export import dimensions, export_run, export_step
+from torchcoll.curves.astra_export import export_run, export_step, links_of
 from torchcoll.curves.model import model_object
 from torchcoll.curves.model_fit import fit_model
+from torchcoll.curves.step_laws import step_laws
 from torchcoll.importers.traces import read_traffic
 from torchcoll.libraries.execution_trace import COMP, read_nodes
 
@@ -29,28 +35,126 @@ def model():
     return fit_model(made_models.runs()).model
 
 
+# Of 1 MiB on 8 ranks, where the law has 5 us to launch, 2 us a step and 10 GB/s.
+SAID = {
+    ("all_reduce", "ring"): 216498,
+    ("all_reduce", "tree"): 226704,
+    ("all_reduce", "recursive doubling"): 325572,
+    ("all_reduce", "linear"): 752992,
+    ("all_gather", "ring"): 110749,
+    ("all_gather", "tree"): 115852,
+    ("reduce_scatter", "ring"): 110749,
+    ("reduce_scatter", "recursive doubling"): 102748,
+    ("all_to_all", "ring"): 110749,
+    ("all_to_all", "tree"): 115852,
+    ("all_to_all", "recursive doubling"): 102748,
+}
+
+
 def yaml_list(text, name):
     (line,) = (line for line in text.splitlines() if line.startswith(f"{name}: "))
     return [float(x) for x in line.partition("[")[2].partition("]")[0].split(",")]
 
 
+def cycles(folder, collective, size_bytes, ranks):
+    """What the simulator makes of the files: of whole ns each, a step is the latency and an n-th of
+    the data over the bandwidth (BasicTopology.cpp), and a ring of all_reduce has 2 (n - 1).
+    """
+    name = f"{collective}-{ranks}ranks"
+    network = (folder / name / "network.yml").read_text()
+    (latency,), (bandwidth,) = (yaml_list(network, key) for key in ("latency", "bandwidth"))
+    nodes = read_nodes(folder / "traces" / f"{name}-{size_bytes}" / f"{name}-{size_bytes}.1.et")
+    put_in = nodes[-1].attributes["comm_size"]
+    message = put_in if collective == "all_gather" else put_in // ranks
+    step = int(latency + message / (bandwidth * 2**30 / 1e9))
+    steps = (2 if collective == "all_reduce" else 1) * (ranks - 1)
+    return sum(1000 * node.duration_us for node in nodes) + steps * step
+
+
 def test_a_case_of_a_run(model, tmp_path):
     run = handmade.run(handmade.result(case=handmade.case(size_bytes=1 << 20)))
     done = export_run(model, run, tmp_path / "sim")
-    network = (tmp_path / "sim" / "network.yml").read_text()
-    # 10 GB/s of 10^9 bytes are 9.31323 of 2^30; 2 us a step are two passes of the switch.
+    network = (tmp_path / "sim" / "all_reduce-8ranks" / "network.yml").read_text()
+    # 10 GB/s of 10^9 bytes are 9.31323 of 2^30; 2 us a step.
     assert yaml_list(network, "bandwidth") == [pytest.approx(9.31323, rel=1e-3)]
-    assert yaml_list(network, "latency") == [pytest.approx(1000, rel=1e-3)]
-    assert "topology: [ Switch ]" in network
-    system = json.loads((tmp_path / "sim" / "system.json").read_text())
+    assert yaml_list(network, "latency") == [pytest.approx(2000, rel=1e-3)]
+    assert "topology: [ FullyConnected ]" in network
+    system = json.loads((tmp_path / "sim" / "all_reduce-8ranks" / "system.json").read_text())
     assert system["all-reduce-implementation"] == ["ring"]
-    traffic = read_traffic([tmp_path / "sim" / "traces" / f"all_reduce-{1 << 20}"])
+    traces = tmp_path / "sim" / "traces" / f"all_reduce-8ranks-{1 << 20}"
+    traffic = read_traffic([traces])
     assert [c.bytes_in for calls in traffic.calls.values() for c in calls] == [1 << 20] * run.ranks
+    launch, call = read_nodes(traces / f"all_reduce-8ranks-{1 << 20}.7.et")
+    assert (launch.kind, launch.duration_us, call.after) == (COMP, 5, (launch.id,))
     script = (tmp_path / "sim" / "run.sh").read_text()
     assert f"torchcoll case: collective=all_reduce size_bytes={1 << 20} ranks={run.ranks}" in script
-    assert any("launch overhead, 5 us a call" in note for note in done.notes)
+    assert done.notes == []
     with pytest.raises(UsageError, match="a folder that is new or empty"):
         export_run(model, run, tmp_path / "sim")
+
+
+@pytest.mark.parametrize(("collective", "law"), SAID)
+def test_the_simulator_says_what_the_law_says(collective, law, tmp_path):
+    """Whatever the law, to a ns a step: 14 steps at most, each rounded down."""
+    (own,) = (one for one in step_laws(collective) if one.name == law)
+
+    def time_ns(ranks, size_bytes):
+        return 5000 + own.steps(ranks) * 2000 + own.share(ranks) * size_bytes / 10
+
+    runs = [
+        made_run(
+            *(
+                measured(round(time_ns(n, size)), n, size_bytes=size, collective=collective)
+                for size in made_models.SIZES
+            ),
+            ranks=n,
+        )
+        for n in (2, 4, 8, 16)
+    ]
+    case = made_run(measured(10**6, 8, size_bytes=1 << 20, collective=collective), ranks=8)
+    done = export_run(fit_model(runs).model, case, tmp_path / "sim")
+    said = SAID[collective, law]
+    assert cycles(tmp_path / "sim", collective, 1 << 20, 8) == said
+    assert said == pytest.approx(time_ns(8, 1 << 20), abs=14)
+    assert any(f"the law is {law}, simulated as a ring" in n for n in done.notes) == (law != "ring")
+
+
+def test_the_system_is_what_the_simulator_was_given(model, tmp_path):
+    """Nothing beside the steps, all_to_all a block after the other: as when SAID was printed."""
+    run = handmade.run(handmade.result(case=handmade.case(size_bytes=1 << 20)))
+    export_run(model, run, tmp_path / "sim")
+    assert json.loads((tmp_path / "sim" / "all_reduce-8ranks" / "system.json").read_text()) == {
+        "scheduling-policy": "LIFO",
+        "endpoint-delay": 0,
+        "active-chunks-per-dimension": 1,
+        "preferred-dataset-splits": 1,
+        "all-reduce-implementation": ["ring"],
+        "all-gather-implementation": ["ring"],
+        "reduce-scatter-implementation": ["ring"],
+        "all-to-all-implementation": ["direct1"],
+        "collective-optimization": "localBWAware",
+        "local-mem-bw": 10**9,
+        "boost-mode": 0,
+    }
+
+
+def test_each_collective_has_its_own_links(tmp_path):
+    """And each number of ranks; what the model lacks is left out, not guessed."""
+    model = fit_model(made_models.runs(("all_reduce", "all_gather"))).model
+    cases = [
+        measured(10**6, ranks, size_bytes=1 << 20, collective=name)
+        for name in ("all_reduce", "all_gather", "reduce_scatter")
+        for ranks in (4, 8)
+    ]
+    done = export_run(model, made_run(*cases, ranks=8), tmp_path / "sim")
+    names = [f"{name}-{n}ranks" for name in ("all_reduce", "all_gather") for n in (4, 8)]
+    assert done.cases == [f"{name}-{1 << 20}" for name in names]
+    counts = [
+        yaml_list((tmp_path / "sim" / name / "network.yml").read_text(), "npus_count")
+        for name in names
+    ]
+    assert counts == [[4], [8], [4], [8]]
+    assert "left out: 2 cases of reduce_scatter, which the model does not have" in done.notes
 
 
 def test_a_captured_step(model, tmp_path):
@@ -67,12 +171,16 @@ def test_a_captured_step(model, tmp_path):
     done = export_step(model, traffic, tmp_path / "sim")
     nodes = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.1.et")
     kinds = [(n.name, n.duration_us, n.after) for n in nodes]
+    # From the start of the first to that of the second: 2 ms, in which 5 us are its launch.
     assert kinds == [
-        ("all_reduce", 0, ()),
-        ("compute", 2000, ()),
-        ("all_gather", 0, (1,)),
+        ("launch", 5, ()),
+        ("all_reduce", 0, (0,)),
+        ("compute", 1995, ()),
+        ("launch", 5, (2,)),
+        ("all_gather", 0, (3,)),
     ]
-    assert nodes[1].kind == COMP
+    assert [n.id for n in nodes] == list(range(5))
+    assert nodes[2].kind == COMP
     assert "left out: 2 calls of broadcast" in done.notes
 
 
@@ -88,10 +196,10 @@ def test_what_cannot_be_simulated_is_refused(model, tmp_path):
 def test_hosts_that_were_not_measured_are_not_exported(model):
     """The model is of one host: there is no link between hosts to give to a simulator."""
     with pytest.raises(UsageError, match="hosts: got 2, expected 1: links between hosts were not"):
-        dimensions(model, "all_reduce", 16, 2)
+        links_of(model, "all_reduce", 16, 2)
 
 
-def test_hosts_of_unequal_ranks_are_no_dimensions():
+def test_hosts_are_links_of_one_kind():
     """Ring: 1 us a step and 100 GB/s within a host, 4 us and 20 GB/s between."""
 
     def launch(ranks, hosts):
@@ -106,18 +214,35 @@ def test_hosts_of_unequal_ranks_are_no_dimensions():
 
     places = ((2, 1), (4, 1), (8, 1), (16, 2), (32, 4))
     fitted = fit_model([launch(*place) for place in places]).model
-    (inner, outer), law, _ = dimensions(fitted, "all_reduce", 32, 4)
-    assert (law, inner.ranks, outer.ranks) == ("ring", 8, 4)
-    assert [inner.gbps, outer.gbps] == pytest.approx([100, 20], rel=0.02)
-    with pytest.raises(UsageError, match="ranks: got 30 on 4 hosts, expected equally many"):
-        dimensions(fitted, "all_reduce", 30, 4)
+    # 62 steps of 32 ranks on 4 hosts: 56 of 1 us and 6 of 4 us, 1.290 us each.
+    for hosts in (4, None):  # 8 ranks a host is what was measured
+        own = links_of(fitted, "all_reduce", 32, hosts)
+        assert (own.ranks, own.about) == (32, "ring")
+        assert [own.gbps, own.step_ns] == pytest.approx([20, 1290.3], rel=0.02)
+        assert own.launch_ns == pytest.approx(10_000, rel=0.1)
+        assert "within and between hosts are put together" in own.notes[0]
+    one = links_of(fitted, "all_reduce", 8, 1)
+    assert [one.gbps, one.step_ns] == pytest.approx([100, 1000], rel=0.02)
+
+
+def test_one_number_of_ranks_is_taken_for_a_ring():
+    """24 us and a ns for 5 bytes on 4 ranks: 6 steps of 4 us, and 1.5 x the size at 7.5 GB/s."""
+    rows = [measured(24_000 + size // 5, 4, size_bytes=size) for size in made_models.SIZES]
+    own = links_of(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
+    assert [own.gbps, own.step_ns] == pytest.approx([7.5, 4000], rel=0.02)
+    assert own.notes == ("all_reduce was measured on 4 ranks alone: taken for a ring",)
 
 
 def test_a_model_without_a_bandwidth_is_not_exported():
     """As long at every size: nothing tells what a byte costs, and nothing is invented."""
     rows = [measured(50_000, 4, size_bytes=8 << k) for k in range(6)]
     with pytest.raises(UsageError, match="model: got no bandwidth of all_reduce"):
-        dimensions(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
+        links_of(fit_model([made_run(*rows, ranks=4)]).model, "all_reduce", 4, None)
+
+
+def test_one_rank_is_refused(model):
+    with pytest.raises(UsageError, match="astra-sim: got 1 rank, expected 2 ranks or more"):
+        links_of(model, "all_reduce", 1, None)
 
 
 def test_the_command_and_the_way_back(model, tmp_path, capsys):

@@ -1,18 +1,26 @@
 """The model of a machine as the input of ASTRA-sim's analytical network: files in a folder.
 
-``network.yml``: one dimension, or hosts as a second one. Its GB are 2^30 bytes (bw_GBps_to_Bpns in
-the simulator's NetworkFunction.cpp), and a message over a switch passes its latency twice, up and
-down: so bandwidths are divided by 1.0737 and latencies halved. ``system.json``: the algorithm whose
-law the model has, in one piece, for the measured steps are not cut in chunks either. A trace a
-rank and case, or of one captured step, and ``run.sh``, whose output ``load`` reads
-(importers/astra_sim.py).
+``network.yml``, one a collective and number of ranks, as each has its law: a link from each rank to
+each. Its GB are 2^30 bytes (bw_GBps_to_Bpns in the simulator's NetworkFunction.cpp), so bandwidths
+are divided by 1.0737. Not a switch: over that a message passes the latency twice, and in the
+congestion-aware simulator its bytes twice as well, one link after the other; so its times were
+1.85 and 2.00 of the model's (1 and 64 MiB), and over links those of both simulators are the same.
+``system.json``: a ring in one piece, for the measured steps are not cut in chunks either. A trace a
+rank and case, or of one captured step, each call after a node of the model's launch overhead (not
+one of the CPU: the simulator's statistics fail on those), and ``run.sh``, whose output ``load``
+reads (importers/astra_sim.py).
 
-What has no place there: the model's launch overhead, which is left out, and said.
+Where the law is no ring, the links are such that the steps of a ring add up to it on this number of
+ranks, and that is said. The simulator's other algorithms are other laws: its double binary tree
+sends all of the data a level (the law: twice in all), its halvings and doublings of all_reduce are
+twice the steps, its all_to_all in a ring takes n (n - 1) / 2. Nor are hosts a second dimension:
+between them a byte goes once a host there, and once a rank in the law.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +31,7 @@ from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
 from torchcoll.core.traffic import Traffic, TrafficCall
-from torchcoll.curves.model import MachineModel, OverRanks
+from torchcoll.curves.model import MachineModel, terms
 from torchcoll.curves.step_laws import step_laws
 from torchcoll.libraries.execution_trace import (
     CASE_LINE,
@@ -33,6 +41,7 @@ from torchcoll.libraries.execution_trace import (
     RECV,
     SEND,
     SIMULATED,
+    STEP_LINE,
     SUFFIX,
     ChakraNode,
     Value,
@@ -40,35 +49,40 @@ from torchcoll.libraries.execution_trace import (
 )
 
 GIB_PER_GB = 1e9 / 2**30
-_PASSES = 2  # of a switch: up and down
 _MOST_FILES = 100_000
-_ALGORITHMS = {
-    "ring": "ring",
-    "tree": "doubleBinaryTree",
-    "recursive doubling": "halvingDoubling",
-    "linear": "direct",
-}
-_IMPLEMENTATIONS = tuple(f"{name.replace('_', '-')}-implementation" for name in SIMULATED)
+_NO_MEMORY_GBPS = 1_000_000_000  # a reduction that takes no time
+# direct1: a block after the other to each, n - 1 steps.
+_ALGORITHMS = {**dict.fromkeys(SIMULATED, "ring"), "all_to_all": "direct1"}
 _RUN = """#!/bin/sh
-# ASTRA_SIM=.../AstraSim_Analytical_Congestion_Aware sh run.sh > sim.log
+# ASTRA_SIM=/.../AstraSim_Analytical_Congestion_Aware sh run.sh > sim.log
 # torchcoll model validate --predicted sim.log RUN holds what it says against what was measured.
 cd "$(dirname "$0")" || exit 1
-simulate() {{
+if [ ! -x "${{ASTRA_SIM-}}" ]; then
+  echo "run.sh: ASTRA_SIM: got '${{ASTRA_SIM-}}', expected the whole path of the simulator" >&2
+  exit 2
+fi
+failed=0
+simulate() {{ # LINE NETWORK TRACES
   echo "$1"
-  "${{ASTRA_SIM:?the path of the simulator}}" --workload-configuration="$2" \\
-    --system-configuration=system.json --network-configuration=network.yml \\
-    --remote-memory-configuration=memory.json{groups}
+  "$ASTRA_SIM" --workload-configuration="traces/$3/$3" \\
+    --system-configuration="$2/system.json" --network-configuration="$2/network.yml" \\
+    --remote-memory-configuration=memory.json{groups} || failed=1
 }}
 """
 
 
 @dataclass(frozen=True)
-class Dimension:
-    """Ranks of a switch; GB/s of 10^9 bytes, and ns from one to another of them."""
+class Links:
+    """Links from each rank to each: GB/s of 10^9 bytes, and ns from one to another, for a ring of
+    so many ranks; ns before each call. about: the law.
+    """
 
     ranks: int
     gbps: float
     step_ns: float
+    launch_ns: float
+    about: str
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -81,39 +95,51 @@ class SimulatorInput:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Simulation:
+    """line: what run.sh says before it; network: whose links; a trace of each rank."""
+
+    line: str
+    network: str
+    traces: Sequence[bytes]
+
+
 def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     """A simulation for each case of a run that was measured on all of its ranks.
 
     Raises UsageError where none can be simulated, or the folder is there and not empty.
     """
     done = SimulatorInput(folder)
-    cases: dict[str, tuple[str, list[bytes]]] = {}
+    known = {entry.collective for entry in model.entries}
+    hosts = len({str(m["host"]) for m in run.members if m.get("host")}) or None
+    simulations: dict[str, _Simulation] = {}
+    links: dict[str, Links] = {}
     left: dict[str, int] = {}
-    ranks = run.ranks
     for result in run.results:
         name = result.case.collective
-        why = "" if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
+        why = "" if name in known else f"{name}, which the model does not have"
+        why = why if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
         why = "a sub-group" if result.members else why
         why = f"{result.status}" if result.status != "ok" else why
         if why:
             left[why] = left.get(why, 0) + 1
             continue
-        ranks = result.ranks
-        size_bytes = result.size_bytes
+        ranks, size_bytes = result.ranks, result.size_bytes
+        network = f"{name}-{ranks}ranks"
+        if network not in links:
+            links[network] = links_of(model, name, ranks, hosts)
+        nodes = _launch(0, links[network].launch_ns, ())
         put_in = result.bytes_in or _bytes_in(name, size_bytes, ranks)
-        key = f"{name}-{size_bytes}"
+        nodes.append(_collective(len(nodes), name, put_in, [n.id for n in nodes]))
         line = CASE_LINE.format(name, size_bytes, ranks)
-        cases.setdefault(key, (line, [encoded([_collective(0, name, put_in)])] * ranks))
-    if not cases:
+        own = _Simulation(line, network, [encoded(nodes)] * ranks)
+        simulations.setdefault(f"{network}-{size_bytes}", own)
+    if not simulations:
         got = "; ".join(f"{count} of {why}" for why, count in left.items()) or "no case"
         expected = f"cases of {', '.join(SIMULATED)}"
         raise UsageError("astra-sim", got, expected)
     done.notes += [f"left out: {count} cases of {why}" for why, count in left.items()]
-    names = [key.rpartition("-")[0] for key in cases]
-    hosts = len({str(m["host"]) for m in run.members if m.get("host")}) or None
-    _write(done, model, names[0], ranks, hosts, cases, {})
-    if len(set(names)) > 1:
-        done.notes.append(f"network.yml is of {names[0]}: other collectives may use others")
+    _write(done, model, links, simulations, {})
     return done
 
 
@@ -137,17 +163,28 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
     if step is not None:
         own = {r: [c for c in calls if c.step == step] for r, calls in own.items()}
         done.notes.append(f"step {step}, the last that every rank marked")
+    sent: dict[str, int] = {}
+    for call in own[0]:
+        if call.collective in SIMULATED:
+            moved = max(call.bytes_in, call.bytes_out)
+            sent[call.collective] = sent.get(call.collective, 0) + moved
+    if not sent:
+        raise UsageError("traffic", "no call that ASTRA-sim has a model of", ", ".join(SIMULATED))
+    name = max(sent, key=lambda one: sent[one])
+    links = links_of(model, name, traffic.ranks, None)
     groups: dict[tuple[int, ...], int] = {}
     left: dict[str, int] = {}
-    traces = [encoded(_step_nodes(traffic, own[rank], rank, groups, left)) for rank in world]
-    names = [c.collective for calls in own.values() for c in calls if c.collective in SIMULATED]
-    if not names:
-        raise UsageError("traffic", "no call that ASTRA-sim has a model of", ", ".join(SIMULATED))
-    done.notes += [f"left out: {count} calls of {name}" for name, count in left.items()]
+    traces = [
+        encoded(_step_nodes(traffic, own[rank], rank, links.launch_ns, groups, left))
+        for rank in world
+    ]
+    done.notes += [f"left out: {count} calls of {one}" for one, count in left.items()]
     done.notes.append("computation in whole microseconds, as Chakra has it")
+    if len(sent) > 1:
+        done.notes.append(f"the network is that of {name}, which moves most: others may differ")
     ids = {str(number): list(ranks) for ranks, number in groups.items()}
-    cases = {"step": ("torchcoll step", traces)}
-    _write(done, model, names[0], traffic.ranks, None, cases, ids)
+    step_of = {"step": _Simulation(STEP_LINE, "step", traces)}
+    _write(done, model, {"step": links}, step_of, ids)
     return done
 
 
@@ -171,10 +208,20 @@ def _collective(number: int, name: str, put_in: int, after: Iterable[int] = ()) 
     return ChakraNode(number, name, COLLECTIVE, tuple(after), attributes=attributes)
 
 
+def _launch(number: int, launch_ns: float, after: Sequence[int]) -> list[ChakraNode]:
+    """What a call costs before its first step, in whole microseconds."""
+    micros = round(launch_ns / 1000)
+    if not micros:
+        return []
+    own: dict[str, Value] = {"is_cpu_op": False}
+    return [ChakraNode(number, "launch", COMP, tuple(after), 0, micros, own)]
+
+
 def _step_nodes(
     traffic: Traffic,
     calls: Sequence[TrafficCall],
     rank: int,
+    launch_ns: float,
     groups: dict[tuple[int, ...], int],
     left: dict[str, int],
 ) -> list[ChakraNode]:
@@ -198,18 +245,23 @@ def _step_nodes(
             own: dict[str, Value] = {"is_cpu_op": False}
             node = ChakraNode(len(nodes), "compute", COMP, after, 0, micros, own)
             last = add(node)
-        made = _call_node(len(nodes), call, rank, () if last is None else (last,))
+        after = () if last is None else (last,)
+        launch = [] if call.point_to_point else _launch(len(nodes), launch_ns, after)
+        own_after = tuple(node.id for node in launch) or after
+        made = _call_node(len(nodes) + len(launch), call, rank, own_after)
         if made is None:
             left[call.collective] = left.get(call.collective, 0) + 1
             continue
         members = tuple(traffic.members(call))
         if members != world:
             made.attributes["pg_name"] = str(groups.setdefault(members, len(groups) + 1))
+        nodes += launch
         number = add(made)
         waited = call.asynchronous is False
         last = number if waited else last
         if call.start_ns is not None:
-            reached = call.start_ns + ((call.time_ns or 0) if waited else 0)
+            issued = sum(1000 * node.duration_us for node in launch)
+            reached = call.start_ns + ((call.time_ns or 0) if waited else issued)
     return nodes
 
 
@@ -236,73 +288,80 @@ def _call_node(
 # -- the machine ---------------------------------------------------------------------------------
 
 
-def dimensions(
-    model: MachineModel, collective: str, ranks: int, hosts: int | None
-) -> tuple[list[Dimension], str, float]:
-    """The dimensions of a network, the law of the collective, and its launch overhead in ns.
+def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None) -> Links:
+    """The links over which a ring of this many ranks takes what the model's law says of them.
 
-    Without a law over ranks: what was measured on the nearest number of them, as a ring's.
+    hosts: None is as many as the ranks need on hosts as full as the measured ones. Without a law
+    over ranks: what was measured on the nearest number of them, as a ring's. Raises UsageError
+    where the model has no bandwidth, or no links between hosts and there are several.
     """
+    if ranks < 2:
+        raise UsageError("astra-sim", f"{ranks} rank", "2 ranks or more")
     entry = model.entry(collective)
-    law = entry.over_ranks
-    if law is not None:
-        return [*_links(law, ranks, hosts)], law.law, law.launch_ns[0] if law.launch_ns else 0.0
-    one = min(entry.over_sizes, key=lambda own: abs(own.ranks - ranks))
     ring = next(iter(step_laws(collective)))
-    least = one.law.pieces[0]
-    rates = [bandwidth[0] for bandwidth in one.bandwidths if bandwidth]
-    if not rates:
-        raise UsageError("model", f"no bandwidth of {collective}", "one, of larger sizes")
-    gbps = rates[-1] * ring.share(one.ranks)
-    step_ns = max(least.latency_ns, 0.0) / max(ring.steps(one.ranks), 1.0)
-    return [Dimension(ranks, gbps, step_ns)], ring.name, 0.0
-
-
-def _links(law: OverRanks, ranks: int, hosts: int | None) -> Iterable[Dimension]:
-    each = [
-        (step[0] if step else 0.0, rate[0] if rate else None)
-        for step, rate in filter(None, (law.within, law.between))
-    ]
+    law = entry.over_ranks
+    if law is None:
+        one = min(entry.over_sizes, key=lambda own: abs(own.ranks - ranks))
+        rates = [bandwidth[0] for bandwidth in one.bandwidths if bandwidth]
+        if not rates:
+            raise UsageError("model", f"no bandwidth of {collective}", "one, of larger sizes")
+        step_ns = max(one.law.pieces[0].latency_ns, 0.0) / ring.steps(one.ranks)
+        note = f"{collective} was measured on {one.ranks} ranks alone: taken for a ring"
+        return Links(ranks, rates[-1] * ring.share(one.ranks), step_ns, 0.0, ring.name, (note,))
     if hosts and hosts > 1 and law.between is None:
         raise UsageError("hosts", hosts, "1: links between hosts were not measured")
-    split = law.within is not None and law.between is not None and hosts and 1 < hosts < ranks
-    if split and hosts and ranks % hosts:
-        raise UsageError("ranks", f"{ranks} on {hosts} hosts", "equally many on each host")
-    counts = [ranks // (hosts or 1), hosts or 1] if split else [ranks]
-    links = each if split else each[-1:] if law.within is None or (hosts or 1) > 1 else each[:1]
-    for count, (step_ns, gbps) in zip(counts, links, strict=True):
-        if gbps is None:
+    if hosts is None and max(law.hosts) > 1:
+        hosts = max(1, math.ceil(ranks / (entry.ranks_per_host or ranks) - 1e-9))
+    own_law = next(one for one in step_laws(collective) if one.name == law.law)
+    row = terms(own_law, 1.0, ranks, hosts or 1, min(law.hosts) > 1)
+    total_ns = ns_a_byte = 0.0
+    for link, steps, sent in ((law.within, *row[1:3]), (law.between, *row[3:5])):
+        step, rate = link or (None, None)
+        total_ns += steps * step[0] if step else 0.0
+        if sent and rate is None:
             raise UsageError("model", f"no bandwidth for {law.law}", "one, of larger sizes")
-        yield Dimension(count, gbps, step_ns)
-
-
-def network_text(own: Sequence[Dimension], about: str) -> str:
-    def listed(values: Iterable[object]) -> str:
-        return "[ " + ", ".join(map(str, values)) + " ]"
-
-    gbps = ", ".join(f"{one.gbps:.6g}" for one in own)
-    return (
-        f"# {about}\n"
-        f"# Here a GB is 2^30 bytes: {gbps} GB/s of 10^9 bytes.\n"
-        "# A switch counts its latency up and down: half of what a step takes.\n"
-        f"topology: {listed('Switch' for _ in own)}\n"
-        f"npus_count: {listed(one.ranks for one in own)}\n"
-        f"bandwidth: {listed(f'{one.gbps * GIB_PER_GB:.6g}' for one in own)}  # GB/s\n"
-        f"latency: {listed(f'{one.step_ns / _PASSES:.6g}' for one in own)}  # ns\n"
+        ns_a_byte += sent / rate[0] if rate else 0.0
+    notes = []
+    if law.law != ring.name:
+        notes.append(
+            f"{collective}: the law is {law.law}, simulated as a ring; its links are such that "
+            f"{ranks} ranks take as long as in the model"
+        )
+    if hosts and hosts > 1 and law.within is not None:
+        notes.append(f"{collective}: links within and between hosts are put together in one kind")
+    return Links(
+        ranks,
+        ring.share(ranks) / ns_a_byte,
+        total_ns / ring.steps(ranks),
+        law.launch_ns[0] if law.launch_ns else 0.0,
+        law.law,
+        tuple(notes),
     )
 
 
-def system_object(law: str, count: int) -> dict[str, Any]:
-    """As ASTRA-sim's own HGX-H100-validated.json, in one piece."""
-    algorithm = [_ALGORITHMS.get(law, "ring")] * count
+def network_text(own: Links, about: str) -> str:
+    return (
+        f"# {about}\n"
+        f"# Here a GB is 2^30 bytes: {own.gbps:.6g} GB/s of 10^9 bytes.\n"
+        "topology: [ FullyConnected ]\n"
+        f"npus_count: [ {own.ranks} ]\n"
+        f"bandwidth: [ {own.gbps * GIB_PER_GB:.6g} ]  # GB/s\n"
+        f"latency: [ {own.step_ns:.6g} ]  # ns\n"
+    )
+
+
+def system_object() -> dict[str, Any]:
+    """As ASTRA-sim's own HGX-H100-validated.json, in one piece, and with nothing of its own beside
+    the steps: what memory and end points take is in the steps that were measured.
+    """
     return {
         "scheduling-policy": "LIFO",
-        "endpoint-delay": 10,
+        "endpoint-delay": 0,
         "active-chunks-per-dimension": 1,
         "preferred-dataset-splits": 1,
-        **dict.fromkeys(_IMPLEMENTATIONS, algorithm),
+        **{f"{n.replace('_', '-')}-implementation": [own] for n, own in _ALGORITHMS.items()},
         "collective-optimization": "localBWAware",
-        "local-mem-bw": 3350,
+        "local-mem-bw": _NO_MEMORY_GBPS,
         "boost-mode": 0,
     }
 
@@ -313,42 +372,34 @@ def system_object(law: str, count: int) -> dict[str, Any]:
 def _write(
     done: SimulatorInput,
     model: MachineModel,
-    collective: str,
-    ranks: int,
-    hosts: int | None,
-    cases: Mapping[str, tuple[str, list[bytes]]],
+    links: Mapping[str, Links],
+    simulations: Mapping[str, _Simulation],
     groups: Mapping[str, list[int]],
 ) -> None:
-    if ranks < 2:
-        raise UsageError("astra-sim", f"{ranks} rank", "2 ranks or more")
-    if len(cases) * ranks > _MOST_FILES:
-        got = f"{len(cases)} cases on {ranks} ranks"
-        raise UsageError("astra-sim", got, f"at most {_MOST_FILES} traces")
-    own, law, launch_ns = dimensions(model, collective, ranks, hosts)
+    traces = sum(len(own.traces) for own in simulations.values())
+    if traces > _MOST_FILES:
+        raise UsageError("astra-sim", f"{traces} traces", f"at most {_MOST_FILES}")
     source = model.path.name if model.path else "a model"
-    about = f"torchcoll model export, from {source}: {collective}, {law}"
-    if launch_ns:
-        done.notes.append(
-            f"the model's launch overhead, {launch_ns / 1000:.3g} us a call, has no place in "
-            "ASTRA-sim: its times are without it"
-        )
     files: dict[str, str | bytes] = {
-        "network.yml": network_text(own, about),
-        "system.json": json.dumps(system_object(law, len(own)), indent=1) + "\n",
         "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}, indent=1) + "\n",
     }
+    for name, own in links.items():
+        about = f"torchcoll model export, from {source}: {name}, law: {own.about}"
+        files[f"{name}/network.yml"] = network_text(own, about)
+        files[f"{name}/system.json"] = json.dumps(system_object(), indent=1) + "\n"
+        done.notes += own.notes
     option = ""
     if groups:
         files["groups.json"] = json.dumps(dict(groups), indent=1) + "\n"
         option = " \\\n    --comm-group-configuration=groups.json"
     lines = []
-    for name, (line, traces) in cases.items():
-        lines.append(f"simulate {shlex.quote(line)} traces/{name}/{name}\n")
-        for rank, content in enumerate(traces):
+    for name, simulation in simulations.items():
+        lines.append(f"simulate {shlex.quote(simulation.line)} {simulation.network} {name}\n")
+        for rank, content in enumerate(simulation.traces):
             files[f"traces/{name}/{name}.{rank}{SUFFIX}"] = content
-    files["run.sh"] = _RUN.format(groups=option) + "".join(lines)
+    files["run.sh"] = _RUN.format(groups=option) + "".join(lines) + "exit $failed\n"
     _save(done.folder, files)
-    done.cases, done.files = list(cases), len(files)
+    done.cases, done.files = list(simulations), len(files)
 
 
 def _save(folder: Path, files: Mapping[str, str | bytes]) -> None:

@@ -33,6 +33,7 @@ KINDS = {
 
 # Before the output of each simulation, which does not say what it is of (importers/astra_sim.py).
 CASE_LINE = "torchcoll case: collective={} size_bytes={} ranks={}"
+STEP_LINE = "torchcoll step"
 # What ASTRA-sim has a model of; a broadcast it only replays, of others it says 'Unsupported'.
 SIMULATED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
