@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from typing import TYPE_CHECKING, Any
@@ -330,7 +330,7 @@ class Spec:
         for name, dtype, op, sizes, asynchronous in self._calls():
             entry = COLLECTIVES[name]
             if self.in_place is None or not entry.has_data:
-                placements = (None,)
+                placements: Sequence[bool | None] = (None,)
             else:
                 both = self.in_place == "both"
                 placements = entry.placements if both else (bool(self.in_place),)
