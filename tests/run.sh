@@ -27,12 +27,18 @@ if [ $# -gt 0 ]; then
     exit $status
 fi
 
-# Side by side, for tests wait as much as they compute. The part with the most ranks is shown live.
-others='--ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py'
+# Side by side, for tests wait as much as they compute: parts that take about the same CPU time, so
+# that none runs on alone. The part with the most ranks is shown live.
+rooms='tests/importers tests/machine tests/pairs tests/report tests/runs tests/training tests/verdict'
+others="tests --ignore tests/bench --ignore tests/launch --ignore tests/test_readme.py"
+for room in $rooms; do
+    others+=" --ignore $room"
+done
 parts=(
     mypy
     'pytest -q -p no:cacheprovider tests/test_readme.py tests/launch'
-    "pytest -q -p no:cacheprovider tests $others"
+    "pytest -q -p no:cacheprovider $rooms"
+    "pytest -q -p no:cacheprovider $others"
 )
 live='pytest -q tests/bench'
 logs=$(mktemp -d)
@@ -62,15 +68,15 @@ for part in "${failed[@]+"${failed[@]}"}"; do
     status=1
     say "FAILED: $part"
 done
-# The summaries of the three parts of pytest as one; a part that ended without any is an error.
-tail -qn 1 "$logs"/{live,1,2} | awk -v took="$SECONDS" '
+# The summaries of the four parts of pytest as one; a part that ended without any is an error.
+tail -qn 1 "$logs"/{live,1,2,3} | awk -v took="$SECONDS" '
     sub(/ in [0-9.]+s.*/, "") {
         ended++
         gsub(",", "")
         for (i = 1; i < NF; i += 2) n[$(i + 1)] += $i
     }
     END {
-        if (ended < 3) n["error"] += 3 - ended
+        if (ended < 4) n["error"] += 4 - ended
         many = split("failed passed skipped deselected error errors warning warnings", names, " ")
         for (i = 1; i <= many; i++)
             if (names[i] in n) line = line (line ? ", " : "") n[names[i]] " " names[i]
