@@ -596,8 +596,9 @@ def test_the_bindings_on_the_cpu(jobs, tmp_path):
 # -- torchcomms, which is no backend but makes them ----------------------------------------------
 
 INSTALL = (
-    "It is not installed: pip install torchcomms --index-url https://download.pytorch.org/whl/cu128 "
-    "(on Linux, with a CUDA build of torch; PyPI's torchcomms is empty)."
+    "It is not installed: pip install torchcomms --index-url "
+    "https://download.pytorch.org/whl/cu128 (on Linux, with a CUDA build of torch; PyPI's "
+    "torchcomms is empty)."
 )
 
 
