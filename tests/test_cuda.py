@@ -673,7 +673,7 @@ def check_left(started: Started, stated: str) -> str:
     (line,) = (line for line in started.stderr[0].splitlines() if "torchcoll: error" in line)
     assert stated in line and "all_reduce 4K" in line
     run = load(started.path)
-    assert run.end["exit_code"] == 5 and run.events[-1]["kind"] in ("hang", "lost rank")
+    assert run.end["exit_code"] == 5 and run.events[-1]["kind"] in ("hang", "lost_rank")
     assert not any(result.status == "ok" for result in run.results)
     return line
 
