@@ -74,6 +74,7 @@ class Cpu:
     kind = name = "cpu"
     captures = False
     index = None
+    described = ""
     calls_per_sample = 1
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
