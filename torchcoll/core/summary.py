@@ -421,7 +421,7 @@ def libraries_of(run: Run) -> list[str | None]:
     memory in its place; in the order of the results.
     """
     known = [one.environment for one in (run, *run.continuations)]
-    found = []
+    found: list[str | None] = []
     for number, result in zip(launch_numbers(run), run.results, strict=True):
         if result.case.implementation != "own":
             found.append(f"symmetric memory of torch {known[number].get('torch') or ''}".rstrip())
