@@ -117,7 +117,7 @@ shown() {
     printf '\n== %s\n\n' "$title"
     local kept=(--no-output)
     [[ " $* " != *' --library-log '* ]] || kept=(-J forced.jsonl) # its logs lie beside the file
-    rm -rf "$scratch"/forced.jsonl*
+    (cd "$scratch" && rm -rf forced.jsonl*)
     start "$@" "${kept[@]}" 2>/dev/null
     printf '$ torchrun %s\n\n' "${run[*]:3}"
     (cd "$scratch" && timeout 240 "${run[@]}" 2>"$scratch/stderr") || {
