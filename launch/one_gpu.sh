@@ -115,13 +115,29 @@ shown() {
     local title=$1
     shift
     printf '\n== %s\n\n' "$title"
-    start "$@" --no-output 2>/dev/null
+    local kept=(--no-output)
+    [[ " $* " != *' --library-log '* ]] || kept=(-J forced.jsonl) # its logs lie beside the file
+    (cd "$scratch" && rm -rf forced.jsonl*)
+    start "$@" "${kept[@]}" 2>/dev/null
     printf '$ torchrun %s\n\n' "${run[*]:3}"
     (cd "$scratch" && timeout 240 "${run[@]}" 2>"$scratch/stderr") || {
         status=1
         printf 'FAILED\n'
         tail -n 20 "$scratch/stderr"
     }
+}
+
+# forced RANKS: did NCCL do as it was told? The column algorithm is from its log.
+forced() {
+    local ranks=$1
+    for algorithm in ring tree; do
+        (
+            export NCCL_ALGO=$algorithm NCCL_PROTO=simple
+            shown "rehearsal with $ranks ranks: NCCL_ALGO=$algorithm NCCL_PROTO=simple" "$ranks" \
+                allreduce --library-log --sizes 4K,1M -n 20
+            exit "$status"
+        ) || status=1
+    done
 }
 
 # NCCL's own files of this machine, and how torchcoll reads them.
@@ -149,6 +165,8 @@ everything() {
     date -u '+%Y-%m-%d %H:%M:%S UTC'
     versions
     status=0
+    printf '\n== torchcoll doctor\n\n'
+    "$PYTHON" -W ignore -m torchcoll doctor || true # what it finds is not what fails here
     printf '\n== tests marked cuda\n\n'
     # The tests start their own ranks, each with the variables of a launcher.
     if "$PYTHON" -c 'import pytest, pytest_timeout, hypothesis' 2>/dev/null; then
@@ -166,8 +184,20 @@ everything() {
     for init in lazy eager; do
         shown "rehearsal with 2 ranks: $init" 2 allreduce --init "$init" --sizes 64K -n 20
     done
+    for ranks in 2 4; do
+        forced "$ranks"
+    done
     shown 'rehearsal with 3 ranks: pairs' 3 pairs --sizes 64K -n 5
-    shown 'one rank: registered buffers' 1 allreduce --buffers registered --op avg --sizes 64M -n 50
+    for buffers in registered symmetric; do
+        shown "one rank: $buffers buffers" 1 allreduce --buffers "$buffers" --op avg --sizes 64M -n 50
+    done
+    implementations=own,one_shot,two_shot,multimem,multimem_one_shot
+    for ranks in 1 2; do
+        shown "$ranks of 1 GPU: torch's symmetric memory" "$ranks" suite --sizes 64K,16M -n 50 \
+            --collectives all_reduce,all_gather,reduce_scatter --implementation "$implementations"
+    done
+    shown 'one rank: asynchronous' 1 allreduce --async --op avg --sizes 4K,64M -n 50
+    shown 'one rank: in groups of 4' 1 allgather --coalesce 4 --sizes 4K,64M -n 50
     for ranks in 1 2; do
         shown "$ranks of 1 GPU: beside a matrix product" "$ranks" allreduce --op avg \
             --beside matmul:64M --sizes 1M,256M -n 20

@@ -189,10 +189,10 @@ class OnDevice(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in ("mm", "copy_") and all(isinstance(one, OnDevice) for one in args):
-            plain = _plain(args), _plain(kwargs)
+            bare = plain(args), plain(kwargs)
 
             def work() -> None:
-                func(*plain[0], **plain[1])
+                func(*bare[0], **bare[1])
                 time.sleep(WORK_S)
 
             device().current.put(work)
@@ -203,14 +203,14 @@ class OnDevice(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return value.as_subclass(torch.Tensor)
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value))
+        return type(value)(map(plain, value))
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     return value
 
 
@@ -300,7 +300,7 @@ class SimulatedGroup(dist.ProcessGroup):
         return Work(end)
 
     def _call(self, name: str, args: Any, options: Any) -> Work | None:
-        args, options = _plain(args), _plain(options)
+        args, options = plain(args), plain(options)
         self._calls += 1
 
         def run() -> None:

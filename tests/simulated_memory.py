@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from simulated_device import CALL_S, OnDevice, SimulatedTorch, _plain, device
+from simulated_device import CALL_S, OnDevice, SimulatedTorch, device, plain
 
 MEMORY = "torch.distributed._symmetric_memory"
 
@@ -38,7 +38,7 @@ class SymmetricMemory:
         return self.multicast
 
     def rendezvous(self, tensor: Any, name: str) -> Any:
-        address = _plain(tensor).untyped_storage().data_ptr()
+        address = plain(tensor).untyped_storage().data_ptr()
         assert address in self.made
         if self.shared:
             raise RuntimeError(
@@ -57,7 +57,7 @@ class Operators:
 
     def _queue(self, name: str, mapped: Any, group: str, action: Any, multicast: bool) -> None:
         """``action(group)`` in the stream, where ``mapped`` is."""
-        if _plain(mapped).untyped_storage().data_ptr() not in self._memory.mapped:
+        if plain(mapped).untyped_storage().data_ptr() not in self._memory.mapped:
             raise RuntimeError(f"{name}: input must be allocated with empty_strided_p2p().")
         if multicast and not self._memory.multicast:
             raise RuntimeError(f"{name}: requires multicast support.")
@@ -70,7 +70,7 @@ class Operators:
         device().current.put(run)
 
     def _reduce(self, name: str, input: Any, op: str, group: str, out: Any, multicast: bool) -> Any:
-        source, target = _plain(input), _plain(out)
+        source, target = plain(input), plain(out)
         if op != "sum":
             raise RuntimeError(f"{name}: only sum is supported for now.")
         if source.dtype not in (torch.float32, torch.bfloat16):
@@ -102,7 +102,7 @@ class Operators:
         self, input: Any, group_name: str, split_last_dim: bool, output: Any
     ) -> Any:
         assert not split_last_dim and input.dim() == output.dim() == 1
-        source, target = _plain(input), _plain(output)
+        source, target = plain(input), plain(output)
 
         def action(inner: Any) -> None:
             whole = source.clone()
@@ -113,7 +113,7 @@ class Operators:
         return output
 
     def multimem_all_gather_out(self, input: Any, group_name: str, out: Any) -> Any:
-        source, target = _plain(input), _plain(out)
+        source, target = plain(input), plain(out)
 
         def action(inner: Any) -> None:
             blocks = list(target.view(inner.size(), -1).unbind(0))

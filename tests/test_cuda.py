@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ import torch
 from torchcoll import load
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
+from torchcoll.libraries.nccl.algorithms import TunerRule, tuner_csv
 
 try:
     import pytest
@@ -81,7 +84,9 @@ def environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 class Started:
-    """The ranks of one command after they have ended."""
+    """The ranks of one command after they have ended. harm: done to the processes once the first
+    case has begun; what then still runs when rank 0 has ended is killed.
+    """
 
     def __init__(
         self,
@@ -90,12 +95,14 @@ class Started:
         arguments: str,
         ranks: int = 1,
         variables: dict[str, str] | None = None,
+        harm: Callable[[list[subprocess.Popen[str]]], object] | None = None,
     ) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
         self.path = folder / f"run{time.monotonic_ns()}.jsonl"
-        words = [*arguments.split(), "--output", str(self.path), "--timeout", "120"]
+        words = [*arguments.split(), "--output", str(self.path)]
+        words += [] if "--timeout" in words else ["--timeout", "120"]
         command = [sys.executable, "-m", f"torchcoll.{module}", *words, "--format", "csv"]
         processes = [
             subprocess.Popen(
@@ -109,12 +116,27 @@ class Started:
             for rank in range(ranks)
         ]
         try:
-            stated = [process.communicate(timeout=240) for process in processes]
+            if harm:
+                self._until_begun()
+                harm(processes)
+            stated = [processes[0].communicate(timeout=240)]
+            for process in processes[1:]:
+                if harm:
+                    process.kill()
+                stated.append(process.communicate(timeout=240))
         finally:
             for process in processes:
                 process.kill()
         self.codes = [process.returncode for process in processes]
         self.stdout, self.stderr = zip(*stated, strict=True)
+
+    def _until_begun(self) -> None:
+        """The first case runs: its record is in the file; and its calls a second later."""
+        began = time.monotonic()
+        while not (self.path.exists() and b'{"record":"started"' in self.path.read_bytes()):
+            assert time.monotonic() < began + 120
+            time.sleep(0.05)
+        time.sleep(1)
 
     def run(self):
         assert set(self.codes) == {0}, (self.codes, *self.stderr)
@@ -207,6 +229,7 @@ def test_a_barrier_in_a_graph_is_refused(tmp_path):
 AGAINST_A_BARE_LOOP = """
 import json, statistics, sys
 import torch, torch.distributed as dist
+import torch.utils.benchmark
 import torchcoll
 
 CALLS, SIZE_BYTES = 200, 512 << 20
@@ -234,17 +257,26 @@ def ours():
     assert result.status == "ok", result.reason
     return statistics.median(result.time_ns["device"][0])
 
+# Its host clock over many calls, the device idle at both ends: of long calls what they take.
+timer = torch.utils.benchmark.Timer(
+    "dist.all_reduce(tensor, dist.ReduceOp.AVG)", globals={"dist": dist, "tensor": tensor}
+)
+
+def theirs():
+    return timer.timeit(CALLS).mean * 1e9
+
 bare()
-loop, mine = [], []
+loop, mine, timed = [], [], []
 for _ in range(5):
     loop.append(bare())
     mine.append(ours())
+    timed.append(theirs())
 dist.destroy_process_group()
-print(json.dumps([statistics.median(loop), statistics.median(mine)]))
+print(json.dumps([statistics.median(ns) for ns in (loop, timed, mine)]))
 """
 
 
-def test_the_device_clock_against_a_bare_event_loop(tmp_path):
+def test_the_device_clock_against_a_bare_event_loop_and_torchs_timer(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", AGAINST_A_BARE_LOOP],
         cwd=tmp_path,
@@ -254,12 +286,13 @@ def test_the_device_clock_against_a_bare_event_loop(tmp_path):
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    loop, ours = json.loads(done.stdout.splitlines()[-1])
-    ratio = ours / loop
-    print(f"all_reduce avg 512M, 1 rank: bare event loop {loop / 1000:.2f} us, torchcoll's device")
-    print(f"clock {ours / 1000:.2f} us, ratio {ratio:.4f}")
+    loop, timer, ours = json.loads(done.stdout.splitlines()[-1])
+    print(f"all_reduce avg 512M, 1 rank: bare event loop {loop / 1000:.2f} us,")
+    print(f"torch.utils.benchmark {timer / 1000:.2f} us, torchcoll's device clock")
+    print(f"{ours / 1000:.2f} us, ratios {ours / loop:.4f} and {ours / timer:.4f}")
     assert loop > 50_000, "no work was done"
-    assert 0.97 <= ratio <= 1.03
+    assert 0.97 <= ours / loop <= 1.03
+    assert 0.97 <= ours / timer <= 1.03
 
 
 def test_registered_buffers(tmp_path):
@@ -275,6 +308,35 @@ def test_registered_buffers(tmp_path):
                     assert result.reason
                 else:
                     assert result.status == "ok" and result.verification.wrong == 0
+
+
+def test_symmetric_memory_with_one_rank(tmp_path):
+    """Each kernel that torch and the device have is right, and timed as all else is."""
+    names = "own,one_shot,two_shot,multimem,multimem_one_shot"
+    options = f"--collectives all_reduce,all_gather,reduce_scatter --implementation {names}"
+    run = Started(tmp_path, "suite", f"{options} --backend nccl --sizes 64K,16M -n 20").run()
+    for result in run.results:
+        case = result.case
+        print(case.describe(), result.status, result.reason)
+        assert result.status in ("ok", "unsupported"), result.reason
+        if result.status == "ok":
+            assert result.verification.wrong == 0 and result.verification.checked
+            print(f"  first {result.cold_ns[0][0] / 1e3:.1f} us, {median_ns(result) / 1e3:.1f} us")
+        else:
+            assert result.reason and case.implementation != "own"
+    ran = {r.case.implementation for r in run.results if r.status == "ok"}
+    assert "own" in ran
+    if len(ran) == 1:
+        skip("this torch and GPU run none of them with one rank")
+
+
+def test_symmetric_memory_of_several_ranks_on_one_gpu(tmp_path):
+    """torch refuses memory of one device on two ranks: said, and the run goes on."""
+    options = "--rehearse --implementation nccl,two_shot --sizes 64K -n 5"
+    own, other = Started(tmp_path, "allreduce", options, 2).run().results
+    print(other.status, other.reason)
+    assert own.status == "ok" and own.verification.wrong == 0
+    assert other.status in ("ok", "unsupported") and (other.status == "ok" or other.reason)
 
 
 def test_asynchronous_and_coalesced(tmp_path):
@@ -360,6 +422,23 @@ def test_the_state_before_and_after(tmp_path):
     assert states[0]["persistence"] == (theirs[4] == "Enabled")
     assert states[1]["busy_percent"] > 50  # it has just done this for two seconds
     assert 0 < states[1]["sm_clock_mhz"] <= states[1]["sm_clock_max_mhz"]
+
+
+def test_doctor(tmp_path):
+    """It finds the GPU and NCCL usable, and says so first."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torchcoll", "doctor"],
+        cwd=tmp_path,
+        env={k: v for k, v in environment(0, 1, 0).items() if k == "PYTHONPATH" or k in os.environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode in (0, 1), done.returncode  # 1: a trap that is an error
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for name in ("cuda", "nccl"):
+        assert [words[0] for words in lines if words[1:2] == [name]] == ["yes"], name
 
 
 BUSY = """
@@ -478,26 +557,51 @@ dist.destroy_process_group()
 """
 
 
+def captured(folder: Path, script: str, ranks: int) -> Traffic:
+    """What the ranks of a script that captures into ``traffic/`` send."""
+    folder.mkdir()
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(ranks)],
+            cwd=folder,
+            env=environment(rank, ranks, port),
+        )
+        for rank in range(ranks)
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0] * ranks
+    traffic = Traffic.load(folder / "traffic")
+    assert sorted(traffic.calls) == list(range(ranks))
+    return traffic
+
+
+def test_capture_of_fsdp2(tmp_path):
+    """A step gathers the shares of all parameters and scatters their gradients: with 2 ranks and
+    even rows 4 x (1000 x 500 + 500) bytes of reduce_scatter, half of it of all_gather.
+    """
+    script = CAPTURED.replace(
+        "DistributedDataParallel(torch.nn.Linear(1000, 500).cuda(), device_ids=[0])",
+        "torch.distributed.fsdp.fully_shard(torch.nn.Linear(1000, 500).cuda())",
+    ).replace("import json", "import torch.distributed.fsdp, json")
+    found = captured(tmp_path / "2", script, 2)
+    for calls in found.calls.values():
+        last = [call for call in calls if call.step == 3]
+        print(last, *found.notes, sep="\n")
+        sent = {
+            name: sum(call.bytes_in for call in last if call.collective == name)
+            for name in ("all_gather", "reduce_scatter")
+        }
+        whole = 4 * (1000 * 500 + 500)
+        assert sent == {"all_gather": whole // 2, "reduce_scatter": whole}
+        assert all(call.clock == "device" for call in last)
+
+
 def test_capture_of_ddp(tmp_path):
     """The bytes are those of the parameters, 4 x (1000 x 500 + 500); NCCL tells the durations."""
     for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        folder.mkdir()
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        command = [sys.executable, "-c", CAPTURED]
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank), str(ranks)],
-                cwd=folder,
-                env=environment(rank, ranks, port),
-            )
-            for rank in range(ranks)
-        ]
-        assert [process.wait(timeout=240) for process in processes] == [0] * ranks
-        found = Traffic.load(folder / "traffic")
-        assert sorted(found.calls) == list(range(ranks))
+        found = captured(tmp_path / str(ranks), CAPTURED, ranks)
         for calls in found.calls.values():
             last = [call for call in calls if call.step == 3 and call.collective == "all_reduce"]
             print(last, *found.notes, sep="\n")
@@ -508,15 +612,69 @@ def test_capture_of_ddp(tmp_path):
 def test_forced_algorithms_are_what_nccl_did(tmp_path):
     """Requested, effective as the log has it, and right: the cells of --preset nccl-algorithms."""
     named = torch.cuda.nccl.version() >= (2, 24)
-    for algorithm, protocol in (("ring", "ll"), ("ring", "simple"), ("tree", "ll")):
-        values = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
-        values = {k: f"allreduce:{v}" for k, v in values.items()} if named else values
-        options = "--rehearse --library-log --sizes 4K,1M -n 5"
-        run = Started(tmp_path, "allreduce", options, 2, values).run()
-        for result in run.results:
-            print(algorithm, protocol, [choice.text for choice in result.choices])
-            assert result.status == "ok" and not result.verification.wrong
-            assert [c.label.lower() for c in result.choices] == [f"{algorithm}/{protocol}"]
+    for ranks in (2, 4):
+        for algorithm, protocol in (("ring", "ll"), ("ring", "simple"), ("tree", "ll")):
+            values = {"NCCL_ALGO": algorithm, "NCCL_PROTO": protocol}
+            values = {k: f"allreduce:{v}" for k, v in values.items()} if named else values
+            options = "--rehearse --library-log --sizes 4K,1M -n 5"
+            run = Started(tmp_path, "allreduce", options, ranks, values).run()
+            for result in run.results:
+                print(ranks, algorithm, protocol, [choice.text for choice in result.choices])
+                assert result.status == "ok" and not result.verification.wrong
+                assert [c.label.lower() for c in result.choices] == [f"{algorithm}/{protocol}"]
+
+
+TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
+
+
+def test_a_tuner_file_is_obeyed(tmp_path):
+    """torchcoll's file, read by NCCL's example plugin (plugins/tuner/example, make): below 64K
+    LL, Simple above.
+    """
+    plugin = os.environ.get(TUNER_PLUGIN, "")
+    if not Path(plugin).is_file():
+        skip(f"{TUNER_PLUGIN} is no file: build NCCL's example and name it")
+    rules = [
+        TunerRule("AllReduce", 0, 65535, "RING", "LL", 1),
+        TunerRule("AllReduce", 65536, None, "RING", "SIMPLE", 1),
+    ]
+    file = tmp_path / "tuner.csv"
+    file.write_text(tuner_csv(rules, []))
+    values = {TUNER_PLUGIN: plugin, "NCCL_TUNER_CONFIG_FILE": str(file)}
+    options = "--rehearse --library-log --sizes 4K,1M -n 5"
+    for result in Started(tmp_path, "allreduce", options, 2, values).run().results:
+        protocol = "LL" if result.case.size_bytes == 4096 else "SIMPLE"
+        print([choice.text for choice in result.choices])
+        assert [choice.label for choice in result.choices] == [f"RING/{protocol}"]
+
+
+def test_a_rank_that_is_lost(tmp_path):
+    """Rank 0 names it and leaves with 5, well before --timeout."""
+    began = time.monotonic()
+    options = "--rehearse --sizes 4K --max-time 100 --precision 0.00001"
+    started = Started(tmp_path, "allreduce", options, 2, harm=lambda p: p[1].kill())
+    line = check_left(started, "lost rank 1 (")
+    print(line, f"{time.monotonic() - began:.1f} s")
+    assert time.monotonic() < began + 110
+
+
+def test_a_rank_that_hangs(tmp_path):
+    """Stopped: rank 0 says so after --timeout, though NCCL's kernel waits on the GPU for ever."""
+    options = "--rehearse --sizes 4K --max-time 100 --precision 0.00001 --timeout 10"
+    stop = lambda processes: processes[1].send_signal(signal.SIGSTOP)  # noqa: E731
+    started = Started(tmp_path, "allreduce", options, 2, harm=stop)
+    print(check_left(started, "its process is stopped; "))
+
+
+def check_left(started: Started, stated: str) -> str:
+    """The one error line of rank 0; the file says the same and can be read."""
+    assert started.codes[0] == 5, started.stderr
+    (line,) = (line for line in started.stderr[0].splitlines() if "torchcoll: error" in line)
+    assert stated in line and "all_reduce 4K" in line
+    run = load(started.path)
+    assert run.end["exit_code"] == 5 and run.events[-1]["kind"] in ("hang", "lost_rank")
+    assert not any(result.status == "ok" for result in run.results)
+    return line
 
 
 def test_pairs_of_a_rehearsal(tmp_path):

@@ -182,6 +182,50 @@ def test_the_slurm_script_repeats_the_report(tmp_path):
     assert "#SBATCH --ntasks-per-node=8\n" in (LAUNCH / "slurm.sbatch").read_text()
 
 
+@pytest.mark.parametrize(
+    ("told", "options"),
+    [
+        # 192 CPUs for 8 tasks; sbatch's own number; another way; srun's own; nodes that differ.
+        (
+            {"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_CPUS_PER_NODE": "192(x2)"},
+            "--cpus-per-task=24 --distribution=block:block ",
+        ),
+        (
+            {
+                "SLURM_TASKS_PER_NODE": "8",
+                "SLURM_JOB_CPUS_PER_NODE": "192",
+                "SLURM_CPUS_PER_TASK": "12",
+            },
+            "--cpus-per-task=12 --distribution=block:block ",
+        ),
+        (
+            {
+                "SLURM_TASKS_PER_NODE": "8",
+                "SLURM_JOB_CPUS_PER_NODE": "192",
+                "CPU_BIND": "--cpu-bind=none",
+            },
+            "--cpu-bind=none ",
+        ),
+        (
+            {
+                "SLURM_TASKS_PER_NODE": "8",
+                "SLURM_JOB_CPUS_PER_NODE": "192",
+                "CPU_BIND": " ",
+            },
+            "",
+        ),
+        ({"SLURM_TASKS_PER_NODE": "8(x2),4", "SLURM_JOB_CPUS_PER_NODE": "192(x2),64"}, ""),
+        ({"SLURM_TASKS_PER_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": "4"}, ""),
+        ({}, ""),
+    ],
+)
+def test_slurm_gives_each_rank_its_share_of_the_cores(tmp_path, told, options):
+    env = program(tmp_path / "bin", "srun", "#!/bin/sh\nexit 1\n") | {"SLURM_JOB_ID": "5", **told}
+    done = run(["bash", LAUNCH / "slurm.sbatch"], env=env, cwd=tmp_path)
+    start = f"+ srun --kill-on-bad-exit=1 {options}{sys.executable} -m torchcoll.suite "
+    assert done.stdout.startswith(start), done.stderr
+
+
 @pytest.mark.parametrize(("code", "expected"), [(0, 1), (5, 5), (143, 143)])
 def test_a_launch_without_an_end_is_the_last(tmp_path, code, expected):
     env = program(tmp_path / "bin", "srun", f"#!/bin/sh\nexit {code}\n") | {"SLURM_JOB_ID": "5"}

@@ -166,7 +166,9 @@ def test_two_ranks_on_two_nodes(cluster, tmp_path):
     assert sorted((r.case.collective, r.status) for r in run.results) == sorted(
         (name, "ok") for name in ten for _ in ("1K", "4K")
     )
-    assert out.startswith("+ srun --kill-on-bad-exit=1 ")
+    # Two CPUs a node, one task on each.
+    bound = "--cpus-per-task=2 --distribution=block:block"
+    assert out.startswith(f"+ srun --kill-on-bad-exit=1 {bound} ")
 
 
 def test_a_launch_that_cannot_start_is_the_last(cluster, tmp_path):

@@ -591,3 +591,42 @@ def test_the_bindings_on_the_cpu(jobs, tmp_path):
     job = jobs(tmp_path / "job", target, 2, setup=setup)
     assert job.codes() == [0, 0], job.text(0)
     assert "oneCCL bindings 2.8.0+standin" in job.text(0, "stdout")
+
+
+# -- torchcomms, which is no backend but makes them ----------------------------------------------
+
+INSTALL = (
+    "It is not installed: pip install torchcomms --index-url "
+    "https://download.pytorch.org/whl/cu128 (on Linux, with a CUDA build of torch; PyPI's "
+    "torchcomms is empty)."
+)
+
+
+@pytest.fixture
+def no_torchcomms(monkeypatch):
+    """As on a machine without it, whatever is installed here."""
+    monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", False, raising=False)
+
+
+def test_torchcomms_as_a_backend(no_torchcomms, monkeypatch):
+    with pytest.raises(UnavailableError) as caught:
+        choose_backends(torch, "torchcomms", "cpu")
+    expected = "a backend that it makes, such as nccl, under TORCH_DISTRIBUTED_USE_TORCHCOMMS=1"
+    assert str(caught.value) == f"backend: got torchcomms, expected {expected}. {INSTALL}"
+    monkeypatch.delattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE")
+    with pytest.raises(UnavailableError, match=r"cannot use it: 2\.13 or newer can\.$"):
+        choose_backends(torch, "torchcomms", "cpu")
+
+
+def test_torchcomms_asked_of_a_torch_that_would_go_on_without(no_torchcomms, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0")
+    assert choose_backends(torch, "gloo", "cpu")[1] == "cpu"
+    monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")
+    with pytest.raises(UnavailableError) as caught:
+        choose_backends(torch, "gloo", "cpu")
+    expected = "torchcomms beside torch, which would go on without it"
+    assert str(caught.value) == (
+        f"TORCH_DISTRIBUTED_USE_TORCHCOMMS: got 1, expected {expected}. {INSTALL}"
+    )
+    monkeypatch.setattr(dist.distributed_c10d, "_TORCHCOMM_AVAILABLE", True)
+    assert choose_backends(torch, "gloo", "cpu")[1] == "cpu"

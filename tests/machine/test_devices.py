@@ -122,6 +122,73 @@ def test_a_device_that_does_not_open():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        (
+            "CUDA error: all CUDA-capable devices are busy or unavailable",
+            "Another process has it, or it is in exclusive mode: nvidia-smi -q -d COMPUTE,PIDS "
+            "tells.",
+        ),
+        (
+            "CUDA error: out of memory",
+            "Other processes have its memory: nvidia-smi names them.",
+        ),
+        (
+            "CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+            "Update the driver, or install a torch for an older CUDA.",
+        ),
+    ],
+)
+def test_what_to_do_where_a_device_refuses(text, action):
+    def refuse(index):
+        raise RuntimeError(f"{text}\nCompile with ...")
+
+    with pytest.raises(UnavailableError) as caught:
+        open_device(Machine(set_device=refuse).torch, "cuda", launched(), shared=False)
+    expected = "expected one that this process can use"
+    assert str(caught.value) == f"device cuda:0: got {text}, {expected}. {action}"
+
+
+def test_a_driver_older_than_the_runtime():
+    """torch finds no device then, and says why as it is asked to start (torch/cuda/__init__.py)."""
+
+    def refuse():
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040). Please update "
+            "your GPU driver by downloading and installing a new version from the URL: ..."
+        )
+
+    with pytest.raises(UnavailableError) as caught:
+        open_device(Machine(count=0, init=refuse).torch, "cuda", launched(), shared=False)
+    assert str(caught.value) == (
+        "device cuda: got none that torch 2.99 can use (The NVIDIA driver on your system is too "
+        "old (found version 11040)), expected at least one. Update the driver, or install a torch "
+        "that was built for an older CUDA; --device cpu measures on the CPU."
+    )
+
+
+def test_the_torch_that_is_here_says_why_it_has_no_gpu():
+    """The real one: built without CUDA, or without a driver."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UnavailableError) as caught:
+        open_device(torch, "cuda", launched(), shared=False)
+    stated = f"device cuda: got none that torch {torch.__version__} can use ("
+    assert str(caught.value).startswith(stated) and "\n" not in str(caught.value)
+
+
+def test_slices_of_one_gpu():
+    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    device = Machine(get_device_name=lambda index: name).open()
+    with pytest.raises(UnavailableError) as caught:
+        refuse_shared([("a", "0000:01:00.0")] * 2, device.described)
+    assert str(caught.value) == (
+        "device: got ranks 0 and 1 on MIG slices of 0000:01:00.0 of a, expected a device for each "
+        "rank. NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
+    )
+
+
 def test_free_memory_that_is_not_told():
     def refuse(index):
         raise RuntimeError("doesn't support querying the available free memory")

@@ -628,9 +628,9 @@ def test_chosen_columns_are_the_fields_of_a_row(shown):
         ),
         (
             {"pivot": "size"},
-            "pivot: got size, expected one of collective, backend, device, ranks, dtype, op, root, "
-            "in_place, group, buffers, buffer_reuse, asynchronous, coalesce, rehearsal, splits, "
-            "communicator, mode, clock, label, label=KEY, file",
+            "pivot: got size, expected one of collective, backend, implementation, device, ranks, "
+            "dtype, op, root, in_place, group, buffers, buffer_reuse, asynchronous, coalesce, "
+            "rehearsal, splits, communicator, mode, clock, label, label=KEY, file",
         ),
         ({"pivot": "label=x"}, "pivot label: got x, expected a label, and the files have none"),
     ],

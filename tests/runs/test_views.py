@@ -25,6 +25,7 @@ VALUES = {
     "group": None,
     "buffers": "default",
     "buffer_reuse": "same",
+    "implementation": "own",
     "asynchronous": False,
     "coalesce": 1,
     "rehearsal": False,

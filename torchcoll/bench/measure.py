@@ -146,11 +146,8 @@ def _buffers(sweep: Sweep, sizing: Sizing, group: Any) -> Iterator[Buffers | Not
     if lacking:
         names, text = lacking
         memory = plain or _is_memory(text)
-        yield (
-            NotRun("oom", f"no memory on {names}: {text}")
-            if memory
-            else NotRun("unsupported", text)
-        )
+        text = f"no memory on {names}: {text}" if memory else text
+        yield NotRun("oom" if memory else "unsupported", text)
     else:
         assert buffers is not None
         yield buffers
@@ -228,7 +225,7 @@ class _Measurement:
         text = first_call(session, name, lambda: self._timed_alone(self.cold, 1, align))
         if text:
             status = "oom" if _is_memory(text) else "unsupported"
-            if status == "unsupported":
+            if status == "unsupported" and case.implementation == "own":
                 text = self.communicator.backend.reason(self.sizing.case, text)
             return _results(self.sweep, self.sizing, samples, status=status, reason=text)
         try:

@@ -144,7 +144,7 @@ def keep_members(
     recorder.members(gathered)
     for name in phases[0]:
         recorder.phase(name, [phase.get(name, 0) for phase in phases])
-    for host, text in plausibility.crowded(gathered):
+    for host, text in (*plausibility.crowded(gathered), *plausibility.apart(gathered)):
         recorder.event("warning", f"{host}: {text}")
     if states:
         # A program that has a group of its own has worked on the device until now.

@@ -460,7 +460,7 @@ class Session:
             refusal = error
         places: Places = [tuple(place) for place in self.control.agree(refusal, where)]
         if device.kind != "cpu" and not spec.rehearse:
-            refuse_shared(places)
+            refuse_shared(places, device.described)
         return entries, device, places
 
     def _write_header(self, argv: list[str] | None) -> None:

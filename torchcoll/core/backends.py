@@ -8,6 +8,7 @@ of a backend (its name) is read off the ranks.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,7 @@ def choose_backends(
         raise UnavailableError(
             "torch", f"{torch.__version__} without torch.distributed", "a build that has it"
         )
+    _check_torchcomms(torch)
     kind = device
     if kind and ":" in kind:
         raise UsageError("device", device, "cpu, cuda or xpu", "Rank l of a host takes device l.")
@@ -301,6 +303,8 @@ def _entry(torch: Any, name: str) -> BackendEntry:
             if is_nccl(name):
                 return replace(BACKENDS["nccl"], name=name, devices=devices)
             return BackendEntry(name, devices)
+        if name == TORCHCOMMS:
+            raise UnavailableError("backend", name, *_torchcomms(torch))
         usable = [n for n in BACKENDS if _built(torch, n)]
         expected = f"one that this torch has: {', '.join(usable)}"
         raise UnavailableError("backend", name, expected, did_you_mean(name, usable))
@@ -311,6 +315,35 @@ def _entry(torch: Any, name: str) -> BackendEntry:
             "backend", name, f"one that torch {torch.__version__} was built with", entry.absent
         )
     return entry
+
+
+# Not a backend of torch.distributed but another way to make its backends, from torch 2.13 on: with
+# this variable nccl and gloo are torchcomms'. Without the package torch ignores it.
+TORCHCOMMS, _BY_TORCHCOMMS = "torchcomms", "TORCH_DISTRIBUTED_USE_TORCHCOMMS"
+_INSTALL_TORCHCOMMS = (
+    "pip install torchcomms --index-url https://download.pytorch.org/whl/cu128 (on Linux, with a "
+    "CUDA build of torch; PyPI's torchcomms is empty)"
+)
+
+
+def _torchcomms(torch: Any) -> tuple[str, str]:
+    """What is expected in place of it as a backend's name, and what to do."""
+    expected = f"a backend that it makes, such as nccl, under {_BY_TORCHCOMMS}=1"
+    if not hasattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE"):
+        return expected, f"torch {torch.__version__} cannot use it: 2.13 or newer can."
+    there = torch.distributed.distributed_c10d._TORCHCOMM_AVAILABLE
+    return expected, "" if there else f"It is not installed: {_INSTALL_TORCHCOMMS}."
+
+
+def _check_torchcomms(torch: Any) -> None:
+    """Raises UnavailableError where torchcomms is asked for and torch would go on without it."""
+    asked = os.environ.get(_BY_TORCHCOMMS, "0")
+    if asked == "0":
+        return
+    if not getattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
+        _, action = _torchcomms(torch)
+        expected = f"{TORCHCOMMS} beside torch, which would go on without it"
+        raise UnavailableError(_BY_TORCHCOMMS, asked, expected, action)
 
 
 def _built(torch: Any, name: str) -> bool:

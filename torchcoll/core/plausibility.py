@@ -101,6 +101,27 @@ def crowded(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return found
 
 
+def apart(members: Iterable[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """(host, text) for each host whose ranks see one GPU each, and not the others'.
+
+    NCCL must see all GPUs of a host to find their NVLinks: with one in each task's cgroup (srun
+    --gpus-per-task) it goes over PCIe or the host's memory and says nothing (NVIDIA/nccl#1066).
+    ``members``: of a Run.
+    """
+    found = []
+    members = list(members)
+    for host in dict.fromkeys(str(m.get("host")) for m in members):
+        here = [m for m in members if str(m.get("host")) == host]
+        several = len({m.get("pci_id") or m.get("uuid") for m in here}) == len(here) > 1
+        amd = any(str(m.get("device_name")).startswith("AMD") for m in here)
+        if several and not amd and all(m.get("device") == "cuda:0" for m in here):
+            text = f"each of {len(here)} ranks sees its own GPU alone (srun --gpus-per-task does "
+            text += "so): NCCL may find no NVLink between them (NVIDIA/nccl#1066). "
+            text += "srun --gpus-per-node, or --gpu-bind=none, shows all to each"
+            found.append((host, text))
+    return found
+
+
 def _numbers(text: object) -> set[int]:
     """``0-3,8`` as numbers; nothing where it is something else (a file edited by hand)."""
     if not isinstance(text, str):

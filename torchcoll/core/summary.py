@@ -417,10 +417,17 @@ def nothing_sent(rows: Sequence[Row]) -> str:
 
 
 def libraries_of(run: Run) -> list[str | None]:
-    """The communication library that the launch of each result had, in the order of the results."""
-    known = [one.environment.get("libraries") or {} for one in (run, *run.continuations)]
-    numbers = launch_numbers(run)
-    return [known[n].get(r.case.backend) for n, r in zip(numbers, run.results, strict=True)]
+    """What communicated in the launch of each result: the backend's library, or torch's symmetric
+    memory in its place; in the order of the results.
+    """
+    known = [one.environment for one in (run, *run.continuations)]
+    found: list[str | None] = []
+    for number, result in zip(launch_numbers(run), run.results, strict=True):
+        if result.case.implementation != "own":
+            found.append(f"symmetric memory of torch {known[number].get('torch') or ''}".rstrip())
+        else:
+            found.append((known[number].get("libraries") or {}).get(result.case.backend))
+    return found
 
 
 # -------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Cpu:
     kind = name = "cpu"
     captures = False
     index = None
+    described = ""
     calls_per_sample = 1
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -174,6 +175,12 @@ class Accelerator:
         self.captures = hasattr(self._module, "CUDAGraph")
         self.calls_per_sample = XPU_CALLS_PER_SAMPLE if kind == "xpu" else 1
         self._side: Any = None  # the stream of work beside the calls
+
+    @property
+    def described(self) -> str:
+        """As torch names it, '' where it does not: ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
+        ask = getattr(self._module, "get_device_name", None)
+        return str(ask(self.index)) if ask else ""
 
     def open(self) -> None:
         """Select the device and make its context: the first allocation does."""
@@ -341,11 +348,12 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
     module = torch.get_device_module(kind)
     count = module.device_count() if module.is_available() else 0
     if not count:
+        why = _why_none(module)
         raise UnavailableError(
             f"device {kind}",
-            f"none that torch {torch.__version__} can use",
+            f"none that torch {torch.__version__} can use{f' ({why})' if why else ''}",
             "at least one",
-            "torchcoll doctor says why; --device cpu measures on the CPU.",
+            _action(why, "torchcoll doctor says why") + "; --device cpu measures on the CPU.",
         )
     local = launch.local_rank
     if local >= count and not shared and not (count == 1 and _masked()):
@@ -365,22 +373,62 @@ def open_device(torch: Any, kind: str, launch: Launch, shared: bool) -> Device:
             f"device {device.name}",
             text or type(error).__name__,
             "one that this process can use",
-            "torchcoll doctor says why.",
+            _action(text, "torchcoll doctor says why") + ".",
         ) from None
     return device
 
 
-def refuse_shared(places: Sequence[tuple[str, str | None]]) -> None:
-    """places: host and device of each rank. Raises UnavailableError for two ranks on one device."""
+# What CUDA's and torch's refusals ask for, by words of theirs (cudaErrorDevicesUnavailable,
+# cudaErrorMemoryAllocation, cudaErrorInsufficientDriver).
+_ACTIONS = (
+    (
+        "busy or unavailable",
+        "Another process has it, or it is in exclusive mode: nvidia-smi -q -d COMPUTE,PIDS tells",
+    ),
+    ("out of memory", "Other processes have its memory: nvidia-smi names them"),
+    (
+        "driver on your system is too old",
+        "Update the driver, or install a torch that was built for an older CUDA",
+    ),
+    ("driver version is insufficient", "Update the driver, or install a torch for an older CUDA"),
+)
+
+
+def _action(text: str, usual: str) -> str:
+    return next((action for words, action in _ACTIONS if words in text.lower()), usual)
+
+
+def _why_none(module: Any) -> str:
+    """The first sentence of what torch says where it finds no device; '' where it says nothing."""
+    try:
+        module.init()
+    except (RuntimeError, AssertionError) as error:
+        line = (str(error).splitlines() or [""])[0]
+        return line.partition(". ")[0].rstrip(".")
+    except AttributeError:
+        pass
+    return ""
+
+
+def refuse_shared(places: Sequence[tuple[str, str | None]], name: str = "") -> None:
+    """places: host and device of each rank; name: of this rank's device, as torch says it. Raises
+    UnavailableError for two ranks on one device.
+
+    Slices of one GPU (MIG) are one device: their ranks can reach each other by no CUDA IPC, and
+    NCCL refuses them.
+    """
     first: dict[tuple[str, str | None], int] = {}
     for rank, (host, device) in enumerate(places):
         other = first.setdefault((host, device), rank)
         if device and other != rank:
+            sliced = " MIG " in f"{name} "
             raise UnavailableError(
                 "device",
-                f"ranks {other} and {rank} on {device} of {host}",
+                f"ranks {other} and {rank} on {'MIG slices of ' * sliced}{device} of {host}",
                 "a device for each rank",
-                "Start fewer ranks, or rehearse with several on one device: --rehearse.",
+                "NCCL connects no slices of one GPU: one rank alone, or GPUs without MIG."
+                if sliced
+                else "Start fewer ranks, or rehearse with several on one device: --rehearse.",
             )
 
 

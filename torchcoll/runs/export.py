@@ -154,6 +154,7 @@ def block_start(
     iters = spec.get("iters") if "iters" in spec else 0
     iters = _LEAST_ITERS if iters is None else iters
     group = f", sub-group {one_line(first.group)}" if first.group else ""
+    by = f" by {one_line(first.implementation)}" if first.implementation != "own" else ""
     statistic = statistics_of([first])[0]
     lines = [
         f"# {program_text(run)} in the text format of nccl-tests",
@@ -162,7 +163,7 @@ def block_start(
         f"iters: {warmup} iters: {iters} agg iters: {first.coalesce} validation: "
         f"{int(spec.get('check') or False)} graph: {int(first.mode == 'graph')}",
         "# torchcoll: warmup iters and iters are the least of any case; below is what ran",
-        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}, mode "
+        f"# torchcoll: torch.distributed {first.collective} on {one_line(first.backend)}{by}, mode "
         f"{one_line(first.mode)}{group}",
         f"# torchcoll: time is the {statistic} over calls of {_READINGS.get(how, how)}",
     ]
@@ -291,7 +292,7 @@ def _span(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-Group = tuple[str, str, str]  # collective, backend, sub-group
+Group = tuple[str, str, str, str]  # collective, backend, implementation, sub-group
 
 
 class NcclTests:
@@ -371,7 +372,7 @@ class NcclTests:
 
 
 def _group(case: Case) -> Group:
-    return case.collective, case.backend, case.group or ""
+    return case.collective, case.backend, case.implementation, case.group or ""
 
 
 def _both(pair: Pair, other: Pair | None) -> str:
