@@ -113,8 +113,8 @@ def test_nothing_to_trace():
 
 
 def test_a_real_launch_is_what_the_format_of_chrome_traces_asks_for():
-    """Google's Trace Event Format, which Perfetto reads: events have ph, pid, tid and name; X has ts
-    and dur in us; M names processes and threads. Slices of one thread nest or do not meet.
+    """Google's Trace Event Format, which Perfetto reads: events have ph, pid, tid and name; X has
+    ts and dur in us; M names processes and threads. Slices of one thread nest or do not meet.
     """
     path = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks/launch-1.jsonl"
     found = json.loads(trace_text([load(path)]))
