@@ -294,3 +294,9 @@ def test_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnavailableError, match=r"matplotlib. Install torchcoll\[plot\]"):
         torchcoll.plot(sweep(), tmp_path / "a.png")
+
+
+def test_more_lines_than_can_be_told_apart_say_how_to_filter():
+    results = [result(2, case=case(group=f"mod:{n}/0")) for n in range(2, 60)]
+    with pytest.raises(UsageError, match=r"lines: got 58 in one panel, expected at most 48"):
+        figure_of(run(*results))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from handmade import case, result, run
 
 from torchcoll.cli import main
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import save
+from torchcoll.core.file import load, save
 from torchcoll.runs.timeline import trace_text
 
 
@@ -109,3 +110,30 @@ def test_the_command(tmp_path, capsys):
 def test_nothing_to_trace():
     with pytest.raises(UsageError, match=r"^trace: got no call, expected result files"):
         trace_text([run()])
+
+
+def test_a_real_launch_is_what_the_format_of_chrome_traces_asks_for():
+    """Google's Trace Event Format, which Perfetto reads: events have ph, pid, tid and name; X has
+    ts and dur in us; M names processes and threads. Slices of one thread nest or do not meet.
+    """
+    path = Path(__file__).parents[2] / "results/gloo-oneccl-2ranks/launch-1.jsonl"
+    found = json.loads(trace_text([load(path)]))
+    assert isinstance(found["traceEvents"], list)
+    assert found["displayTimeUnit"] in ("ms", "ns")
+    slices = {}
+    for one in found["traceEvents"]:
+        assert isinstance(one["name"], str) and one["name"]
+        assert type(one["pid"]) is int and type(one["tid"]) is int
+        if one["ph"] == "M":
+            assert one["name"].startswith(("process_", "thread_"))
+            assert set(one["args"]) <= {"name", "labels", "sort_index"}
+            continue
+        assert one["ph"] == "X" and one["ts"] >= 0 and one["dur"] >= 0
+        slices.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["dur"]))
+    assert len(slices) == 2  # a rank a process
+    for own in slices.values():
+        assert len(own) > 1000
+        ends = 0.0
+        for start, lasts in sorted(own):
+            assert start >= ends - 0.001  # us, of one after the other
+            ends = start + lasts

@@ -199,7 +199,11 @@ def test_a_machine_that_nobody_published(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     save(a_launch("NVIDIA GeForce RTX 5090", 8, 1, 20.0), path)
     assert main(["show", "--published", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("published: nothing of this kind of machine")
+    text = capsys.readouterr().out
+    assert text.startswith("published: nothing of 8 NVIDIA GeForce RTX 5090 (torchcoll show")
+    save(a_launch("", 8, 1, 20.0), tmp_path / "b.jsonl")
+    assert main(["show", "--published", str(tmp_path / "b.jsonl")]) == 0
+    assert "which GPUs on how many hosts is not known" in capsys.readouterr().out
 
 
 def test_the_report_says_it(tmp_path):

@@ -167,6 +167,7 @@ def _point(size_bytes: int, items: Sequence[Measured]) -> PlotPoint:
 
 # -------------------------------------------------------------------------------------------------
 
+_MOST_LINES = 48  # of one panel: more names than fit beside it
 _NOTHING_MOVED = "one rank, or nothing was communicated"
 
 
@@ -176,8 +177,16 @@ def lines_figure(
     """A row for each collective: time on the left, bus bandwidth on the right.
 
     limits: (fabric, limit) whose busbw is drawn in the panels of the collectives that it holds for.
-    Raises UnavailableError without matplotlib.
+    Raises UnavailableError without matplotlib, UsageError for more lines than can be told apart.
     """
+    most = max(map(len, picture.panels.values()))
+    if most > _MOST_LINES:
+        raise UsageError(
+            "lines",
+            f"{most} in one panel",
+            f"at most {_MOST_LINES}",
+            "--filter collective=NAME,dtype=NAME,... leaves fewer.",
+        )
     figure, axes = new_figure(len(picture.panels), 2)
     for (collective, lines), (left, right) in zip(picture.panels.items(), axes, strict=True):
         for number, (line, name) in enumerate(zip(lines, _names(lines), strict=True)):

@@ -79,19 +79,30 @@ def _figures(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], dict[b
 
 def alike(run: Run) -> list[Publication]:
     """Those of as many GPUs of the same name on as many hosts; [] where the run tells no kind."""
-    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
-    names = names or {str(run.labels["gpu"])} if run.labels.get("gpu") else names
-    hosts = hosts_of(run)
-    if len(names) != 1 or not hosts or run.ranks < 2 or run.ranks % hosts:
-        return []
-    words = _words(names.pop())
-    if words & _OTHERS:
+    name, hosts = _name_of(run), hosts_of(run)
+    words = _words(name)
+    if not words or words & _OTHERS:
         return []
     return [
         one
         for one in publications()
         if (one.hosts, one.ranks) == (hosts, run.ranks) and _words(one.gpu) <= words
     ]
+
+
+def kind_of_run(run: Run) -> str:
+    """Such as ``2x8 NVIDIA H100 PCIe``; '' where its GPUs or hosts are not known, or not alike."""
+    name, hosts = _name_of(run), hosts_of(run)
+    if not name or not hosts or run.ranks % hosts:
+        return ""
+    return f"{run.ranks} {name}" if hosts == 1 else f"{hosts}x{run.ranks // hosts} {name}"
+
+
+def _name_of(run: Run) -> str:
+    """The name of all GPUs of the run; the label ``gpu`` where it does not tell them."""
+    names = {str(m["device_name"]) for m in run.members if m.get("device_name")}
+    names = names or {str(run.labels.get("gpu", ""))}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _words(name: str) -> set[str]:

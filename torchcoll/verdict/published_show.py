@@ -11,7 +11,14 @@ from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_bandwidth, format_size
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Grid, Head, filled
-from torchcoll.verdict.published import Publication, PublishedCase, alike, publications, standings
+from torchcoll.verdict.published import (
+    Publication,
+    PublishedCase,
+    alike,
+    kind_of_run,
+    publications,
+    standings,
+)
 
 SCHEMA = "torchcoll-published/1"
 _CAVEAT = (
@@ -84,8 +91,9 @@ def _nothing(known: Sequence[Publication]) -> str:
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     grid = published_grid(run)
     if grid is None:
-        text = "published: nothing of this kind of machine (torchcoll show --published has all)"
-        return [Grid([], [], above=[text])], []
+        kind = one_line(kind_of_run(run))
+        text = f"nothing of {kind}" if kind else "which GPUs on how many hosts is not known"
+        return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
     found: list[PublishedCase] = standings(run, summarise_run(run))
     return [grid], [
         {
