@@ -61,7 +61,8 @@ def _limits(machine: Machine) -> Limits:
 
 def _answer(limits: Limits, machine: Machine) -> Answer:
     """What each reach allows, and the slowest way between the hosts."""
-    texts, like, kind = [], len(machine.hosts) == 1, ""
+    texts: list[str] = []
+    like, kind = len(machine.hosts) == 1, ""
     for reach, own in limits:
         known = [one for one in own if one.gbps is not None]
         if not known:
