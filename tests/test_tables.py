@@ -15,7 +15,9 @@ PACKAGE = Path(torchcoll.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 NAMES = {*COLLECTIVES, *BACKENDS}
 TABLES = {"core/collectives.py": {*COLLECTIVES}, "core/backends.py": {*BACKENDS}}
-STUBS = {f"{entry.module}.py": {entry.name} for entry in COLLECTIVES.values()}
+STUBS = {
+    f"{name}.py": {one.name} for one in COLLECTIVES.values() for name in (one.module, one.name)
+}
 # Rooms whose subject is what others call things.
 FOREIGN = {
     "importers": "collectives and backends as other tools have them",

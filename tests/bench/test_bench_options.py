@@ -134,7 +134,7 @@ BAD = [
     ("-b 0x10", f"min-bytes: got 0x10, expected {SIZES}"),
     ("--min-bytes=", f"min-bytes: got an empty text, expected {SIZES}"),
     ("-b 0", "min-bytes: got 0, expected at least 1 byte"),
-    ("-b 2K -e 1K", "min-bytes: got 2048, expected at most max-bytes (1024)"),
+    ("-b 2K -e 1K", "min-bytes (-b): got 2K, expected at most max-bytes (-e), which is 1K"),
     ("-e 1e3", f"max-bytes: got 1e3, expected {SIZES}"),
     ("-f 1", "factor: got 1.0, expected a number above 1"),
     ("-f 0.5", "factor: got 0.5, expected a number above 1"),

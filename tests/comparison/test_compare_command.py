@@ -403,8 +403,8 @@ def test_single_means_of_another_tool(folder, capsys):
         (
             "before",
             2,
-            "compare: got the side base alone, expected BASE and NEW. Name each side where they "
-            "have several files: before='a/*.jsonl' after='b/*.jsonl'.",
+            "compare: got the side base alone, expected BASE and NEW, of two names. Files of one "
+            "name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'.",
         ),
         (
             "before/0.jsonl before/1.jsonl after/0.jsonl",

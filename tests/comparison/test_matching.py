@@ -9,7 +9,6 @@ import pytest
 from made_launches import given, launches, measured, run
 
 from torchcoll.comparison.compare import compare
-from torchcoll.comparison.differences import Start
 from torchcoll.comparison.show import comparison_grids, comparison_object
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UsageError
@@ -341,16 +340,22 @@ def two_backends(*first_ms):
 
 
 def test_two_backends_are_compared_by_their_first_calls_too():
-    launch = [two_backends(4, 900), two_backends(6, 980)]
+    launch = [two_backends(4, 800), two_backends(9, 1250)]
     ours, theirs = (side(f"backend:{name}", launch) for name in ("gloo", "ccl"))
     found = compare(ours, theirs)
-    # The medians of two launches: 5 and 940 ms; gloo's 10 ms of connecting come before.
-    assert found.starts == (Start("gloo", 5e6, 15e6), Start("ccl", 940e6, 940e6))
+    # Geometric means, as cold has them: of 4 and 9 ms, 800 and 1250; connecting takes gloo 10 ms
+    # before: 14 and 19, of which it is the root of 266.
+    expected = [("gloo", 6e6, 266**0.5 * 1e6), ("ccl", 1e9, 1e9)]
+    found_starts = [(one.backend, one.first_call_ns, one.first_result_ns) for one in found.starts]
+    assert found_starts == [
+        (name, pytest.approx(call), pytest.approx(all)) for name, call, all in expected
+    ]
     (last,) = comparison_grids(found)[-1:]
     assert (
-        "first call: gloo 5.00 ms, ccl 940 ms; time to first result: gloo 15.0 ms, ccl 940 ms"
+        "first call: gloo 6.00 ms, ccl 1.00 s; time to first result: gloo 16.3 ms, ccl 1.00 s "
+        "(geometric means over the launches)"
     ) in last.below
-    assert comparison_object(found)["starts"][1]["first_result_ns"] == 940e6
+    assert comparison_object(found)["starts"][1]["first_result_ns"] == pytest.approx(1e9)
     assert compare(one(), one()).starts == ()  # one backend: its first calls are cases
 
 

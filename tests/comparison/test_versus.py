@@ -80,7 +80,7 @@ def noisy(ratios, noise=0.005, seed=0):
 
 
 def told(state):
-    return answer(state.comparisons(), state.round).text
+    return answer(state, state.comparisons(), "runs/a b").text
 
 
 # -- what is launched ------------------------------------------------------------------------
@@ -149,7 +149,10 @@ def test_the_most_launches_are_the_end():
     state = begun(most=4)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2))
     assert state.stopped == "4 launches a side are the most that were asked for"
-    assert told(state) == "b and a are unclear at 1K; 4 launches a side"
+    assert told(state) == (
+        "b and a are unclear at 1K; 4 launches a side. What is unclear goes on with torchcoll "
+        "versus --resume 'runs/a b' --launches 8"
+    )
 
 
 def test_three_sides_are_compared_with_the_first():

@@ -273,7 +273,7 @@ SIZES = "a number of bytes with an optional K, M, G or T (binary), such as 8, 1K
         ({"min_bytes": 0}, "min-bytes: got 0, expected at least 1 byte"),
         (
             {"min_bytes": "1M", "max_bytes": "1K"},
-            "min-bytes: got 1048576, expected at most max-bytes (1024)",
+            "min-bytes (-b): got 1M, expected at most max-bytes (-e), which is 1K",
         ),
         ({"step_bytes": 0}, "step-bytes: got 0, expected at least 1 byte"),
         ({"factor": 1}, "factor: got 1.0, expected a number above 1"),

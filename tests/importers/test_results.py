@@ -15,6 +15,7 @@ import pytest
 from torchcoll.cli import main
 from torchcoll.core.file import load
 from torchcoll.core.plausibility import summarise_run
+from torchcoll.importers.base import numbers
 from torchcoll.runs.reference import load_points
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -266,3 +267,13 @@ def test_every_command_of_the_readme_works(command, capsys):
     else:
         assert main([names.get(word, word) for word in words]) == 0
         assert capsys.readouterr().out
+
+
+def test_figures_of_a_row_at_once():
+    """Also where one of them is none, or no ordinary number: the others stay."""
+    assert numbers("1.5", "0", "2e3") == [1.5, 0, 2000]
+    assert numbers("1,234.5", "nan", "7") == [1234.5, None, 7]
+    assert numbers("3", "nan") == [3, None] and numbers("nan", "3") == [None, 3]
+    assert numbers("-1", "inf", "1e18", "4") == [None, None, None, 4]
+    assert numbers("9e17", "9e17") == [9e17, 9e17]
+    assert numbers("x", "5") == [None, 5]

@@ -63,6 +63,22 @@ def test_what_they_leave_open_is_refused_with_the_choice(imported, count, op, ro
     ]
 
 
+def test_all_gather_until_june_2020_printed_what_hypercube_does(imported):
+    """Both (n - 1) S / n / t as algbw and as busbw: all_gather.cu of nccl-tests before ec1b5e2."""
+    line = row(S, S // 8, "", -1, US, GBPS / 2, 1)  # of 2 ranks
+    found = imported(line)
+    assert "its figures fit hypercube and all_gather: give" in found.refused[0].reason
+    # Since 2022 the heading says #wrong: then all_gather's algbw is S / t.
+    found = imported(NAMES + line)
+    assert [r.case.collective for r in found.runs[0].results] == ["hypercube"] * 2
+
+
+def test_a_small_bandwidth_is_held_against_its_rounding(imported):
+    """0.07 GB/s of 1 KiB in 15.35 us, which are 0.0667: all_reduce of 2 ranks is not left out."""
+    found = imported(NAMES + row(1024, 256, "sum", -1, 15.35, 0.07, 1))
+    assert "fit all_reduce and sendrecv" in found.refused[0].reason
+
+
 def test_a_title_decides_where_the_figures_allow_it(imported):
     table = NAMES + row(S, S // 32, "none", -1, US, GBPS, 7 / 8)
     found = imported(f"## All-Gather on 8 GPUs\n\n{table}")

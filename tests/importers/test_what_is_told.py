@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 
 import pytest
-from foreign_files import ROW, text
+from foreign_files import ROW, SMALL, text
 
 from torchcoll.cli import main
 from torchcoll.core import paths
@@ -109,3 +110,28 @@ def test_stdin_is_read_by_every_command(folder, capsys, monkeypatch):
     assert len(rows(capsys, "compare", "own.jsonl", "-", "--collective", "all_reduce")) == 2
     typed((folder / "own.jsonl").read_bytes())
     assert load("-").path is None
+
+
+def test_messages_call_it_standard_input(folder, capsys, monkeypatch):
+    """And not by the file that it was put into, which nobody named and which is gone."""
+    for command in ("show", "trace", "log", "explain", "limits", "algorithms"):
+        monkeypatch.setattr(paths, "_stdin", [])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"nothing of use\n")))
+        assert main([command, "-"]) == 3
+        err = capsys.readouterr().err
+        assert "got standard input, expected" in err and tempfile.gettempdir() not in err
+    monkeypatch.setattr(paths, "_stdin", [])
+    cut = text(rows=SMALL + ROW[:60] + "\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(cut.encode())))
+    assert main(["show", "-", "--format", "json"]) in (0, 1)
+    told = [event["message"] for event in json.loads(capsys.readouterr().out)["run"]["events"]]
+    assert any(line.startswith("refused: standard input:") for line in told)
+
+
+def test_a_model_is_named_as_such(folder, capsys):
+    (folder / "machine.json").write_text('{\n "schema": "torchcoll-model/1"\n}\n')
+    for command in (["show"], ["model", "validate"]):
+        assert main([*command, "machine.json"]) == 3
+        assert "got machine.json, expected results; this is a model. torchcoll model predict" in (
+            capsys.readouterr().err
+        )

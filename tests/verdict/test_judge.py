@@ -329,6 +329,23 @@ def test_else_the_fabrics_that_fit_are_assumptions_and_no_verdict(name, ranks, h
     assert f"; assumed, no verdict: {assumed}" in found.line
 
 
+def test_no_fabric_of_nvidia_is_assumed_for_another_device():
+    """Whether its name tells, or its library."""
+    named = pasted("AMD Instinct MI308X")
+    unnamed = judge(
+        Run(
+            header={
+                "source": {"tool": "rccl-tests"},
+                "environment": {"libraries": {"nccl": "RCCL 2.27.7"}},
+            },
+            results=[replace(case_of(349, verification=None), ranks=8)],
+        )
+    )
+    for found in (named, unnamed):
+        assert found.word == "NO REFERENCE"
+        assert "nvswitch" not in found.line
+
+
 def test_the_figures_that_are_a_copy_of_one_device():
     """The published A100 curve as it is, as a table without ranks, and as it was imported."""
     folder = Path(__file__).parents[2] / "results" / "a100-8gpu-baseline"

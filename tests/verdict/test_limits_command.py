@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,10 @@ def host(tmp_path):
     return str(path)
 
 
-def test_the_sentence_comes_first(host, capsys):
+def test_the_sentence_ends_it(host, capsys):
     assert main(["limits", host]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
         "within the host, 8 GPUs: RING at most 370.800 GB/s busbw, NVLS 490.280 in all_reduce; "
         "over 2 hosts like it, 16 GPUs: RING at most 370.800"
     )
@@ -69,9 +70,18 @@ def test_a_cut_file_bounds_nothing(tmp_path, capsys):
     path.write_text(hgx()[:1500])
     assert main(["limits", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "no limit is known: the file is cut off" in out.splitlines()[0]
+    assert "no limit is known: the file is cut off" in out.splitlines()[-1]
     assert "at most" not in out
     assert "warning:" in out
+
+
+def test_a_topology_that_nccl_is_given_says_where_the_whole_one_is(tmp_path, capsys):
+    path = tmp_path / "input.xml"
+    path.write_text(re.sub(r"<gpu.*?</gpu>|<gpu[^>]*/>", "", hgx(), flags=re.DOTALL))
+    assert main(["limits", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "no limit is known: the file has no <gpu>" in last
+    assert last.endswith("run anything there with NCCL_TOPO_DUMP_FILE=topo.xml, and give that")
 
 
 @pytest.mark.parametrize(

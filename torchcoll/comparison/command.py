@@ -201,8 +201,8 @@ def versus_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--launches",
         metavar="N",
-        help="end with so many of each (30); it ends before that where every case is settled, or "
-        "where no more would be",
+        help="end with so many of each (30; 3 at least, before which nothing is judged); it ends "
+        "before that where every case is settled, or where no more would be",
     )
     add("--budget", metavar="TIME", help="begin no round that would end after 90s, 10m, 2h")
     add("-o", "--output", metavar="DIR", help="where everything goes; again: it goes on")

@@ -20,7 +20,7 @@ from torchcoll.comparison.statistics import geometric
 from torchcoll.core.backends import NCCL, ONECCL, of_family
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.summary import first_call_ns, first_result_ns, first_results, median
+from torchcoll.core.summary import first_call_ns, first_result_ns, first_results
 
 # Told first: what an upgrade changes. Then the variables and the rest, by name.
 _FIRST: tuple[str, ...] = (
@@ -291,8 +291,8 @@ class Profile:
     best_gbps: the highest busbw. half_bytes: the smallest size that reaches half of it, and
     below_bytes the next smaller one: the true size lies between them. floor_ns: the time of the
     smallest size, floor_bytes; None where that reaches half of the best already, so that its time
-    is no latency. first_result_ns: connecting and the first call of the launch, median over the
-    launches.
+    is no latency. first_result_ns: connecting and the first call of the launch, geometric mean over
+    the launches.
     """
 
     best_gbps: float | None
@@ -305,8 +305,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class Start:
-    """What a side's first call on one backend took, the median over its launches, nanoseconds:
-    the call itself, and with connecting before it (None where no launch tells that).
+    """What a side's first call on one backend took, the geometric mean over its launches as in
+    ``cold``, nanoseconds: the call itself, and with connecting before it (None where no launch
+    tells that).
     """
 
     backend: str
@@ -324,8 +325,8 @@ def start(side: Side, backends: Iterable[str]) -> Start | None:
     if not stated:
         return None
     results = [ns for run, f in stated if (ns := first_result_ns(run, f)) is not None]
-    calls = [first_call_ns(f) for _, f in stated]
-    return Start(backend, median(calls), median(results) if results else None)
+    calls = geometric(first_call_ns(f) for _, f in stated)
+    return Start(backend, calls or 0.0, geometric(results))
 
 
 def unlike(base: Side, new: Side) -> str:

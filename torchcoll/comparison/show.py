@@ -563,7 +563,7 @@ def _fit_figure(one: Fitted, value: float | None) -> str:
 
 
 def _start_lines(found: Comparison) -> list[str]:
-    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ...``"""
+    """``first call: gloo 14.9 ms, ccl 963 ms; time to first result: ... (geometric means ...)``"""
     words = []
     for what, name in (
         ("first call", "first_call_ns"),
@@ -572,7 +572,7 @@ def _start_lines(found: Comparison) -> list[str]:
         known = [(one.backend, getattr(one, name)) for one in found.starts]
         texts = [f"{one_line(b)} {format_time(ns, 3).strip()}" for b, ns in known if ns is not None]
         words += [f"{what}: {', '.join(texts)}"] if texts else []
-    return ["; ".join(words)] if words else []
+    return [f"{'; '.join(words)} (geometric means over the launches)"] if words else []
 
 
 def _below(found: Comparison) -> list[str]:

@@ -288,9 +288,11 @@ def sides_of(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
             raise UsageError("side", argument, "a path, or label=path")
         named.setdefault(label, []).append(path)
     if len(named) < 2:
+        name, paths = next(iter(named.items()), ("none", []))
+        several = f", {len(paths)} times" if len(paths) > 1 else ""
         raise UsageError(
-            "compare", f"the side {next(iter(named), 'none')} alone", "BASE and NEW",
-            "Name each side where they have several files: before='a/*.jsonl' after='b/*.jsonl'.",
+            "compare", f"the side {name} alone{several}", "BASE and NEW, of two names",
+            "Files of one name are launches of one side: before='a/*.jsonl' after='b/*.jsonl'.",
         )  # fmt: skip
     _check_torn(named)
     return list(named.items())

@@ -82,9 +82,9 @@ class Versus:
     """plan: the first of its cells is the base of all others. most: launches a side at which it
     ends; same_most: those over which the error of 'same' is spent.
 
-    stopped: why it has ended; '' before. failed: whether that is a launch without a result. round:
-    the last one that was looked at; standing: what it left of each cell but the base, empty before
-    the first look.
+    stopped: why it has ended; '' before. futile: whether that is that more launches would not pay;
+    failed: or a launch without a result. round: the last one that was looked at; standing: what it
+    left of each cell but the base, empty before the first look.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Versus:
         self.most = most
         self.same_most = same_most
         self.stopped = ""
+        self.futile = False
         self.failed = False
         self.round = 0
         self.standing: list[Standing] = []
@@ -234,6 +235,7 @@ class Versus:
         if found.settled.all():
             self.stopped = "every case is settled"
         elif found.futile and self.round < self.most:
+            self.futile = True
             best = 100 * found.chance[~found.settled].max()
             self.stopped = (
                 f"no open case has a chance of 20 % to be settled by {self.most} launches a side: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,16 +149,25 @@ def repeat_text(one: Repeat) -> str:
 # The answer.
 
 
-def answer(found: Sequence[Comparison], launches: int) -> Answer:
-    """launches: of a side, that count."""
+def answer(state: Versus, found: Sequence[Comparison], folder: str) -> Answer:
+    """In one sentence; of what is unclear the way on."""
     texts = [_against(one) for one in found]
     results = {row.result for one in found for row in one.rows if row.matched}
     worst = next((name for name in _ORDER if name in results), "")
     if worst == "same" and "unclear" in results:
         worst = "unclear"
     side = "a side" if len(found) == 1 else "of each"
-    text = f"{'. '.join(texts)}; {counted(launches, 'launch')} {side}"
+    text = f"{'. '.join(texts)}; {counted(state.round, 'launch')} {side}"
+    if "unclear" in results:
+        text += f". {_way_on(state, folder)}"
     return Answer(text, _KINDS.get(worst, "doubt"))
+
+
+def _way_on(state: Versus, folder: str) -> str:
+    # Where the rounds are done, or would not pay, there must be more of them; else it goes on.
+    spent = state.round >= state.most or state.futile
+    more = f" --launches {2 * state.most}" if spent else ""
+    return f"What is unclear goes on with torchcoll versus --resume {shlex.quote(folder)}{more}"
 
 
 def _against(found: Comparison) -> str:
@@ -263,7 +273,7 @@ def show_versus(
     format.
     """
     grids = versus_grids(state, found, folder, ended)
-    grids[-1].answer = answer(found, state.round)
+    grids[-1].answer = answer(state, found, folder)
     show_found([Forms(grids, _object(state, found, folder, ended), _records(found))], format, file)
 
 
@@ -311,7 +321,7 @@ def _launches_text(state: Versus) -> str:
 def _object(state: Versus, found: Sequence[Comparison], folder: str, ended: str) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "answer": answer(found, state.round).text,
+        "answer": answer(state, found, folder).text,
         "ended": ended,
         "rounds": state.round,
         "launches": state.launches,

@@ -503,7 +503,8 @@ def find_op(name: str) -> str:
     """The reduction of that name in torch's spelling. Raises UsageError."""
     plain = str(name).strip().lower()
     if plain not in OPS:
-        raise unknown("op", name, OPS)
+        file = "." in plain or "/" in plain
+        raise unknown("op", name, OPS, action="-J names the result file here." if file else "")
     return plain
 
 

@@ -26,7 +26,7 @@ from torchcoll.core.collectives import (
 )
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError, choice
-from torchcoll.core.units import counted, parse_size
+from torchcoll.core.units import counted, format_size, parse_size
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
@@ -192,7 +192,9 @@ class Spec:
                 raise UsageError("min-bytes", self.min_bytes, "at least 1 byte")
             if self.min_bytes > self.max_bytes:
                 raise UsageError(
-                    "min-bytes", self.min_bytes, f"at most max-bytes ({self.max_bytes})"
+                    "min-bytes (-b)",
+                    format_size(self.min_bytes),
+                    f"at most max-bytes (-e), which is {format_size(self.max_bytes)}",
                 )
             if self.step_bytes is not None:
                 if self.step_bytes < 1:

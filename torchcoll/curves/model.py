@@ -304,11 +304,13 @@ def predict_all(
                 except UsageError as error:
                     found, reason, first = None, str(error), first or error
                 if found and found.high_ns > WIDEST * found.low_ns:
-                    reason = f"too far: {found.beyond}; 90 % within more than {WIDEST:g}x"
+                    where = f"{found.beyond}: " if found.beyond else ""
+                    reason = f"{where}its 90 % interval is wider than {WIDEST:g}x"
                     found = None
                 rows.append(PredictedRow(entry.kind, n, size, found, reason))
     if all(row.prediction is None for row in rows):
-        raise first or UsageError("prediction", rows[0].reason, "nearer to the data", _MORE)
+        got = f"none ({rows[0].reason})"
+        raise first or UsageError("prediction", got, "sizes and ranks nearer to the data", _MORE)
     return rows
 
 

@@ -342,7 +342,7 @@ def _versus(document: _Document, folder: str) -> list[Comparison]:
     grids = versus_grids(state, found, folder, state.stopped or "it has not ended")
     figures = [_ratios(one) for one in found]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
-    document.answers.append(answer(found, state.round))
+    document.answers.append(answer(state, found, folder))
     return found
 
 

@@ -85,6 +85,7 @@ def _others_devices(run: Run) -> bool:
     """Whether what is told of the devices shows that they are none of those that fabrics name."""
     names = [member.get("device_name") for member in run.members]
     names += [run.labels.get("gpu"), run.environment.get("device_name")]
-    library = str((run.environment.get("libraries") or {}).get("nccl", ""))
     told = [str(name) for name in names if name]
-    return library.startswith("RCCL") or bool(told and not any(map(device_named, told)))
+    libraries = (run.environment.get("libraries") or {}).values()
+    rccl = any(str(one).startswith("RCCL") for one in libraries)
+    return rccl or bool(told and not any(map(device_named, told)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -320,7 +321,9 @@ def _not_bounded(run: Run, rows: Sequence[Row]) -> Iterator[Phrase]:
         names = " and ".join(name for name, way in missing.items() if way)
         way = " ".join(filter(None, missing.values()))
         text = f"whether it is possible was not judged: {names} unknown"
-        yield Phrase("", f"{text} (torchcoll import FILE {way} -o RUN)")
+        # A result file that was imported is none of another tool: its source is imported anew.
+        file = shlex.quote(run.source.get("file") or "FILE") if run.path else "FILE"
+        yield Phrase("", f"{text} (torchcoll import {file} {way} -o RUN)")
 
 
 def _facts(

@@ -25,6 +25,11 @@ _PATHS = (
 )
 _RECKONED = "GB/s of one direction, as {0} reckons, below the rate of the wire"
 
+_DUMP = (
+    ". It is what NCCL is given (NCCL_TOPO_FILE): what it finds has them, so run anything there "
+    "with NCCL_TOPO_DUMP_FILE=topo.xml, and give that"
+)
+
 Limits = list[tuple[Reach, list[AlgorithmLimit]]]
 
 
@@ -56,11 +61,13 @@ def _limits(machine: Machine) -> Limits:
 
 def _answer(limits: Limits, machine: Machine) -> Answer:
     """What each reach allows, and the slowest way between the hosts."""
-    texts, like, kind = [], len(machine.hosts) == 1, ""
+    texts: list[str] = []
+    like, kind = len(machine.hosts) == 1, ""
     for reach, own in limits:
         known = [one for one in own if one.gbps is not None]
         if not known:
-            texts.append(f"{_where(reach, like)}: no limit is known: {own[0].formula}")
+            if not any(text.endswith(own[0].formula) for text in texts):
+                texts.append(f"{_where(reach, like)}: no limit is known: {own[0].formula}")
             kind = "doubt"
             continue
         first, what = known[0], known[0].collectives[0]
@@ -72,6 +79,8 @@ def _answer(limits: Limits, machine: Machine) -> Answer:
         texts.append(text)
     if (slowest := _slowest(machine)) is not None:
         texts.append(slowest)
+    if not any(one.stated for one in machine.hosts):
+        texts[-1] += _DUMP
     return Answer("; ".join(texts), "doubt" if machine.problems else kind)
 
 

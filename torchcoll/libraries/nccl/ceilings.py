@@ -130,8 +130,10 @@ def limits_of(reach: Reach, graphs: Sequence[Graphs] = ()) -> list[AlgorithmLimi
     """Every algorithm, those that these hosts do not have too, with the reason."""
     if reach.hosts == 1:
         found = _within(reach)
-    elif reach.nics_gbps is None:
+    elif reach.nics_gbps is None or not reach.gpus:
         text = "the file does not tell how fast the interfaces of a host are"
+        if not reach.gpus:
+            text = reach.links.source
         found = [
             AlgorithmLimit(name, collectives, None, text)
             for name, collectives in (
