@@ -50,6 +50,7 @@ from torchcoll.libraries.execution_trace import (
 
 GIB_PER_GB = 1e9 / 2**30
 _MOST_FILES = 100_000
+_ENDPOINT_NS = 1  # of a step; with 0 the first is at 0 ns, and the simulator ends with an error
 _NO_MEMORY_GBPS = 1_000_000_000  # a reduction that takes no time
 # direct1: a block after the other to each, n - 1 steps.
 _ALGORITHMS = {**dict.fromkeys(SIMULATED, "ring"), "all_to_all": "direct1"}
@@ -74,7 +75,7 @@ simulate() {{ # LINE NETWORK TRACES
 @dataclass(frozen=True)
 class Links:
     """Links from each rank to each: GB/s of 10^9 bytes, and ns from one to another, for a ring of
-    so many ranks; ns before each call. about: the law.
+    so many ranks; ns before each call. about: whose, and the law.
     """
 
     ranks: int
@@ -307,7 +308,8 @@ def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None
             raise UsageError("model", f"no bandwidth of {collective}", "one, of larger sizes")
         step_ns = max(one.law.pieces[0].latency_ns, 0.0) / ring.steps(one.ranks)
         note = f"{collective} was measured on {one.ranks} ranks alone: taken for a ring"
-        return Links(ranks, rates[-1] * ring.share(one.ranks), step_ns, 0.0, ring.name, (note,))
+        about = f"{collective}, law: {ring.name}"
+        return Links(ranks, rates[-1] * ring.share(one.ranks), step_ns, 0.0, about, (note,))
     if hosts and hosts > 1 and law.between is None:
         raise UsageError("hosts", hosts, "1: links between hosts were not measured")
     if hosts is None and max(law.hosts) > 1:
@@ -334,7 +336,7 @@ def links_of(model: MachineModel, collective: str, ranks: int, hosts: int | None
         ring.share(ranks) / ns_a_byte,
         total_ns / ring.steps(ranks),
         law.launch_ns[0] if law.launch_ns else 0.0,
-        law.law,
+        f"{collective}, law: {law.law}",
         tuple(notes),
     )
 
@@ -346,7 +348,7 @@ def network_text(own: Links, about: str) -> str:
         "topology: [ FullyConnected ]\n"
         f"npus_count: [ {own.ranks} ]\n"
         f"bandwidth: [ {own.gbps * GIB_PER_GB:.6g} ]  # GB/s\n"
-        f"latency: [ {own.step_ns:.6g} ]  # ns\n"
+        f"latency: [ {max(0.0, own.step_ns - _ENDPOINT_NS):.6g} ]  # ns\n"
     )
 
 
@@ -356,7 +358,7 @@ def system_object() -> dict[str, Any]:
     """
     return {
         "scheduling-policy": "LIFO",
-        "endpoint-delay": 0,
+        "endpoint-delay": _ENDPOINT_NS,
         "active-chunks-per-dimension": 1,
         "preferred-dataset-splits": 1,
         **{f"{n.replace('_', '-')}-implementation": [own] for n, own in _ALGORITHMS.items()},
@@ -384,7 +386,7 @@ def _write(
         "memory.json": json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}, indent=1) + "\n",
     }
     for name, own in links.items():
-        about = f"torchcoll model export, from {source}: {name}, law: {own.about}"
+        about = f"torchcoll model export, from {source}: {own.about}"
         files[f"{name}/network.yml"] = network_text(own, about)
         files[f"{name}/system.json"] = json.dumps(system_object(), indent=1) + "\n"
         done.notes += own.notes
