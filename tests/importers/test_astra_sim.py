@@ -72,6 +72,15 @@ def test_a_simulation_that_stops_midway_is_no_case(tmp_path):
         torchcoll.load(path)
 
 
+def test_a_size_on_several_numbers_of_ranks_is_no_repetition(tmp_path):
+    path = tmp_path / "sim.log"
+    more = CASE.replace("ranks=2", "ranks=3") + "".join(LINE.format(n, 8, 8) for n in range(3))
+    whole = CASE + LINE.format(0, 9, 9) + LINE.format(1, 9, 9)
+    for text, repeated in ((whole + more, False), (whole + whole, True)):
+        path.write_text(text)
+        assert ("measured up to 2 times" in str(torchcoll.load(path).events)) == repeated
+
+
 def test_cycles_of_no_case_are_refused(tmp_path):
     path = tmp_path / "sim.log"
     path.write_text(LINE.format(0, 9000, 9000))
