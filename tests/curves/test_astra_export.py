@@ -217,6 +217,16 @@ def test_a_marked_step_begins_and_ends_with_what_it_computes(model, tmp_path):
     ]
 
 
+def test_a_rank_without_calls_has_a_node(model, tmp_path):
+    """An empty trace ended ASTRA-sim with 'No dependancy free nodes found'."""
+    call = TrafficCall("all_reduce", 64, 64, group="w", asynchronous=False)
+    groups = {"w": Group("w", (0, 2))}
+    traffic = Traffic(ranks=3, calls={0: [call], 1: [], 2: [call]}, groups=groups, steps={})
+    export_step(model, traffic, tmp_path / "sim")
+    (node,) = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.1.et")
+    assert (node.kind, node.duration_us, node.after) == (COMP, 0, ())
+
+
 def test_groups_and_messages_of_a_step(model, tmp_path):
     """Rows and columns of 2 x 2 ranks: their files are those that ASTRA-sim ran to the end."""
     groups = {

@@ -272,6 +272,8 @@ def _step_nodes(
     ends = [c.start_ns + c.time_ns for c in calls if c.start_ns is not None and c.time_ns]
     if span and ends and len(ends) == len(calls):
         compute(max(ends), span[1], (*chain, *beside))
+    if not nodes:  # of a rank without calls: the simulator ends with an error on an empty trace
+        nodes.append(ChakraNode(0, "compute", COMP, attributes={"is_cpu_op": False}))
     return nodes
 
 
