@@ -7,7 +7,7 @@ script that ``torchcoll model export --astra-sim`` writes prints a line before e
 
 Output of one simulation alone takes --collective and, with its size in its name, nothing else can
 be told: it is refused. A simulation of which some NPU did not finish stopped midway, and its case
-is refused too.
+is refused too. A step of a training is no case: its time is told, and nothing is loaded.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torchcoll.importers.base import (
     ranks_stated,
     whole,
 )
+from torchcoll.libraries.execution_trace import STEP_LINE
 
 NAME = "astra_sim"
 _CASE = re.compile(r"torchcoll case: collective=(\w+) size_bytes=(\d+) ranks=(\d+)\s*$")
@@ -43,8 +44,13 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     case: tuple[str, int, int] | None = None
     began = 0
     cycles: dict[int, int] = {}
+    step = False
 
     def end() -> None:
+        if step:
+            found.refuse(
+                began, f"a step is no case; its last NPU: {max(cycles.values(), default=0)} ns"
+            )
         if case is None:
             return
         name, size_bytes, ranks = case
@@ -63,11 +69,16 @@ def read(lines: Iterable[Line], options: ImportOptions) -> Imported:
     for line, text in lines:
         if stated := _CASE.search(text):
             end()
-            cycles, began = {}, line
+            cycles, began, step = {}, line, False
             case = _case(stated, found, line)
+        elif text.strip() == STEP_LINE:
+            end()
+            cycles, began, step, case = {}, line, True, None
         elif finished := _FINISHED.search(text):
             number, ticks = whole(finished[1]), whole(finished[2])
-            if case is None:
+            if step and number is not None and ticks:
+                cycles[number] = ticks
+            elif case is None:
                 found.refuse(line, _NO_CASE)
             elif number is not None and ticks and number < case[2]:
                 cycles[number] = ticks

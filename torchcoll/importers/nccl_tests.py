@@ -321,12 +321,12 @@ def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
 
 
 def repeats(results: Sequence[CaseResult]) -> str:
-    """A line on sizes that come several times; all of them are kept."""
-    counts = Counter(result.case for result in results)
+    """A line on sizes that come several times on as many ranks; all of them are kept."""
+    counts = Counter((result.case, result.ranks) for result in results)
     most = max(counts.values(), default=0)
     if most < 2:
         return ""
-    sizes = [case.size_bytes for case, n in counts.items() if n > 1]
+    sizes = [case.size_bytes for (case, _), n in counts.items() if n > 1]
     return (
         f"{counted(len(sizes), 'case')} measured up to {most} times "
         f"({format_size(min(sizes))} to {format_size(max(sizes))}): all are kept, none is averaged"
