@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from torchcoll.contention.show import curve
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.case import Case
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import load
+from torchcoll.core.file import Writer, load
 from torchcoll.core.result import CaseResult, Run, SoakCase, SoakWindow
 from torchcoll.core.units import parse_duration
 from torchcoll.runs.show import show
@@ -146,6 +147,34 @@ def test_a_soak_shorter_than_a_round(tmp_path):
     line = "torchcoll: error: soak: got 0.001 s, expected more than one round, which took "
     assert line in job.stderr()
     assert len(job.run.results) == 2  # what was measured is there
+
+
+def with_a_disk_that_fills_in_window_3(rank: int) -> None:
+    original, windows = Writer.write, [0]
+
+    def write(self, record, data, durable=False):
+        original(self, record, data, durable)
+        windows[0] += record == "soak"
+        if windows[0] == 2:
+            most = os.path.getsize(self.path)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+    Writer.write = write
+    soak.WINDOWS = 36_000_000  # of a round each
+
+
+def test_a_disk_that_fills(tmp_path):
+    """One line, the same code on all ranks, and what was measured is in the file."""
+    job = Measured(
+        *(tmp_path / "job", "all_reduce", "--sizes 1K -n 5 --soak 1h", 2),
+        setup=with_a_disk_that_fills_in_window_3,
+    )
+    ended = job.job.wait(60)
+    assert ended[0].code == ended[1].code != 0
+    (line,) = job.errors()
+    assert "File too large" in line
+    assert len(job.run.windows) == 2
+    assert job.run.way_on == ""  # a soak begins anew
 
 
 # -- rank 0's account, on a clock of its own -------------------------------------------------------
