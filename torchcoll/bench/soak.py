@@ -240,15 +240,8 @@ def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
         name: [] for name in ("median", "p99", "max", "slowest")
     }
     for one in window.cases:
-        case = one.case
-        labels: dict[str, object] = {
-            "collective": case.collective,
-            "size_bytes": case.size_bytes,
-            "dtype": case.dtype or "",
-            "op": case.op or "",
-            "backend": case.backend,
-            "mode": case.mode,
-        }
+        # All that tells cases apart: of two series with the same labels Prometheus takes neither.
+        labels = {k: v for k, v in one.case.to_json().items() if v not in (None, "")}
         for name, ns in (("median", one.median_ns), ("p99", one.p99_ns), ("max", one.max_ns)):
             of_cases[name].append((labels, ns / 1e9))
         if one.slowest:
