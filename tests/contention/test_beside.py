@@ -71,6 +71,15 @@ def test_a_mesh_of_another_number_of_ranks():
     assert "mesh: got 4x2, which is 8 ranks, expected one of 4 ranks" in str(caught.value)
 
 
+def test_a_collective_beside_that_has_nobody_to_talk_to():
+    spec = Spec(beside="all_gather:mod:3")
+    assert spec.parts(4) == ((0, 1, 2, 3),)
+    with pytest.raises(UsageError) as caught:
+        spec.parts(3)
+    text = "beside: got all_gather:mod:3, where each of 3 ranks is alone, expected groups of"
+    assert text in str(caught.value)
+
+
 def test_the_work_runs_while_the_calls_run():
     """Work of 20 ms and a call of 20 ms that both only sleep: 20 ms together, not 40. Longer on a
     machine that is busy, but for each by itself too.

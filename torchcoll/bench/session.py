@@ -283,8 +283,9 @@ class Meeting:
                 # gloo aborts when a peer's process ends before this rank has left the group.
                 with contextlib.suppress(TorchcollError, RuntimeError):
                     self.control.farewell(self._account_closed)
-            elif not self.found_group:
-                # Refused by all ranks alike: the others are to read that from rank 0's store.
+            else:
+                # Refused by all ranks alike, or in a group that was there: the others are to read
+                # rank 0's last word from its store before its program may end.
                 with contextlib.suppress(TorchcollError, RuntimeError):
                     self.control.gather(None, GRACE_S)
             self.undo.close()

@@ -46,6 +46,18 @@ def soak(
     account = _Account(sweep, seconds, metrics) if session.recorder else None
     sweep.digested = True
 
+    def hold(case: Case, results: Sequence[CaseResult] = ()) -> None:
+        """To rank 0's account. What it alone may fail in (a full disk), all ranks raise."""
+
+        def on_rank_0(recorder: Recorder) -> None:
+            assert account
+            if number == 1:
+                account.first(case, sweep.gathered)
+            else:
+                account.add(number, case, results, sweep.gathered)
+
+        session.on_rank_0(on_rank_0)
+
     def ends() -> bool:
         """Rank 0's clock alone, but anybody's signal."""
         stops = session.control.gather(session.asked_to_stop)
@@ -60,15 +72,12 @@ def soak(
                 break
             if number == 1:
                 sweep.one_case(sizing)
-                if account:
-                    account.first(sizing.case, sweep.gathered)
+                hold(sizing.case)
                 continue
-            results = sweep.measured(sizing)
-            if account:
-                account.add(number, sizing.case, results, sweep.gathered)
-                if tell:
-                    left = max(0.0, seconds - (time.monotonic() - began)) / 60
-                    tell(f"round {number}, {sizing.case.describe()}, {left:.0f} min left")
+            hold(sizing.case, sweep.measured(sizing))
+            if tell:
+                left = max(0.0, seconds - (time.monotonic() - began)) / 60
+                tell(f"round {number}, {sizing.case.describe()}, {left:.0f} min left")
         if number == 1 and not ended:
             took, text = time.monotonic() - began, None
             if took >= seconds:
@@ -76,8 +85,7 @@ def soak(
                 text += f" {took:.2g} s"
             short = session.control.decide(account and text)
     sweep.finish()
-    if account:
-        account.close()
+    session.on_rank_0(lambda recorder: account.close() if account else None)
     failure: str | None = session.control.decide(account and (short or account.failure()))
     return failure
 
@@ -232,15 +240,8 @@ def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
         name: [] for name in ("median", "p99", "max", "slowest")
     }
     for one in window.cases:
-        case = one.case
-        labels: dict[str, object] = {
-            "collective": case.collective,
-            "size_bytes": case.size_bytes,
-            "dtype": case.dtype or "",
-            "op": case.op or "",
-            "backend": case.backend,
-            "mode": case.mode,
-        }
+        # All that tells cases apart: of two series with the same labels Prometheus takes neither.
+        labels = {k: v for k, v in one.case.to_json().items() if v not in (None, "")}
         for name, ns in (("median", one.median_ns), ("p99", one.p99_ns), ("max", one.max_ns)):
             of_cases[name].append((labels, ns / 1e9))
         if one.slowest:

@@ -526,6 +526,8 @@ class Run(Displayed):
         """What runs the missing cases of a file, as one line; '' where nothing is to be done."""
         if self.path is None or self.complete or self.source:  # another tool's cannot go on
             return ""
+        if self.windows:
+            return ""  # a soak begins anew
         if any((result.case.group or "").startswith(("pair", "node")) for result in self.results):
             return ""  # pairs are measured in one go
         base = self.path.with_suffix("")  # FILE.2 is resumed as FILE

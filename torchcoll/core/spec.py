@@ -279,13 +279,18 @@ class Spec:
 
     def parts(self, ranks: int) -> tuple[tuple[int, ...], ...]:
         """The sub-groups of so many ranks; one of all where none are asked for. Raises UsageError
-        for a rule, or a mesh, that does not fit them.
+        for a rule, a mesh, or what is beside, that does not fit them.
         """
         if self.mesh is not None:
             rows, columns = _read_mesh(self.mesh)
             if rows * columns != ranks:
                 got = f"{self.mesh}, which is {rows * columns} ranks"
                 raise UsageError("mesh", got, f"one of {counted(ranks, 'rank')}")
+        elif self.beside_collective and ranks > 1:
+            _, rule, _ = other_collective(str(self.beside)) or ("", "", None)
+            if max(map(len, partition(rule, ranks))) == 1:
+                got = f"{self.beside}, where each of {ranks} ranks is alone"
+                raise UsageError("beside", got, "groups of several ranks")
         return partition(self.groups, ranks) if self.groups else (tuple(range(ranks)),)
 
     @property

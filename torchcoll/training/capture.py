@@ -414,6 +414,7 @@ def capture(
     is twice as large. ``torchcoll trace`` then tells drift and late ranks over time.
     metrics: a file ``NAME.prom`` that rank 0 writes anew after each captured step, in the format of
     node_exporter's textfile collector: its number, time, transfer, wait and slowest rank.
+    With either no other thread may communicate at a mark, as at the begin and the end.
 
     Durations are from issue to completion on the CPU (clock ``host``): of a synchronous call until
     its wait is over; of an asynchronous one until Python hears of its end. On accelerators they are
@@ -459,10 +460,10 @@ def capture(
 
 def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
     """Of this capture, as all ranks count them. Raises UsageError, on rank 0 alone."""
-    from torchcoll.core.metrics import check_metrics
+    from torchcoll.core.metrics import check_metrics, metrics_name
     from torchcoll.training.sampled import StepMetrics
 
-    file = check_metrics(path) if rank == 0 else Path(path)
+    file = check_metrics(path) if rank == 0 else metrics_name(path)
     _captures[file] += 1
     name = f"{path}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_captures[file]}"
     store = dist.distributed_c10d._get_default_store()
