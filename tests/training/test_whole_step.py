@@ -67,9 +67,18 @@ def test_the_critical_path_goes_to_the_rank_that_came_last():
     assert [one.path for one in found.ranks] == [0.5, 0.5]
     assert answer_lines(found) == [
         "60 % computing, 30 % exposed communication, 10 % idle (of all ranks' time)",
-        "rank 1 came last in 100 % of the calls (50 % would be even)",
         "critical path: 70 % computing, 20 % communication, 10 % idle; 50 % of it on rank 0",
     ]
+
+
+def test_a_rank_is_called_late_beyond_chance_alone():
+    """Last in 6 of 6 calls is 1/64 for each of two ranks, in 5 of 5 1/32: 1/16 for both."""
+    found = made()
+    for more in range(1, 6):
+        assert [one.late for one in whole_step(found).ranks] == ["", ""]
+        found.calls[0].append(ran(90, 94, sequence=more))
+        found.calls[1].append(ran(92, 94, AHEAD, sequence=more))
+    assert [one.late for one in whole_step(found).ranks] == ["", "6 of 6"]
 
 
 def test_a_call_that_ends_later_held_nothing_up():

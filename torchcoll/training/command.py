@@ -501,7 +501,7 @@ def _write_perfetto(traffic: Traffic, options: argparse.Namespace) -> None:
     write_file(options.perfetto, text, "perfetto", options.force)
     tell(f"torchcoll: trace: {options.perfetto}")
     for note in clocks:
-        tell(f"torchcoll: note: clocks: {note}")
+        tell(f"torchcoll: note: {note}")
 
 
 # -------------------------------------------------------------------------------------------------

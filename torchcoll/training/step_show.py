@@ -36,7 +36,6 @@ _UNTOLD = (
 _WAITED = "exposed: the program waited for every call, so that all of it is"
 _LAST = "last: of all steady steps' calls those in which the rank came last; even: if all did alike"
 _PATH = "path: its share of the critical path, from the end of the step back to its begin"
-_NOTABLE = 1.5  # times the even share
 
 
 def show_step(found: WholeStep, format: str = "table", file: TextIO | None = None) -> None:
@@ -70,11 +69,10 @@ def answer_lines(found: WholeStep) -> list[str]:
     elif total:
         share = sum(one.communicating_ns for one in found.ranks) / total
         lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is not told")
-    late = [one for one in found.ranks if one.last and one.even]
-    worst = max(late, key=lambda one: (one.last or 0) / (one.even or 1), default=None)
-    if worst and (worst.last or 0) >= _NOTABLE * (worst.even or 0):
-        even = f"{_percent(worst.even)} would be even"
-        lines.append(f"rank {worst.rank} came last in {_percent(worst.last)} of the calls ({even})")
+    for one in found.ranks:
+        if one.late:
+            even = f"{_percent(one.even)} would be even"
+            lines.append(f"rank {one.rank} came last in {one.late} calls ({even})")
     if found.path:
         names = {EXPOSED: "communication", IDLE: "idle", "": "not told (computation or idle)"}
         order = sorted(found.path.items(), key=lambda pair: -pair[1])
@@ -146,7 +144,7 @@ def _percent(share: float | None) -> str:
 
 _RANK = (
     "rank step_ns computing_ns communicating_ns hidden_ns exposed_ns idle_ns wait_ns "
-    "came_last=last even path"
+    "came_last=last even late? path"
 )
 
 

@@ -23,6 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from scipy.stats import binom
+
 from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
@@ -33,6 +35,7 @@ from torchcoll.training.joined import Joined, cut_at_marks, error_ns, join_ranks
 from torchcoll.training.steps import Steps, described, steps_of
 
 COMPUTING, EXPOSED, IDLE = "computing", "exposed", "idle"
+_CHANCE = 0.05  # over all ranks (Bonferroni)
 UNTOLD = "not told which"  # communication of no call that is known
 
 
@@ -56,6 +59,7 @@ class RankStep:
     computing: None as well. calls: that ran in it, by start; exposed: when only calls did, of those
     that this is known of. last: of the calls of all steady steps, the share in which this rank came
     last; even: the share if all came last equally often. path: its share of the critical path.
+    late: ``9 of 9`` of the calls, where chance alone makes that of no rank in 95 %; else ''.
     """
 
     rank: int
@@ -72,6 +76,7 @@ class RankStep:
     last: float | None = None
     even: float | None = None
     path: float | None = None
+    late: str = ""
 
     @property
     def step_ns(self) -> int:
@@ -299,8 +304,11 @@ def _tell_late(
     rows, _ = late_ranks((one for one in every if _splits(one)), traffic.source)
     by_rank = {row.rank: row for row in rows}
     for one in found.ranks:
-        if one.rank in by_rank:
-            one.last, one.even = by_rank[one.rank].share, by_rank[one.rank].expected
+        row = by_rank.get(one.rank)
+        if row:
+            one.last, one.even = row.share, row.expected
+            chance = binom.sf(row.last - 1, row.calls, row.expected)
+            one.late = f"{row.last} of {row.calls}" if chance * len(rows) < _CHANCE else ""
 
 
 # -------------------------------------------------------------------------------------------------
