@@ -6,7 +6,8 @@ without communication (no_sync), and real steps with every cap (``try_buckets``:
 step. The ratio is of steps with the advised cap over steps with the best, paired by launch; the
 best is chosen by the same steps, so that the ratio is 1 or more by construction.
 
-    python tests/benchmarks/advice.py FOLDER launch    one more launch, 1 to 2 minutes
+    python tests/benchmarks/advice.py FOLDER launch    one more launch, 1 to 2 minutes; beside what
+                                                       it measured the Run of its curve (.jsonl)
     python tests/benchmarks/advice.py FOLDER           what the launches in it tell
 """
 
@@ -188,7 +189,9 @@ def main() -> None:
         importlib.import_module("torch._dynamo")  # DDP does; here once and not in each rank
         found = fork_ranks(2, launch, free_port(), ROUNDS)[0]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{time.time_ns()}.pickle").write_bytes(pickle.dumps(found))
+        now = time.time_ns()
+        (folder / f"{now}.pickle").write_bytes(pickle.dumps(found))
+        torchcoll.save(next(iter(found.values())).curve, folder / f"{now}-curve.jsonl")
         return
     launches = [pickle.loads(file.read_bytes()) for file in sorted(folder.glob("*.pickle"))]
     title(

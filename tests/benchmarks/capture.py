@@ -7,6 +7,8 @@ records: of a synchronous call against a clock around it; of an asynchronous one
 busy, against the other rank, which waits: both issue it after a barrier. torch's hook does what
 ddp_hook does but for the record: what any hook costs.
 
+python tests/benchmarks/capture.py 5: of steps of about 5 ms, a capture and A/A alone.
+python tests/benchmarks/capture.py parts: what it adds to such a step, by what is left out of it.
 python tests/benchmarks/capture.py every [PAIRS] [FILE]: capture(every=N) of steps of 20 ms, whole
 blocks of N steps, the one that is captured in each; N is 20: with 100 it costs a fifth. Pairs are
 added to FILE, and the figures are of all that it holds.
@@ -33,9 +35,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcoll
+from torchcoll.training import capture
 
 PAIRS = int(os.environ.get("PAIRS", "300"))
-STEPS = 5  # of a block
+STEPS = int(os.environ.get("STEPS", "5"))  # of a block
 CALLS = 200
 
 
@@ -51,9 +54,33 @@ def small() -> tuple[nn.Module, torch.Tensor]:
 MODELS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {"tiny": tiny, "small": small}
 
 
+def of_length(step_ms: float) -> tuple[nn.Module, torch.Tensor]:
+    """A model whose step takes about so long on 2 ranks: the batch is found by trying."""
+    width = 32 if step_ms < 20 else 128
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0, batch_first=True)
+    model, size = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), 1.0
+    for _ in range(6):
+        step = stepper(model, torch.ones(round(size), 32, width))
+        times = torch.zeros(8)
+        for i in range(len(times)):
+            start = time.perf_counter_ns()
+            step()
+            times[i] = time.perf_counter_ns() - start
+        took = times.median() / 1e6
+        dist.broadcast(took, 0)
+        size = min(512.0, max(1.0, size * min(4.0, step_ms / took.item())))
+    return model, torch.ones(round(size), 32, width)
+
+
 def training(name: str, state: Any = None, hook: Any = None) -> Callable[[], None]:
     """One step of the model, with its own DDP."""
-    model, batch = MODELS[name]()
+    made = MODELS[name]() if name in MODELS else of_length(5 if name == "parts" else float(name))
+    return stepper(*made, state, hook)
+
+
+def stepper(
+    model: nn.Module, batch: torch.Tensor, state: Any = None, hook: Any = None
+) -> Callable[[], None]:
     ddp = DistributedDataParallel(model)
     if hook:
         ddp.register_comm_hook(state, hook)
@@ -85,16 +112,42 @@ def join(rank: int, port: int) -> None:
     dist.init_process_group("gloo", store=tcp_store(rank, 2, port), rank=rank, world_size=2)
 
 
+@contextlib.contextmanager
+def less(name: str, method: Any) -> Any:
+    """A capture with another method in place of one of its own."""
+    kind = capture._Watch
+    own = getattr(kind, name)
+    setattr(kind, name, method)
+    try:
+        with torchcoll.capture():
+            yield
+    finally:
+        setattr(kind, name, own)
+
+
+def untimed(self: Any, call: Any, *_: Any) -> None:
+    call.unstated = "not asked for"
+
+
+def passed_on(self: Any, schema: Any, bound: Any, issue: Callable[[], Any]) -> Any:
+    return issue()
+
+
 def compare(rank: int, port: int, name: str) -> dict[str, list[tuple[float, float]]]:
     join(rank, port)
     plain = training(name)
     nothing = contextlib.nullcontext
     rows: dict[str, tuple[Callable[[], None], Callable[[], Any]]] = {
         "capture": (plain, torchcoll.capture),
-        "ddp_hook": (training(name, torchcoll.Traffic(), torchcoll.ddp_hook), nothing),
-        "a hook of torch's in Python": (training(name, None, allreduce_hook), nothing),
         "A/A": (plain, nothing),
     }
+    if name == "parts":
+        rows["its kernel alone"] = plain, lambda: less("_record", passed_on)
+        rows["all but the end of a call"] = plain, lambda: less("_time", untimed)
+    if name in MODELS:
+        hook = torchcoll.ddp_hook
+        rows["ddp_hook"] = training(name, torchcoll.Traffic(), hook), nothing
+        rows["a hook of torch's in Python"] = training(name, None, allreduce_hook), nothing
     rng = random.Random(1)
     found: dict[str, list[tuple[float, float]]] = {row: [] for row in rows}
     for _ in range(PAIRS):
@@ -235,12 +288,14 @@ if __name__ == "__main__":
     title(
         f"capture, DDP on 2 gloo ranks, {PAIRS} shuffled pairs of blocks of {STEPS} steps, rank 0"
     )
-    for name in MODELS:
+    for name in sys.argv[1:] or MODELS:
         found = fork_ranks(2, compare, free_port(), name)[0]
         base = statistics.median(b for pairs in found.values() for _, b in pairs)
         print(f"{name}: {base / 1e6:.2f} ms a step")
         for what, pairs in found.items():
             row(what, pairs)
+    if sys.argv[1:]:
+        sys.exit()
     print(f"fake backend: a capture adds {added_on_fake() / 1e3:.0f} us to a call")
     print("durations")
     for size_bytes in (8, 1 << 20, 16 << 20):

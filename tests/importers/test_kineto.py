@@ -82,12 +82,14 @@ def test_a_step_of_ddp_on_nccl(read):
                 **group,
                 **{"sequence": 4, "step": 0, "asynchronous": True, "start_ns": 110 * US},
                 **{"time_ns": 100 * US, "exposed_ns": 70 * US, "algorithm": "RING/LL"},
+                began_ns=200 * US,
             ),
             TrafficCall(
                 *("all_reduce", 2000, 2000, "bfloat16"),
                 **group,
                 **{"sequence": 5, "step": 0, "start_ns": 310 * US},
                 **{"time_ns": 100 * US, "exposed_ns": 100 * US, "algorithm": "RING/LL"},
+                began_ns=400 * US,
             ),
             TrafficCall("barrier", 0, 0, group="0", sequence=6, step=1, start_ns=1100 * US),
         ]

@@ -108,6 +108,7 @@ class TrafficCall:
     step: number of the step, from 0; None: outside of marked steps.
     start_ns: when it was issued, on this rank's own clock, from the start of the capture.
     time_ns: its duration, from issue to completion (clock ``host``), or of the kernel (``device``).
+    began_ns: when its kernel began, on the clock of start_ns, where a trace tells it.
     exposed_ns: the part of time_ns under which nothing else ran, where a trace tells it.
     tensors: how many tensors went in one coalesced call. splits: bytes to each rank of the group,
     of an uneven all_to_all_v. algorithm: what the names of its kernels say (``RING/LL``), a hint
@@ -132,6 +133,13 @@ class TrafficCall:
     splits: tuple[int, ...] = ()
     exposed_ns: int | None = None
     algorithm: str = ""
+    began_ns: int | None = None
+
+    @property
+    def span(self) -> Span | None:
+        """When it ran: of the kernel, or from issue to completion; None where that is not told."""
+        start = self.start_ns if self.clock == "host" else self.began_ns
+        return None if start is None or self.time_ns is None else (start, start + self.time_ns)
 
     @property
     def point_to_point(self) -> bool:
@@ -155,7 +163,7 @@ class TrafficCall:
         optional = (call.root, call.peer, call.step, call.time_ns, call.exposed_ns)
         sizes = (call.bytes_in, call.bytes_out, call.sequence, *call.splits)
         numbers = [*sizes, *(number for number in optional if number is not None)]
-        check_whole(*numbers, *or_none(call.start_ns), call.tensors)
+        check_whole(*numbers, *or_none(call.start_ns), *or_none(call.began_ns), call.tensors)
         texts = (call.collective, call.group, call.clock, call.algorithm)
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("not a text")
@@ -180,7 +188,12 @@ class Traffic(Displayed):
     environment: versions, host and variables as the source tells them, {} where it does not.
     path: the file, or the folder of several; None without one.
     steps[rank]: (start, end) of each marked step in nanoseconds on that rank's clock; no marks: all
-    calls are one step. notes: what could not be seen, a sentence each. problems: what was wrong in
+    calls are one step.
+    computing[rank]: when something else than communication ran, on that rank's clock; a rank whose
+    source does not tell (a capture) is missing. apart[rank]: when communication ran that belongs to
+    none of the calls. clocks[rank]: (name of the clock that its stamps
+    are of, what it said at their 0): ranks of one name can be compared; missing: not known.
+    notes: what could not be seen, a sentence each. problems: what was wrong in
     the file.
     """
 
@@ -189,6 +202,9 @@ class Traffic(Displayed):
     calls: dict[int, list[TrafficCall]] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
     steps: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    computing: dict[int, list[Span]] = field(default_factory=dict)
+    apart: dict[int, list[Span]] = field(default_factory=dict)
+    clocks: dict[int, tuple[str, int]] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -274,6 +290,9 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 calls=dict(part.calls),
                 groups=dict(part.groups),
                 steps=dict(part.steps),
+                computing=dict(part.computing),
+                apart=dict(part.apart),
+                clocks=dict(part.clocks),
                 notes=list(part.notes),
                 problems=list(part.problems),
             )
@@ -296,6 +315,9 @@ def join(parts: Iterable[Traffic]) -> Traffic:
                 raise UsageError("traffic", got, f"ranks {there.ranks}", _OF_ONE)
         joined.calls.update(part.calls)
         joined.steps.update(part.steps)
+        joined.computing.update(part.computing)
+        joined.apart.update(part.apart)
+        joined.clocks.update(part.clocks)
         joined.notes += part.notes
         joined.problems += part.problems
     if joined is None:
@@ -379,7 +401,11 @@ _OF_ONE = "Join the files of one capture."
 # group      one for each process group: ``name``, ``ranks`` (of the world, in the group's order),
 #            ``backend``, ``description``
 # step       one for each rank that was seen: ``rank``; ``spans_ns``: [start, end] of its marked
-#            steps on its own clock
+#            steps on its own clock; ``clock``: [its name, what it said at the stamps' 0], where
+#            known
+# computing  of a rank whose source tells it: ``rank``; ``spans_ns``: when something else than
+#            communication ran
+# apart      the same, of communication that belongs to none of the calls
 # call       one for each call of a rank, in the order of issue: ``rank`` and the fields of
 #            TrafficCall, of which those that have their default are left out
 # note       ``text``: what could not be seen, a sentence
@@ -392,6 +418,7 @@ _OF_ONE = "Join the files of one capture."
 # schema, ``torchcoll-traffic/3``, which this version refuses.
 
 SCHEMA = "torchcoll-traffic/2"
+_SPANS = ("computing", "apart")  # records, and fields of Traffic
 RANK_FILE = "traffic-rank"  # what a capture writes: traffic-rank0.jsonl
 
 
@@ -406,7 +433,11 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
     for group in traffic.groups.values():
         yield "group", dataclasses.asdict(group)
     for rank in sorted({*traffic.calls, *traffic.steps}):
-        yield "step", {"rank": rank, "spans_ns": traffic.steps.get(rank, [])}
+        clock = {"clock": traffic.clocks[rank]} if rank in traffic.clocks else {}
+        yield "step", {"rank": rank, "spans_ns": traffic.steps.get(rank, []), **clock}
+    for name in _SPANS:
+        for rank, spans in getattr(traffic, name).items():
+            yield name, {"rank": rank, "spans_ns": spans}
     for rank, calls in traffic.calls.items():
         for call in calls:
             yield "call", {"rank": rank, **call.to_json()}
@@ -461,13 +492,18 @@ def _take(traffic: Traffic, record: str, data: dict[str, Any]) -> None:
             data.get("backend") or "",
             data.get("description") or "",
         )
-    elif record == "step":
+    elif record == "step" or record in _SPANS:
         spans = [(start, end) for start, end in data["spans_ns"]]
         check_whole(*(stamp for span in spans for stamp in span))
         rank = _known(traffic, data["rank"])
         traffic.calls.setdefault(rank, [])
         if spans:
-            traffic.steps[rank] = spans
+            getattr(traffic, "steps" if record == "step" else record)[rank] = spans
+        if data.get("clock") is not None:
+            name, zero = data["clock"]
+            check_texts(name)
+            check_whole(zero)
+            traffic.clocks[rank] = (name, zero)
     elif record == "note":
         traffic.notes.append(str(data["text"]))
 

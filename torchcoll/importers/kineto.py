@@ -14,7 +14,7 @@ from typing import Any
 from torchcoll.core.bounds import MOST_RANKS
 from torchcoll.core.collectives import uneven
 from torchcoll.core.errors import UnreadableError
-from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union, exposed
+from torchcoll.core.traffic import Group, Span, Traffic, TrafficCall, Union, exposed, merged
 from torchcoll.importers.base import (
     Numbers,
     check_ranks,
@@ -340,6 +340,7 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
         only = set(alone)
         calls += map(Issued, alone)
         kernels.update((call, [call.event]) for call in calls if call.event in only)
+        others = [event for event in others if event not in only]
     if not calls:
         expected = "record_param_comms or c10d:: events"
         raise _unreadable(path, "no communication", expected, "Profile a step that has some.")
@@ -367,6 +368,14 @@ def read_trace(data: Mapping[str, Any], path: Path) -> tuple[Traffic, int | None
     check_ranks([rank, (whole(info.get("world_size")) or 1) - 1, *members], path)
     traffic.ranks = max(whole(info.get("world_size")) or 1, rank + 1, *(m + 1 for m in members))
     traffic.steps = {rank: spans} if spans else {}
+    busy = [span for one in on_device.values() for span in one]
+    if not busy and all(call.clock == "host" for call in own):
+        busy = list(computing)
+    traffic.computing = {rank: merged(busy)} if busy else {}
+    # What was left out above, and kernels of no one call.
+    left = [one.span for one in timed if one.bytes_in == UNKNOWN and not _awaited(one, rank)]
+    ran = [(event.start, event.end) for event in others]
+    traffic.apart = {rank: merged([*filter(None, left), *ran])} if ran or any(left) else {}
     traffic.notes = _notes(own, maker, works, others)
     return traffic, steps[0][0] if steps else None
 
@@ -486,6 +495,7 @@ def _timed(
             call,
             start_ns=one.event.start,
             time_ns=spans[place][1] - spans[place][0] if place in spans else None,
+            began_ns=spans[place][0] if place in devices else None,
             clock="device" if place in devices else "host",
             exposed_ns=open_.get(place),
             algorithm=algorithms.get(place, ""),

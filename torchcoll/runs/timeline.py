@@ -7,13 +7,13 @@ rank 0. What lies between is reckoned, and every event says which it is (``start
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import CaseResult, Matrix, Run
 from torchcoll.core.summary import batches_of, default_clock, median
+from torchcoll.report.perfetto import complete_event, named_track, trace_document
 from torchcoll.runs.views import rank_of
 
 _US = 1e3
@@ -23,9 +23,7 @@ _ORDER = "in order only: the file does not tell when"
 
 
 def trace_text(runs: Sequence[Run]) -> str:
-    """The JSON object format of the Trace Event Format: a process a rank, a thread for the calls of
-    each kind. Raises UsageError where no run has samples.
-    """
+    """A process a rank. Raises UsageError where no run has samples."""
     events: list[dict[str, Any]] = []
     notes: list[str] = []
     for number, run in enumerate(runs):
@@ -34,8 +32,7 @@ def trace_text(runs: Sequence[Run]) -> str:
         notes += said
     if not any(event["ph"] == "X" for event in events):
         raise UsageError("trace", "no call", "result files with samples")
-    about = {"clocks": list(dict.fromkeys(notes))}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about})
+    return trace_document(events, notes)
 
 
 def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
@@ -47,7 +44,8 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
     several = one_line(run.path or run.header.get("run_id") or number)
     for rank in range(run.ranks):
         name = f"rank {rank}" + (f" on {hosts[rank]}" if rank < len(hosts) else "")
-        events.append(_named("process_name", number * 100_000 + rank, f"{name}, {several}"))
+        process = number * 100_000 + rank
+        events.append(named_track("process_name", process, f"{name}, {several}"))
     at = 0
     for result in run.results:
         latest = at
@@ -57,10 +55,6 @@ def _events(run: Run, number: int) -> tuple[list[dict[str, Any]], list[str]]:
             events.append(event)
         at = latest
     return events, [f"{several}: {note}"]
-
-
-def _named(kind: str, process: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": 0, "args": {"name": name}}
 
 
 def offsets_of(run: Run, hosts: Sequence[str]) -> tuple[list[int], str]:
@@ -113,16 +107,8 @@ def _of_case(
     def event(
         place: int, kind: str, call: int, start: float, ns: float, how: str
     ) -> dict[str, Any]:
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": kind,
-            "pid": rank_of(result, place),
-            "tid": 0,
-            "ts": start / _US,
-            "dur": ns / _US,
-            "args": {**told, "kind": kind, "call": call, "start": how},
-        }
+        args = {**told, "kind": kind, "call": call, "start": how}
+        return complete_event(name, kind, rank_of(result, place), start, ns, args)
 
     at = result.start_ns - zero if result.start_ns is not None else after
     for place, (durations, begun) in enumerate(_cold(result)):

@@ -87,8 +87,16 @@ def model_of(target: str) -> nn.Module:
     return model
 
 
+_WITHOUT = (
+    "Where it reads the values of its tensors, capture a step (torchcoll.capture), or give "
+    "--parameters N."
+)
+
+
 def _raised(what: str, error: BaseException) -> UsageError:
-    return UsageError("model", f"{type(error).__name__} from {what}: {error}", "a model on meta")
+    got = f"{type(error).__name__} from {what}: {error}"
+    action = _WITHOUT if "meta" in str(error) else ""
+    return UsageError("model", got, "a model on meta", action)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -106,7 +107,6 @@ def capture_name(folder: Path) -> str | None:
 def environment(seen_by: str) -> dict[str, Any]:
     """What the header of the traffic says of this process."""
     import platform
-    import socket
 
     from torchcoll import __version__
 
@@ -138,6 +138,14 @@ _WAITED = (
     "before"
 )
 _NOT_WAITED = "{} calls have no duration: a step later the program had not waited for them"
+
+
+def _clock() -> str:
+    """The name of perf_counter_ns, which all processes of a machine share until it boots again."""
+    try:
+        return f"monotonic {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
+    except OSError:  # not Linux
+        return f"monotonic {socket.gethostname()}"
 
 
 class RecordedCall:
@@ -250,6 +258,7 @@ class CallRecorder:
     def finish(self) -> None:
         """The end of the capture. Calls that have not ended are kept without a duration."""
         self.traffic.mark_step = None
+        self.traffic.clocks[self.rank] = (_clock(), self.begun)
         self.settle()
         self._flush(final=True)
         if not self._steps:

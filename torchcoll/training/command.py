@@ -14,6 +14,7 @@ from torchcoll.core.errors import ExitCode, UsageError, choice, tell, unknown
 
 if TYPE_CHECKING:
     from torchcoll.core.file import Writer
+    from torchcoll.core.traffic import Traffic
     from torchcoll.machine.launcher import Launch
     from torchcoll.training.plans import BucketPlan
     from torchcoll.training.sharded import ShardPlan
@@ -421,25 +422,86 @@ def trace_arguments(parser: argparse.ArgumentParser) -> None:
         "(.json, .json.gz), Flight Recorder dumps as JSON, Chakra execution traces (NAME.RANK.et)",
     )
     add("-o", "--output", metavar="FILE", help="write all of it as one traffic file")
+    add(
+        "--step",
+        metavar="N",
+        help="one step, counted from 0, in place of all: computing, exposed, idle, waits, who is "
+        "late, critical path (typical: the one of median duration)",
+    )
+    add("--plot", metavar="FILE", help="that step as a picture too (.png, .svg, .pdf)")
+    add(
+        "--perfetto",
+        metavar="FILE",
+        help="all steps on all ranks as a trace for Perfetto or chrome://tracing, on one clock",
+    )
+    add("--force", action="store_true", help="replace the picture and the trace")
     add("--format", default="table", help="table, markdown, csv or json")
 
 
 def run_trace(options: argparse.Namespace) -> ExitCode:
     from torchcoll.importers.traces import read_traffic
+    from torchcoll.report.destination import check_new
     from torchcoll.report.formats import FORMATS
+    from torchcoll.report.pictures import check_path
     from torchcoll.runs.show import show
 
     choice(options.format, "format", FORMATS)
+    number = _step_number(options.step)
+    if options.plot:
+        check_path(options.plot, options.force)
+    if options.perfetto:
+        check_new(options.perfetto, "perfetto", options.force)
     traffic = read_traffic(options.files)
     if options.output:
         # The new file is whole: what was wrong in those that were read has to be said in it.
         kept = [*traffic.notes, *traffic.problems]
         dataclasses.replace(traffic, notes=kept).save(options.output)
         tell(f"written: {options.output}")
-    show(traffic, format=options.format)
+    if options.perfetto:
+        _write_perfetto(traffic, options)
+    if options.step is None and not options.plot:
+        show(traffic, format=options.format)
+    else:
+        _show_step(traffic, number, options)
     for problem in traffic.problems if options.format in ("csv", "json") else ():
         tell(f"torchcoll: warning: {problem}")
     return ExitCode.OK
+
+
+_TYPICAL = "typical"
+_DIGITS = 10
+
+
+def _step_number(text: str | None) -> int | None:
+    if text is None or text == _TYPICAL:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS):
+        raise UsageError("step", text, f"a number from 0 on, or {_TYPICAL}")
+    return int(text)
+
+
+def _show_step(traffic: Traffic, number: int | None, options: argparse.Namespace) -> None:
+    from torchcoll.training.step_show import show_step
+    from torchcoll.training.whole_step import whole_step
+
+    found = whole_step(traffic, number)
+    if options.plot:
+        from torchcoll.training.drawn_show import draw_step
+
+        draw_step(found, options.plot)
+        tell(f"torchcoll: picture: {options.plot}")
+    show_step(found, options.format)
+
+
+def _write_perfetto(traffic: Traffic, options: argparse.Namespace) -> None:
+    from torchcoll.report.destination import write_file
+    from torchcoll.training.step_show import traffic_trace
+
+    text, clocks = traffic_trace(traffic)
+    write_file(options.perfetto, text, "perfetto", options.force)
+    tell(f"torchcoll: trace: {options.perfetto}")
+    for note in clocks:
+        tell(f"torchcoll: note: {note}")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -1,0 +1,314 @@
+"""One step of a training on all ranks: worked out by hand, drawn, as a trace, and bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from foreign_traces import INFO, event, kernel, param, step
+from sent import MS, call, traffic, world
+
+from torchcoll.cli import main
+from torchcoll.core.errors import UsageError
+from torchcoll.core.traffic import Traffic, join
+from torchcoll.importers.traces import read_traffic
+from torchcoll.training.clocks import measured_offsets
+from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, draw_step
+from torchcoll.training.joined import join_ranks
+from torchcoll.training.step_show import answer_lines, traffic_trace
+from torchcoll.training.whole_step import whole_step
+
+AHEAD = 1000 * MS  # rank 1's clock
+
+
+def ran(start_ms, end_ms, ahead=0, **changed):
+    """A kernel, issued 1 ms before it began."""
+    start = start_ms * MS + ahead
+    fields = {"start_ns": start - MS, "began_ns": start, "time_ns": (end_ms - start_ms) * MS}
+    return call(clock="device", step=0, **(fields | changed))
+
+
+def spans(*times_ms, ahead=0):
+    return [(start * MS + ahead, end * MS + ahead) for start, end in times_ms]
+
+
+def made(clocks=True):
+    """Both ranks begin and end together; rank 1 comes last to the one call, 30 ms after rank 0.
+
+            0        20  30   40  50       70        90  100
+    rank 0  computing-----|                 |computing-----|
+                     |all_reduce------------|
+    rank 1  computing-----------|           |computing|
+                                  |all_red--|
+    """
+    own = {0: [ran(20, 70)], 1: [ran(50, 70, AHEAD)]}
+    found = traffic(lambda rank: own[rank])
+    found.steps = {0: spans((0, 100)), 1: spans((0, 100), ahead=AHEAD)}
+    found.computing = {0: spans((0, 30), (70, 100)), 1: spans((0, 40), (70, 90), ahead=AHEAD)}
+    found.source = "kineto"
+    if clocks:
+        found.clocks = {0: ("here", AHEAD), 1: ("here", 0)}
+    return found
+
+
+def test_what_a_step_is_made_of():
+    zero, one = whole_step(made()).ranks
+    names = ("computing_ns", "communicating_ns", "hidden_ns", "exposed_ns", "idle_ns", "wait_ns")
+    assert [getattr(zero, name) / MS for name in names] == [60, 50, 10, 40, 0, 30]
+    assert [getattr(one, name) / MS for name in names] == [60, 20, 0, 20, 20, 0]
+    assert (zero.last, one.last, one.even) == (0, 1, 0.5)
+
+
+def test_the_critical_path_goes_to_the_rank_that_came_last():
+    """From 100 on rank 0: 30 ms computing, 20 of the call; on rank 1 10 idle, 40 computing."""
+    found = whole_step(made())
+    assert found.path == pytest.approx({"computing": 0.7, "exposed": 0.2, "idle": 0.1})
+    assert [one.path for one in found.ranks] == [0.5, 0.5]
+    assert answer_lines(found) == [
+        "60 % computing, 30 % exposed communication, 10 % idle (of all ranks' time)",
+        "critical path: 70 % computing, 20 % communication, 10 % idle; 50 % of it on rank 0",
+    ]
+
+
+def test_a_rank_is_called_late_beyond_chance_alone():
+    """Last in 6 of 6 calls is 1/64 for each of two ranks, in 5 of 5 1/32: 1/16 for both."""
+    found = made()
+    for more in range(1, 6):
+        assert [one.late for one in whole_step(found).ranks] == ["", ""]
+        found.calls[0].append(ran(90, 94, sequence=more))
+        found.calls[1].append(ran(92, 94, AHEAD, sequence=more))
+    assert [one.late for one in whole_step(found).ranks] == ["", "6 of 6"]
+
+
+def test_a_call_that_ends_later_held_nothing_up():
+    """Rank 0 computes again from 60 on, beside the call: what came before that is idle."""
+    found = made()
+    found.computing[0] = spans((0, 30), (60, 100))
+    assert whole_step(found).path == pytest.approx({"computing": 0.7, "idle": 0.3})
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+def by_calls(found):
+    joined, _ = join_ranks(found)
+    return measured_offsets(found, dict.fromkeys(one for own in joined.values() for one in own))
+
+
+def test_bounds_of_two_calls():
+    """Of the first call 20 - 1070 <= added <= 70 - 1050, of the second 80 - 1083 and 82 - 1081; the
+    ends differ by 1000 and 1001, whose median 1000.5 lies within -1003 and -999.
+    """
+    found = made(clocks=False)
+    found.calls[0].append(ran(80, 82, sequence=1))
+    found.calls[1].append(ran(81, 83, AHEAD, sequence=1))
+    offsets = by_calls(found)
+    assert offsets.added_ns == {0: 0, 1: -1000.5 * MS}
+    assert (offsets.error_ns, offsets.agree_ns) == ({0: 0, 1: 2.5 * MS}, 0.5 * MS)
+    assert offsets.text.startswith(
+        "clocks aligned by the ends of up to 2 calls that ranks made together, which agree within "
+        "500 us (median); at most 2.50 ms off"
+    )
+
+
+def test_calls_that_contradict_each_other_align_nothing():
+    found = made(clocks=False)
+    found.calls[0].append(ran(80, 82, sequence=1))
+    found.calls[1].append(ran(380, 382, AHEAD, sequence=1))
+    assert by_calls(found).added_ns == {0: 0}
+    assert "no one offset fits all calls" in whole_step(found).notes[0]
+    (said,) = traffic_trace(found)[1]
+    assert said.endswith("their events are right among themselves only")
+
+
+def test_a_rooted_call_aligns_nothing():
+    found = made(clocks=False)
+    for rank, (own,) in found.calls.items():
+        found.calls[rank] = [dataclasses.replace(own, collective="broadcast", root=0)]
+    whole = whole_step(found)
+    assert whole.offsets.problem.startswith("the clocks of rank 1 cannot be aligned with rank 0")
+    assert [one.wait_ns for one in whole.ranks] == [None, None]
+
+
+def _captured(folder):
+    import torch
+    import torch.distributed as dist
+
+    import torchcoll
+
+    dist.init_process_group("gloo")
+    with torchcoll.capture(folder) as seen:
+        for _ in range(5):
+            dist.all_reduce(torch.zeros(8))
+            seen.step()
+    dist.destroy_process_group()
+
+
+def test_the_clock_of_a_host_lies_within_what_calls_tell(jobs, tmp_path):
+    """A real capture: what its clock says, against what would be measured without it."""
+    jobs(tmp_path, lambda: _captured(tmp_path / "run"), 2).wait()
+    found = Traffic.load(tmp_path / "run")
+    known = by_calls(found)
+    assert known.text == "one host, one clock: no error"
+    found.clocks = {}
+    told = by_calls(found)
+    assert abs(told.added_ns[1] - known.added_ns[1]) <= told.error_ns[1]
+    whole = whole_step(found)
+    assert [(one.computing_ns, one.idle_ns) for one in whole.ranks] == [(None, None)] * 2
+    assert [one.exposed_ns for one in whole.ranks] == [o.communicating_ns for o in whole.ranks]
+    assert any("may be computation or idle" in note for note in whole.notes)
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+
+def kineto(folder, rank, *events):
+    folder.mkdir(exist_ok=True)
+    data = {"traceEvents": list(events), "distributedInfo": {**INFO, "rank": rank}}
+    (folder / f"rank{rank}.json").write_text(json.dumps(data))
+
+
+def profiled(folder, ranks=(0, 1)):
+    """In us: all_reduce runs 300 to 500, a matmul until 400; a kernel of NCCL without a call 600 to
+    700; the step is 0 to 1000."""
+    for rank in ranks:
+        kineto(
+            folder,
+            rank,
+            step(5, 0, 1000),
+            param("allreduce", 100, 7),
+            kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 200, 7),
+            event("gemm", 150, 250, "kernel", device=0, tid=7, correlation=99),
+            event("ncclDevKernel_SendRecv", 600, 100, "kernel", device=0, tid=21, correlation=98),
+        )
+    return folder
+
+
+def test_a_profiler_trace_tells_computation_and_communication_of_no_call(tmp_path):
+    found = read_traffic([profiled(tmp_path / "run")])
+    one = whole_step(found).ranks[0]
+    assert (one.computing_ns, one.communicating_ns) == (250_000, 300_000)
+    assert (one.exposed_ns, one.idle_ns) == (200_000, 1_000_000 - 250_000 - 200_000)
+    # ... and so does the file of it.
+    found.save(tmp_path / "all.jsonl")
+    again = Traffic.load(tmp_path / "all.jsonl")
+    assert (again.computing, again.apart, again.calls) == (
+        found.computing,
+        found.apart,
+        found.calls,
+    )
+
+
+def command(capsys, *arguments):
+    code = main(["trace", *map(str, arguments)])
+    return (code, *capsys.readouterr())
+
+
+def test_the_command(tmp_path, capsys):
+    folder, picture, trace = profiled(tmp_path / "run"), tmp_path / "s.png", tmp_path / "t.json"
+    code, out, err = command(capsys, folder, "--plot", picture, "--perfetto", trace)
+    assert (code, err.splitlines()[-1]) == (0, f"torchcoll: picture: {picture}")
+    assert out.splitlines()[:2] == [
+        f"{folder}: kineto, 2 ranks, step 0 of 1, 1.00 ms (slowest rank)",
+        "25 % computing, 20 % exposed communication, 55 % idle (of all ranks' time)",
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    code, out, _ = command(capsys, folder, "--step", "0", "--format", "json")
+    row = json.loads(out)["rows"][0]
+    assert (row["step_ns"], row["idle_ns"], row["hidden_ns"]) == (1_000_000, 550_000, 100_000)
+    code, _, err = command(capsys, folder, "--plot", picture)
+    assert (code, "expected a file that does not exist" in err) == (2, True)
+
+
+def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_path):
+    found = made(clocks=False)
+    found.calls[0].append(ran(60, 65, sequence=1))
+    found.calls[1].append(ran(60, 65, AHEAD, sequence=1))
+    text, (said,) = traffic_trace(found)
+    document = json.loads(text)
+    assert document["otherData"]["clocks"] == [said] and "at most 5.00 ms off" in said
+    tracks = {}
+    for one in document["traceEvents"]:
+        if one["ph"] == "X":
+            tracks.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["dur"]))
+    for own in tracks.values():
+        for (start, time), (after, _) in zip(sorted(own), sorted(own)[1:], strict=False):
+            assert start + time <= after
+    begins = {
+        (one["pid"], one["name"]): one["ts"]
+        for one in document["traceEvents"]
+        if one["ph"] == "X" and one["cat"] == "step"
+    }
+    assert begins == {(0, "step 0"): 0, (1, "step 0"): 0}
+
+
+def test_many_ranks_are_not_all_drawn_but_the_late_one_is():
+    groups = world(40)
+    found = traffic(lambda rank: [ran(10 + rank % 39, 60)], 40, groups=groups)
+    found.steps = {rank: spans((0, 100)) for rank in range(40)}
+    found.clocks = {rank: ("here", 0) for rank in range(40)}
+    drawn = _drawn(whole_step(found))
+    assert (len(drawn), drawn[-1].rank) == (MOST_DRAWN, 38)
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--step", "1"], "step: got 1, expected 0 to 0, as were marked"),
+        (["--step", "x"], "step: got x, expected a number from 0 on, or typical"),
+        (["--step", "-1"], "step: got -1, expected a number from 0 on, or typical"),
+        (["--plot", "s.txt"], "picture: got .txt, expected one of"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, capsys, arguments, text):
+    code, out, err = command(capsys, profiled(tmp_path / "run"), *arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert text in err
+
+
+def test_calls_without_times_are_one_line(tmp_path, capsys):
+    traffic(lambda rank: [call(step=0)]).save(tmp_path / "all.jsonl")
+    for option in (["--step", "typical"], ["--perfetto", str(tmp_path / "t.json")]):
+        code, _, err = command(capsys, tmp_path / "all.jsonl", *option)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "that tells when it ran" in err
+
+
+def test_one_rank_no_step_and_no_computation(tmp_path):
+    """What is not told is said, and never idle."""
+    kineto(tmp_path / "run", 0, param("allreduce", 100, 7),
+           kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 200, 7))  # fmt: skip
+    found = whole_step(read_traffic([tmp_path / "run"]))
+    (one,) = found.ranks
+    assert (one.computing_ns, one.idle_ns, one.exposed_ns) == (None, None, None)
+    assert (one.step_ns, one.communicating_ns) == (200_000, 200_000)
+    text = " ".join(found.notes)
+    assert "no source tells what rank 0 computed" in text
+    assert "no step is marked" in text and "1 of 2 ranks" in text
+    draw_step(found, tmp_path / "s.svg")
+    assert "what ran beside it is not told" in (tmp_path / "s.svg").read_text()
+
+
+def test_a_step_without_a_call():
+    found = made()
+    found.steps = {rank: [*own, (own[0][1], own[0][1] + MS)] for rank, own in found.steps.items()}
+    with pytest.raises(UsageError, match="in which no call ran"):
+        whole_step(found, 1)
+
+
+def test_ranks_of_different_sources_keep_their_own_clocks():
+    whole = made()
+    parts = [
+        dataclasses.replace(
+            whole,
+            calls={r: whole.calls[r]}, steps={r: whole.steps[r]}, clocks={r: whole.clocks[r]},
+            computing={r: whole.computing[r]},
+        )
+        for r in (0, 1)
+    ]  # fmt: skip
+    again = join(parts)
+    assert (again.clocks, again.computing) == (whole.clocks, whole.computing)
