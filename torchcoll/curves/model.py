@@ -499,7 +499,7 @@ def _sizes_of(data: Mapping[str, Any]) -> OverSizes:
     ranks, hosts, low, high, sizes = (int(data[name]) for name in _PLAIN)
     if low < 1:
         raise ValueError("sizes below one byte")
-    told_by = int(data["bandwidth_beyond_of"])
+    told_by = int(data.get("bandwidth_beyond_of", 1))  # files of before do not have it
     return OverSizes(
         *(ranks, hosts, low, high, sizes, law, latencies, bandwidths),
         *(tuple(figure for _, figure in own), beyond, told_by, _spread_of(data["interval"])),
