@@ -15,6 +15,7 @@ from torchcoll.core.units import (
     format_ratio,
     format_size,
     format_time,
+    time_text,
 )
 from torchcoll.report.columns import DIMENSIONS, ROW_FIELDS
 from torchcoll.report.formats import Forms, picked, show_found
@@ -486,10 +487,10 @@ def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str)
 
     def floor(one: Profile) -> str:
         if not one.floor_bytes:
-            return format_time(one.floor_ns).strip()
+            return time_text(one.floor_ns)
         if one.floor_ns is None:
             return f"not seen, from {format_size(one.floor_bytes)} on"
-        return f"{format_time(one.floor_ns).strip()} at {format_size(one.floor_bytes)}"
+        return f"{time_text(one.floor_ns)} at {format_size(one.floor_bytes)}"
 
     def half(one: Profile) -> str:
         if not one.half_bytes:
@@ -504,7 +505,7 @@ def _profile_grid(found: Comparison, ours: Profile, theirs: Profile, title: str)
         ["latency floor", *(floor(p) for p in (ours, theirs))],
         [
             "time to first result",
-            *(format_time(p.first_result_ns).strip() for p in (ours, theirs)),
+            *(time_text(p.first_result_ns) for p in (ours, theirs)),
         ],
     ]
     return Grid(heads, rows, above=[title] if title else [])
@@ -570,7 +571,7 @@ def _start_lines(found: Comparison) -> list[str]:
         ("time to first result", "first_result_ns"),
     ):
         known = [(one.backend, getattr(one, name)) for one in found.starts]
-        texts = [f"{one_line(b)} {format_time(ns, 3).strip()}" for b, ns in known if ns is not None]
+        texts = [f"{one_line(b)} {time_text(ns, 3)}" for b, ns in known if ns is not None]
         words += [f"{what}: {', '.join(texts)}"] if texts else []
     return [f"{'; '.join(words)} (geometric means over the launches)"] if words else []
 

@@ -169,6 +169,11 @@ def format_time(ns: float | None, digits: int = 4) -> str:
     return f"{value:.{max(0, digits - whole)}f} {unit}"
 
 
+def time_text(ns: float | None, digits: int = 4) -> str:
+    """``format_time`` within a sentence: no blank after ``s``."""
+    return format_time(ns, digits).strip()
+
+
 def format_bandwidth(gbps: float | None) -> str:
     """GB/s (10**9 bytes) with three decimals, so that points line up; unknown is ``-``."""
     if gbps is None:

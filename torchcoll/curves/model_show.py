@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.collectives import busbw_gbps
-from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.destination import Destination
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head, filled, print_grids
@@ -104,7 +104,7 @@ def _law_lines(law: OverRanks) -> list[str]:
 def _times(figure: Figure | None) -> str:
     if figure is None:
         return "not resolved"
-    value, low, high = (format_time(ns, 3).strip() for ns in figure)
+    value, low, high = (time_text(ns, 3) for ns in figure)
     return f"{value} ({low} to {high})"
 
 
@@ -181,7 +181,7 @@ def _predictions(rows: Sequence[PredictedRow], title: str) -> Grid:
         return lambda row: cell(row, row.prediction) if row.prediction else "-"
 
     def interval(row: PredictedRow, found: Any) -> str:
-        return f"{format_time(found.low_ns)} to {format_time(found.high_ns).strip()}"
+        return f"{format_time(found.low_ns)} to {time_text(found.high_ns)}"
 
     def busbw(row: PredictedRow, found: Any) -> str:
         return format_ratio(_busbw(row, found.time_ns))
@@ -450,7 +450,7 @@ def _draw_errors(left: Axes, right: Axes, points: Sequence[ErrorPoint]) -> None:
     left.plot(ends, ends, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
     left.set_xscale("log")
     left.set_xlabel("measured")
-    left.xaxis.set_major_formatter(lambda ns, _: format_time(ns, 1).strip())
+    left.xaxis.set_major_formatter(lambda ns, _: time_text(ns, 1))
     left.minorticks_off()
     left.grid(True, color="0.9")
     time_axis(left)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.plausibility import IMPLAUSIBLE
-from torchcoll.core.units import counted, format_bandwidth, format_ratio, format_size, format_time
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ratio,
+    format_size,
+    format_time,
+    time_text,
+)
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.header import given_text, kind_texts, reading
@@ -167,7 +174,7 @@ def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
 
     def spread(item: tuple[RanksCurve, RanksPoint]) -> str:
         point = item[1]
-        low, high = (format_time(ns, 3).strip() for ns in (point.low_ns, point.high_ns))
+        low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
         return f"{low} to {high}" if point.launches > 1 else "-"
 
     def share(item: tuple[RanksCurve, RanksPoint]) -> str:
@@ -246,7 +253,7 @@ def _law_text(law: Law) -> str:
 
 
 def _signed(ns: float) -> str:
-    return f"{'-' if round(ns) < 0 else ''}{format_time(abs(ns), 3).strip()}"
+    return f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
 
 
 # -- a picture -------------------------------------------------------------------------------
@@ -540,12 +547,13 @@ def _separate_lines(found: CurveRanges) -> list[str]:
         after = points[index + 1] if index + 1 < len(points) else None
         if after and after.time_ns < ns:
             more = format_size(after.size_bytes)
-            words += f" ({_time(ns)}; {more} takes less, {_time(after.time_ns)})"
+            words += f" ({time_text(ns)}; {more} takes less, {time_text(after.time_ns)})"
         lines.append(f"{words}; in no fit{_at_end(index, len(points), slow_sizes)}")
     for one in found.falls:
         low, high = format_size(one.low_bytes), format_size(one.high_bytes)
         lines.append(
-            f"time falls from {_time(one.low_ns)} at {low} to {_time(one.high_ns)} at {high}"
+            f"time falls from {time_text(one.low_ns)} at {low} to {time_text(one.high_ns)} at "
+            f"{high}"
         )
     if lines and not found.note and max(point.launches for point in points) == 1:
         lines.append("1 launch: only others show whether these times stay")
@@ -557,10 +565,6 @@ def _at_end(index: int, number: int, slow_sizes: Mapping[int, float]) -> str:
     to_start = all(i in slow_sizes for i in range(index))
     to_end = all(i in slow_sizes for i in range(index, number))
     return "; at the end of the sizes another law may begin" if to_start or to_end else ""
-
-
-def _time(ns: float) -> str:
-    return format_time(ns).strip()
 
 
 def _uneven(points: Sequence[SizePoint]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_size, format_time, time_text
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Answer, Grid, Head, filled
 
@@ -397,7 +397,7 @@ def _ranks(row: LogRow) -> str:
 def _largest(row: LogRow) -> str:
     if row["largest_part"] is None:
         return "-"
-    return f"{row['largest_part']} {format_time(row['largest_part_s'] * 1e9, 3).strip()}"
+    return f"{row['largest_part']} {time_text(row['largest_part_s'] * 1e9, 3)}"
 
 
 def _order(row: LogRow) -> str:

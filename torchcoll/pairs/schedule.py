@@ -13,7 +13,7 @@ from torchcoll.core.case import Case, need_bytes, size_case
 from torchcoll.core.collectives import PAIR
 from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.spec import Spec
-from torchcoll.core.units import format_bytes, format_size, format_time
+from torchcoll.core.units import format_bytes, format_size, time_text
 
 Pair = tuple[int, int]
 Units = tuple[tuple[int, ...], ...]  # the ranks of each unit, units in ascending order
@@ -130,7 +130,7 @@ def plan_lines(spec: Spec, options: PairOptions, ranks: int) -> list[str]:
     need = need_bytes(size_case(largest, 2), 0, spec.check)
     moved = sum(3 * calls * size_bytes for size_bytes in spec.sizes)
     each_s = moved / (_ASSUMED_GBPS * 1e9) + _kinds(spec) * ranks * _AGREEMENT_US * 1e-6
-    time = format_time(each_s * schedule * 1e9, 3).strip()
+    time = time_text(each_s * schedule * 1e9, 3)
     file, held = _kept(spec, pairs, len(units[0]))
     idle = ", one idle in each" if count % 2 else ""
     sizes = ", ".join(map(format_size, spec.sizes))

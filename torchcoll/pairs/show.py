@@ -8,7 +8,13 @@ from typing import Any, TextIO
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.result import Run
 from torchcoll.core.summary import median, summarise
-from torchcoll.core.units import format_bandwidth, format_ranges, format_size, format_time
+from torchcoll.core.units import (
+    format_bandwidth,
+    format_ranges,
+    format_size,
+    format_time,
+    time_text,
+)
 from torchcoll.pairs.matches import (
     EXCHANGE,
     LATENCY,
@@ -300,7 +306,7 @@ def _together(result: Any) -> str:
     if row.median_ns is None:
         return f"{what}: {one_line(result.reason)}"
     busbw = format_bandwidth(row.busbw_gbps)
-    return f"{what}: {format_time(row.median_ns).strip()}, {busbw} GB/s busbw"
+    return f"{what}: {time_text(row.median_ns)}, {busbw} GB/s busbw"
 
 
 def _conclusion(

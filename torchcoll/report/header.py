@@ -23,7 +23,7 @@ from torchcoll.core.summary import (
     first_results,
     over_ranks,
 )
-from torchcoll.core.units import counted, format_ranges, format_size, format_time
+from torchcoll.core.units import counted, format_ranges, format_size, time_text
 from torchcoll.report.columns import statistics_of, values_of
 
 # -------------------------------------------------------------------------------------------------
@@ -282,10 +282,6 @@ def _labels(run: Run) -> str:
     return f"labels: {pairs}" if pairs else ""
 
 
-def _brief(ns: float) -> str:
-    return format_time(ns, 3).strip()
-
-
 def _phase(run: Run, name: str, how: str = "max") -> float | None:
     """A set-up phase, as the slowest rank saw it if not read otherwise."""
     return next(iter(over_ranks([[ns] for ns in run.phases.get(name) or []], how)), None)
@@ -304,7 +300,9 @@ def _start_up(run: Run, items: Sequence[Any]) -> str:
         *(("import torch", "import_torch"), ("rendezvous", "rendezvous"), ("device", "device")),
         *(("init", "init_process_group"), ("connect", "communicator")),
     )
-    words = [f"{text} {_brief(ns)}" for text, key in names if (ns := _phase(run, key)) is not None]
+    words = [
+        f"{text} {time_text(ns, 3)}" for text, key in names if (ns := _phase(run, key)) is not None
+    ]
     if when == "init_process_group":
         words = [f"{w} including connecting" if w.startswith("init ") else w for w in words]
     elif when == "first call":
@@ -334,7 +332,9 @@ def first_lines(run: Run, how: str = "max", total: bool = True, verbose: bool = 
     if not verbose:
         return lines
     costs = (("timed loop", "cost_timed_loop"), ("barrier", "cost_barrier"))
-    words = [f"{text} {_brief(ns)}" for text, key in costs if (ns := _phase(run, key)) is not None]
+    words = [
+        f"{text} {time_text(ns, 3)}" for text, key in costs if (ns := _phase(run, key)) is not None
+    ]
     parts = [f"a call: {', '.join(words)}"] if words else []
     if shares := _shares(results):
         parts.append(f"of the time of all cases: {shares}")
@@ -360,8 +360,8 @@ def _first_line(launch: Run, firsts: Sequence[CaseResult], how: str, total: bool
     first, connect = first_call_ns(firsts, how), connect_ns(launch, firsts, how)
     # With --fresh-group the case made a communicator of its own.
     own = any(result.connect_ns for result in firsts) and connect
-    words = [f"connect {_brief(connect)}"] if own else []
-    words.append(f"first call {_brief(first)}")
+    words = [f"connect {time_text(connect, 3)}"] if own else []
+    words.append(f"first call {time_text(first, 3)}")
     calls = max(len(row) for result in firsts for row in result.cold_ns)
     settled = [result.settled for result in firsts if result.settled is not None]
     if len(settled) == len(firsts):
@@ -369,5 +369,5 @@ def _first_line(launch: Run, firsts: Sequence[CaseResult], how: str, total: bool
     elif any(result.status in ("ok", "wrong") for result in firsts):
         words.append(f"not settled after {counted(calls, 'call')}")
     if total and connects(launch, firsts[0].case.backend) != "unknown":
-        words.append(f"time to first result {_brief(first + connect)}")
+        words.append(f"time to first result {time_text(first + connect, 3)}")
     return ", ".join(words)

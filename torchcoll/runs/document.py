@@ -21,7 +21,7 @@ from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
 from torchcoll.core.summary import Row
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_size, time_text
 from torchcoll.pairs.matches import read_pairs
 from torchcoll.report.columns import values_of
 from torchcoll.report.formats import View
@@ -236,7 +236,7 @@ def _peak_answer(document: _Document) -> None:
         document.answers.append(Answer(f"Peak: {', '.join(words)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
-        text = f"Shortest: {format_time(least.median_ns).strip()}, {least.collective} of "
+        text = f"Shortest: {time_text(least.median_ns)}, {least.collective} of "
         where = f" on {least.ranks} ranks" * bool(least.ranks)
         document.answers.append(Answer(f"{text}{format_size(least.size_bytes)}{where}."))
 

@@ -13,7 +13,7 @@ from torchcoll.core.errors import UsageError, one_line, unknown
 from torchcoll.core.plausibility import IMPLAUSIBLE, summarise_run
 from torchcoll.core.result import CaseResult, Run
 from torchcoll.core.summary import PERIOD, Row
-from torchcoll.core.units import format_bandwidth, format_size, format_time, parse_size
+from torchcoll.core.units import format_bandwidth, format_size, parse_size, time_text
 from torchcoll.report.grid import Answer, Grid
 from torchcoll.report.header import given_text, reading
 from torchcoll.verdict.judging import Verdict
@@ -124,7 +124,7 @@ def _sentence(row: Row, result: CaseResult) -> str:
         return f"busbw {format_bandwidth(row.busbw_gbps)} GB/s, as the source has it; no time"
     if not row.median_ns:
         return f"no figure: {row.status}{f' ({one_line(row.reason)})' if row.reason else ''}"
-    time = format_time(row.median_ns).strip()
+    time = time_text(row.median_ns)
     if row.busbw_gbps is None:
         return f"time {time}: no bandwidth where nothing is communicated"
     text = f"busbw {format_bandwidth(row.busbw_gbps)} GB/s"
@@ -141,7 +141,7 @@ def _bytes(row: Row) -> str:
 def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str, list[str]]:
     """The lines of each of METRICS."""
     entry, n = COLLECTIVES[row.collective], row.ranks
-    time = format_time(row.median_ns).strip()
+    time = time_text(row.median_ns)
     how = given_text(run) or reading([row], "max")
     calls = f"{row.calls} steady calls" if row.calls else "calls that the source does not count"
     what = "time of the batches / calls" if row.statistic == PERIOD else "middle one"
@@ -152,12 +152,12 @@ def _parts(run: Run, row: Row, result: CaseResult, verdict: Verdict) -> dict[str
     lines: dict[str, list[str]] = {
         "time": [f"{time}, the {one_line(row.statistic or 'time')} ({what}) of {calls}; {how}"],
         "first": [
-            f"{format_time(row.first_call_ns).strip()}: the first cold call of the case, host "
+            f"{time_text(row.first_call_ns)}: the first cold call of the case, host "
             f"clock{'' if row.first_call_ns else kept}"
         ],
-        "low": [f"{format_time(row.low_ns).strip()}: the 5th {spread}{kept}"],
-        "high": [f"{format_time(row.high_ns).strip()}: the 95th {spread}{kept}"],
-        "p99": [f"{format_time(row.p99_ns).strip()}: the 99th {spread}; from 100 calls on{kept}"],
+        "low": [f"{time_text(row.low_ns)}: the 5th {spread}{kept}"],
+        "high": [f"{time_text(row.high_ns)}: the 95th {spread}{kept}"],
+        "p99": [f"{time_text(row.p99_ns)}: the 99th {spread}; from 100 calls on{kept}"],
     }
     if row.algbw_gbps is None:
         why = (
@@ -188,7 +188,7 @@ def _busbw(row: Row, result: CaseResult, given: bool) -> list[str]:
     busbw = format_bandwidth(row.busbw_gbps)
     if entry.has_splits:
         return [
-            f"{busbw} GB/s = {result.busiest_bytes} B / {format_time(row.median_ns).strip()}: what "
+            f"{busbw} GB/s = {result.busiest_bytes} B / {time_text(row.median_ns)}: what "
             "the busiest rank sends to the others, or receives"
         ]
     formula, why = entry.factor

@@ -19,7 +19,7 @@ from torchcoll.core.errors import UsageError, choice
 from torchcoll.core.plausibility import device_of, summarise_run
 from torchcoll.core.result import Run
 from torchcoll.core.summary import OVER_RANKS, Row
-from torchcoll.core.units import format_bandwidth, format_size, format_time
+from torchcoll.core.units import format_bandwidth, format_size, time_text
 from torchcoll.report.columns import values_of
 from torchcoll.report.destination import Destination
 from torchcoll.report.grid import Grid, Head, filled, print_grid
@@ -339,7 +339,7 @@ def _log_curve(points: Sequence[PlotPoint]) -> str:
 
 def _times_text(points: Sequence[PlotPoint]) -> str:
     known = [point.time_ns for point in points]
-    return " to ".join(format_time(pick(known), 3).strip() for pick in (min, max))
+    return " to ".join(time_text(pick(known), 3) for pick in (min, max))
 
 
 def _widths(points: Sequence[PlotPoint]) -> list[float]:

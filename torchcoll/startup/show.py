@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.comparison.show import interval_text
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ratio, format_size, format_time
+from torchcoll.core.units import counted, format_ratio, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, known, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.report.header import kind_texts
@@ -88,22 +88,18 @@ def answer_of(found: Cold, titles: Sequence[str]) -> Answer:
     order = sorted(by_kind.values(), key=lambda one: -(one.first_ns or 0.0))
     names = dict(zip(dict.fromkeys(repr(row.kind) for row in found.rows), titles, strict=False))
     one, least = order[0], order[-1]
-    text = f"the first call takes {_brief(one.first_ns)}"
+    text = f"the first call takes {time_text(one.first_ns, 3)}"
     if ratio := over(one.first_ns, one.steady_ns):
-        text += f", {format_ratio(ratio)} times a steady one ({_brief(one.steady_ns)})"
+        text += f", {format_ratio(ratio)} times a steady one ({time_text(one.steady_ns, 3)})"
     text += f", on {counted(one.ranks, 'rank')}" if one.ranks else ""
     if one.first_result_ns:
-        text += f"; time to first result {_brief(one.first_result_ns)}"
+        text += f"; time to first result {time_text(one.first_result_ns, 3)}"
     if len(order) > 1:
         text += f" ({names.get(repr(one.kind), '')}); least of {len(order)} kinds "
-        text += f"{_brief(least.first_ns)} ({names.get(repr(least.kind), '')})"
+        text += f"{time_text(least.first_ns, 3)} ({names.get(repr(least.kind), '')})"
     if found.late:
         text += f"; {counted(len(found.late), 'later case')} cold too"
     return Answer(text)
-
-
-def _brief(ns: float | None) -> str:
-    return format_time(ns, 3).strip()
 
 
 def _launches(rows: Sequence[ColdRow], title: str) -> Grid:
@@ -180,7 +176,7 @@ def _by_ranks(scales: Sequence[Scale], again: Sequence[LaunchPairs]) -> Grid:
     """One line for each number of ranks, as plots of cold starts have it."""
 
     def spread(scale: Scale) -> str:
-        low, high = (format_time(ns, 3).strip() for ns in (scale.low_ns, scale.high_ns))
+        low, high = (time_text(ns, 3) for ns in (scale.low_ns, scale.high_ns))
         return f"{low} to {high}" if scale.launches > 1 else "-"
 
     def hosts(scale: Scale) -> str:
@@ -298,8 +294,8 @@ def _phase_cell(row: ColdRow, name: str) -> str:
     one = row.phases.get(name)
     if one is None:
         return "-"
-    beyond = f" (rank {one.rank}, +{format_time(one.beyond_ns, 3).strip()})"
-    return format_time(one.ns, 3).strip() + (beyond if one.rank is not None else "")
+    beyond = f" (rank {one.rank}, +{time_text(one.beyond_ns, 3)})"
+    return time_text(one.ns, 3) + (beyond if one.rank is not None else "")
 
 
 def _part_cell(row: ColdRow) -> str:
@@ -307,7 +303,7 @@ def _part_cell(row: ColdRow) -> str:
     if not part or not whole:
         return "-"
     share = f", {100 * part[1] / whole.ns:.0f} %" if whole.ns else ""
-    return f"{one_line(part[0])} {format_time(part[1], 3).strip()}{share}"
+    return f"{one_line(part[0])} {time_text(part[1], 3)}{share}"
 
 
 def _late(late: Sequence[Late]) -> Grid:

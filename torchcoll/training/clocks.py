@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torchcoll.core.collectives import COLLECTIVES, has_splits
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_ranges, format_time
+from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.joined import Joined
 
 
@@ -122,8 +122,9 @@ def _by_calls(ranks: list[int], bounds: dict[tuple[int, int], _Bound]) -> Offset
     if off:
         text = (
             f"clocks aligned by the ends of up to {count} calls that ranks made together, which "
-            f"agree within {_brief(max(off))} (median); at most {_brief(max(error.values()))} off, "
-            "for no rank leaves such a call before all have begun it"
+            f"agree within {time_text(max(off), 3)} (median); at most "
+            f"{time_text(max(error.values()), 3)} off, for no rank leaves such a call "
+            "before all have begun it"
         )
     if missing:
         which = f"rank{'s' * (len(missing) > 1)} {format_ranges(missing)}"
@@ -135,7 +136,3 @@ def _by_calls(ranks: list[int], bounds: dict[tuple[int, int], _Bound]) -> Offset
             )
         problem = f"the clocks of {which} cannot be aligned with rank {ranks[0]}: {why}"
     return Offsets(added, error, max(off, default=None), text, problem)
-
-
-def _brief(ns: float) -> str:
-    return format_time(ns, 3).strip()

@@ -29,7 +29,7 @@ from torchcoll.core.result import Run
 from torchcoll.core.spec import ExactCall, point_of
 from torchcoll.core.summary import Row, median, summarise
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_ranges, format_size, format_time
+from torchcoll.core.units import format_ranges, format_size, time_text
 from torchcoll.training.joined import (
     LATE,
     Joined,
@@ -300,7 +300,7 @@ def _together(rows: Sequence[CostRow]) -> str:
     known = [row for row in rows if row.isolated_ns is not None]
     total = sum(row.calls * (row.isolated_ns or 0) for row in known)
     calls, told = (sum(row.calls for row in own) for own in (rows, known))
-    words = f"a plan: nothing ran. Its calls one after the other: {format_time(total).strip()}"
+    words = f"a plan: nothing ran. Its calls one after the other: {time_text(total)}"
     return words if told == calls else f"{words} of the {told} of {calls} that are known"
 
 

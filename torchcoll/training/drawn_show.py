@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.core.traffic import Span, merged
-from torchcoll.core.units import format_time
+from torchcoll.core.units import time_text
 from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
 from torchcoll.training.step_show import answer_lines, call_text, step_title
 from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, beside, common
@@ -234,5 +234,5 @@ def _caption(found: WholeStep, drawn: int) -> list[str]:
         lines.append(f"{drawn} of {len(found.ranks)} ranks are drawn: the first, and the latest")
     waits = [one.wait_ns for one in found.ranks if one.wait_ns]
     if waits:
-        lines.append(f"longest wait of a rank: {format_time(max(waits), 3).strip()}")
+        lines.append(f"longest wait of a rank: {time_text(max(waits), 3)}")
     return [*lines, *found.notes[:4]]

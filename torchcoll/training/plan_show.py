@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_bytes, format_time
+from torchcoll.core.units import counted, format_bytes, time_text
 from torchcoll.report.formats import print_forms
 from torchcoll.report.grid import Answer, Grid, Head, filled
 from torchcoll.training.projection import (
@@ -52,7 +52,7 @@ def _answer(found: Projection) -> Answer:
     where = f"{counted(step.ranks, 'rank')}{f' ({degrees})' if degrees else ''}"
     text = f"{where}: {_ends(step.comm_ns)} of communication a step"
     if step.exposed_ns and step.hidden_ns and step.efficiency and found.backward_ns:
-        backward = _time(found.backward_ns)
+        backward = time_text(found.backward_ns, 3)
         text += f", {_ends(step.exposed_ns)} of it exposed under a backward pass of {backward}"
         text += f": {100 * step.efficiency[0]:.0f} % of a step computes"
     told = [kind for kind in (WEAK, STRONG) if getattr(found, kind)]
@@ -84,7 +84,7 @@ def _rows(step: PlannedStep) -> Grid:
         together.setdefault((row.group, row.collective), []).append(row)
 
     def comm(end: int) -> Any:
-        return lambda rows: _time(sum(row.time_ns[end] for row in rows))
+        return lambda rows: time_text(sum(row.time_ns[end] for row in rows), 3)
 
     return filled(
         [
@@ -121,7 +121,7 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
     def of(name: str, end: int = 0) -> Any:
         def cell(step: PlannedStep) -> str:
             ends: Ends | None = getattr(step, name)
-            return "-" if ends is None else _time(ends[end])
+            return "-" if ends is None else time_text(ends[end], 3)
 
         return cell
 
@@ -155,12 +155,8 @@ def _over_ranks(kind: str, steps: Sequence[PlannedStep]) -> Grid:
     )
 
 
-def _time(ns: float) -> str:
-    return format_time(ns, 3).strip()
-
-
 def _ends(ends: Ends) -> str:
-    return f"{_time(ends[0])} ({_time(ends[1])} to {_time(ends[2])})"
+    return f"{time_text(ends[0], 3)} ({time_text(ends[1], 3)} to {time_text(ends[2], 3)})"
 
 
 # -- csv and json ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torchcoll.core.case import fingerprint
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, brief
 from torchcoll.core.spec import Spec
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_time, whole_number
+from torchcoll.core.units import time_text, whole_number
 from torchcoll.machine.environment import free_memory
 from torchcoll.training.playback import Part, Step, digest, mismatch, part_of, usual_steps
 from torchcoll.training.player import Members, Player
@@ -274,7 +274,7 @@ def _what_was_played(
     notes = [f"replay of {what}{where}: {gaps} calls, and nothing was computed"]
     spans = [words["span"] for words in gathered if words["span"] is not None]
     if spans:
-        notes.append(f"the step took {format_time(max(spans)).strip()} in training")
+        notes.append(f"the step took {time_text(max(spans))} in training")
     notes.append("asynchronous calls: waited for where they had ended in training, else at the end")
     notes.append("the first play of the step connects: it stands before the marked steps")
     notes += traffic.problems

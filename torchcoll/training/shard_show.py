@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bytes, format_ratio, format_size, format_time
+from torchcoll.core.units import format_bytes, format_ratio, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
 from torchcoll.training.show import result_text
@@ -79,16 +79,14 @@ def _between(row: ShardRow) -> str:
     return f"{format_ratio(row.ratio_low)} to {format_ratio(row.ratio_high)}"
 
 
-def _time(ns: float | None) -> str:
-    return format_time(ns).strip()
-
-
 def _above(advice: ShardAdvice, spread: bool) -> list[str]:
     lines = [*_proposal(advice), f"FSDP2 on {advice.ranks} ranks"]
     lines += [_curve(used) for used in advice.curves]
     if advice.backward_ns is not None:
-        passes = f"forward {_time(advice.forward_ns)} (taken for half), "
-        lines.append(f"passes without communication: {passes}backward {_time(advice.backward_ns)}")
+        passes = f"forward {time_text(advice.forward_ns)} (taken for half), "
+        lines.append(
+            f"passes without communication: {passes}backward {time_text(advice.backward_ns)}"
+        )
     lines += [*(_MODEL if advice.hides else _MODEL_OF_CPUS), _MEMORY]
     if spread and advice.launches > 1:
         lines.append(
@@ -125,12 +123,13 @@ def _proposal(advice: ShardAdvice) -> list[str]:
         return ["no proposal: no choice is within the sizes that were measured"]
     if len(advice.rows) < 2:
         return [
-            f"{best.choice}: {_time(best.exposed_ns)} of {_time(best.communication_ns)} of "
+            f"{best.choice}: {time_text(best.exposed_ns)} of {time_text(best.communication_ns)} of "
             "communication exposed; one choice alone is no advice"
         ]
     line = (
-        f"proposal: {best.choice}: {_time(best.exposed_ns)} of {_time(best.communication_ns)} of "
-        f"communication exposed, at its peak {format_bytes(best.peak_bytes)} more"
+        f"proposal: {best.choice}: {time_text(best.exposed_ns)} of "
+        f"{time_text(best.communication_ns)} of communication exposed, at its peak "
+        f"{format_bytes(best.peak_bytes)} more"
     )
     if least is not best:
         line += (

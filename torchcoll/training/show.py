@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import format_bytes, format_ranges, format_ratio, format_size, format_time
+from torchcoll.core.units import (
+    format_bytes,
+    format_ranges,
+    format_ratio,
+    format_size,
+    format_time,
+    time_text,
+)
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Answer, Grid, Head
 from torchcoll.training.plans import DEFAULT_CAP_MB, DEFAULT_FIRST_MB, Bucket, BucketPlan, Trial
@@ -96,10 +103,6 @@ def _between(low: float | None, high: float | None) -> str:
     return "-" if low is None or high is None else f"{format_ratio(low)} to {format_ratio(high)}"
 
 
-def _time(ns: float | None) -> str:
-    return format_time(ns).strip()
-
-
 def _above(advice: Advice, spread: bool) -> list[str]:
     row, (least, most) = advice.curve, advice.sizes
     words = [row.dtype, f"on {row.backend}", f"{row.ranks or 'unknown'} ranks"]
@@ -114,7 +117,7 @@ def _above(advice: Advice, spread: bool) -> list[str]:
     if advice.backward_ns is not None:
         source = one_line(advice.backward_source)
         model = _MODEL_OF_CPUS if advice.curve.device == "cpu" else _MODEL
-        lines += [f"backward pass: {_time(advice.backward_ns)} ({source})", *model]
+        lines += [f"backward pass: {time_text(advice.backward_ns)} ({source})", *model]
     if spread and advice.launches > 1:
         lines.append(
             "low, high = the least and the most of the launches; 95 % over the launches, for all "
@@ -134,17 +137,17 @@ def _below(advice: Advice) -> list[str]:
         noise = ", within noise" if (low or 2) <= 1 <= (high or 0) else ""
         lines.append(
             f"16 bits an element (a compression hook) at {best.name}: exposed "
-            f"{_time(best.exposed_16bit_ns)} for {_time(best.exposed_ns)}; backward + exposed "
-            f"{format_ratio(ratio)} of it{interval}{noise}"
+            f"{time_text(best.exposed_16bit_ns)} for {time_text(best.exposed_ns)}; backward + "
+            f"exposed {format_ratio(ratio)} of it{interval}{noise}"
         )
     at = best or next((row for row in advice.rows if row.setting == "sent"), advice.rows[0])
     if advice.accumulate > 1:
         each = (at.communication_ns if at.exposed_ns is None else at.exposed_ns) or 0.0
         what = "all_reduce" if at.exposed_ns is None else "exposed"
-        all_of_them = _time(advice.accumulate * each)
+        all_of_them = time_text(advice.accumulate * each)
         lines.append(
             f"{advice.accumulate} backward passes an optimiser step, at {at.name}: with no_sync in "
-            f"all but the last {_time(each)} {what}, without it {all_of_them}"
+            f"all but the last {time_text(each)} {what}, without it {all_of_them}"
         )
     return [*lines, *map(one_line, advice.notes)]
 
@@ -154,7 +157,7 @@ def _proposal(advice: Advice) -> list[str]:
     if len(advice.judged) < 2:
         why = "there are no two settings whose buckets are known, of measured sizes, and differ"
         if advice.measured_ns is not None:
-            why += f"; exposed now (measured {_time(advice.measured_ns)}, with waits)"
+            why += f"; exposed now (measured {time_text(advice.measured_ns)}, with waits)"
         return [f"no proposal: {why}", *_measured(advice)]
     if advice.backward_ns is None or best is None:
         return _assumed(advice)
@@ -168,12 +171,12 @@ def _proposal(advice: Advice) -> list[str]:
     others = ", ".join(row.name for row in fine if row.setting == "cap")
     if best.setting == "cap" and others:
         line += f"; no worse: {others}"
-    line += f"; exposed {_time(best.exposed_ns)}"
+    line += f"; exposed {time_text(best.exposed_ns)}"
     if present and present is not best and present.result != "beyond the curve":
-        line += f", now {_time(present.exposed_ns)}"
+        line += f", now {time_text(present.exposed_ns)}"
         line += " (now = the default cap, assumed)" * (present.setting == "default")
     if advice.measured_ns is not None:
-        line += f" (measured {_time(advice.measured_ns)}, with waits)"
+        line += f" (measured {time_text(advice.measured_ns)}, with waits)"
     return [
         line,
         "a proposal of a model: torchcoll.try_buckets measures real steps",
@@ -195,8 +198,9 @@ def _measured(advice: Advice) -> list[str]:
         return lines
     if not modelled <= _FAR * measured <= _FAR**2 * modelled:
         lines.append(
-            f"model and measurement of what was sent are more than {_FAR}x apart: {_time(modelled)}"
-            f" and {_time(measured)}. What the model leaves out counts here: let try_buckets decide"
+            f"model and measurement of what was sent are more than {_FAR}x apart: "
+            f"{time_text(modelled)} and {time_text(measured)}. What the model leaves out counts "
+            "here: let try_buckets decide"
         )
     return lines
 
@@ -204,9 +208,9 @@ def _measured(advice: Advice) -> list[str]:
 def _assumed(advice: Advice) -> list[str]:
     """Without a backward time: what is best whatever it is, or for which."""
     best, present = advice.best, advice.present
-    times = [_time(ns) for ns, _ in advice.assumed]
+    times = [time_text(ns) for ns, _ in advice.assumed]
     if best is None:
-        stated = ", ".join(f"{name} if it takes {_time(ns)}" for ns, name in advice.assumed)
+        stated = ", ".join(f"{name} if it takes {time_text(ns)}" for ns, name in advice.assumed)
         lines = [
             "no proposal: which is best depends on how long the backward pass takes: give it with "
             "--backward-ms (backward_ms of torchcoll.advise)",
@@ -221,7 +225,7 @@ def _assumed(advice: Advice) -> list[str]:
             "a proposal of a model: torchcoll.try_buckets measures real steps",
         ]
     base = present or advice.rows[0]
-    of = f"all_reduce together of {base.name} ({_time(base.communication_ns)})"
+    of = f"all_reduce together of {base.name} ({time_text(base.communication_ns)})"
     return [*lines, f"these times are assumed: 1/4, 1 and 4 times {of}"]
 
 

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from torchcoll.core.errors import UsageError, one_line
 from torchcoll.core.traffic import Traffic, TrafficCall, Union
-from torchcoll.core.units import format_ranges, format_size, format_time
+from torchcoll.core.units import format_ranges, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.perfetto import complete_event, named_track, trace_document
@@ -51,7 +51,7 @@ def step_title(found: WholeStep, brief: bool = False) -> str:
     words = [one_line(found.source), who or f"{found.world} ranks", which]
     name = os.path.basename(found.traffic) if brief else found.traffic
     slowest = " (slowest rank)" * (len(found.ranks) > 1)
-    return f"{one_line(name)}: {', '.join(words)}, {_time(longest)}{slowest}"
+    return f"{one_line(name)}: {', '.join(words)}, {time_text(longest, 3)}{slowest}"
 
 
 def answer_lines(found: WholeStep) -> list[str]:
@@ -132,10 +132,6 @@ def _group_grid(found: WholeStep) -> Grid:
         rows.append(cells)
     above = ["communication by group: calls and times of the rank with most"]
     return Grid(heads, rows, above)
-
-
-def _time(ns: float) -> str:
-    return format_time(ns, 3).strip()
 
 
 def _percent(share: float | None) -> str:

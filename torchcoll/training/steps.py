@@ -11,7 +11,7 @@ from torchcoll.core.collectives import has_splits
 from torchcoll.core.errors import UsageError
 from torchcoll.core.summary import median
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
-from torchcoll.core.units import format_ranges, format_size, format_time
+from torchcoll.core.units import format_ranges, format_size, time_text
 from torchcoll.training.joined import LATE, heard_late
 
 _MOST = 3  # so many kinds of calls of an odd step are named
@@ -315,7 +315,7 @@ def count_passes(steps: Sequence[Calls]) -> int:
         if 2 * quiet[longest] > known and waits[longest - 1] > _APART * sum(waits):
             got = (
                 f"{number} all_reduce a step, {longest} of them "
-                f"{format_time(waits[longest - 1]).strip()} before the others"
+                f"{time_text(waits[longest - 1])} before the others"
             )
             raise UsageError("backward passes", got, "the calls of one", _SAY)
     return 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.contention.drift import LEAST, SURE, drift_text
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
-from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time
+from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time, time_text
 from torchcoll.report.columns import values_of
 from torchcoll.report.destination import clock_text
 from torchcoll.report.formats import Forms, picked, show_found
@@ -164,16 +164,13 @@ def _step_lines(table: TrafficTable) -> list[str]:
     which = f"steps {format_ranges(table.steps)} of {table.total}"
     took = ""
     if table.step_ns:
-        took = f"a step takes {_brief(table.step_ns)} (slowest rank, {table.statistic} over them)"
+        step = time_text(table.step_ns, 3)
+        took = f"a step takes {step} (slowest rank, {table.statistic} over them)"
     lines = ["; ".join(filter(None, (which, sent and f"in each {sent}", took)))]
     if table.step_ns and table.busy_ns is not None:
         share = f"{100 * table.busy_ns / table.step_ns:.0f} %"
-        lines.append(f"some call was in flight for {_brief(table.busy_ns)} of it ({share})")
+        lines.append(f"some call was in flight for {time_text(table.busy_ns, 3)} of it ({share})")
     return lines
-
-
-def _brief(ns: float) -> str:
-    return format_time(ns, 3).strip()
 
 
 def _size_grid(sizes: Sequence[SizeBin], several: bool) -> Grid:

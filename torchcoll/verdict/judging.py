@@ -24,7 +24,7 @@ from torchcoll.core.plausibility import (
 )
 from torchcoll.core.result import EXPECTED_STATUSES, Run
 from torchcoll.core.summary import ONE_RANK, Row, backends_of, first_result_ns, median, nothing_sent
-from torchcoll.core.units import counted, format_time
+from torchcoll.core.units import counted, time_text
 from torchcoll.verdict.assumed import assumptions, by_names, by_names_text
 from torchcoll.verdict.limits import (
     FAIL,
@@ -80,7 +80,7 @@ def against_phrase(rows: Sequence[Row], run: Run, base: Run) -> Phrase:
         f"{counted(len(shares), 'case')} in common, one launch each; "
         f"{100 * large:.1f} % in {case_text(largest)}{several}; at worst "
         f"{100 * worst:.1f} % in {case_text(row)} "
-        f"({format_time(before_ns).strip()} to {format_time(row.median_ns).strip()})"
+        f"({time_text(before_ns)} to {time_text(row.median_ns)})"
     )
     unstated = sum(row.buffer_reuse != before.buffer_reuse for row, before in both)
     if unstated:
@@ -341,7 +341,7 @@ def _facts(
     backends = backends_of(run.results)
     firsts = {b: ns for b in backends if (ns := first_result_ns(run, backend=b)) is not None}
     words = [
-        format_time(ns, 3).strip() + (f" on {backend}" if len(backends) > 1 else "")
+        time_text(ns, 3) + (f" on {backend}" if len(backends) > 1 else "")
         for backend, ns in firsts.items()
     ]
     if words:
