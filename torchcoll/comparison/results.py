@@ -28,7 +28,7 @@ from torchcoll.comparison.statistics import (
 )
 from torchcoll.core.plausibility import IMPLAUSIBLE, LIKELY
 from torchcoll.core.summary import COLD_CALL, Row, median, stated
-from torchcoll.core.units import counted, format_ratio
+from torchcoll.core.units import counted, format_percent, format_ratio
 
 # -------------------------------------------------------------------------------------------------
 # From launches to a result on each case: start at unclear, and move only on evidence.
@@ -122,7 +122,7 @@ def decide(cases: Sequence[Judged], threshold: float, more_is_faster: bool) -> l
 def _needs_text(needed: tuple[int | None, int | None], threshold: float) -> str:
     low, high = needed
     if low is None:
-        return f"too near {percent(threshold)} to settle"
+        return f"too near {format_percent(threshold)} to settle"
     if high is None:
         return f"needs {low} to over {MOST_LAUNCHES} launches"
     return f"needs {low} launches" if low == high else f"needs {low} to {high} launches"
@@ -143,7 +143,7 @@ def _result(case: Judged, threshold: float, more_is_faster: bool) -> Judged:
         return replace(case, result="faster" if faster else "slower", reason=p_text(p))
     # Two one-sided tests (D. J. Schuirmann, J. Pharmacokinetics Biopharmaceutics 15 (1987) 657).
     if 1 / limit < ratio.low_90 and ratio.high_90 < limit:
-        return replace(case, result="same", reason=f"90 % within {percent(threshold)}")
+        return replace(case, result="same", reason=f"90 % within {format_percent(threshold)}")
     return replace(case, reason=p_text(p))
 
 
@@ -189,10 +189,6 @@ def outlier_text(name: str, one: Outlier) -> str:
 
 def p_text(p: float) -> str:
     return "p < 0.0001" if p < 0.0001 else f"p {p:.2g}" if p < 0.995 else "p 1"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:g} %"
 
 
 # -------------------------------------------------------------------------------------------------

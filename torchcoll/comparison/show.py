@@ -12,6 +12,7 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import (
     counted,
     format_bandwidth,
+    format_percent,
     format_ratio,
     format_size,
     format_time,
@@ -170,7 +171,7 @@ def answer_of(found: Comparison) -> Answer:
         kind = "bad" if any(one.judged.result == "slower" for one in tested) else "good"
         rest = [f"{count} {name}" for name, count in counts.items() if count]
         return Answer("; ".join([*words, *([", ".join(rest)] if rest else [])]) + aside, kind)
-    limit = percent_text(found.threshold)
+    limit = format_percent(found.threshold)
     if not counts["unclear"]:
         every = "the one case is" if len(ratios) == 1 else f"all {len(ratios)} cases are"
         return Answer(f"no difference: {every} the same within {limit}{what}{aside}", "good")
@@ -179,10 +180,6 @@ def answer_of(found: Comparison) -> Answer:
         f"no difference is shown{what}: {same}{counts['unclear']} unclear{aside}",
         "doubt",
     )
-
-
-def percent_text(share: float) -> str:
-    return f"{100 * share:g} %"
 
 
 def _metric_text(found: Comparison) -> str:
@@ -196,7 +193,7 @@ def _untested_text(found: Comparison, ratios: Sequence[Compared | Fitted], what:
     from torchcoll.comparison.results import beyond
 
     apart = [r for r in ratios if r.judged.ratio and beyond(r.judged.ratio, found.threshold)]
-    limit = percent_text(found.threshold)
+    limit = format_percent(found.threshold)
     reasons = list(dict.fromkeys(one.judged.reason for one in ratios))
     why = one_line(reasons[0]).replace("1 launch a side", "one launch a side")
     if len(reasons) > 1:

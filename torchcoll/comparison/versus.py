@@ -18,13 +18,14 @@ import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.comparison.matching import Pair, pairs_of
-from torchcoll.comparison.results import Judged, measured_cases, p_text, percent
+from torchcoll.comparison.results import Judged, measured_cases, p_text
 from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.comparison.statistics import Outlier, exp
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
+from torchcoll.core.units import format_percent
 from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.launches.folder import Folder
 
@@ -257,7 +258,7 @@ class Versus:
         if found.differs[place]:
             result = "slower" if found.differs[place] > 0 else "faster"
         elif found.same[place]:
-            result, reason = "same", f"within {percent(self.threshold)}"
+            result, reason = "same", f"within {format_percent(self.threshold)}"
         elif found.futile and self.round < self.most:
             reason += f", {100 * found.chance[place]:.0f} % to settle"
         return dataclasses.replace(case, ratio=known, p_value=p, result=result, reason=reason)

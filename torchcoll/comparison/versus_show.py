@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from torchcoll.comparison.show import case_grid, comparison_object, titles_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import one_line
-from torchcoll.core.units import counted, format_ratio, format_size
+from torchcoll.core.units import counted, format_percent, format_ratio, format_size
 from torchcoll.report.destination import Destination, ProgressLine, clock_text
 from torchcoll.report.formats import Forms, show_found
 from torchcoll.report.grid import Answer, Grid
@@ -171,12 +171,12 @@ def _way_on(state: Versus, folder: str) -> str:
 
 
 def _against(found: Comparison) -> str:
-    from torchcoll.comparison.results import percent, tables_of
+    from torchcoll.comparison.results import tables_of
 
     base, new = one_line(found.base.name), one_line(found.new.name)
     rows = [row for row in found.rows if row.matched]
     tables = tables_of(rows)
-    within = percent(found.threshold)
+    within = format_percent(found.threshold)
     if not tables:
         return f"{new} and {base} have no case in common"
     if len(tables) > _MOST_TABLES:

@@ -201,6 +201,11 @@ def format_ratio(ratio: float | None) -> str:
     return f"{ratio:.{max(3, 2 - power)}f}"
 
 
+def format_percent(share: float) -> str:
+    """``2.5 %`` of 0.025."""
+    return f"{100 * share:g} %"
+
+
 def format_ranges(numbers: Iterable[int]) -> str:
     """Whole numbers in short: ``0-3,8``."""
     runs: list[list[int]] = []

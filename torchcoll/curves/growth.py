@@ -23,8 +23,9 @@ import numpy
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from torchcoll.comparison.results import p_text, percent
+from torchcoll.comparison.results import p_text
 from torchcoll.comparison.statistics import LEVEL, holm
+from torchcoll.core.units import format_percent
 
 Floats = NDArray[numpy.float64]
 
@@ -303,7 +304,7 @@ def _judged(growth: Growth) -> Growth:
     if p < LEVEL and beyond and law.criterion < growth.constant:
         return _named(growth, law, p)
     if all(1 / limit < one.low_90 and one.high_90 < limit for one in (law, *growth.others)):
-        return replace(growth, result="constant", reason=f"90 % within {percent(FLAT)}")
+        return replace(growth, result="constant", reason=f"90 % within {format_percent(FLAT)}")
     if not law.fits:
         return replace(growth, reason=f"no law fits; {p_text(p)} by order: more launches tell")
     return replace(growth, reason=p_text(p))

@@ -27,7 +27,7 @@ import numpy
 from scipy import stats
 
 from torchcoll.comparison.needed import asked, launches_needed, launches_to_bound
-from torchcoll.comparison.results import p_text, percent
+from torchcoll.comparison.results import p_text
 from torchcoll.comparison.statistics import (
     LEVEL,
     NO_SPREAD,
@@ -42,7 +42,7 @@ from torchcoll.comparison.statistics import (
 )
 from torchcoll.core.backends import backend_of
 from torchcoll.core.result import Choice
-from torchcoll.core.units import format_size
+from torchcoll.core.units import format_percent, format_size
 from torchcoll.libraries.known_variables import FORCING
 from torchcoll.libraries.nccl import algorithms as nccl
 from torchcoll.libraries.nccl.algorithms import FUNCTIONS, canonical
@@ -397,7 +397,7 @@ class Table:
         ahead = [f"faster than every forced cell at {self._spans(faster)}"] if faster else []
         if all(size.result == "near-optimal" for size in self.sizes):
             most = max(size.high or 0.0 for size in judged)
-            extent = f"at most {percent(round(max(most - 1, 0.0), 4))} slower than {among}"
+            extent = f"at most {format_percent(round(max(most - 1, 0.0), 4))} slower than {among}"
             return "; ".join(
                 [f"AUTO is near-optimal at every size measured: {extent} (95 %)", *ahead]
             )
@@ -415,7 +415,9 @@ class Table:
             words.append(f"unclear at {self._spans(unclear)}{settled}")
         near = [size for size in judged if size.result == "near-optimal"]
         if near:
-            words.append(f"near-optimal (within {percent(threshold)}) at {self._spans(near)}")
+            words.append(
+                f"near-optimal (within {format_percent(threshold)}) at {self._spans(near)}"
+            )
         if rest := [size for size in self.sizes if not size.result]:
             words.append(f"not judged at {self._spans(rest)}")
         text = "; ".join([*words, *ahead])
@@ -542,7 +544,7 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
         size.result, size.reason = "beaten", f"by {first.cell.name}, {p_text(first.p_value or 0)}"
         return
     if size.high is not None and size.high < limit:
-        size.result, size.reason = "near-optimal", f"95 % below {percent(threshold)}"
+        size.result, size.reason = "near-optimal", f"95 % below {format_percent(threshold)}"
         return
     size.result = "unclear"
     launches = min([len(c.values) for c in cells] + [len(size.auto.values if size.auto else ())])
@@ -564,7 +566,7 @@ def _result(size: SizeFound, cells: Sequence[CellAt], tested: int, threshold: fl
     known = [n for n in faster if n] if faster else slower
     numbers = [n for n in known if n]
     if not numbers or (not faster and None in known):
-        size.reason = f"too near {percent(threshold)} to settle"
+        size.reason = f"too near {format_percent(threshold)} to settle"
         return
     needed = min(numbers) if faster else max(numbers)
     size.needed = max(needed, launches + 1)

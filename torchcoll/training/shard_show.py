@@ -9,11 +9,11 @@ from torchcoll.core.errors import one_line
 from torchcoll.core.units import format_bytes, format_ratio, format_size, format_time, time_text
 from torchcoll.report.formats import Forms, picked, show_found
 from torchcoll.report.grid import Grid, Head
-from torchcoll.training.show import result_text
+from torchcoll.training.show import ratio_range, result_text
 
 if TYPE_CHECKING:
     from torchcoll.training.plan_curves import CurveUsed
-    from torchcoll.training.shard_advice import ShardAdvice, ShardRow
+    from torchcoll.training.shard_advice import ShardAdvice
 
 SCHEMA = "torchcoll-shard-advice/1"
 _STYLES = {"best": "green", "worse": "dim", "beyond the curve": "yellow"}
@@ -66,17 +66,13 @@ def _grid(advice: ShardAdvice) -> Grid:
             cells += [format_time(low), format_time(high)]
         if judged:
             cells.append(format_ratio(row.ratio))
-            cells += [_between(row) if row is not advice.best else "-"] if spread else []
+            if spread:
+                apart = row is not advice.best
+                cells.append(ratio_range(row.ratio_low, row.ratio_high) if apart else "-")
         cells += [format_bytes(row.sharded_bytes), format_bytes(row.peak_bytes)]
         rows.append([*cells, *([result_text(row, advice.rows)] if judged else [])])
     styles = [_STYLES.get(row.result, "") for row in advice.rows]
     return Grid(heads, rows, _above(advice, spread), _below(advice), styles)
-
-
-def _between(row: ShardRow) -> str:
-    if row.ratio_low is None or row.ratio_high is None:
-        return "-"
-    return f"{format_ratio(row.ratio_low)} to {format_ratio(row.ratio_high)}"
 
 
 def _above(advice: ShardAdvice, spread: bool) -> list[str]:

@@ -75,7 +75,7 @@ def advice_grid(advice: Advice) -> Grid:
             cells += [format_time(low), format_time(high)] if spread else []
             cells.append(format_ratio(row.ratio))
             own = row is not advice.best
-            cells += [_between(row.ratio_low, row.ratio_high) if own else "-"] if spread else []
+            cells += [ratio_range(row.ratio_low, row.ratio_high) if own else "-"] if spread else []
             cells += [format_time(row.exposed_16bit_ns)] if halved else []
         elif spread:
             cells += [format_time(row.communication_low_ns), format_time(row.communication_high_ns)]
@@ -99,7 +99,7 @@ _RANGE = (
 )
 
 
-def _between(low: float | None, high: float | None) -> str:
+def ratio_range(low: float | None, high: float | None) -> str:
     return "-" if low is None or high is None else f"{format_ratio(low)} to {format_ratio(high)}"
 
 
@@ -133,7 +133,7 @@ def _below(advice: Advice) -> list[str]:
     best = advice.best
     if best and advice.compression and best.exposed_16bit_ns is not None:
         ratio, low, high = advice.compression
-        interval = "" if low is None else f" ({_between(low, high)})"
+        interval = "" if low is None else f" ({ratio_range(low, high)})"
         noise = ", within noise" if (low or 2) <= 1 <= (high or 0) else ""
         lines.append(
             f"16 bits an element (a compression hook) at {best.name}: exposed "
