@@ -26,7 +26,7 @@ def ran(start_ms, end_ms, ahead=0, **changed):
     """A kernel, issued 1 ms before it began."""
     start = start_ms * MS + ahead
     fields = {"start_ns": start - MS, "began_ns": start, "time_ns": (end_ms - start_ms) * MS}
-    return call(clock="device", step=0, **(fields | changed))
+    return call(clock="device", **({"step": 0} | fields | changed))
 
 
 def spans(*times_ms, ahead=0):
@@ -72,13 +72,45 @@ def test_the_critical_path_goes_to_the_rank_that_came_last():
 
 
 def test_a_rank_is_called_late_beyond_chance_alone():
-    """Last in 6 of 6 calls is 1/64 for each of two ranks, in 5 of 5 1/32: 1/16 for both."""
-    found = made()
-    for more in range(1, 6):
-        assert [one.late for one in whole_step(found).ranks] == ["", ""]
-        found.calls[0].append(ran(90, 94, sequence=more))
-        found.calls[1].append(ran(92, 94, AHEAD, sequence=more))
-    assert [one.late for one in whole_step(found).ranks] == ["", "6 of 6"]
+    """Last in 6 of 6 steps is 1/64 for each of two ranks, in 5 of 5 1/32: 1/16 for both. The nine
+    calls of a step are one: they go together.
+    """
+
+    def in_steps(count):
+        own = [[], []]
+        for number in range(9 * count):
+            begun, place = 10 * number, {"step": number // 9, "sequence": number}
+            own[0].append(ran(begun + 2, begun + 8, **place))
+            own[1].append(ran(begun + 4, begun + 8, AHEAD, **place))
+        found = traffic(lambda rank: own[rank])
+        marks = [(90 * number, 90 * number + 90) for number in range(count)]
+        found.steps = {0: spans(*marks), 1: spans(*marks, ahead=AHEAD)}
+        found.source = "kineto"
+        return whole_step(found)
+
+    for count in (1, 5):
+        assert [one.late for one in in_steps(count).ranks] == ["", ""]
+        assert [one.last for one in in_steps(count).ranks] == [0, 1]
+    found = in_steps(6)
+    assert [one.late for one in found.ranks] == ["", "6 of 6"]
+    assert "rank 1 came last most often in 6 of 6 steps" in answer_lines(found)
+
+
+def test_a_wait_below_its_error_is_no_way_to_another_rank():
+    """Asynchronous on a CPU: Python stamps the end, 5 ms late at times. Rank 1 came 1 ms later."""
+
+    def own(rank):
+        start = 20 + rank
+        fields = {"start_ns": start * MS, "time_ns": (50 - start) * MS, "asynchronous": True}
+        return [call(step=0, **fields)]
+
+    found = traffic(own)
+    found.steps = dict.fromkeys((0, 1), spans((0, 50)))
+    found.clocks = dict.fromkeys((0, 1), ("here", 0))
+    found.source = "capture"
+    step = whole_step(found)
+    assert [one.path for one in step.ranks] in ([1, 0], [0, 1])  # it stays on the rank it began on
+    assert any("stamped up to 5.00 ms late: waits are known within that" in n for n in step.notes)
 
 
 def test_a_call_that_ends_later_held_nothing_up():
@@ -241,6 +273,16 @@ def test_perfetto_shows_ranks_on_one_clock_and_no_two_events_on_a_thread(tmp_pat
         if one["ph"] == "X" and one["cat"] == "step"
     }
     assert begins == {(0, "step 0"): 0, (1, "step 0"): 0}
+
+
+def test_the_trace_has_communication_of_no_known_call_and_no_empty_note():
+    found = made()
+    found.apart = {1: spans((92, 98), ahead=AHEAD)}
+    text, _ = traffic_trace(found)
+    (untold,) = (one for one in json.loads(text)["traceEvents"] if one["name"] == "not told which")
+    assert (untold["pid"], untold["dur"]) == (1, 6000)  # us
+    alone = traffic(lambda rank: [ran(20, 70)], 1)
+    assert traffic_trace(alone)[1] == []
 
 
 def test_many_ranks_are_not_all_drawn_but_the_late_one_is():

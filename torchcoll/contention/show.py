@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from torchcoll.contention.drift import drift_text
+from torchcoll.comparison.drift import drift_text
 from torchcoll.core.units import counted, format_bandwidth, format_size, format_time
 from torchcoll.report.formats import picked
 from torchcoll.report.grid import Grid, Head, filled
@@ -134,8 +134,8 @@ def soak_grid(found: Soaked) -> Grid:
 
 
 _SOAK = (
-    "drift: median of the last quarter of the time over that of the first [90 %]; p99: at most 9 % "
-    "above; median over time: from the least to the largest of its row"
+    "drift: geometric mean of the last quarter of the time over that of the first [90 %]; p99: at "
+    "most 9 % above; median over time: from the least to the largest of its row"
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchcoll.contention.drift import LEAST, SURE, TimeDrift, drift_of
+from torchcoll.comparison.drift import LEAST, SURE, TimeDrift, drift_of
 from torchcoll.core.case import Case
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from torchcoll.training.whole_step import (
     COMPUTING,
     EXPOSED,
     IDLE,
+    UNTOLD,
     RankStep,
     WholeStep,
     step_offsets,
@@ -71,8 +72,7 @@ def answer_lines(found: WholeStep) -> list[str]:
         lines.append(f"{_percent(share)} communicating (of all ranks' time); the rest is not told")
     for one in found.ranks:
         if one.late:
-            even = f"{_percent(one.even)} would be even"
-            lines.append(f"rank {one.rank} came last in {one.late} calls ({even})")
+            lines.append(f"rank {one.rank} came last most often in {one.late} steps")
     if found.path:
         names = {EXPOSED: "communication", IDLE: "idle", "": "not told (computation or idle)"}
         order = sorted(found.path.items(), key=lambda pair: -pair[1])
@@ -192,6 +192,10 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
             place = tracks.of("computing", start, end)
             busy = complete_event("computing", "computing", rank, start + shift, end - start, {})
             events.append({**busy, "tid": place})
+        for start, end in traffic.apart.get(rank, ()):
+            place = tracks.of(UNTOLD, start, end)
+            untold = complete_event(UNTOLD, "communication", rank, start + shift, end - start, {})
+            events.append({**untold, "tid": place})
         spans = [
             (call.span, number, call, one)
             for number, (call, one) in enumerate(zip(calls, joined[rank], strict=True))
@@ -206,7 +210,7 @@ def traffic_trace(traffic: Traffic) -> tuple[str, list[str]]:
                 call_text(call), "communication", rank, start + shift, end - start, kept, place
             )
             events.append(made)
-    clocks = [_said(offsets)]
+    clocks = list(filter(None, [_said(offsets)]))
     return trace_document(events, clocks), clocks
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from torchcoll.contention.drift import LEAST, SURE, drift_text
+from torchcoll.comparison.drift import LEAST, SURE, drift_text
 from torchcoll.core.errors import one_line, unknown
 from torchcoll.core.traffic import Traffic
 from torchcoll.core.units import format_bytes, format_ranges, format_size, format_time, time_text
@@ -17,7 +17,7 @@ from torchcoll.report.grid import Grid, Head, filled
 from torchcoll.report.notes import Notes
 
 if TYPE_CHECKING:
-    from torchcoll.contention.drift import TimeDrift
+    from torchcoll.comparison.drift import TimeDrift
     from torchcoll.training.cost import Cost, CostRow
     from torchcoll.training.joined import LateRank
     from torchcoll.training.over_time import OverTime, Stretch

@@ -29,7 +29,7 @@ from torchcoll.core.backends import backend_of
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Span, Traffic, TrafficCall, Union, merged
-from torchcoll.core.units import format_ranges
+from torchcoll.core.units import format_ranges, time_text
 from torchcoll.training.clocks import Offsets, measured_offsets
 from torchcoll.training.joined import Joined, cut_at_marks, error_ns, join_ranks, late_ranks
 from torchcoll.training.steps import Steps, described, steps_of
@@ -59,7 +59,8 @@ class RankStep:
     computing: None as well. calls: that ran in it, by start; exposed: when only calls did, of those
     that this is known of. last: of the calls of all steady steps, the share in which this rank came
     last; even: the share if all came last equally often. path: its share of the critical path.
-    late: ``9 of 9`` of the calls, where chance alone makes that of no rank in 95 %; else ''.
+    late: ``9 of 9`` of the steps, in which it came last most often, where chance alone makes that
+    of no rank in 95 %; else ''.
     """
 
     rank: int
@@ -294,21 +295,27 @@ def step_offsets(traffic: Traffic, number: int | None) -> Offsets:
 def _tell_late(
     found: WholeStep, traffic: Traffic, steps: Steps, joined: Mapping[int, Sequence[Joined]]
 ) -> None:
-    """How often each rank came last, over the steady steps: one step proves nothing."""
-    every = dict.fromkeys(
-        joined[rank][i]
-        for rank, at in steps.at.items()
-        for step in steps.steady
-        for i in at.get(step, ())
-    )
-    rows, _ = late_ranks((one for one in every if _splits(one)), traffic.source)
+    """How often each rank came last, over the steady steps. The calls of one step go together, for
+    who is late to one is late to the next: each step is one vote, of the rank that came last most.
+    """
+    every: dict[Joined, None] = {}
+    votes: Counter[int] = Counter()
+    for step in steps.steady:
+        own = {joined[rank][i]: None for rank, at in steps.at.items() for i in at.get(step, ())}
+        every |= own
+        rows, _ = late_ranks(filter(_splits, own), traffic.source)
+        most = max((row.last for row in rows), default=0)
+        first = [row.rank for row in rows if row.last == most]
+        votes.update(first if most and len(first) == 1 else [])
+    rows, _ = late_ranks(filter(_splits, every), traffic.source)
     by_rank = {row.rank: row for row in rows}
     for one in found.ranks:
         row = by_rank.get(one.rank)
         if row:
             one.last, one.even = row.share, row.expected
-            chance = binom.sf(row.last - 1, row.calls, row.expected)
-            one.late = f"{row.last} of {row.calls}" if chance * len(rows) < _CHANCE else ""
+            count = len(steps.steady)
+            chance = binom.sf(votes[one.rank] - 1, count, 1 / len(rows))
+            one.late = f"{votes[one.rank]} of {count}" if chance * len(rows) < _CHANCE else ""
 
 
 # -------------------------------------------------------------------------------------------------
@@ -370,7 +377,8 @@ def _walk(found: WholeStep) -> None:
         go(call.start + (call.wait_ns or 0), EXPOSED)
         other = _last_rank(call)
         there = call.joined.calls[other].span if other in lanes else None
-        if call.wait_ns and there and call.joined not in passed:
+        known = (call.wait_ns or 0) > error_ns(call.joined, found.source)
+        if known and there and call.joined not in passed:
             rank, time = other, there[0]
         else:
             go(call.start, EXPOSED)
@@ -390,6 +398,12 @@ def _last_rank(call: StepCall) -> int:
 
 def _notes(found: WholeStep, traffic: Traffic) -> list[str]:
     notes = [text] if (text := found.offsets.problem or found.offsets.text) else []
+    if found.late_ns:
+        notes.append(
+            "the end of an asynchronous call is stamped up to "
+            f"{time_text(found.late_ns, 3)} late: waits are known within that, and no shorter one "
+            "leads the critical path to another rank"
+        )
     unknown = [one.rank for one in found.ranks if one.computing is None]
     if unknown:
         told = "a capture does not tell" if traffic.source == "capture" else "no source tells"
