@@ -14,8 +14,9 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training import sampled
+from torchcoll.training.capture import CallRecorder
 from torchcoll.training.over_time import Stretch, over_time
-from torchcoll.training.sampled import step_metrics
+from torchcoll.training.sampled import Sampling, step_metrics
 from torchcoll.training.traffic_show import show_traffic
 
 
@@ -132,6 +133,57 @@ def test_what_is_refused(tmp_path):
         f"every: got 2.5, expected {number}",
         "metrics: got x.txt, expected NAME.prom: node_exporter reads no other file",
     ]
+
+
+# -- calls that end after the mark of their step ---------------------------------------------------
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+ALL_REDUCE = {"collective": "all_reduce", "bytes_out": 4, "dtype": "float32", "op": "sum"}
+
+
+def issued(recorder, size):
+    """An all_reduce of so many bytes, which has not ended."""
+    call = recorder.begin()
+    fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True}
+    recorder.add(call, fields, dist.group.WORLD, torch.device("cpu"))
+    return call
+
+
+def sampled_calls(late):
+    """20 steps, one in two captured, at most 4 kept. In step k calls of 10 k and of 10 k + 1 bytes,
+    whose second ends before the mark, or ``late``.
+    """
+    traffic = Traffic()
+    recorder = CallRecorder(traffic)
+    sampling = Sampling(2, recorder, *[lambda: None] * 3, None)
+    for step in range(20):
+        seen = (
+            [issued(recorder, 10 * step + k) for k in (0, 1)] if step % sampling.every == 1 else ()
+        )
+        for call in seen[: 1 if late else 2]:
+            call.end()
+        sampling.step()
+        for call in seen:
+            call.end()
+    recorder.finish()
+    return [(call.bytes_in, call.step, call.sequence) for call in traffic.calls[0]]
+
+
+def test_a_rank_whose_calls_end_after_the_mark_counts_like_the_others(alone, monkeypatch):
+    """Captured are the steps 1, 3, 5, 7, then 9 and 13, then 17: call i of the capture is the first
+    of the step for an even i. Kept are 1, 9 and 17: calls 0 and 1, 8 and 9, 12 and 13.
+    """
+    monkeypatch.setattr(sampled, "MOST", 4)
+    kept = [(10, 0, 0), (11, 0, 1), (90, 1, 8), (91, 1, 9), (170, 2, 12), (171, 2, 13)]
+    assert sampled_calls(late=False) == kept
+    assert sampled_calls(late=True) == kept
 
 
 # -- metrics ---------------------------------------------------------------------------------------

@@ -154,17 +154,20 @@ class RecordedCall:
     fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
     unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
     work: kept where the program's wait for it is the end, and where torch tells only afterwards
-    from whom a message came. waited: what to say where that wait is the end.
+    from whom a message came. waited: what to say where that wait is the end. forgotten: its step is
+    no longer kept; the call still takes its number.
     """
 
     __slots__ = (
-        *("clock", "fields", "future", "start", "step", "time_ns", "unstated", "waited", "work"),
+        *("clock", "fields", "forgotten", "future", "start", "step", "time_ns", "unstated"),
+        *("waited", "work"),
     )
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.fields: dict[str, Any] | None = None
         self.clock, self.unstated, self.waited = "host", "", ""
+        self.forgotten = False
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
@@ -243,17 +246,19 @@ class CallRecorder:
         return self._calls[known:]
 
     def thin(self) -> None:
-        """Every second step is forgotten, the second of all first."""
+        """Every second step is forgotten, the second of all first. Its calls that are still open
+        stay in line until they take their number: other ranks' calls, which may have ended, took it
+        already, and all later ones would be joined with their neighbours.
+        """
         del self._steps[1::2]
         self._calls[:] = [
             dataclasses.replace(call, step=call.step // 2)
             for call in self._calls
             if call.step is not None and call.step % 2 == 0
         ]
-        still = [call for call in self._open if call.step % 2 == 0]
-        for call in still:
+        for call in self._open:
+            call.forgotten |= call.step % 2 == 1
             call.step //= 2
-        self._open = deque(still)
 
     def finish(self) -> None:
         """The end of the capture. Calls that have not ended are kept without a duration."""
@@ -285,11 +290,14 @@ class CallRecorder:
                 break
             self._open.popleft()
             if call.fields:
-                self._calls.append(self._made(call, call.fields))
-            elif call.fields is None:
+                number = self._number(call, call.fields)
+                if not call.forgotten:
+                    self._calls.append(self._made(call, call.fields, number))
+            elif call.fields is None and not call.forgotten:
                 self.note(_IN_FLIGHT)
 
-    def _made(self, call: RecordedCall, fields: dict[str, Any]) -> TrafficCall:
+    def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
+        """Its own among those of the group: see TrafficCall.sequence."""
         key: tuple[Any, ...] = (fields["group"],)
         if fields["collective"] in POINT_TO_POINT:
             if call.work is not None and fields["peer"] is None:
@@ -298,6 +306,9 @@ class CallRecorder:
         number = self._sequence[key]
         self._sequence[key] += 1
         call.work = None
+        return number
+
+    def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
         self._judge(call, fields)
         return TrafficCall(
             **fields,
