@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training import sampled
 from torchcoll.training.capture import CallRecorder
 from torchcoll.training.over_time import Stretch, over_time
-from torchcoll.training.sampled import Sampling, step_metrics
+from torchcoll.training.sampled import Sampling, StepMetrics, step_metrics
 from torchcoll.training.traffic_show import show_traffic
 
 
@@ -184,6 +185,85 @@ def test_a_rank_whose_calls_end_after_the_mark_counts_like_the_others(alone, mon
     kept = [(10, 0, 0), (11, 0, 1), (90, 1, 8), (91, 1, 9), (170, 2, 12), (171, 2, 13)]
     assert sampled_calls(late=False) == kept
     assert sampled_calls(late=True) == kept
+
+
+class Lagging:
+    """Sampled steps whose call ends so many marks after its own, as on an accelerator, until
+    ``stuck``: then it never does.
+    """
+
+    def __init__(self, every, lag, metrics):
+        self.recorder = CallRecorder(Traffic())
+        self.sampling = Sampling(every, self.recorder, *[lambda: None] * 2, self.poll, metrics)
+        self.running, self.marks, self.lag, self.stuck = [], 0, lag, False
+
+    def poll(self):
+        while self.running and self.running[0][0] + self.lag <= self.marks and not self.stuck:
+            self.running.pop(0)[1].end()
+
+    def step(self):
+        """Step k, from 0 on, has a call of k bytes."""
+        if self.marks % self.sampling.every == 1 % self.sampling.every:
+            self.running.append((self.marks, issued(self.recorder, self.marks)))
+        self.sampling.step()
+        self.marks += 1
+
+
+class Told:
+    """What StepMetrics would be told: (step, turn, bytes of its calls)."""
+
+    def __init__(self):
+        self.steps = []
+
+    def look(self):
+        pass
+
+    def add(self, number, turn, span, calls):
+        self.steps.append((number, turn, [call.bytes_in for call in calls]))
+
+
+@pytest.mark.parametrize(("every", "lag"), [(1, 0), (1, 1), (1, 3), (5, 0), (5, 2), (5, 7)])
+def test_figures_of_a_step_are_of_its_own_calls(alone, every, lag):
+    told = Told()
+    steps = Lagging(every, lag, told)
+    for _ in range(21):
+        steps.step()
+    captured = range(1 % every, 21, every)
+    # The last mark is that of step 20: what has ended by then.
+    assert told.steps == [(k, turn, [k]) for turn, k in enumerate(captured) if k + lag <= 20]
+
+
+def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
+    """Of the steps 1, 3, 5, 7 the last is forgotten before its call has ended; then of 1, 5, 9 and
+    13, and of 1, 9, 17, 25.
+    """
+    monkeypatch.setattr(sampled, "MOST", 4)
+    told = Told()
+    steps = Lagging(2, 1, told)
+    for _ in range(30):
+        steps.step()
+    assert told.steps == [(1, 0, [1]), (3, 1, [3]), (5, 2, [5]), (9, 4, [9]), (17, 6, [17])]
+
+
+def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
+    """Rank 0 a mark after the step, rank 1 three. A rank that says no more holds up the file."""
+    store, path = dist.HashStore(), tmp_path / "step.prom"
+    ranks = [
+        Lagging(1, lag, StepMetrics(path, store, "x", rank, 2)) for rank, lag in enumerate((1, 3))
+    ]
+
+    def told_after(steps):
+        for _ in range(steps):
+            for rank in ranks:
+                rank.step()
+        return int(re.search(r"^torchcoll_step (\d+)$", path.read_text(), re.M)[1])
+
+    # Rank 1 learns of step 16 at mark 19, after rank 0 had looked.
+    assert told_after(20) == 15
+    ranks[1].stuck = True
+    assert told_after(20) == 16
+    ranks[1].stuck = False
+    assert told_after(20) == 55
 
 
 # -- metrics ---------------------------------------------------------------------------------------

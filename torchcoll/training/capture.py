@@ -208,9 +208,18 @@ class CallRecorder:
         """Steps."""
         return len(self._steps)
 
-    @property
-    def last_step(self) -> tuple[int, int]:
-        return self._steps[-1]
+    def step_of(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
+        """Begin and end of a step that is kept, and its calls; None while one has not ended."""
+        self._flush()
+        if any(call.step == number and not call.forgotten for call in self._open):
+            return None
+        found = []
+        for call in reversed(self._calls):  # in the order of issue: the step is near the end
+            if call.step == number:
+                found.append(call)
+            elif call.step is not None and call.step < number:
+                break
+        return self._steps[number], found[::-1]
 
     def begin(self) -> RecordedCall:
         """A call that is issued now, perhaps in another thread."""
@@ -234,16 +243,15 @@ class CallRecorder:
         """A step that is captured begins: what was before it is in none."""
         self._step_began = time.perf_counter_ns() - self.begun
 
-    def step(self) -> list[TrafficCall]:
-        """The end of a step, and the begin of the next one; the calls that have become known."""
-        now, known = time.perf_counter_ns() - self.begun, len(self._calls)
+    def step(self) -> None:
+        """The end of a step, and the begin of the next one."""
+        now = time.perf_counter_ns() - self.begun
         self._steps.append((self._step_began, now))
         self._step_began = now
         for call in self._open:  # or all that comes after such a call would be kept back with it
             if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
                 call.unstated = _NOT_WAITED
         self._flush()
-        return self._calls[known:]
 
     def thin(self) -> None:
         """Every second step is forgotten, the second of all first. Its calls that are still open
