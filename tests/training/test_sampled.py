@@ -66,6 +66,16 @@ def every_step_with_metrics():
     return [*found, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
 
 
+def metrics_of_the_node():
+    """In a folder that each rank names in its own way, as $TMPDIR does; a second one after it."""
+    own = Path(f"node{dist.get_rank()}")
+    own.mkdir()
+    for name in ("first.prom", "second.prom"):
+        steps(9, metrics=own / name)
+    dist.barrier()
+    return sorted(str(path) for path in Path().glob("node*/*"))
+
+
 def refused():
     errors = []
     for how in ({"every": 0}, {"every": True}, {"every": 2.5}, {"metrics": "x.txt"}):
@@ -88,7 +98,7 @@ def told_in_a_file():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    cases = (every_third, halved, every_step_with_metrics, told_in_a_file)
+    cases = (every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file)
     return on_ranks(tmp_path_factory.mktemp("job"), 2, {case.__name__: case for case in cases})
 
 
@@ -117,6 +127,10 @@ def test_metrics_of_every_step(found):
     # Each is told at the mark after it, once both have said it: the last is not.
     assert any(f"torchcoll_step {number}" in lines for number in range(8))
     assert any(line.startswith('torchcoll_step_wait_seconds{group="0"} ') for line in lines)
+
+
+def test_metrics_in_a_folder_of_the_node(found):
+    assert found["metrics_of_the_node"] == ["node0/first.prom", "node0/second.prom"]
 
 
 def test_what_trace_says(found):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import secrets
 import socket
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # Process groups as a Traffic names them.
 
 _captures: Counter[Path] = Counter()  # of this process, by the folder
+_with_metrics = itertools.count()  # of this process
 
 
 class GroupNames:
@@ -492,8 +494,8 @@ def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
     from torchcoll.training.sampled import StepMetrics
 
     file = check_metrics(path) if rank == 0 else metrics_name(path)
-    _captures[file] += 1
-    name = f"{path}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_captures[file]}"
+    # Without the path, which may be of the node.
+    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_with_metrics)}"
     store = dist.distributed_c10d._get_default_store()
     return StepMetrics(file, store, name, rank, dist.get_world_size())
 
