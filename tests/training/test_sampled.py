@@ -78,11 +78,15 @@ def metrics_of_the_node():
 
 def refused():
     errors = []
-    for how in ({"every": 0}, {"every": True}, {"every": 2.5}, {"metrics": "x.txt"}):
+    where = "none/a.prom" if dist.get_rank() == 0 else "a.prom"
+    metrics = [{"metrics": one} for one in ("x.txt", 5, "", where)]
+    for how in ({"every": 0}, {"every": True}, {"every": 2.5}, *metrics):
         with pytest.raises(UsageError) as error, torchcoll.capture(**how):
             raise AssertionError("it began")
         errors.append(str(error.value))
-    return errors if dist.get_rank() == 0 else None
+    Path(f"refused{dist.get_rank()}").write_text("\n".join(errors))
+    dist.barrier()
+    return [Path(f"refused{rank}").read_text().splitlines() for rank in (0, 1)]
 
 
 def told_in_a_file():
@@ -140,14 +144,20 @@ def test_what_trace_says(found):
 
 
 def test_what_is_refused(tmp_path):
+    """By both ranks alike, also a folder that only rank 0 does not have."""
     (tmp_path / "job").mkdir()
     number = "a whole number of steps from 1 on"
-    assert on_ranks(tmp_path / "job", 1, {"refused": refused})["refused"] == [
+    ending = "expected NAME.prom: node_exporter reads no other file"
+    expected = [
         f"every: got 0, expected {number}",
         f"every: got True, expected {number}",
         f"every: got 2.5, expected {number}",
-        "metrics: got x.txt, expected NAME.prom: node_exporter reads no other file",
+        f"metrics: got x.txt, {ending}",
+        f"metrics: got 5, {ending}",
+        f"metrics: got '', {ending}",
+        "metrics: got none/a.prom, expected a file in a folder that is there and can be written",
     ]
+    assert on_ranks(tmp_path / "job", 2, {"refused": refused})["refused"] == [expected] * 2
 
 
 # -- calls that end after the mark of their step ---------------------------------------------------

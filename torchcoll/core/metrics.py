@@ -23,10 +23,10 @@ class Metric:
 
 def metrics_name(text: str | os.PathLike[str]) -> Path:
     """Absolute. Raises UsageError for one that nobody reads."""
-    path = Path(text).absolute()
-    if path.suffix != _ENDING:
-        raise UsageError("metrics", text, f"NAME{_ENDING}: node_exporter reads no other file")
-    return path
+    if not isinstance(text, str | os.PathLike) or Path(text).suffix != _ENDING:
+        shown = text if isinstance(text, str | os.PathLike) and os.fspath(text) else repr(text)
+        raise UsageError("metrics", shown, f"NAME{_ENDING}: node_exporter reads no other file")
+    return Path(text).absolute()
 
 
 def check_metrics(text: str | os.PathLike[str]) -> Path:

@@ -22,7 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -419,6 +419,7 @@ def _capturing() -> bool:
 _NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
 _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
+_RANK_0 = timedelta(minutes=1)  # to begin its capture; then others go on without its word
 _active: Traffic | None = None
 
 
@@ -453,8 +454,9 @@ def capture(
     backend's own object. Nothing is added to operators that do not communicate.
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
-    be written, and for an ``every`` that is no whole number from 1 on; UnavailableError where
-    torch has no distributed.
+    be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
+    and for an ``every`` that is no whole number from 1 on; UnavailableError where torch has no
+    distributed.
     """
     global _active
     if not dist.is_available():
@@ -489,15 +491,30 @@ def capture(
 
 
 def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
-    """Of this capture, as all ranks count them. Raises UsageError, on rank 0 alone."""
+    """Of this capture, as all ranks count them. Raises UsageError for rank 0's file, on all ranks:
+    else they would go on into a collective that rank 0 never makes.
+    """
     from torchcoll.core.metrics import check_metrics, metrics_name
     from torchcoll.training.sampled import StepMetrics
 
-    file = check_metrics(path) if rank == 0 else metrics_name(path)
     # Without the path, which may be of the node.
     name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_with_metrics)}"
     store = dist.distributed_c10d._get_default_store()
-    return StepMetrics(file, store, name, rank, dist.get_world_size())
+    refused, key = "", f"torchcoll/metrics/{name}/refused"
+    if rank == 0:
+        try:
+            check_metrics(path)
+        except UsageError as error:
+            refused = str(error)
+    with contextlib.suppress(Exception):  # a store that is gone, which StepMetrics tells
+        if rank == 0:
+            store.set(key, refused)
+        else:
+            store.wait([key], _RANK_0)
+            refused = store.get(key).decode()
+    if refused:
+        raise UsageError(refused)
+    return StepMetrics(metrics_name(path), store, name, rank, dist.get_world_size())
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
