@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -322,6 +325,28 @@ def test_the_text(tmp_path):
         'torchcoll_x{a="b\\"\\\\\\n"} 0.5\ntorchcoll_x 3\n'
     )
     assert [one.name for one in tmp_path.iterdir()] == ["a.prom"]
+
+
+def test_the_text_is_utf_8_whatever_the_locale(tmp_path):
+    code = (
+        "import locale; assert locale.getpreferredencoding(False) != 'UTF-8'\n"
+        "from pathlib import Path; from torchcoll.core.metrics import Metric, write_metrics\n"
+        "write_metrics(Path('a.prom'), [Metric('x', 'X.', [({'group': 'b\\xe4r'}, 1)])])"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | plain, check=True)
+    assert b'torchcoll_x{group="b\xc3\xa4r"} 1\n' in (tmp_path / "a.prom").read_bytes()
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_fails_leaves_no_file(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(error):
+        write_metrics(tmp_path / "a.prom", [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -46,9 +46,9 @@ def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
         lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text("\n".join([*lines, ""]))
+        new.write_text("\n".join([*lines, ""]), encoding="utf-8")  # as the format has it
         os.replace(new, path)
-    except OSError:
+    except BaseException:
         new.unlink(missing_ok=True)
         raise
 
