@@ -268,6 +268,17 @@ def test_no_two_series_have_the_same_labels():
         assert len(set(texts)) == len(texts)
 
 
+def test_no_p99_of_fewer_than_100_calls():
+    """Which would be their maximum by another name."""
+    other = dataclasses.replace(CASE, size_bytes=2048)
+    few = SoakCase(other, 99, 2e9, 3e9, 4e9, {"8": 99}, {})
+    many = SoakCase(CASE, 100, 5e9, 6e9, 7e9, {"8": 100}, {})
+    told = soak.soak_metrics(SoakWindow(2, 3, 0, 1, (few, many)), 3, 0)
+    values = {one.name: [value for _, value in one.values] for one in told}
+    assert values["soak_p99_seconds"] == [6]
+    assert (values["soak_median_seconds"], values["soak_max_seconds"]) == ([2, 5], [4, 7])
+
+
 def test_every_fault_is_counted(clock):
     """25 rounds in which rank 1 has other bits: than rank 0, and than in round 1. Of 50 the first
     20 are told one by one.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,9 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.metrics import Metric, check_metrics, write_metrics
 from torchcoll.core.traffic import Group, Traffic, TrafficCall
 from torchcoll.training import sampled
+from torchcoll.training.capture import CallRecorder
 from torchcoll.training.over_time import Stretch, over_time
-from torchcoll.training.sampled import step_metrics
+from torchcoll.training.sampled import Sampling, StepMetrics, step_metrics
 from torchcoll.training.traffic_show import show_traffic
 
 
@@ -64,13 +69,27 @@ def every_step_with_metrics():
     return [*found, Path("step.prom").read_text() if dist.get_rank() == 0 else ""]
 
 
+def metrics_of_the_node():
+    """In a folder that each rank names in its own way, as $TMPDIR does; a second one after it."""
+    own = Path(f"node{dist.get_rank()}")
+    own.mkdir()
+    for name in ("first.prom", "second.prom"):
+        steps(9, metrics=own / name)
+    dist.barrier()
+    return sorted(str(path) for path in Path().glob("node*/*"))
+
+
 def refused():
     errors = []
-    for how in ({"every": 0}, {"every": True}, {"every": 2.5}, {"metrics": "x.txt"}):
+    where = "none/a.prom" if dist.get_rank() == 0 else "a.prom"
+    metrics = [{"metrics": one} for one in ("x.txt", 5, "", where)]
+    for how in ({"every": 0}, {"every": True}, {"every": 2.5}, *metrics):
         with pytest.raises(UsageError) as error, torchcoll.capture(**how):
             raise AssertionError("it began")
         errors.append(str(error.value))
-    return errors if dist.get_rank() == 0 else None
+    Path(f"refused{dist.get_rank()}").write_text("\n".join(errors))
+    dist.barrier()
+    return [Path(f"refused{rank}").read_text().splitlines() for rank in (0, 1)]
 
 
 def told_in_a_file():
@@ -86,7 +105,7 @@ def told_in_a_file():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    cases = (every_third, halved, every_step_with_metrics, told_in_a_file)
+    cases = (every_third, halved, every_step_with_metrics, metrics_of_the_node, told_in_a_file)
     return on_ranks(tmp_path_factory.mktemp("job"), 2, {case.__name__: case for case in cases})
 
 
@@ -117,6 +136,10 @@ def test_metrics_of_every_step(found):
     assert any(line.startswith('torchcoll_step_wait_seconds{group="0"} ') for line in lines)
 
 
+def test_metrics_in_a_folder_of_the_node(found):
+    assert found["metrics_of_the_node"] == ["node0/first.prom", "node0/second.prom"]
+
+
 def test_what_trace_says(found):
     text = found["told_in_a_file"]
     assert text.count("over time: ") == 1
@@ -124,14 +147,150 @@ def test_what_trace_says(found):
 
 
 def test_what_is_refused(tmp_path):
+    """By both ranks alike, also a folder that only rank 0 does not have."""
     (tmp_path / "job").mkdir()
     number = "a whole number of steps from 1 on"
-    assert on_ranks(tmp_path / "job", 1, {"refused": refused})["refused"] == [
+    ending = "expected NAME.prom: node_exporter reads no other file"
+    expected = [
         f"every: got 0, expected {number}",
         f"every: got True, expected {number}",
         f"every: got 2.5, expected {number}",
-        "metrics: got x.txt, expected NAME.prom: node_exporter reads no other file",
+        f"metrics: got x.txt, {ending}",
+        f"metrics: got 5, {ending}",
+        f"metrics: got '', {ending}",
+        "metrics: got none/a.prom, expected a file in a folder that is there and can be written",
     ]
+    assert on_ranks(tmp_path / "job", 2, {"refused": refused})["refused"] == [expected] * 2
+
+
+# -- calls that end after the mark of their step ---------------------------------------------------
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+ALL_REDUCE = {"collective": "all_reduce", "bytes_out": 4, "dtype": "float32", "op": "sum"}
+
+
+def issued(recorder, size):
+    """An all_reduce of so many bytes, which has not ended."""
+    call = recorder.begin()
+    fields = {**ALL_REDUCE, "bytes_in": size, "asynchronous": True}
+    recorder.add(call, fields, dist.group.WORLD, torch.device("cpu"))
+    return call
+
+
+def sampled_calls(late):
+    """20 steps, one in two captured, at most 4 kept. In step k calls of 10 k and of 10 k + 1 bytes,
+    whose second ends before the mark, or ``late``.
+    """
+    traffic = Traffic()
+    recorder = CallRecorder(traffic)
+    sampling = Sampling(2, recorder, *[lambda: None] * 3, None)
+    for step in range(20):
+        seen = (
+            [issued(recorder, 10 * step + k) for k in (0, 1)] if step % sampling.every == 1 else ()
+        )
+        for call in seen[: 1 if late else 2]:
+            call.end()
+        sampling.step()
+        for call in seen:
+            call.end()
+    recorder.finish()
+    return [(call.bytes_in, call.step, call.sequence) for call in traffic.calls[0]]
+
+
+def test_a_rank_whose_calls_end_after_the_mark_counts_like_the_others(alone, monkeypatch):
+    """Captured are the steps 1, 3, 5, 7, then 9 and 13, then 17: call i of the capture is the first
+    of the step for an even i. Kept are 1, 9 and 17: calls 0 and 1, 8 and 9, 12 and 13.
+    """
+    monkeypatch.setattr(sampled, "MOST", 4)
+    kept = [(10, 0, 0), (11, 0, 1), (90, 1, 8), (91, 1, 9), (170, 2, 12), (171, 2, 13)]
+    assert sampled_calls(late=False) == kept
+    assert sampled_calls(late=True) == kept
+
+
+class Lagging:
+    """Sampled steps whose call ends so many marks after its own, as on an accelerator, until
+    ``stuck``: then it never does.
+    """
+
+    def __init__(self, every, lag, metrics):
+        self.recorder = CallRecorder(Traffic())
+        self.sampling = Sampling(every, self.recorder, *[lambda: None] * 2, self.poll, metrics)
+        self.running, self.marks, self.lag, self.stuck = [], 0, lag, False
+
+    def poll(self):
+        while self.running and self.running[0][0] + self.lag <= self.marks and not self.stuck:
+            self.running.pop(0)[1].end()
+
+    def step(self):
+        """Step k, from 0 on, has a call of k bytes."""
+        if self.marks % self.sampling.every == 1 % self.sampling.every:
+            self.running.append((self.marks, issued(self.recorder, self.marks)))
+        self.sampling.step()
+        self.marks += 1
+
+
+class Told:
+    """What StepMetrics would be told: (step, turn, bytes of its calls)."""
+
+    def __init__(self):
+        self.steps = []
+
+    def look(self):
+        pass
+
+    def add(self, number, turn, span, calls):
+        self.steps.append((number, turn, [call.bytes_in for call in calls]))
+
+
+@pytest.mark.parametrize(("every", "lag"), [(1, 0), (1, 1), (1, 3), (5, 0), (5, 2), (5, 7)])
+def test_figures_of_a_step_are_of_its_own_calls(alone, every, lag):
+    told = Told()
+    steps = Lagging(every, lag, told)
+    for _ in range(21):
+        steps.step()
+    captured = range(1 % every, 21, every)
+    # The last mark is that of step 20: what has ended by then.
+    assert told.steps == [(k, turn, [k]) for turn, k in enumerate(captured) if k + lag <= 20]
+
+
+def test_figures_of_steps_that_are_thinned(alone, monkeypatch):
+    """Of the steps 1, 3, 5, 7 the last is forgotten before its call has ended; then of 1, 5, 9 and
+    13, and of 1, 9, 17, 25.
+    """
+    monkeypatch.setattr(sampled, "MOST", 4)
+    told = Told()
+    steps = Lagging(2, 1, told)
+    for _ in range(30):
+        steps.step()
+    assert told.steps == [(1, 0, [1]), (3, 1, [3]), (5, 2, [5]), (9, 4, [9]), (17, 6, [17])]
+
+
+def test_ranks_that_learn_of_ends_some_steps_apart(alone, tmp_path):
+    """Rank 0 a mark after the step, rank 1 three. A rank that says no more holds up the file."""
+    store, path = dist.HashStore(), tmp_path / "step.prom"
+    ranks = [
+        Lagging(1, lag, StepMetrics(path, store, "x", rank, 2)) for rank, lag in enumerate((1, 3))
+    ]
+
+    def told_after(steps):
+        for _ in range(steps):
+            for rank in ranks:
+                rank.step()
+        return int(re.search(r"^torchcoll_step (\d+)$", path.read_text(), re.M)[1])
+
+    # Rank 1 learns of step 16 at mark 19, after rank 0 had looked.
+    assert told_after(20) == 15
+    ranks[1].stuck = True
+    assert told_after(20) == 16
+    ranks[1].stuck = False
+    assert told_after(20) == 55
 
 
 # -- metrics ---------------------------------------------------------------------------------------
@@ -166,6 +325,28 @@ def test_the_text(tmp_path):
         'torchcoll_x{a="b\\"\\\\\\n"} 0.5\ntorchcoll_x 3\n'
     )
     assert [one.name for one in tmp_path.iterdir()] == ["a.prom"]
+
+
+def test_the_text_is_utf_8_whatever_the_locale(tmp_path):
+    code = (
+        "import locale; assert locale.getpreferredencoding(False) != 'UTF-8'\n"
+        "from pathlib import Path; from torchcoll.core.metrics import Metric, write_metrics\n"
+        "write_metrics(Path('a.prom'), [Metric('x', 'X.', [({'group': 'b\\xe4r'}, 1)])])"
+    )
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | plain, check=True)
+    assert b'torchcoll_x{group="b\xc3\xa4r"} 1\n' in (tmp_path / "a.prom").read_bytes()
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_fails_leaves_no_file(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(error):
+        write_metrics(tmp_path / "a.prom", [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

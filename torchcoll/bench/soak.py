@@ -236,6 +236,8 @@ class _Account:
 
 def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
     """Of the last window, and what the checks found since the first round."""
+    from torchcoll.core.summary import P99_CALLS
+
     of_cases: dict[str, list[tuple[dict[str, object], float]]] = {
         name: [] for name in ("median", "p99", "max", "slowest")
     }
@@ -243,7 +245,8 @@ def soak_metrics(window: SoakWindow, checked: int, faults: int) -> list[Metric]:
         # All that tells cases apart: of two series with the same labels Prometheus takes neither.
         labels = {k: v for k, v in one.case.to_json().items() if v not in (None, "")}
         for name, ns in (("median", one.median_ns), ("p99", one.p99_ns), ("max", one.max_ns)):
-            of_cases[name].append((labels, ns / 1e9))
+            if name != "p99" or one.calls >= P99_CALLS:
+                of_cases[name].append((labels, ns / 1e9))
         if one.slowest:
             rank = max(one.slowest, key=lambda name: one.slowest[name])
             of_cases["slowest"].append((labels, float(rank)))

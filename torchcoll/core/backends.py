@@ -338,7 +338,7 @@ def _torchcomms(torch: Any) -> tuple[str, str]:
 def _check_torchcomms(torch: Any) -> None:
     """Raises UnavailableError where torchcomms is asked for and torch would go on without it."""
     asked = os.environ.get(_BY_TORCHCOMMS, "0")
-    if asked == "0":
+    if asked in ("", "0"):
         return
     if not getattr(torch.distributed.distributed_c10d, "_TORCHCOMM_AVAILABLE", False):
         _, action = _torchcomms(torch)

@@ -23,10 +23,10 @@ class Metric:
 
 def metrics_name(text: str | os.PathLike[str]) -> Path:
     """Absolute. Raises UsageError for one that nobody reads."""
-    path = Path(text).absolute()
-    if path.suffix != _ENDING:
-        raise UsageError("metrics", text, f"NAME{_ENDING}: node_exporter reads no other file")
-    return path
+    if not isinstance(text, str | os.PathLike) or Path(text).suffix != _ENDING:
+        shown = text if isinstance(text, str | os.PathLike) and os.fspath(text) else repr(text)
+        raise UsageError("metrics", shown, f"NAME{_ENDING}: node_exporter reads no other file")
+    return Path(text).absolute()
 
 
 def check_metrics(text: str | os.PathLike[str]) -> Path:
@@ -46,9 +46,9 @@ def write_metrics(path: Path, metrics: Sequence[Metric]) -> None:
         lines += [f"{name}{_labels(labels)} {value:.10g}" for labels, value in one.values]
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text("\n".join([*lines, ""]))
+        new.write_text("\n".join([*lines, ""]), encoding="utf-8")  # as the format has it
         os.replace(new, path)
-    except OSError:
+    except BaseException:
         new.unlink(missing_ok=True)
         raise
 

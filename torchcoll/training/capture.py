@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import secrets
 import socket
@@ -21,7 +22,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 # Process groups as a Traffic names them.
 
 _captures: Counter[Path] = Counter()  # of this process, by the folder
+_with_metrics = itertools.count()  # of this process
 
 
 class GroupNames:
@@ -154,17 +156,20 @@ class RecordedCall:
     fields: of its TrafficCall; None while it has not returned; {} where there is none to be made.
     unstated: why its duration will never be known; "" while it may. future: that calls ``end``.
     work: kept where the program's wait for it is the end, and where torch tells only afterwards
-    from whom a message came. waited: what to say where that wait is the end.
+    from whom a message came. waited: what to say where that wait is the end. forgotten: its step is
+    no longer kept; the call still takes its number.
     """
 
     __slots__ = (
-        *("clock", "fields", "future", "start", "step", "time_ns", "unstated", "waited", "work"),
+        *("clock", "fields", "forgotten", "future", "start", "step", "time_ns", "unstated"),
+        *("waited", "work"),
     )
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.fields: dict[str, Any] | None = None
         self.clock, self.unstated, self.waited = "host", "", ""
+        self.forgotten = False
         self.future: Any = None
         self.work: Any = None
         self.time_ns: int | None = None
@@ -205,9 +210,18 @@ class CallRecorder:
         """Steps."""
         return len(self._steps)
 
-    @property
-    def last_step(self) -> tuple[int, int]:
-        return self._steps[-1]
+    def step_of(self, number: int) -> tuple[tuple[int, int], list[TrafficCall]] | None:
+        """Begin and end of a step that is kept, and its calls; None while one has not ended."""
+        self._flush()
+        if any(call.step == number and not call.forgotten for call in self._open):
+            return None
+        found = []
+        for call in reversed(self._calls):  # in the order of issue: the step is near the end
+            if call.step == number:
+                found.append(call)
+            elif call.step is not None and call.step < number:
+                break
+        return self._steps[number], found[::-1]
 
     def begin(self) -> RecordedCall:
         """A call that is issued now, perhaps in another thread."""
@@ -231,29 +245,30 @@ class CallRecorder:
         """A step that is captured begins: what was before it is in none."""
         self._step_began = time.perf_counter_ns() - self.begun
 
-    def step(self) -> list[TrafficCall]:
-        """The end of a step, and the begin of the next one; the calls that have become known."""
-        now, known = time.perf_counter_ns() - self.begun, len(self._calls)
+    def step(self) -> None:
+        """The end of a step, and the begin of the next one."""
+        now = time.perf_counter_ns() - self.begun
         self._steps.append((self._step_began, now))
         self._step_began = now
         for call in self._open:  # or all that comes after such a call would be kept back with it
             if call.waited and call.time_ns is None and call.step < len(self._steps) - 1:
                 call.unstated = _NOT_WAITED
         self._flush()
-        return self._calls[known:]
 
     def thin(self) -> None:
-        """Every second step is forgotten, the second of all first."""
+        """Every second step is forgotten, the second of all first. Its calls that are still open
+        stay in line until they take their number: other ranks' calls, which may have ended, took it
+        already, and all later ones would be joined with their neighbours.
+        """
         del self._steps[1::2]
         self._calls[:] = [
             dataclasses.replace(call, step=call.step // 2)
             for call in self._calls
             if call.step is not None and call.step % 2 == 0
         ]
-        still = [call for call in self._open if call.step % 2 == 0]
-        for call in still:
+        for call in self._open:
+            call.forgotten |= call.step % 2 == 1
             call.step //= 2
-        self._open = deque(still)
 
     def finish(self) -> None:
         """The end of the capture. Calls that have not ended are kept without a duration."""
@@ -285,11 +300,14 @@ class CallRecorder:
                 break
             self._open.popleft()
             if call.fields:
-                self._calls.append(self._made(call, call.fields))
-            elif call.fields is None:
+                number = self._number(call, call.fields)
+                if not call.forgotten:
+                    self._calls.append(self._made(call, call.fields, number))
+            elif call.fields is None and not call.forgotten:
                 self.note(_IN_FLIGHT)
 
-    def _made(self, call: RecordedCall, fields: dict[str, Any]) -> TrafficCall:
+    def _number(self, call: RecordedCall, fields: dict[str, Any]) -> int:
+        """Its own among those of the group: see TrafficCall.sequence."""
         key: tuple[Any, ...] = (fields["group"],)
         if fields["collective"] in POINT_TO_POINT:
             if call.work is not None and fields["peer"] is None:
@@ -298,6 +316,9 @@ class CallRecorder:
         number = self._sequence[key]
         self._sequence[key] += 1
         call.work = None
+        return number
+
+    def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
         self._judge(call, fields)
         return TrafficCall(
             **fields,
@@ -398,6 +419,7 @@ def _capturing() -> bool:
 _NOT_TOLD = "{} calls of {} have no duration: {} does not tell when they end"
 _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
+_RANK_0 = timedelta(minutes=1)  # to begin its capture; then others go on without its word
 _active: Traffic | None = None
 
 
@@ -432,8 +454,9 @@ def capture(
     backend's own object. Nothing is added to operators that do not communicate.
 
     Raises UsageError outside of a process group, inside of another capture, for a path that cannot
-    be written, and for an ``every`` that is no whole number from 1 on; UnavailableError where
-    torch has no distributed.
+    be written (on the ranks that cannot), for ``metrics`` that rank 0 cannot write (on all ranks),
+    and for an ``every`` that is no whole number from 1 on; UnavailableError where torch has no
+    distributed.
     """
     global _active
     if not dist.is_available():
@@ -468,15 +491,30 @@ def capture(
 
 
 def _metrics(path: str | os.PathLike[str], rank: int) -> StepMetrics:
-    """Of this capture, as all ranks count them. Raises UsageError, on rank 0 alone."""
+    """Of this capture, as all ranks count them. Raises UsageError for rank 0's file, on all ranks:
+    else they would go on into a collective that rank 0 never makes.
+    """
     from torchcoll.core.metrics import check_metrics, metrics_name
     from torchcoll.training.sampled import StepMetrics
 
-    file = check_metrics(path) if rank == 0 else metrics_name(path)
-    _captures[file] += 1
-    name = f"{path}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{_captures[file]}"
+    # Without the path, which may be of the node.
+    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_with_metrics)}"
     store = dist.distributed_c10d._get_default_store()
-    return StepMetrics(file, store, name, rank, dist.get_world_size())
+    refused, key = "", f"torchcoll/metrics/{name}/refused"
+    if rank == 0:
+        try:
+            check_metrics(path)
+        except UsageError as error:
+            refused = str(error)
+    with contextlib.suppress(Exception):  # a store that is gone, which StepMetrics tells
+        if rank == 0:
+            store.set(key, refused)
+        else:
+            store.wait([key], _RANK_0)
+            refused = store.get(key).decode()
+    if refused:
+        raise UsageError(refused)
+    return StepMetrics(metrics_name(path), store, name, rank, dist.get_world_size())
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,22 @@ if TYPE_CHECKING:
 MOST = 512  # an hour has 7 of them in three days, and a step of 500 calls makes 60 MB of them
 
 
+@dataclass
+class _Untold:
+    """A captured step whose figures are not told yet: calls of it may not have ended at its mark.
+
+    number: of the marks; turn: of the captured steps, on all ranks alike; kept: of those kept.
+    """
+
+    number: int
+    turn: int
+    kept: int
+
+
 class Sampling:
     """Which steps are captured: 1, N + 1, 2 N + 1, ... (the first of a training is like no other).
 
-    on, off: begin and end to see calls. idle: called at the marks between. ``step`` is the mark.
+    on, off: begin and end to see calls. poll: looks which have ended. ``step`` is the mark.
     """
 
     def __init__(
@@ -37,35 +50,51 @@ class Sampling:
         recorder: CallRecorder,
         on: Callable[[], None],
         off: Callable[[], None],
-        idle: Callable[[], None],
+        poll: Callable[[], None],
         metrics: StepMetrics | None,
     ) -> None:
         self.every = every
         self.marked = 0
         self._thins = every > 1
         self._recorder = recorder
-        self._on, self._off, self._idle = on, off, idle
+        self._on, self._off, self._poll = on, off, poll
         self._metrics = metrics
+        self._untold: deque[_Untold] = deque()
+        self._turns = 0
         self._seeing = False
         self._prepare()
 
     def step(self) -> None:
         """The end of a step. A no-op of a microsecond at most of them."""
         self.marked += 1
+        self._poll()
+        if self._seeing:
+            if self._metrics:  # else this step is told a mark later for nothing
+                self._recorder.settle()
+            self._recorder.step()
         if self._metrics:
             self._metrics.look()
-        if self._seeing:
-            if self._metrics:  # else a call whose end is still to be told is missing in its figures
-                self._recorder.settle()
-            calls = self._recorder.step()
-            if self._metrics:
-                self._metrics.add(self.marked - 1, self._recorder.last_step, calls)
-            if self._thins and self._recorder.kept >= MOST:
-                self._recorder.thin()
-                self.every *= 2
-        else:
-            self._idle()
+            self._tell(self._metrics)
+        if self._seeing and self._thins and self._recorder.kept >= MOST:
+            self._thin()
         self._prepare()
+
+    def _tell(self, metrics: StepMetrics) -> None:
+        """The steps of which all calls have ended: on an accelerator after their mark."""
+        if self._seeing:
+            self._untold.append(_Untold(self.marked - 1, self._turns, self._recorder.kept - 1))
+            self._turns += 1
+        while self._untold and (known := self._recorder.step_of(self._untold[0].kept)):
+            step = self._untold.popleft()
+            metrics.add(step.number, step.turn, *known)
+
+    def _thin(self) -> None:
+        """What is forgotten before it was told is never told: one step in 256 at most."""
+        self._recorder.thin()
+        self.every *= 2
+        self._untold = deque(step for step in self._untold if step.kept % 2 == 0)
+        for step in self._untold:
+            step.kept //= 2
 
     def _prepare(self) -> None:
         """For the step that begins."""
@@ -78,52 +107,61 @@ class Sampling:
         self._seeing = wanted
 
 
+TURNS = 8
+
+
 class StepMetrics:
     """The last captured step, in a file for Prometheus that rank 0 writes.
 
-    Each rank says in the store how long it was in the collectives of each group, under two keys in
-    turn: a rank that is a step ahead takes away nothing. Rank 0 looks at each mark until all have
-    said it, without waiting. What fails here ends the metrics, not the training.
+    Each rank says in the store how long it was in the collectives of each group, under TURNS keys
+    in turn: on an accelerator ranks learn the ends of calls some steps apart. Rank 0 looks at each
+    mark until all have said it, without waiting. What fails here ends the metrics alone.
     """
 
     def __init__(self, path: Path, store: Any, name: str, rank: int, ranks: int) -> None:
         self._path, self._store = path, store
         self._rank, self._ranks = rank, ranks
         self._key = f"torchcoll/metrics/{name}"
-        self._number: int | None = None  # of the step that rank 0 has not told yet
-        self._turn = 0
+        # (number, turn) of the steps that rank 0 has not told yet. Others overwrite older ones.
+        self._waiting: deque[tuple[int, int]] = deque(maxlen=TURNS)
         self._broken = False
 
-    def add(self, number: int, span: tuple[int, int], calls: Sequence[TrafficCall]) -> None:
-        """A step that was captured: its number, its begin and end, and its calls."""
+    def add(
+        self, number: int, turn: int, span: tuple[int, int], calls: Sequence[TrafficCall]
+    ) -> None:
+        """A captured step of which all calls have ended: its number, how many were captured before
+        it, its begin and end, and its calls.
+        """
         busy: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for call in calls:
             if call.time_ns is not None and _waits_for_all(call):
                 busy[call.group][0] += 1
                 busy[call.group][1] += call.time_ns
         word = {"step": number, "took_ns": span[1] - span[0], "busy": busy}
-        self._turn = 1 - self._turn
-        self._safely(lambda: self._store.set(self._key_of(self._rank), json.dumps(word)))
-        self._number = number if self._rank == 0 else None
+        self._safely(lambda: self._store.set(self._key_of(self._rank, turn), json.dumps(word)))
+        if self._rank == 0:
+            self._waiting.append((number, turn))
 
     def look(self) -> None:
-        """Rank 0 tells the step that all have told."""
-        if self._number is not None:
-            self._safely(self._tell)
+        """Rank 0 tells the newest step that all have told."""
+        self._safely(self._tell)
 
     def _tell(self) -> None:
-        keys = [self._key_of(rank) for rank in range(self._ranks)]
-        if not self._store.check(keys):
-            return
-        several = self._store.has_extended_api()
-        texts = self._store.multi_get(keys) if several else [self._store.get(k) for k in keys]
-        words = [json.loads(text) for text in texts]
-        if all(word["step"] == self._number for word in words):
-            self._number = None
-            write_metrics(self._path, step_metrics(words, time.time()))
+        for number, turn in reversed(self._waiting):
+            keys = [self._key_of(rank, turn) for rank in range(self._ranks)]
+            if not self._store.check(keys):
+                continue
+            several = self._store.has_extended_api()
+            texts = self._store.multi_get(keys) if several else [self._store.get(k) for k in keys]
+            words = [json.loads(text) for text in texts]
+            if all(word["step"] == number for word in words):
+                while self._waiting.popleft() != (number, turn):
+                    pass  # an older one, which a rank forgot as its steps were thinned
+                write_metrics(self._path, step_metrics(words, time.time()))
+                return
 
-    def _key_of(self, rank: int) -> str:
-        return f"{self._key}/{self._turn}/{rank}"
+    def _key_of(self, rank: int, turn: int) -> str:
+        return f"{self._key}/{turn % TURNS}/{rank}"
 
     def _safely(self, action: Callable[[], object]) -> None:
         if self._broken:
