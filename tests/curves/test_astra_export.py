@@ -217,6 +217,42 @@ def test_a_marked_step_begins_and_ends_with_what_it_computes(model, tmp_path):
     ]
 
 
+MS = 10**6
+
+
+def gpu_step(asynchronous, computing):
+    """Issued at 1 and 2 ms; the kernels ran from 10 to 20 and from 20 to 30 ms of 40."""
+    calls = [
+        TrafficCall("all_reduce", 64, 64, group="w", sequence=number, step=0, clock="device",
+                    asynchronous=asynchronous, start_ns=issued * MS, time_ns=10 * MS,
+                    began_ns=began * MS)
+        for number, (issued, began) in enumerate([(1, 10), (2, 20)])
+    ]  # fmt: skip
+    both = {0: calls, 1: calls}
+    spans = {rank: [(0, 40 * MS)] for rank in both}
+    busy = {rank: [(a * MS, b * MS) for a, b in computing] for rank in both if computing}
+    return Traffic("kineto", 2, both, {"w": Group("w", (0, 1))}, spans, busy)
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "computing", "micros"),
+    [
+        # Waited for: 10 ms before the first kernel, none between, 9 of the 10 ms after the last.
+        (False, [(0, 10), (30, 39)], [10000, 9000]),
+        # Not waited for: 5 ms beside the first, 4 beside the second, and 9 that wait for both.
+        (True, [(0, 15), (20, 24), (30, 39)], [10000, 5000, 4000, 9000]),
+        (False, [], [10000, 10000]),  # not told: all that is no call
+    ],
+)
+def test_a_step_of_a_gpu_is_where_its_kernels_ran(model, tmp_path, asynchronous, computing, micros):
+    export_step(model, gpu_step(asynchronous, computing), tmp_path / "sim")
+    nodes = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.0.et")
+    assert [n.duration_us for n in nodes if n.name == "compute"] == micros
+    calls = {n.id for n in nodes if n.name == "all_reduce"}
+    last = nodes[-1]
+    assert (last.name, calls <= set(last.after)) == ("compute", asynchronous)
+
+
 def test_a_rank_without_calls_has_a_node(model, tmp_path):
     """An empty trace ended ASTRA-sim with 'No dependancy free nodes found'."""
     call = TrafficCall("all_reduce", 64, 64, group="w", asynchronous=False)
