@@ -146,8 +146,12 @@ def test_each_collective_has_its_own_links(tmp_path):
     """And each number of ranks; what the model lacks is left out, not guessed."""
     model = fit_model(made_models.runs(("all_reduce", "all_gather"))).model
     cases = [
-        measured(10**6, ranks, size_bytes=1 << 20, collective=name)
-        for name in ("all_reduce", "all_gather", "reduce_scatter")
+        measured(10**6, ranks, size_bytes=1 << 20, collective=name, op=op, in_place=in_place)
+        for name, op, in_place in (
+            ("all_reduce", "sum", True),
+            ("all_gather", None, False),
+            ("reduce_scatter", "sum", False),
+        )
         for ranks in (4, 8)
     ]
     done = export_run(model, made_run(*cases, ranks=8), tmp_path / "sim")
@@ -159,6 +163,23 @@ def test_each_collective_has_its_own_links(tmp_path):
     ]
     assert counts == [[4], [8], [4], [8]]
     assert "left out: 2 cases of reduce_scatter, which the model does not have" in done.notes
+
+
+def test_another_kind_of_case_is_left_out_and_said(tmp_path):
+    """The links are those of float32, which was measured on 8 ranks too; bfloat16 takes longer."""
+    cases = {
+        ranks: [
+            measured(factor * (10_000 + size), ranks, size_bytes=size, dtype=dtype)
+            for size in made_models.SIZES[:4]
+            for dtype, factor in (("bfloat16", 3), ("float32", 1))
+            if dtype == "float32" or ranks == 4
+        ]
+        for ranks in (4, 8)
+    }
+    runs = [made_run(*own, ranks=ranks) for ranks, own in cases.items()]
+    done = export_run(fit_model(runs).model, runs[0], tmp_path / "sim")
+    assert done.cases == [f"all_reduce-4ranks-{size}" for size in made_models.SIZES[:4]]
+    assert "left out: 4 cases of another kind: dtype=bfloat16" in done.notes
 
 
 def test_a_captured_step(model, tmp_path):

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcoll.comparison.matching import kind_of
+from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
@@ -117,9 +119,10 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     simulations: dict[str, _Simulation] = {}
     links: dict[str, Links] = {}
     left: dict[str, int] = {}
-    for result in run.results:
+    for item in Side("run", [run]).measured("time", Reading()):
+        result = item.result
         name = result.case.collective
-        why = "" if name in known else f"{name}, which the model does not have"
+        why = _another_kind(model, item) if name in known else _NOT_KNOWN.format(name)
         why = why if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
         why = "a sub-group" if result.members else why
         why = f"{result.status}" if result.status != "ok" else why
@@ -143,6 +146,17 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     done.notes += [f"left out: {count} cases of {why}" for why, count in left.items()]
     _write(done, model, links, simulations, {})
     return done
+
+
+_NOT_KNOWN = "{}, which the model does not have"
+
+
+def _another_kind(model: MachineModel, item: Measured) -> str:
+    """Where a case is not what ``links_of`` has the links of; what one does not tell is alike."""
+    theirs = model.entry(item.row.collective).kind
+    own = {name: value for name, value in kind_of(item).items() if value is not None}
+    other = [f"{k}={v}" for k, v in own.items() if theirs.get(k) not in (None, v)]
+    return f"another kind: {', '.join(other)}" if other else ""
 
 
 def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> SimulatorInput:
