@@ -16,6 +16,7 @@ from torchcoll.core.summary import (
     Row,
     default_clock,
     host_bound,
+    library_of,
     median,
     over_ranks,
     paired_ratio,
@@ -447,3 +448,11 @@ def test_samples_come_before_what_is_given_beside_them():
         "mean",
         0,
     )
+
+
+def test_the_library_of_symmetric_memory_is_torch():
+    environment = {"torch": "2.13.0", "libraries": {"gloo": "gloo 1"}}
+    assert library_of(CASE, environment) == "gloo 1"
+    other = dataclasses.replace(CASE, implementation="two_shot")
+    assert library_of(other, environment) == "symmetric memory of torch 2.13.0"
+    assert library_of(other, {}) == "symmetric memory of torch"

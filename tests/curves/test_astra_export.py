@@ -146,8 +146,12 @@ def test_each_collective_has_its_own_links(tmp_path):
     """And each number of ranks; what the model lacks is left out, not guessed."""
     model = fit_model(made_models.runs(("all_reduce", "all_gather"))).model
     cases = [
-        measured(10**6, ranks, size_bytes=1 << 20, collective=name)
-        for name in ("all_reduce", "all_gather", "reduce_scatter")
+        measured(10**6, ranks, size_bytes=1 << 20, collective=name, op=op, in_place=in_place)
+        for name, op, in_place in (
+            ("all_reduce", "sum", True),
+            ("all_gather", None, False),
+            ("reduce_scatter", "sum", False),
+        )
         for ranks in (4, 8)
     ]
     done = export_run(model, made_run(*cases, ranks=8), tmp_path / "sim")
@@ -159,6 +163,23 @@ def test_each_collective_has_its_own_links(tmp_path):
     ]
     assert counts == [[4], [8], [4], [8]]
     assert "left out: 2 cases of reduce_scatter, which the model does not have" in done.notes
+
+
+def test_another_kind_of_case_is_left_out_and_said(tmp_path):
+    """The links are those of float32, which was measured on 8 ranks too; bfloat16 takes longer."""
+    cases = {
+        ranks: [
+            measured(factor * (10_000 + size), ranks, size_bytes=size, dtype=dtype)
+            for size in made_models.SIZES[:4]
+            for dtype, factor in (("bfloat16", 3), ("float32", 1))
+            if dtype == "float32" or ranks == 4
+        ]
+        for ranks in (4, 8)
+    }
+    runs = [made_run(*own, ranks=ranks) for ranks, own in cases.items()]
+    done = export_run(fit_model(runs).model, runs[0], tmp_path / "sim")
+    assert done.cases == [f"all_reduce-4ranks-{size}" for size in made_models.SIZES[:4]]
+    assert "left out: 4 cases of another kind: dtype=bfloat16" in done.notes
 
 
 def test_a_captured_step(model, tmp_path):
@@ -215,6 +236,42 @@ def test_a_marked_step_begins_and_ends_with_what_it_computes(model, tmp_path):
         ("all_reduce", 0, (1,)),
         ("compute", 5000, (0, 2)),
     ]
+
+
+MS = 10**6
+
+
+def gpu_step(asynchronous, computing):
+    """Issued at 1 and 2 ms; the kernels ran from 10 to 20 and from 20 to 30 ms of 40."""
+    calls = [
+        TrafficCall("all_reduce", 64, 64, group="w", sequence=number, step=0, clock="device",
+                    asynchronous=asynchronous, start_ns=issued * MS, time_ns=10 * MS,
+                    began_ns=began * MS)
+        for number, (issued, began) in enumerate([(1, 10), (2, 20)])
+    ]  # fmt: skip
+    both = {0: calls, 1: calls}
+    spans = {rank: [(0, 40 * MS)] for rank in both}
+    busy = {rank: [(a * MS, b * MS) for a, b in computing] for rank in both if computing}
+    return Traffic("kineto", 2, both, {"w": Group("w", (0, 1))}, spans, busy)
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "computing", "micros"),
+    [
+        # Waited for: 10 ms before the first kernel, none between, 9 of the 10 ms after the last.
+        (False, [(0, 10), (30, 39)], [10000, 9000]),
+        # Not waited for: 5 ms beside the first, 4 beside the second, and 9 that wait for both.
+        (True, [(0, 15), (20, 24), (30, 39)], [10000, 5000, 4000, 9000]),
+        (False, [], [10000, 10000]),  # not told: all that is no call
+    ],
+)
+def test_a_step_of_a_gpu_is_where_its_kernels_ran(model, tmp_path, asynchronous, computing, micros):
+    export_step(model, gpu_step(asynchronous, computing), tmp_path / "sim")
+    nodes = read_nodes(tmp_path / "sim" / "traces" / "step" / "step.0.et")
+    assert [n.duration_us for n in nodes if n.name == "compute"] == micros
+    calls = {n.id for n in nodes if n.name == "all_reduce"}
+    last = nodes[-1]
+    assert (last.name, calls <= set(last.after)) == ("compute", asynchronous)
 
 
 def test_a_rank_without_calls_has_a_node(model, tmp_path):

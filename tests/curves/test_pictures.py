@@ -7,7 +7,7 @@ import pytest
 
 from torchcoll import cli
 from torchcoll.core.errors import UsageError
-from torchcoll.core.file import save
+from torchcoll.core.file import load_all, save
 from torchcoll.curves.model_show import errors_figure
 from torchcoll.curves.scaling import scaling
 from torchcoll.curves.show import scaling_figure
@@ -46,7 +46,8 @@ def test_the_error_of_a_simulator_is_drawn_with_its_sign(tmp_path, files):
         for size in made_models.SIZES
     ]
     (tmp_path / "sim.csv").write_text("collective,ranks,size (B),time (us)\n" + "".join(rows))
-    found = validate_predicted(str(tmp_path / "sim.csv"), files)
+    found = validate_predicted(load_all([str(tmp_path / "sim.csv")]), files)
+    assert found.predicted == "sim.csv"  # of runs too, one a number of ranks
     left, right = errors_figure(found).axes
     curves = [line for line in right.lines if len(line.get_xdata()) == len(made_models.SIZES)]
     assert len(curves) == 3

@@ -385,3 +385,16 @@ def test_any_words_are_read_or_refused(tmp_path_factory, name, words):
         target = path.with_suffix(".jsonl")
         target.unlink(missing_ok=True)
         registry_saved(run, target)
+
+
+def test_rows_share_nothing_that_can_be_changed(tmp_path):
+    """What is added to one stays out of the other rows, and of the files read later."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(
+            "collective,ranks,size,time_us\nall_reduce,2,1024,10\nall_reduce,2,4096,10\n"
+        )
+    first, other = load(tmp_path / "a.csv").results
+    first.cold_ns.append([1])
+    first.time_ns["host"] = [[1]]
+    for one in (other, *load(tmp_path / "b.csv").results):
+        assert (one.cold_ns, one.members, one.choices, one.time_ns) == ([], [], [], {})

@@ -157,6 +157,32 @@ def test_sides_are_compared_with_the_first(tmp_path):
     assert "4 unclear" in said or "none of 4" in said
 
 
+def times_file(path, times_us):
+    """A file of times in us by size, on 2 ranks."""
+    rows = [f"all_reduce,2,{size},{time}" for size, time in times_us.items()]
+    path.write_text("\n".join(["collective,ranks,size,time_us", *rows, ""]))
+    return f"{path.stem}={path}"
+
+
+def test_a_model_is_wrong_about_each_side_apart(tmp_path):
+    """10 and 1000 us measured, 100 us of the model: of their mean it would be 0 % wrong. What
+    shares no size with it has no section, and the others stand.
+    """
+    sides = {
+        "before": {1024: 10, 4096: 10, 16384: 10},
+        "after": {1024: 1000, 4096: 1000, 16384: 1000},
+        "large": {16384: 10},
+        "model": {1024: 100, 4096: 100},
+    }
+    page = page_of([times_file(tmp_path / f"{name}.csv", own) for name, own in sides.items()])
+    wrong = [one for one in page.sections if one.title.startswith("How wrong the model is")]
+    assert [one.title.partition(" about ")[2] for one in wrong] == ["before", "after"]
+    for one, name in zip(wrong, ("before", "after"), strict=True):
+        assert f"the times of {name}" in one.pictures[0].title
+    text = page_markdown(page, [str(n) for n in range(99)])
+    assert "no section on how wrong the model is about large: cases: got" in text
+
+
 def test_launches_of_several_backends_are_compared_by_them(tmp_path):
     cases = [case(size_bytes=n, backend=b) for n in SIZES for b in ("gloo", "ccl")]
     save(run(*(result(case=one) for one in cases)), tmp_path / "x.jsonl")

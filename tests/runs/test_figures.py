@@ -57,6 +57,10 @@ def test_the_smallest_a_middle_and_the_largest_size_are_drawn():
     of = [result(case=case(size_bytes=n)) for n in reversed(sizes)]
     of.append(result(case=case(size_bytes=1024, dtype="int32")))  # of another kind
     assert [r.case.size_bytes for r in chosen(run(*of))] == [MIB, 4 * MIB, 16 * MIB]
+    # By torch's symmetric memory: as much another kind, below one title with the backend's own.
+    own = [result(case=case(size_bytes=n)) for n in sizes]
+    other = [result(case=case(size_bytes=n * 2, implementation="two_shot")) for n in sizes]
+    assert {r.case.implementation for r in chosen(run(*own, *other))} == {"own"}
     assert chosen(run()) == []
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 from torchcoll.core.backends import communicates
-from torchcoll.core.case import calls_of_batch
+from torchcoll.core.case import Case, calls_of_batch
 from torchcoll.core.collectives import COLLECTIVES, algbw_gbps, busbw_gbps
 from torchcoll.core.errors import choice
 from torchcoll.core.result import CaseResult, Matrix, Reported, Run, launch_numbers
@@ -416,18 +416,21 @@ def nothing_sent(rows: Sequence[Row]) -> str:
     return text if names else ""
 
 
-def libraries_of(run: Run) -> list[str | None]:
-    """What communicated in the launch of each result: the backend's library, or torch's symmetric
-    memory in its place; in the order of the results.
+def library_of(case: Case, environment: Mapping[str, Any]) -> str | None:
+    """What communicates in a case: the backend's library, or torch's symmetric memory in its place;
+    None is unknown. environment: of the launch.
     """
+    if case.implementation != "own":
+        return f"symmetric memory of torch {environment.get('torch') or ''}".rstrip()
+    name: str | None = (environment.get("libraries") or {}).get(case.backend)
+    return name
+
+
+def libraries_of(run: Run) -> list[str | None]:
+    """What communicated in each result, in its launch (``library_of``)."""
     known = [one.environment for one in (run, *run.continuations)]
-    found: list[str | None] = []
-    for number, result in zip(launch_numbers(run), run.results, strict=True):
-        if result.case.implementation != "own":
-            found.append(f"symmetric memory of torch {known[number].get('torch') or ''}".rstrip())
-        else:
-            found.append((known[number].get("libraries") or {}).get(result.case.backend))
-    return found
+    each = zip(launch_numbers(run), run.results, strict=True)
+    return [library_of(result.case, known[number]) for number, result in each]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -28,10 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcoll.comparison.matching import kind_of
+from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.core.collectives import COLLECTIVES, Layout
 from torchcoll.core.errors import UsageError
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import Traffic, TrafficCall
+from torchcoll.core.traffic import Traffic, TrafficCall, Union
 from torchcoll.curves.model import MachineModel, OverRanks, OverSizes, terms
 from torchcoll.curves.step_laws import StepLaw, step_laws
 from torchcoll.libraries.execution_trace import (
@@ -117,9 +119,10 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     simulations: dict[str, _Simulation] = {}
     links: dict[str, Links] = {}
     left: dict[str, int] = {}
-    for result in run.results:
+    for item in Side("run", [run]).measured("time", Reading()):
+        result = item.result
         name = result.case.collective
-        why = "" if name in known else f"{name}, which the model does not have"
+        why = _another_kind(model, item) if name in known else _NOT_KNOWN.format(name)
         why = why if name in SIMULATED else f"{name}, which ASTRA-sim has no model of"
         why = "a sub-group" if result.members else why
         why = f"{result.status}" if result.status != "ok" else why
@@ -143,6 +146,17 @@ def export_run(model: MachineModel, run: Run, folder: Path) -> SimulatorInput:
     done.notes += [f"left out: {count} cases of {why}" for why, count in left.items()]
     _write(done, model, links, simulations, {})
     return done
+
+
+_NOT_KNOWN = "{}, which the model does not have"
+
+
+def _another_kind(model: MachineModel, item: Measured) -> str:
+    """Where a case is not what ``links_of`` has the links of; what one does not tell is alike."""
+    theirs = model.entry(item.row.collective).kind
+    own = {name: value for name, value in kind_of(item).items() if value is not None}
+    other = [f"{k}={v}" for k, v in own.items() if theirs.get(k) not in (None, v)]
+    return f"another kind: {', '.join(other)}" if other else ""
 
 
 def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> SimulatorInput:
@@ -184,6 +198,8 @@ def export_step(model: MachineModel, traffic: Traffic, folder: Path) -> Simulato
         traces.append(encoded(nodes))
     done.notes += [f"left out: {count} calls of {one}" for one, count in left.items()]
     done.notes.append("computation in whole microseconds, as Chakra has it")
+    if any(c.time_ns and c.span is None for calls in own.values() for c in calls):
+        done.notes.append("when kernels began is not told: taken from when they were issued")
     if len(sent) > 1:
         done.notes.append(f"the network is that of {name}, which moves most: others may differ")
     ids = {str(number): list(ranks) for ranks, number in groups.items()}
@@ -233,24 +249,32 @@ def _step_nodes(
     """The program of one rank: what it computes is a chain; a call that it does not wait for hangs
     beside it, and what follows the last call waits for all. span: the marked step, of which the
     part before the first call, and that after the end of the last, are computation too.
+
+    Calls stand where they ran, which on a GPU is long after they were issued. Between them all is
+    computation, or, where the source tells it, what was.
     """
     nodes: list[ChakraNode] = []
     chain: tuple[int, ...] = ()
     beside: list[int] = []
-    reached = span[0] if span else calls[0].start_ns if calls else None
+    ran = [_ran(call) for call in calls]
+    reached = span[0] if span else ran[0][0] if ran else None
+    told = rank in traffic.computing and any(call.span for call in calls)
+    computing = Union(traffic.computing[rank]) if told else None
     world = tuple(range(traffic.ranks))
 
     def compute(from_ns: int | None, to_ns: int | None, after: tuple[int, ...]) -> None:
         nonlocal chain
         gap = 0 if from_ns is None or to_ns is None else to_ns - from_ns
+        if computing is not None and gap > 0 and from_ns is not None and to_ns is not None:
+            gap = computing.within(from_ns, to_ns)
         if gap >= 500:
             own: dict[str, Value] = {"is_cpu_op": False}
             micros = round(gap / 1000)
             nodes.append(ChakraNode(len(nodes), "compute", COMP, after, 0, micros, own))
             chain = (nodes[-1].id,)
 
-    for call in calls:
-        compute(reached, call.start_ns, chain)
+    for call, (begin, end) in zip(calls, ran, strict=True):
+        compute(reached, begin, chain)
         launch = [] if call.point_to_point else _launch(len(nodes), launch_ns, chain)
         after = tuple(node.id for node in launch) or chain
         made = _call_node(len(nodes) + len(launch), call, rank, after)
@@ -266,15 +290,29 @@ def _step_nodes(
             chain = (made.id,)
         else:
             beside.append(made.id)
-        if call.start_ns is not None:
-            issued = sum(1000 * node.duration_us for node in launch)
-            reached = call.start_ns + ((call.time_ns or 0) if waited else issued)
-    ends = [c.start_ns + c.time_ns for c in calls if c.start_ns is not None and c.time_ns]
-    if span and ends and len(ends) == len(calls):
-        compute(max(ends), span[1], (*chain, *beside))
+        if begin is not None:
+            issued = 0 if computing is not None else sum(1000 * n.duration_us for n in launch)
+            until = (begin if end is None else end) if waited else begin + issued
+            # Calls of several streams may begin in another order: nothing is counted twice.
+            reached = until if reached is None else max(reached, until)
+    ends = [end for _, end in ran if end is not None]
+    if span and ends and (computing is not None or len(ends) == len(calls)):
+        if computing is not None:  # beside the last calls
+            compute(reached, max(ends), chain)
+        last = max(ends) if reached is None else max(reached, *ends)
+        compute(last, span[1], (*chain, *beside))
     if not nodes:  # of a rank without calls: the simulator ends with an error on an empty trace
         nodes.append(ChakraNode(0, "compute", COMP, attributes={"is_cpu_op": False}))
     return nodes
+
+
+def _ran(call: TrafficCall) -> tuple[int | None, int | None]:
+    """When it began and ended; of a kernel of which only its time is known, as if at its issue."""
+    if call.span:
+        return call.span
+    if call.start_ns is None or not call.time_ns:
+        return call.start_ns, None
+    return call.start_ns, call.start_ns + call.time_ns
 
 
 def _call_node(

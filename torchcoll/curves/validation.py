@@ -10,6 +10,7 @@ logarithms of size (or ranks) and time (F. N. Fritsch and R. E. Carlson, SIAM J.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,7 +233,9 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulator predicted against what was measured. missing: what it lacks, by ranks."""
+    """What a simulator predicted against what was measured. predicted: the files of its times;
+    missing: what it lacks, by ranks.
+    """
 
     runs: list[Run]
     predicted: str
@@ -270,12 +273,15 @@ def validate_predicted(
     numbers = sorted({case["ranks"] for case in cases})
     scenarios = [_scenario(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
     overall = _scenario(None, cases)
+    files = [str(run.path or run.source.get("file") or "a run") for run in model.runs]
+    name = ", ".join(dict.fromkeys(files))
+    name = os.fspath(predicted) if isinstance(predicted, str | os.PathLike) else name
     if overall.errors is None:
-        raise UsageError("predicted", predicted, "times of cases that were measured")
+        raise UsageError("predicted", name, "times of cases that were measured")
     missing = [_missing(n, [c for c in cases if c["ranks"] == n]) for n in numbers]
     return Simulated(
         [*measured.runs, *model.runs],
-        str(predicted),
+        name,
         scenarios,
         overall,
         cases,

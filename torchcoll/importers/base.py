@@ -269,25 +269,7 @@ def make_result(
         verification=None if wrong is None or not checked else _verification(checked, wrong),
         warnings=list(warnings),
         reported=reported,
-        # Rows are many, and of each own empty lists took 0.7 kB: they share one. An importer that
-        # has samples puts its own in their place.
-        cold_ns=_NONE,
-        warmup_ns=_NONE,
-        time_ns=_NO_CLOCK,
-        lead_ns=_NONE,
-        batches=_NONE,
-        cold_start_ns=_NONE,
-        batch_start_ns=_NONE,
-        batch_start_wall_us=_NONE,
-        spent_ns=_NO_CLOCK,
-        members=_NONE,
-        connect_ns=_NONE,
-        choices=_NONE,
     )
-
-
-_NONE: list[Any] = []
-_NO_CLOCK: dict[str, Any] = {}
 
 
 @lru_cache(maxsize=1 << 12)  # rows of one case are many: it is made, and kept, once

@@ -109,17 +109,21 @@ def _shown(options: argparse.Namespace) -> ExitCode:
         leave_out(traffic)
         traffic = []
     runs = load_all([*loaded, *files])
-    if options.published:
-        from torchcoll.verdict.published_show import show_published
-
-        show_published(runs, options.format)
-        return ExitCode.OK
+    if options.published and not options.files:
+        for name in ("gate", "junit", "health", "against"):
+            if value := getattr(options, name):
+                raise UsageError(name, value, "a result file with --published, to be judged")
     if options.against:
         options.against = _baseline(options.against)
     for name in ("topology", "nccl_log"):
         if options.reference and getattr(options, name):
             got = getattr(options, name)[0]
             raise UsageError(name.replace("_", "-"), got, "none with --reference")
+    if options.published:
+        from torchcoll.verdict.published_show import show_published
+
+        show_published(runs, options.format)
+        return _judged(runs, options)
     if options.reference and runs:
         asked = Judging(options.fabric, options.rules, options.against).asked
         if asked and not _asks(options):

@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,18 +300,25 @@ def _comparisons(document: _Document) -> list[Comparison]:
 
 
 def _errors(document: _Document, sides: Sequence[Side]) -> None:
-    """How wrong a model is, where one side is what it predicts and another was measured."""
+    """How wrong a model is, where one side is what it predicts, about each other side."""
     from torchcoll.comparison.compare import MODEL
     from torchcoll.curves.model_show import errors_figure
     from torchcoll.curves.validation import validate_predicted
 
     predicted = [run for side in sides if side.name == MODEL for run in side.runs]
-    measured = [run for side in sides if side.name != MODEL for run in side.runs]
-    if not predicted or not measured:
-        return
-    found = validate_predicted(predicted, measured)
-    text = "Predicted against measured times, and the error of each size"
-    document.add("How wrong the model is", [], "", [(text, lambda: errors_figure(found))])
+    measured = [side for side in sides if side.name != MODEL]
+
+    def about(one: Side) -> None:
+        found = validate_predicted(predicted, one.runs)
+        title, whose = "How wrong the model is", "measured times"
+        if len(measured) > 1:  # an error is of one of them: of several the mean would be of none
+            title += f" about {one_line(one.name)}"
+            whose = f"the times of {one_line(one.name)}"
+        text = f"Predicted against {whose}, and the error of each size"
+        document.add(title, [], "", [(text, lambda: errors_figure(found))])
+
+    for one in measured if predicted else ():
+        document.tried(f"how wrong the model is about {one.name}", partial(about, one))
 
 
 def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchcoll.comparison.compare import Comparison
@@ -61,14 +62,10 @@ def chosen(run: Run) -> list[CaseResult]:
     if not every:
         return []
     first = every[0].case
-    alike = [r for r in every if _kind(r.case) == _kind(first)]
+    alike = [r for r in every if replace(r.case, size_bytes=first.size_bytes) == first]
     alike.sort(key=lambda r: r.case.size_bytes)
     places = dict.fromkeys((0, len(alike) // 2, len(alike) - 1))
     return [alike[place] for place in places][:_CASES]
-
-
-def _kind(case: Case) -> tuple[Any, ...]:
-    return case.collective, case.dtype, case.op, case.in_place, case.backend, case.group, case.mode
 
 
 # -------------------------------------------------------------------------------------------------

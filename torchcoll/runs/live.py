@@ -22,7 +22,7 @@ from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, choice
 from torchcoll.core.plausibility import doubts_of
 from torchcoll.core.result import CaseResult, Run
-from torchcoll.core.summary import P99_CALLS
+from torchcoll.core.summary import P99_CALLS, library_of
 from torchcoll.core.units import format_size
 from torchcoll.report.columns import DIMENSIONS, Column, default_columns, values_of
 from torchcoll.report.destination import Destination, ProgressLine, RunProgress
@@ -184,7 +184,6 @@ class _Rows(Reporter):
         self.notes = Notes()
         self.view = View()
         clocks = values_of([_Clock(case) for case in self.cases], "clock")
-        self.libraries = self.run.environment.get("libraries") or {}
         self.columns, self.widths = stream_columns(self.run, self.cases)
         self.heads = [column.head for column in self.columns]
         dropped, self.gap = fit(self.heads, self.widths, self.out.width)
@@ -201,7 +200,7 @@ class _Rows(Reporter):
         self.out.lines_unwrapped(head_lines(self.grid.only(self.first).heads, widths, self.gap))
 
     def _done(self, result: CaseResult) -> None:
-        row = self.view.row(result, self.libraries.get(result.case.backend))
+        row = self.view.row(result, library_of(result.case, self.run.environment))
         alone = replace(self.run, results=[result], continuations=[])
         (doubt,) = doubts_of(alone, [row])
         entry = self.view.entry(result, row, self.notes, doubt)
