@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -264,6 +265,16 @@ def test_where_it_cannot_be_written(output, says, file, tmp_path, capsys):
 
 def test_the_same_files_give_the_same_page(file):
     assert html_text(page_of([file])) == html_text(page_of([file]))
+
+
+def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
+    whole = traffic(ddp)
+    for rank in (0, 1):
+        part = replace(whole, calls={rank: whole.calls[rank]})
+        part.save(tmp_path / f"traffic-rank{rank}.jsonl")
+    page = page_of([str(tmp_path)])
+    (title,) = (one for one in titles(page) if one.startswith("What a training sends"))
+    assert "rank" not in title
 
 
 def test_pairs_traffic_and_a_log_in_one_page(tmp_path):

@@ -257,7 +257,10 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     if state.standing:
         show_versus(state, state.comparisons(), str(asked.folder), ended, options.format)
     else:
-        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} launches a side: {ended}")
+        go_on = (
+            "" if number or state.failed else f". torchcoll versus --resume {asked.folder} goes on"
+        )
+        tell(f"torchcoll: nothing is judged before {FIRST_LOOK} launches a side: {ended}{go_on}")
     if number:
         return 128 + number
     return ExitCode.FAILED if state.failed or not state.standing else ExitCode.OK

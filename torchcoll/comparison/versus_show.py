@@ -293,7 +293,10 @@ def _grids(found: Comparison) -> list[Grid]:
         case_grid(found, table, title, notes) for table, title in zip(tables, titles, strict=True)
     ]
     base, new = one_line(found.base.name), one_line(found.new.name)
-    above = [f"{base} -> {new}; ratio = {new} / {base}, time: {found.reading}"]
+    above = [
+        f"{base} -> {new}; ratio = {new} / {base} without what drifts from launch to launch, time: "
+        f"{found.reading}"
+    ]
     differ = [one_line(str(one)) for one in found.differences if one.name not in _TOLD]
     above += [f"what differs: {'; '.join(differ)}"] if differ else []
     below = [f"[{number}] {text}" for text, number in notes.items()]

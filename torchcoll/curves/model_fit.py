@@ -522,7 +522,7 @@ def _over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | N
     numbers = sorted({curve.ranks for curve in curves})
     if len(numbers) < FEWEST_RANKS:
         words = counted(len(numbers), "number") + " of ranks"
-        return None, f"{words}, {FEWEST_RANKS} are needed for a law over ranks"
+        return None, f"{words}, {FEWEST_RANKS} are needed for a law over ranks: measure another"
     best, remaining = choose_ranks(collective, curves)
     spread = ranks_spread(collective, curves, best, remaining)
     fit = best.fit

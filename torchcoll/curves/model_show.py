@@ -154,7 +154,7 @@ def _predictions_answer(path: str, rows: Sequence[PredictedRow], titles: Sequenc
     beyond = sum(bool(row.prediction and row.prediction.beyond) for row in rows)
     text += f"; {beyond} of {counted(len(rows), 'prediction')} beyond the data" * bool(beyond)
     out = len(rows) - len(known)
-    text += f"; {out} not possible" * bool(out)
+    text += f"; {out} not predicted, see the table" * bool(out)
     return Answer(text, "doubt" if beyond or out else "")
 
 
@@ -289,8 +289,8 @@ def _sentence(total: ValidationRow) -> str:
     )
     if total.both and total.baseline:
         text += (
-            f"; on the {total.both.count} that the cubic has too {100 * total.both.mean:.1f} %, it "
-            f"{100 * total.baseline.mean:.1f} %"
+            f"; a cubic through the other points {100 * total.baseline.mean:.1f} %, where the "
+            f"model is off by {100 * total.both.mean:.1f} %"
         )
     return text
 

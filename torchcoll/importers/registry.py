@@ -103,8 +103,10 @@ def _imported(
     importer = importers()[name] if name else _sniffed(source)
     if importer is None:
         if _MODEL.search(source.start):
-            action = "torchcoll model predict reads it; torchcoll compare measured=RUN model=MODEL"
-            action += " holds it against a run."
+            action = (
+                "torchcoll model predict reads it; torchcoll model validate RUN says how wrong a "
+                "fit of that run is. A side model= takes a simulator's times."
+            )
             raise UnreadableError("file", source.name, "results; this is a model", action)
         raise UnreadableError(
             "file",

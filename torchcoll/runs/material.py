@@ -6,13 +6,14 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchcoll.core.errors import UnreadableError, one_line
+from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.file import is_ours, is_traffic, load_all, sources_of
 from torchcoll.core.paths import expanded, from_stdin, named_path
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import Traffic
+from torchcoll.core.traffic import Traffic, join
 from torchcoll.libraries.nccl.topology import is_dump
 
 if TYPE_CHECKING:
@@ -67,10 +68,25 @@ def material_of(arguments: Sequence[str]) -> Material:
         for kind, here in (("runs", more[0] or more[3]), ("traffic", more[1]), ("logs", more[2])):
             if here:
                 found.named.setdefault(kind, []).append(argument)
+    found.traffic = _joined(found.traffic)
     found.runs += load_all(sources_of(results))
     if not (found.runs or found.traffic or found.dumps or found.logs):
         why = one_line(found.notes[0]) if found.notes else ""
         raise UnreadableError("report", "nothing to report", "results, traffic or logs", why)
+    return found
+
+
+def _joined(parts: Sequence[Traffic]) -> list[Traffic]:
+    """Files of one folder are the ranks of one capture, where they fit together."""
+    folders: dict[Path, list[Traffic]] = {}
+    for part in parts:
+        folders.setdefault(Path(part.path or "").parent, []).append(part)
+    found: list[Traffic] = []
+    for own in folders.values():
+        try:
+            found.append(join(own) if len(own) > 1 else own[0])
+        except UsageError:
+            found += own
     return found
 
 
@@ -97,7 +113,7 @@ def _sort(file: str, found: Material, results: list[str]) -> None:
 
     if is_ours(file):
         if is_traffic(file):
-            found.traffic.append(Traffic.load(file))
+            found.traffic.append(Traffic.load(file))  # joined with others of its capture: below
         else:
             results.append(file)
         return

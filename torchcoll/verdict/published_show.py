@@ -88,11 +88,16 @@ def _nothing(known: Sequence[Publication]) -> str:
     return f"published: {many} on {known[0].kind}, of none of this run's cases and sizes"
 
 
+def _unknown(run: Run) -> str:
+    gpus = bool(run.labels.get("gpu") or any(one.get("device_name") for one in run.members))
+    return f"{'on how many hosts' if gpus else 'which GPUs on how many hosts'} is not known"
+
+
 def _of_run(run: Run) -> tuple[list[Grid], list[dict[str, Any]]]:
     grid = published_grid(run)
     if grid is None:
         kind = one_line(kind_of_run(run))
-        text = f"nothing of {kind}" if kind else "which GPUs on how many hosts is not known"
+        text = f"nothing of {kind}" if kind else _unknown(run)
         return [Grid([], [], above=[f"published: {text} (torchcoll show --published has all)"])], []
     found: list[PublishedCase] = standings(run, summarise_run(run))
     return [grid], [
