@@ -92,6 +92,19 @@ def test_a_peak_is_of_data_that_has_arrived(tmp_path):
     assert "Shortest: 1.000 ms, all_reduce of 64M on 8 ranks." in answers
 
 
+def test_peaks_of_several_backends_are_apart(tmp_path):
+    """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
+    save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")
+    gpu = case(backend="nccl", device="cuda")
+    save(run(result(case=gpu, time_ns={"device": [[500_000] * 21] * 8})), tmp_path / "b.jsonl")
+    page = page_of([str(tmp_path)])
+    assert "nothing in common in size (16; 64M)" in html_text(page)
+    answers = [one.text for one in page.answers]
+    on_gpu = "Peak on nccl cuda, 8 ranks: all_reduce 234.9 GB/s of busbw at 64M; device clock."
+    assert on_gpu in answers
+    assert "Shortest on gloo cpu, 8 ranks: 1.000 ms, all_reduce of 16 bytes." in answers
+
+
 def test_every_picture_is_in_the_page_and_nothing_is_fetched(file):
     read = Read(html_text(page_of([file])))
     assert sum(tag == "svg" for tag, _ in read.tags) == 3

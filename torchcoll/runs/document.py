@@ -221,25 +221,44 @@ def _peak_answer(document: _Document) -> None:
     ]
     good = _good(row for own in measured for row in own)
     rows = [row for row in good if row.size_bytes and row.clock != "issue"]
+    places: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        places.setdefault((row.backend, row.device, row.ranks), []).append(row)
+    order = sorted(places, key=lambda place: -len(places[place]))
+    for backend, device, ranks in order[:_MOST_PEAKS]:
+        words = [backend, *([f"{device}"] if device != "unknown" else [])]
+        where = f" on {' '.join(words)}, {ranks or 'unknown'} ranks" if len(order) > 1 else ""
+        _peak_of(document, places[backend, device, ranks], where)
+    if len(order) > _MOST_PEAKS:
+        document.answers.append(Answer(f"... and of {len(order) - _MOST_PEAKS} more, below."))
+
+
+_MOST_PEAKS = 4  # of backends, devices and numbers of ranks
+
+
+def _peak_of(document: _Document, rows: Sequence[Row], place: str) -> None:
+    """place: where, if there are several; what is measured in one is none of another's."""
     wide = [row for row in rows if row.busbw_gbps]
     words = []
     names = values_of(wide, "collective")
     for name in names[:3]:
         best = max((r for r in wide if r.collective == name), key=lambda r: r.busbw_gbps or 0)
+        on = "" if place else f" on {best.ranks} ranks"
         words.append(
-            f"{name} {best.busbw_gbps:.4g} GB/s of busbw at "
-            f"{format_size(best.size_bytes)} on {best.ranks} ranks"
+            f"{name} {best.busbw_gbps:.4g} GB/s of busbw at {format_size(best.size_bytes)}{on}"
         )
     words += [f"... ({len(names)} collectives)"] if len(names) > 3 else []
     timed = [row for row in rows if row.median_ns]
     if words:
         clocks = " and ".join(dict.fromkeys(row.clock or "unknown" for row in wide))
-        document.answers.append(Answer(f"Peak: {', '.join(words)}; {clocks} clock."))
+        document.answers.append(Answer(f"Peak{place}: {', '.join(words)}; {clocks} clock."))
     if timed:
         least = min(timed, key=lambda row: row.median_ns or 0.0)
-        text = f"Shortest: {time_text(least.median_ns)}, {least.collective} of "
-        where = f" on {least.ranks} ranks" * bool(least.ranks)
-        document.answers.append(Answer(f"{text}{format_size(least.size_bytes)}{where}."))
+        text = f"Shortest{place}: {time_text(least.median_ns)}, {least.collective} of "
+        where = f" on {least.ranks} ranks" * bool(least.ranks and not place)
+        size = least.size_bytes
+        told = format_size(size) if size >= 1024 else f"{size} bytes"
+        document.answers.append(Answer(f"{text}{told}{where}."))
 
 
 def _sides(runs: Sequence[Run]) -> list[Side]:
@@ -273,7 +292,12 @@ def _comparisons(document: _Document) -> list[Comparison]:
 
     compared = []
     for other in sides[1:]:
-        one = compare(sides[0], other)
+        try:
+            one = compare(sides[0], other)
+        except UsageError as error:  # no case in common: the rest of the page stands
+            names = one_line(f"{other.name} against {sides[0].name}")
+            document.notes.append(f"no section on {names}: {error}")
+            continue
         one.differences = [d for d in one.differences if d.name not in _TOLD]
         named = " ".join(
             shlex.quote(f"{side.name}={run.path or run.source.get('file')}")
