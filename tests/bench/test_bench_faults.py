@@ -320,6 +320,22 @@ def test_what_one_more_connection_to_the_store_tells(monkeypatch, error, silent,
     assert control.store_gone(store, "me", "A", silent) == (gone, text)
 
 
+@pytest.mark.parametrize("first", [None, ConnectionResetError()])
+def test_a_store_that_is_being_killed_does_not_live(monkeypatch, first):
+    """Its connections are closed, and the socket that takes new ones is not yet."""
+    answers = iter([first, ConnectionRefusedError()])
+
+    def connect(*_, **__):
+        if answer := next(answers):
+            raise answer
+        return open(os.devnull)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    store = SimpleNamespace(host="h", port=1)
+    gone = (True, "the store is gone, lost A, which serves it?")
+    assert control.store_gone(store, "me", "A", False) == gone
+
+
 @pytest.mark.parametrize(
     ("number", "error"),
     [(0, RuntimeError("boom")), (1, TypeError("boom")), (4, MemoryError("boom"))],
@@ -592,7 +608,7 @@ def test_killed_before_the_ranks_know_of_each_other(waiting, name):
     rendezvous = "error: rendezvous of rank "  # rank 0 was gone before they found its store
     lines = waiting[name].errors()
     assert lines
-    assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines)
+    assert all(f"lost rank {victim}" in line or rendezvous in line for line in lines), lines
     assert not waiting[name].path.exists()
 
 

@@ -6,6 +6,7 @@ and a barrier on the data group would steal the cost of its first call. Values a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -102,6 +103,19 @@ def cloneable(store: Any) -> Any:
     return store
 
 
+_ENDED_S = 0.2  # by then the kernel has closed all of a process that it ends
+
+
+def _knock(host: str, port: int) -> None:
+    """Twice: a process that is being killed loses its connections before it loses the socket that
+    takes new ones, and the store would seem to live.
+    """
+    with contextlib.suppress(ConnectionResetError):
+        socket.create_connection((host, port), timeout=1).close()
+    time.sleep(_ENDED_S)
+    socket.create_connection((host, port), timeout=1).close()
+
+
 def store_gone(store: Any, own: str, server: str, silent: bool) -> tuple[bool, str]:
     """(whether the store is gone, what a rank knows of it that it fails), by one more connection.
     own: this rank; server: who serves it. silent: the store said nothing, and no connection broke.
@@ -111,7 +125,7 @@ def store_gone(store: Any, own: str, server: str, silent: bool) -> tuple[bool, s
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     try:
-        socket.create_connection((store.host, store.port), timeout=1).close()
+        _knock(store.host, store.port)
     except AttributeError:  # of a file
         return not silent, f"the store is gone, lost {server}?"
     except ConnectionRefusedError:
