@@ -162,7 +162,7 @@ def test_every_room_is_in_the_table():
         ("curves/x.py", "def f():\n    import torch", True),
         ("curves/x.py", "from torchcoll.report import grid", True),
         ("curves/x.py", "from torchcoll.training import cost", True),
-        ("curves/show.py", "from torchcoll.report import grid", False),
+        ("curves/scaling_show.py", "from torchcoll.report import grid", False),
         ("curves/command.py", "def f():\n    from torchcoll.importers import registry", False),
         ("training/x.py", "import torch", True),
         ("training/replay.py", "import torch", False),

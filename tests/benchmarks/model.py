@@ -32,7 +32,8 @@ from torchcoll import load
 from torchcoll.comparison.compare import error_summary
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import TorchcollError
-from torchcoll.curves.model_fit import Kinds, curves_of, fit_entries, fit_model
+from torchcoll.curves.model_fit import curves_of, fit_entries, fit_model
+from torchcoll.curves.model_sizes import Kinds
 from torchcoll.curves.validation import OVER_SIZES, LeftPoint, validate, validate_predicted
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -10,7 +10,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_all, save
 from torchcoll.curves.model_show import errors_figure
 from torchcoll.curves.scaling import scaling
-from torchcoll.curves.show import scaling_figure
+from torchcoll.curves.scaling_show import scaling_figure
 from torchcoll.curves.validation import validate, validate_predicted
 from torchcoll.runs.plot import plot
 

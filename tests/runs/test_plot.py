@@ -13,8 +13,8 @@ from torchcoll import cli
 from torchcoll.comparison.sides import side
 from torchcoll.core.errors import UnavailableError, UsageError
 from torchcoll.core.file import save
-from torchcoll.curves.show import ranges_figure
 from torchcoll.curves.transitions import transitions
+from torchcoll.curves.transitions_show import ranges_figure
 from torchcoll.runs.plot import lines_figure, picture_of
 from torchcoll.startup.cold import cold
 from torchcoll.startup.show import cold_figure

@@ -6,7 +6,7 @@ import pytest
 from handmade import Terminal, case, result, run
 
 from torchcoll.curves.scaling import scaling
-from torchcoll.curves.show import show_scaling
+from torchcoll.curves.scaling_show import show_scaling
 from torchcoll.report.grid import Head, filled
 from torchcoll.report.header import kind_texts
 from torchcoll.report.notes import runs_lines

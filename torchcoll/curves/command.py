@@ -28,7 +28,7 @@ def scaling_arguments(parser: argparse.ArgumentParser) -> None:
 def run_scaling(options: argparse.Namespace) -> ExitCode:
     from torchcoll.core.units import parse_size
     from torchcoll.curves.scaling import scaling
-    from torchcoll.curves.show import show_scaling
+    from torchcoll.curves.scaling_show import show_scaling
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot
@@ -74,8 +74,8 @@ def transitions_arguments(parser: argparse.ArgumentParser) -> None:
 def run_transitions(options: argparse.Namespace) -> ExitCode:
     from torchcoll.comparison.sides import side
     from torchcoll.core.summary import OVER_RANKS
-    from torchcoll.curves.show import show_transitions
     from torchcoll.curves.transitions import transitions
+    from torchcoll.curves.transitions_show import show_transitions
     from torchcoll.report.formats import FORMATS, print_notes
     from torchcoll.report.pictures import check_path
     from torchcoll.runs.plot import plot, print_curves

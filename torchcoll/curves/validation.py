@@ -31,14 +31,9 @@ from torchcoll.core.paths import Source
 from torchcoll.core.result import Run
 from torchcoll.core.units import counted, format_size
 from torchcoll.curves.model import KindModel
-from torchcoll.curves.model_fit import (
-    FEWEST_RANKS,
-    Curve,
-    curves_of,
-    fit_entries,
-    left_out,
-    size_spreads,
-)
+from torchcoll.curves.model_fit import curves_of, fit_entries
+from torchcoll.curves.model_ranks import FEWEST_RANKS
+from torchcoll.curves.model_sizes import Curve, left_out, size_spreads
 from torchcoll.curves.size_law import FEWEST_SIZES, fit_size_law
 
 OVER_SIZES, OVER_RANKS = "sizes", "ranks"

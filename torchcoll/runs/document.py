@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torchcoll.comparison.matching import conditions
 from torchcoll.comparison.sides import Reading, Side
 from torchcoll.core.errors import UsageError, one_line
+from torchcoll.core.implementations import OWN
 from torchcoll.core.paths import named_path
 from torchcoll.core.plausibility import summarise_run
 from torchcoll.core.result import Run, facts_of
@@ -221,14 +222,15 @@ def _peak_answer(document: _Document) -> None:
     ]
     good = _good(row for own in measured for row in own)
     rows = [row for row in good if row.size_bytes and row.clock != "issue"]
-    places: dict[tuple[str, str, int], list[Row]] = {}
+    places: dict[tuple[str, str, str, int], list[Row]] = {}
     for row in rows:
-        places.setdefault((row.backend, row.device, row.ranks), []).append(row)
+        place = row.backend, row.implementation, row.device, row.ranks
+        places.setdefault(place, []).append(row)
     order = sorted(places, key=lambda place: -len(places[place]))
-    for backend, device, ranks in order[:_MOST_PEAKS]:
-        words = [backend, *([f"{device}"] if device != "unknown" else [])]
-        where = f" on {' '.join(words)}, {ranks or 'unknown'} ranks" if len(order) > 1 else ""
-        _peak_of(document, places[backend, device, ranks], where)
+    for place in order[:_MOST_PEAKS]:
+        words = [one for one in place[:3] if one not in (OWN, "unknown")]
+        where = f" on {' '.join(words)}, {place[3] or 'unknown'} ranks" if len(order) > 1 else ""
+        _peak_of(document, places[place], where)
     if len(order) > _MOST_PEAKS:
         document.answers.append(Answer(f"... and of {len(order) - _MOST_PEAKS} more, below."))
 
@@ -481,8 +483,8 @@ def _curves(document: _Document, compared: Sequence[Comparison]) -> None:
 
 
 def _transitions(document: _Document) -> None:
-    from torchcoll.curves.show import ranges_figure, transitions_grids
     from torchcoll.curves.transitions import transitions
+    from torchcoll.curves.transitions_show import ranges_figure, transitions_grids
 
     found = transitions(document.plain)
     if len(found.curves) > _SIDES:
@@ -555,7 +557,7 @@ def _cold(document: _Document) -> None:
 
 def _scaling(document: _Document) -> None:
     from torchcoll.curves.scaling import scaling
-    from torchcoll.curves.show import scaling_figure, scaling_grids
+    from torchcoll.curves.scaling_show import scaling_figure, scaling_grids
 
     found = scaling(document.plain)
     several = any(len([p for p in curve.points if p.time_ns]) > 1 for curve in found.curves)

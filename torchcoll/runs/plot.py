@@ -382,8 +382,9 @@ def plot(
     """
     from torchcoll.comparison.sides import side
     from torchcoll.curves.scaling import Scaling
-    from torchcoll.curves.show import ranges_figure, scaling_figure
+    from torchcoll.curves.scaling_show import scaling_figure
     from torchcoll.curves.transitions import Transitions
+    from torchcoll.curves.transitions_show import ranges_figure
     from torchcoll.startup.cold import Cold
     from torchcoll.startup.show import cold_figure
 

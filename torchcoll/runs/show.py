@@ -245,11 +245,11 @@ _OTHERS = {
     "Cold": ("startup.show", "show_cold"),
     "Comparison": ("comparison.show", "show_comparisons"),
     "Cost": ("training.traffic_show", "show_costs"),
-    "Scaling": ("curves.show", "show_scaling"),
+    "Scaling": ("curves.scaling_show", "show_scaling"),
     "ShardAdvice": ("training.shard_show", "show_shard_advice"),
     "ShardPlan": ("training.traffic_show", "show_traffic"),
     "Traffic": ("training.traffic_show", "show_traffic"),
-    "Transitions": ("curves.show", "show_transitions"),
+    "Transitions": ("curves.transitions_show", "show_transitions"),
     "Trial": ("training.show", "show_trials"),
 }
 

@@ -1,0 +1,241 @@
+"""The law of a model over ranks: its steps, the links it goes over, and its intervals, all of them
+found by leaving numbers of ranks out (see model_sizes.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy
+from scipy import optimize, stats
+
+from torchcoll.core.units import counted
+from torchcoll.curves.model import (
+    Figure,
+    Link,
+    OverRanks,
+    Spread,
+    terms,
+)
+from torchcoll.curves.model_sizes import (
+    LEAST,
+    LEVEL,
+    Curve,
+    bandwidth_of,
+    jackknife,
+    quantile,
+    resolved,
+)
+from torchcoll.curves.size_law import (
+    Floats,
+    factors,
+    fit_corrections,
+)
+from torchcoll.curves.step_laws import StepLaw, step_laws
+
+FEWEST_RANKS = 2
+_TWO = 2  # numbers of ranks: leaving one out leaves no law
+_AHEAD = 3  # doublings of the ranks, at which the laws that remain are asked how far they disagree
+
+
+@dataclass(frozen=True)
+class RanksFit:
+    """launch, step and byte within a host, step and byte between hosts; factors at some sizes."""
+
+    steps: StepLaw
+    figures: Floats
+    corrections: tuple[tuple[float, float], ...]
+    only_between: bool
+
+    def factor(self, size: float) -> float:
+        return math.exp(float(factors(self.corrections, numpy.array([size]))[0]))
+
+    def logs(self, curve: Curve) -> Floats:
+        return self.at(curve.sizes, curve.ranks, curve.hosts)
+
+    def at(self, sizes: Floats, ranks: int, hosts: int) -> Floats:
+        rows = numpy.array([terms(self.steps, s, ranks, hosts, self.only_between) for s in sizes])
+        return numpy.log(numpy.maximum(rows @ self.figures, 1e-3)) + factors(
+            self.corrections, sizes
+        )
+
+
+def fit_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> RanksFit:
+    """Least squares of the relative deviations, no figure below 0."""
+    between = all(curve.hosts > 1 for curve in curves)
+    rows = numpy.array(
+        [
+            terms(steps, size, curve.ranks, curve.hosts, between)
+            for curve in curves
+            for size in curve.sizes
+        ]
+    )
+    sizes = numpy.concatenate([curve.sizes for curve in curves])
+    times = numpy.concatenate([curve.times for curve in curves])
+    columns = rows / times[:, None]
+    scale = numpy.maximum(columns.max(axis=0), 1e-300)
+    figures, _ = optimize.nnls(columns / scale, numpy.ones(len(times)))
+    found = RanksFit(steps, figures / scale, (), between)
+    rest = numpy.concatenate([numpy.log(curve.times) - found.logs(curve) for curve in curves])
+    return replace(found, corrections=fit_corrections(sizes, rest, share))
+
+
+@dataclass(frozen=True)
+class LeftRanks:
+    """A law, the laws without one number of ranks in turn, by how much they missed it (logarithms),
+    and what the law itself leaves.
+    """
+
+    fit: RanksFit
+    without: tuple[RanksFit, ...]
+    missed: tuple[Floats, ...]
+    within: tuple[Floats, ...]
+
+    @property
+    def square(self) -> float:
+        """Mean over the numbers of ranks of the mean square error where it was left out. Of two one
+        would be left, which tells no launch from its steps: then what the law leaves of both.
+        """
+        errors = self.missed if len(self.missed) > _TWO else self.within
+        return float(numpy.mean([(own**2).mean() for own in errors])) + LEAST**2
+
+
+def choose_ranks(collective: str, curves: Sequence[Curve]) -> tuple[LeftRanks, list[str]]:
+    """The law that predicts left-out numbers of ranks best, and those that leaving out cannot tell
+    from it: F of the mean squares, 95 %. The errors of one number of ranks go together, so that
+    each number is one degree of freedom, however many sizes it has.
+    """
+    tried = []
+    shares = (0.0, 0.25, 0.5) if len(curves) > _TWO else (0.0,)
+    for steps in step_laws(collective):
+        own = [_leave_ranks(steps, curves, share) for share in shares]
+        tried.append(min(own, key=lambda one: one.square))
+    tried.sort(key=lambda one: one.square)
+    limit = float(stats.f.ppf(0.95, len(curves), len(curves))) * tried[0].square
+    return tried[0], [one.fit.steps.name for one in tried if one.square <= limit]
+
+
+def _leave_ranks(steps: StepLaw, curves: Sequence[Curve], share: float) -> LeftRanks:
+    without = [fit_ranks(steps, [c for c in curves if c is not own], share) for own in curves]
+    missed = tuple(
+        numpy.log(own.times) - fit.logs(own) for own, fit in zip(curves, without, strict=True)
+    )
+    fit = fit_ranks(steps, curves, share)
+    within = tuple(numpy.log(own.times) - fit.logs(own) for own in curves)
+    return LeftRanks(fit, tuple(without), missed, within)
+
+
+def over_ranks(collective: str, curves: Sequence[Curve]) -> tuple[OverRanks | None, str]:
+    """The law of one kind of case; None, and why, where the numbers of ranks are too few."""
+    numbers = sorted({curve.ranks for curve in curves})
+    if len(numbers) < FEWEST_RANKS:
+        words = counted(len(numbers), "number") + " of ranks"
+        return None, f"{words}, {FEWEST_RANKS} are needed for a law over ranks: measure another"
+    best, remaining = choose_ranks(collective, curves)
+    spread = ranks_spread(collective, curves, best, remaining)
+    fit = best.fit
+
+    def figure(number: int) -> Figure | None:
+        own = [float(one.figures[number]) for one in best.without]
+        return resolved(float(fit.figures[number]), own)
+
+    def link(first: int) -> Link | None:
+        own = [float(one.figures[first + 1]) for one in best.without]
+        if not any(fit.figures[first : first + 2]):
+            return None
+        return figure(first), bandwidth_of(float(fit.figures[first + 1]), own)
+
+    corrections = tuple(
+        (size, jackknife(fit.factor(size), [one.factor(size) for one in best.without], True))
+        for size, _ in fit.corrections
+    )
+    found = OverRanks(
+        fit.steps.name,
+        tuple(remaining),
+        tuple(numbers),
+        tuple(sorted({curve.hosts for curve in curves})),
+        round(min(curve.sizes[0] for curve in curves)),
+        round(max(curve.sizes[-1] for curve in curves)),
+        figure(0),
+        link(1),
+        link(3),
+        corrections,
+        spread,
+    )
+    return found, ""
+
+
+def ranks_spread(
+    collective: str, curves: Sequence[Curve], best: LeftRanks, remaining: Sequence[str]
+) -> Spread:
+    """Within the numbers of ranks: the jackknife+ over the numbers left out. Beyond them: as the
+    laws without the outermost numbers were wrong there, or as far as the laws that remain disagree.
+    """
+    up, down = [], []
+    for one, missed in zip(best.without, best.missed, strict=True):
+        error = numpy.abs(missed)
+        for curve in curves:
+            moved = (one.logs(curve) - best.fit.logs(curve)).mean()
+            up.append(error + moved)
+            down.append(error - moved)
+    points = sum(len(missed) for missed in best.missed)
+    # The errors of one number of ranks go together: there are as many as numbers of ranks.
+    few = float(stats.t.ppf((1 + LEVEL) / 2, len(curves)) / stats.norm.ppf((1 + LEVEL) / 2))
+    high, low = (few * max(LEAST, quantile(numpy.concatenate(v), points)) for v in (up, down))
+    half = min(high, low)
+    above = max(
+        few * _ranks_widening(best, curves, -1),
+        _disagreement(collective, curves, best, remaining, half, 2.0),
+    )
+    below = max(
+        few * _ranks_widening(best, curves, 0),
+        _disagreement(collective, curves, best, remaining, half, 0.5),
+    )
+    return Spread(math.exp(-low), math.exp(high), math.exp(below), math.exp(above), points)
+
+
+def _ranks_widening(best: LeftRanks, curves: Sequence[Curve], end: int) -> float:
+    """A doubling: the error of the outermost number where it was left out, by its distance. Fewer
+    doublings were tried than predictions go: what grew there is taken to grow on.
+    """
+    order = sorted(range(len(curves)), key=lambda i: curves[i].ranks)
+    last = order[end]
+    outer, inner = curves[last], curves[order[1 if end == 0 else -2]]
+    distance = abs(math.log2(outer.ranks / inner.ranks))
+    if not distance:
+        return 0.0
+    away = numpy.abs(best.missed[last])
+    return quantile(away, len(away)) / distance
+
+
+def _disagreement(
+    collective: str,
+    curves: Sequence[Curve],
+    best: LeftRanks,
+    remaining: Sequence[str],
+    half: float,
+    factor: float,
+) -> float:
+    """A doubling: what laws that remain, and the best one without one number of ranks, differ."""
+    ends = sorted(curves, key=lambda curve: curve.ranks)
+    outer = ends[-1] if factor > 1 else ends[0]
+    others = list(best.without)
+    for steps in step_laws(collective):
+        if steps.name in remaining and steps.name != best.fit.steps.name:
+            share = 0.5 if best.fit.corrections else 0.0
+            others.append(fit_ranks(steps, curves, share))
+    rates = [0.0]
+    for doublings in range(1, _AHEAD + 1):
+        ranks = round(outer.ranks * factor**doublings)
+        if ranks < 2:
+            break
+        hosts = max(1, round(outer.hosts * ranks / outer.ranks)) if outer.hosts else 0
+        law = best.fit.at(outer.sizes, ranks, hosts)
+        for one in others:
+            away = numpy.abs(one.at(outer.sizes, ranks, hosts) - law)
+            # Together with the errors that the interval holds already, as independent ones add up.
+            wider = numpy.sqrt(half**2 + away**2) - half
+            rates.append(float(numpy.median(wider)) / doublings)
+    return max(rates)

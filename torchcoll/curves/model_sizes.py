@@ -1,0 +1,299 @@
+"""The laws of a model over sizes, one for each kind of case and number of ranks, and intervals.
+
+Every interval comes from leaving out. Of a parameter it is the jackknife's (R. G. Miller,
+Biometrika 61 (1974) 1): how far it moves where one size, or one number of ranks, is left out. Of a
+prediction it is the jackknife+ (see size_law.py), reduced to two factors a curve: what laws without
+one size say at the sizes, each with its own left-out error. A curve of 8 sizes has too few of these
+for a 90th percentile: the errors of all curves are pooled, each over the mean error of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+from scipy import stats
+
+from torchcoll.curves.model import (
+    Figure,
+    OverSizes,
+    Spread,
+)
+from torchcoll.curves.size_law import (
+    FEWEST_SIZES,
+    TAIL,
+    Fit,
+    Floats,
+    fit_form,
+    fit_piece,
+)
+from torchcoll.curves.step_laws import step_laws
+
+LEVEL = 0.9
+LEAST = 0.002  # nothing is known better: clocks and rounding reach it
+_OWN = 4  # left-out errors, by which a curve's own mean counts as much as that of all curves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The times of one kind of case on one number of ranks: what a model is fitted to."""
+
+    ranks: int
+    hosts: int
+    sizes: Floats
+    times: Floats
+    errors: tuple[float, ...]
+
+    def without(self, index: int) -> Curve:
+        rest = numpy.arange(len(self.sizes)) != index
+        errors = tuple(e for i, e in enumerate(self.errors) if i != index)
+        return replace(self, sizes=self.sizes[rest], times=self.times[rest], errors=errors)
+
+
+Kinds = list[tuple[dict[str, Any], list[Curve]]]
+
+
+def jackknife(value: float, without: Sequence[float], logs: bool = False) -> Figure:
+    """The value with its 90 % interval; in logarithms where it cannot be below 0."""
+    n = len(without)
+    if n < 3 or (logs and min(value, *without) <= 0):
+        return value, min(value, *without), max(value, *without)
+    values = numpy.log(without) if logs else numpy.asarray(without)
+    error = math.sqrt((n - 1) / n * float(((values - values.mean()) ** 2).sum()))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * error
+    if logs:
+        factor = math.exp(min(half, 50.0))
+        return value, value / factor, value * factor
+    return value, max(0.0, value - half), value + half
+
+
+def over_sizes(curve: Curve, fit: Fit, spread: Spread, shared: SharedSlope | None) -> OverSizes:
+    """The law of one curve with the intervals of its figures."""
+    latencies, bandwidths = [], []
+    for number, piece in enumerate(fit.law.pieces):
+        others = [law.pieces[number] for law in fit.without if number < len(law.pieces)]
+        latencies.append(resolved(piece.latency_ns, [one.latency_ns for one in others]))
+        bandwidths.append(bandwidth_of(piece.ns_per_byte, [one.ns_per_byte for one in others]))
+    knots = [
+        jackknife(fit.law.factor(size), [law.factor(size) for law in fit.without], logs=True)
+        for size, _ in fit.law.corrections
+    ]
+    law, without = fit.law, [one.beyond_ns_per_byte for one in fit.without]
+    if shared:
+        law, without = replace(law, beyond_ns_per_byte=shared.ns_per_byte), [*shared.without]
+    return OverSizes(
+        curve.ranks,
+        curve.hosts,
+        round(curve.sizes[0]),
+        round(curve.sizes[-1]),
+        len(curve.sizes),
+        law,
+        tuple(latencies),
+        tuple(bandwidths),
+        tuple(knots),
+        bandwidth_of(law.beyond_ns_per_byte, without),
+        shared.collectives if shared else 1,
+        spread,
+    )
+
+
+def resolved(value: float, without: Sequence[float]) -> Figure | None:
+    """None where it is 0: too small to be told from nothing."""
+    return jackknife(value, without) if value > 0 else None
+
+
+def bandwidth_of(ns_per_byte: float, without: Sequence[float]) -> Figure | None:
+    """GB/s; None where time does not grow. Where it does not without some size, no upper end is
+    known: it is that of the others.
+    """
+    own = [1 / one for one in without if one > 0]
+    return jackknife(1 / ns_per_byte, own, logs=True) if ns_per_byte > 0 and own else None
+
+
+# -- beyond the largest size -------------------------------------------------------------------
+
+_FEWEST_TOGETHER = 3  # collectives, of which one can stand apart from the others
+_APART = 3.5  # modified z-score: B. Iglewicz and D. C. Hoaglin, How to Detect ... Outliers (1993)
+_BY_COLLECTIVE = ("collective", "op", "root", "dtype", "in_place")
+
+
+@dataclass(frozen=True)
+class SharedSlope:
+    """Of a curve: ns for a byte of its size beyond the largest one, as so many collectives tell it
+    together; without: what they tell without each curve of another.
+    """
+
+    ns_per_byte: float
+    without: tuple[float, ...]
+    collectives: int
+
+
+def shared_slopes(kinds: Kinds) -> list[SharedSlope | None]:
+    """For every curve in order; None where its own last sizes tell more.
+
+    Once no protocol changes any more, the wire carries the bytes of all collectives alike: as many
+    as a rank sends in a ring. A curve that ends before has a slope of its own there, too steep or
+    too flat, and the median of several is nearer. It is taken where it predicts better than the
+    curves' own slopes what is left out of all of them: the largest third of the sizes, and the
+    largest size. A collective that stands apart from the others keeps its own.
+    """
+    flat = [(kind, curve) for kind, curves in kinds for curve in curves]
+    places: dict[str, list[int]] = {}
+    for index, (kind, curve) in enumerate(flat):
+        other = {name: value for name, value in kind.items() if name not in _BY_COLLECTIVE}
+        places.setdefault(repr((curve.ranks, curve.hosts, other)), []).append(index)
+    found: list[SharedSlope | None] = [None] * len(flat)
+    for indices in places.values():
+        names = {flat[index][0]["collective"] for index in indices}
+        if len(names) < _FEWEST_TOGETHER:
+            continue
+        shares = [
+            step_laws(flat[index][0]["collective"])[0].share(flat[index][1].ranks)
+            for index in indices
+        ]
+        curves = [flat[index][1] for index in indices]
+        if not _together_is_better(curves, shares):
+            continue
+        own = [_slope(curve, len(curve.sizes)) / s for curve, s in zip(curves, shares, strict=True)]
+        wire, alike = _wire(own)
+        without = [_wire([*own[:i], *own[i + 1 :]])[0] for i in range(len(own))]
+        for index, share, same in zip(indices, shares, alike, strict=True):
+            if same:
+                each = tuple(one * share for one in without)
+                found[index] = SharedSlope(wire * share, each, len(names))
+    return found
+
+
+def _slope(curve: Curve, number: int) -> float:
+    """ns per byte of the last TAIL of the first ``number`` sizes."""
+    last = slice(max(0, number - TAIL), number)
+    return fit_piece(curve.sizes[last], curve.times[last]).ns_per_byte
+
+
+def _wire(slopes: Sequence[float]) -> tuple[float, list[bool]]:
+    """The median in logarithms, and which do not stand apart from it."""
+    logs = numpy.log(numpy.maximum(slopes, 1e-12))
+    middle = float(numpy.median(logs))
+    away = numpy.abs(logs - middle)
+    limit = _APART * max(float(numpy.median(away)), LEAST) / stats.norm.ppf(0.75)
+    return math.exp(middle), (away <= limit).tolist()
+
+
+def _together_is_better(curves: Sequence[Curve], shares: Sequence[float]) -> bool:
+    """Where the largest third is left out of every curve, and where the largest size is."""
+    numbers = [len(curve.sizes) for curve in curves]
+    for kept in ([n - max(1, n // 3) for n in numbers], [n - 1 for n in numbers]):
+        used = [i for i, number in enumerate(kept) if number >= FEWEST_SIZES]
+        if not used:
+            return False
+        own = [_slope(curves[i], kept[i]) / shares[i] for i in used]
+        wire, alike = _wire(own)
+        errors = numpy.zeros(2)
+        for i, slope, same in zip(used, own, alike, strict=True):
+            curve, last = curves[i], kept[i] - 1
+            beyond = shares[i] * (curve.sizes[last + 1 :] - curve.sizes[last])
+            for column, each in enumerate((slope, wire if same else slope)):
+                predicted = numpy.log(curve.times[last] + each * beyond)
+                errors[column] += numpy.abs(predicted - numpy.log(curve.times[last + 1 :])).sum()
+        if errors[1] >= errors[0]:
+            return False
+    return True
+
+
+# -- intervals -------------------------------------------------------------------------------
+
+
+def quantile(values: Floats, points: int) -> float:
+    """The (1 - a)(points + 1)-th of ``points``, as the jackknife+ has it; below 9 the largest one,
+    stretched as if the next ones were as much larger.
+    """
+    rank = math.ceil(LEVEL * (points + 1)) / points
+    if rank <= 1:
+        return float(numpy.quantile(values, rank - 1e-9, method="inverted_cdf"))
+    return float(values.max()) * rank
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What leaving out told of one curve, in logarithms. inner: the errors between the ends. up,
+    down: how far the ends of the jackknife+ lie from the law. below, above: of what was left out at
+    an end the errors, and how many doublings outside it was.
+    """
+
+    inner: Floats
+    up: Floats
+    down: Floats
+    below: tuple[Floats, Floats]
+    above: tuple[Floats, Floats]
+
+
+def left_out(curve: Curve, fit: Fit) -> LeftOut:
+    n = len(fit.missed)
+    places = range(1, n - 1) if n > _OWN else range(n)
+    law = fit.law.logs(curve.sizes)
+    up, down = [], []
+    for index in places:
+        moved = fit.without[index].logs(curve.sizes) - law
+        error = abs(float(fit.missed[index]))
+        up.append(error + moved)
+        down.append(error - moved)
+    return LeftOut(
+        numpy.abs(fit.missed[places.start : places.stop]),
+        numpy.concatenate(up),
+        numpy.concatenate(down),
+        _beyond_end(curve, fit, 0),
+        _beyond_end(curve, fit, -1),
+    )
+
+
+def _beyond_end(curve: Curve, fit: Fit, end: int) -> tuple[Floats, Floats]:
+    """A third of the sizes is left out at this end, one more at a time."""
+    errors, distances = [numpy.zeros(0)], [numpy.zeros(0)]
+    for sizes, times, left, taken in _ends(curve, end):
+        law = fit_form(sizes, times, fit.form).logs(left)
+        errors.append(numpy.abs(numpy.log(taken) - law))
+        distances.append(numpy.abs(numpy.log2(left / sizes[end])))
+    return numpy.concatenate(errors), numpy.concatenate(distances)
+
+
+def size_spreads(left: Sequence[LeftOut]) -> list[Spread]:
+    """Of each curve. The errors of all, each over its curve's mean error, tell how far out 90 % of
+    errors lie; the mean error of a curve with few sizes leans to that of all.
+    """
+    count = sum(len(one.inner) for one in left)
+    usual = float(numpy.median([one.inner.mean() for one in left]))
+    scales = [
+        (float(one.inner.sum()) + _OWN * usual) / (len(one.inner) + _OWN) + 1e-9 for one in left
+    ]
+    both = list(zip(left, scales, strict=True))
+    high = max(0.0, quantile(numpy.concatenate([one.up / s for one, s in both]), count))
+    low = max(0.0, quantile(numpy.concatenate([one.down / s for one, s in both]), count))
+    above, below = _widening([one.above for one in left]), _widening([one.below for one in left])
+    return [
+        Spread(
+            math.exp(-max(LEAST, low * s)),
+            math.exp(max(LEAST, high * s)),
+            math.exp(below),
+            math.exp(above),
+            count,
+        )
+        for s in scales
+    ]
+
+
+def _widening(ends: Sequence[tuple[Floats, Floats]]) -> float:
+    """By how much the error of 90 % of what was left out at an end grew with each doubling."""
+    rates = numpy.concatenate([errors / distances for errors, distances in ends])
+    return quantile(rates, len(rates)) if len(rates) else 0.0
+
+
+def _ends(curve: Curve, end: int) -> Iterable[tuple[Floats, Floats, Floats, Floats]]:
+    """What is kept and what is left out: (sizes, times, sizes, times)."""
+    n = len(curve.sizes)
+    for count in range(1, min(n - 2, max(1, n // 3)) + 1):
+        keep = slice(count, None) if end == 0 else slice(None, n - count)
+        drop = slice(None, count) if end == 0 else slice(n - count, None)
+        yield curve.sizes[keep], curve.times[keep], curve.sizes[drop], curve.times[drop]

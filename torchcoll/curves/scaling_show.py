@@ -1,0 +1,326 @@
+"""Curves over the number of ranks as tables, markdown, CSV and JSON, and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from torchcoll.core.collectives import COLLECTIVES
+from torchcoll.core.errors import UsageError
+from torchcoll.core.units import (
+    counted,
+    format_bandwidth,
+    format_ratio,
+    format_size,
+    format_time,
+    time_text,
+)
+from torchcoll.report.formats import Forms, known, picked, show_found
+from torchcoll.report.grid import Answer, Grid, Head, filled
+from torchcoll.report.header import given_text, kind_texts, reading
+from torchcoll.report.notes import found_lines
+from torchcoll.report.pictures import (
+    draw_band,
+    legend,
+    literal,
+    new_figure,
+    ranks_axis,
+    style_of,
+    time_axis,
+    write_caption,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from torchcoll.curves.growth import Law
+    from torchcoll.curves.scaling import GrowthFit, RanksCurve, RanksPoint, Scaling
+
+
+SCALING_SCHEMA = "torchcoll-scaling/1"
+_FITS = (
+    "laws: constant, a + b log2 n (steps of a tree), a + b n (steps of a ring), a + b (n-1)/n (the "
+    "bytes that each rank sends in a ring: its bandwidth); least squares of the logarithms, the "
+    "launches are the replicates"
+)
+_VERDICTS = (
+    "a law is named: growth is significant (t; Kendall's tau where no law fits; Holm over all), it "
+    "fits, and no other does, alone or with half of the growth (A + B: two together; F, 5 %); "
+    "constant: 90 % of the growth within 10 %"
+)
+
+
+def show_scaling(
+    found: Sequence[Scaling], format: str = "table", file: TextIO | None = None
+) -> None:
+    """Print what ``scaling`` found. Raises UsageError for an unknown format."""
+    show_found([Forms(scaling_grids(one), scaling_object(one)) for one in found], format, file)
+
+
+# -- objects ---------------------------------------------------------------------------------
+
+
+def scaling_object(found: Scaling) -> dict[str, Any]:
+    curves = [*found.curves, *found.starts]
+    return {
+        "schema": SCALING_SCHEMA,
+        "link_gbps": found.link_gbps,
+        "rows": [record for curve in curves for record in _rows(curve)],
+        "fits": [_fit_record(curve, fit) for curve in curves for fit in curve.fits],
+        "notes": found_lines(found.notes, found.runs),
+    }
+
+
+def _rows(curve: RanksCurve) -> list[dict[str, Any]]:
+    """One object a number of ranks."""
+    names = {"first_ns": "first_call_ns" if _timed(curve) else _start_name(curve)}
+    return [
+        {
+            **_kind_record(curve),
+            **{names.get(k, k): v for k, v in vars(point).items()},
+            "hosts": list(point.hosts),
+            "hidden": curve.hidden or None,
+        }
+        for point in curve.points
+    ]
+
+
+def _timed(curve: RanksCurve) -> bool:
+    """False for the start of launches."""
+    return any(point.time_ns for point in curve.points)
+
+
+def _start_name(curve: RanksCurve) -> str:
+    result = any(fit.figure == "time to first result" for fit in curve.fits)
+    return "first_result_ns" if result else "launch_first_call_ns"
+
+
+def _kind_record(curve: RanksCurve) -> dict[str, Any]:
+    return {**known(curve.kind), "size_bytes": curve.size_bytes}
+
+
+def _fit_record(curve: RanksCurve, fit: GrowthFit) -> dict[str, Any]:
+    growth = fit.growth
+    laws = [dataclasses.asdict(law) for law in (growth.law, *growth.others) if law]
+    return {
+        **_kind_record(curve),
+        **picked(fit, "figure part?"),
+        **picked(growth, "result reason numbers_of_ranks=numbers launches p_value"),
+        "constant_criterion": growth.constant,
+        "mixtures": [
+            {
+                **picked(one, "name fits p_lacking"),
+                "misfit": one.misfit if math.isfinite(one.misfit) else None,
+            }
+            for one in growth.mixtures
+        ],
+        "laws": laws,
+    }
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def scaling_grids(found: Scaling) -> list[Grid]:
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in found.curves:
+        groups.setdefault(repr(curve.kind), []).append(curve)
+    titles = kind_texts([curves[0].kind for curves in groups.values()])
+    link = found.link_gbps
+    grids = []
+    for title, curves in zip(titles, groups.values(), strict=True):
+        above = [title, f"{_reading(found)}; geometric means over the launches"]
+        above += [f"share: busbw of the {link:g} GB/s of --link-gbps"] if link else []
+        grids.append(_curves(curves, above, "first"))
+    starts = kind_texts([{**curve.kind, "size_bytes": curve.size_bytes} for curve in found.starts])
+    for title, curve in zip(starts, found.starts, strict=True):
+        figure = next((fit.figure for fit in curve.fits), "1st call of the launch")
+        grids.append(_curves([curve], [f"start of the launch: {title}"], figure))
+    every = [*found.curves, *found.starts]
+    names = dict(zip(groups, titles, strict=True))
+    grids.append(_fits(every, names))
+    below = []
+    if found.left_out:
+        below.append(f"not shown (--sizes): {', '.join(map(format_size, found.left_out))}")
+    below += found_lines(found.notes, found.runs)
+    answer = scaling_answer(every)
+    grids.append(Grid([], [], below=below, answer=answer))
+    return grids
+
+
+def _reading(found: Scaling) -> str:
+    """What one duration is, of our own files and of others."""
+    ways = (given_text(run) or reading([r.case for r in run.results], "max") for run in found.runs)
+    return " or ".join(dict.fromkeys(ways))
+
+
+def _size(curve: RanksCurve) -> str:
+    return format_size(curve.size_bytes) if COLLECTIVES[curve.kind["collective"]].has_data else "-"
+
+
+def _curves(curves: Sequence[RanksCurve], above: list[str], first: str) -> Grid:
+    """One line for each size and number of ranks; sizes one below the other."""
+
+    def spread(item: tuple[RanksCurve, RanksPoint]) -> str:
+        point = item[1]
+        low, high = (time_text(ns, 3) for ns in (point.low_ns, point.high_ns))
+        return f"{low} to {high}" if point.launches > 1 else "-"
+
+    def share(item: tuple[RanksCurve, RanksPoint]) -> str:
+        return "-" if item[1].share is None else f"{100 * item[1].share:.1f} %"
+
+    return filled(
+        [
+            (Head("size", repeat=True), lambda i: _size(i[0]) if _timed(i[0]) else "-"),
+            (Head("ranks", repeat=True), lambda i: str(i[1].ranks)),
+            (Head("hosts"), lambda i: ", ".join(map(str, i[1].hosts)) or "-"),
+            (Head("launches"), lambda i: str(i[1].launches)),
+            (Head("time"), lambda i: format_time(i[1].time_ns)),
+            (Head("busbw", "GB/s"), lambda i: format_bandwidth(i[1].busbw_gbps)),
+            (Head("share"), share),
+            (Head(first, "call" if first == "first" else ""), lambda i: format_time(i[1].first_ns)),
+            (Head("of one launch", left=True), spread),
+        ],
+        [(curve, point) for curve in curves for point in curve.points],
+        above=above,
+    )
+
+
+def _fits(curves: Sequence[RanksCurve], titles: dict[str, str]) -> Grid:
+    """One line for each figure of each curve: how it grows."""
+    several = len(titles) > 1
+
+    def law(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        return "-" if found is None else _law_text(found)
+
+    def ratio(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        if found is None:
+            return "-"
+        interval = f"{format_ratio(found.ratio_low)} to {format_ratio(found.ratio_high)}"
+        return f"{format_ratio(found.ratio)} ({interval})"
+
+    def span(item: tuple[RanksCurve, GrowthFit]) -> str:
+        numbers = item[1].growth.numbers
+        return f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
+
+    def off(item: tuple[RanksCurve, GrowthFit]) -> str:
+        found = item[1].growth.law
+        return "-" if found is None else f"{100 * found.misfit:.0f} % on {found.misfit_at}"
+
+    return filled(
+        [
+            (
+                Head("case", left=True),
+                lambda i: titles.get(repr(i[0].kind), "-") if several else "-",
+            ),
+            (Head("size", repeat=True), lambda i: _size(i[0])),
+            (Head("figure", left=True, repeat=True), lambda i: i[1].figure),
+            (Head("on", left=True), lambda i: i[1].part or "-"),
+            (Head("ranks", left=True), span),
+            (
+                Head("result", left=True),
+                lambda i: f"{i[1].growth.result} ({i[1].growth.reason})",
+            ),
+            (Head("growth over the range", "(95 %)", left=True), ratio),
+            (Head("best law of growth", "(95 % of b)", left=True), law),
+            (Head("off by", "(at most)", left=True), off),
+            (Head("launches"), lambda i: str(i[1].growth.launches)),
+        ],
+        [(curve, fit) for curve in curves for fit in curve.fits],
+        above=[_FITS, _VERDICTS],
+    )
+
+
+def _law_text(law: Law) -> str:
+    """``2.00 us + 1.00 us (0.90 to 1.10 us) x log2 n``."""
+    base, slope, low, high = (
+        _signed(ns) for ns in (law.base_ns, law.slope_ns, law.slope_low, law.slope_high)
+    )
+    return f"{base} + {slope} ({low} to {high}) x {law.name}"
+
+
+def _signed(ns: float) -> str:
+    return f"{'-' if round(ns) < 0 else ''}{time_text(abs(ns), 3)}"
+
+
+def scaling_answer(curves: Sequence[RanksCurve]) -> Answer:
+    """``time: like n (2 of 3), unclear (1); ...``: how each figure grows with the ranks."""
+    found: dict[str, list[str]] = {}
+    for curve in curves:
+        for fit in curve.fits:
+            found.setdefault(fit.figure, []).append(fit.growth.result)
+    words = []
+    for figure, results in found.items():
+        counts = []
+        for result in dict.fromkeys(results):
+            text = result if result.startswith(_PLAIN) else f"like {result}"
+            count = (
+                f" ({results.count(result)} of {len(results)} curves)" if len(results) > 1 else ""
+            )
+            counts.append(f"{text}{count}")
+        words.append(f"{figure}: {', '.join(counts)}")
+    known = {result for results in found.values() for result in results}
+    kind = "" if known - {"unclear", "too few points"} else "doubt"
+    return Answer(f"growth with the ranks: {'; '.join(words)}", kind)
+
+
+_PLAIN = ("constant", "grows", "falls", "unclear", "too few points")
+
+
+# -- a picture -------------------------------------------------------------------------------
+
+_KINDS = 8  # rows of a picture; more are too small to read
+
+
+def scaling_figure(found: Scaling) -> Figure:
+    """A row for each kind of case: time over the ranks on the left, on the right the speed-up, the
+    time with the fewest ranks over that with n; a line for each size.
+
+    Raises UnavailableError without matplotlib, UsageError where no case ran with several numbers.
+    """
+    groups: dict[str, list[RanksCurve]] = {}
+    for curve in found.curves:
+        if len([p for p in curve.points if p.time_ns]) > 1:
+            groups.setdefault(repr(curve.kind), []).append(curve)
+    if not groups:
+        raise UsageError("picture", "no case with several numbers of ranks", "at least one")
+    drawn = list(groups.values())[:_KINDS]
+    figure, axes = new_figure(len(drawn), 2)
+    titles = kind_texts([curves[0].kind for curves in drawn])
+    for curves, title, (left, right) in zip(drawn, titles, axes, strict=True):
+        fewest = sorted({curve.points[0].ranks for curve in curves})
+        for number, curve in enumerate(curves):
+            _draw_ranks(left, right, curve, number)
+        numbers = sorted({p.ranks for curve in curves for p in curve.points if p.time_ns})
+        for axis in (left, right):
+            ranks_axis(axis, numbers)
+        time_axis(left)
+        left.set_title(f"{literal(title)}: time", loc="left", fontsize="small")
+        right.axhline(1, color="0.4", linestyle=(0, (6, 3)), linewidth=1)
+        base = " or ".join(map(str, fewest))
+        right.set_title(f"speed-up: time with {base} ranks / time", loc="left", fontsize="small")
+        right.set_ylabel("times as fast")
+        right.set_ylim(bottom=0)
+        legend(left, len(curves))
+    several = any(p.launches > 1 for curves in drawn for c in curves for p in c.points)
+    caption = [f"{_reading(found)}; geometric means over the launches; 1: more ranks cost no time"]
+    caption += ["band: the fastest and the slowest launch"] * several
+    rest = len(groups) - len(drawn)
+    caption += [f"{counted(rest, 'kind')} of cases more are not drawn"] * bool(rest)
+    write_caption(figure, [*caption, *found_lines(found.notes, found.runs)])
+    return figure
+
+
+def _draw_ranks(left: Axes, right: Axes, curve: RanksCurve, number: int) -> None:
+    points = [point for point in curve.points if point.time_ns]
+    ranks, times = [p.ranks for p in points], [p.time_ns or 0.0 for p in points]
+    style: dict[str, Any] = {"marker": "o", "markersize": 4, **style_of(number)}
+    left.plot(ranks, times, label=literal(_size(curve)), **style)
+    stated = [(p.ranks, p.low_ns, p.high_ns) for p in points if p.low_ns and p.high_ns]
+    draw_band(left, stated, style["color"])
+    right.plot(ranks, [times[0] / time for time in times], **style)
