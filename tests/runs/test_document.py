@@ -96,12 +96,16 @@ def test_peaks_of_several_backends_are_apart(tmp_path):
     """16 bytes in 1 ms on gloo; 64 MiB in 0.5 ms on nccl: 234.9 GB/s."""
     save(run(result(case=case(size_bytes=16))), tmp_path / "a.jsonl")
     gpu = case(backend="nccl", device="cuda")
-    save(run(result(case=gpu, time_ns={"device": [[500_000] * 21] * 8})), tmp_path / "b.jsonl")
+    fast = result(case=gpu, time_ns={"device": [[500_000] * 21] * 8})
+    faster = replace(gpu, implementation="two_shot")
+    other = result(case=faster, time_ns={"device": [[250_000] * 21] * 8})
+    save(run(fast, other), tmp_path / "b.jsonl")
     page = page_of([str(tmp_path)])
     assert "nothing in common in size (16; 64M)" in html_text(page)
     answers = [one.text for one in page.answers]
     on_gpu = "Peak on nccl cuda, 8 ranks: all_reduce 234.9 GB/s of busbw at 64M; device clock."
     assert on_gpu in answers
+    assert on_gpu.replace("cuda", "two_shot cuda").replace("234.9", "469.8") in answers
     assert "Shortest on gloo cpu, 8 ranks: 1.000 ms, all_reduce of 16 bytes." in answers
 
 
@@ -288,6 +292,12 @@ def test_the_ranks_of_one_capture_are_one_traffic(tmp_path):
     page = page_of([str(tmp_path)])
     (title,) = (one for one in titles(page) if one.startswith("What a training sends"))
     assert "rank" not in title
+    # A job that began again writes beside: the last one counts, and a note says so.
+    part.save(tmp_path / "traffic-rank1-2.jsonl")
+    replace(part, calls={0: whole.calls[0]}).save(tmp_path / "traffic-rank0-2.jsonl")
+    page = page_of([str(tmp_path)])
+    assert sum(one.startswith("What a training sends") for one in titles(page)) == 1
+    assert "holds 2 captures: this is the last" in html_text(page)
 
 
 def test_pairs_traffic_and_a_log_in_one_page(tmp_path):

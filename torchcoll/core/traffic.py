@@ -449,8 +449,7 @@ def records_of(traffic: Traffic) -> Iterator[tuple[str, dict[str, Any]]]:
 def load(path: Path) -> Traffic:
     """See Traffic.load."""
     if path.is_dir():
-        parts = [load(file) for file in _in_folder(path)]
-        return dataclasses.replace(join(latest(parts, path)), path=path)
+        return join_folder([load(file) for file in _in_folder(path)], path)
     traffic = Traffic(path=path)
     ended = False
 
@@ -515,6 +514,11 @@ def _known(traffic: Traffic, *ranks: int | None) -> int:
     if not all(0 <= number < traffic.ranks for number in numbers):
         raise ValueError(f"a rank that is not among 0 to {traffic.ranks - 1}")
     return next(iter(numbers), 0)
+
+
+def join_folder(parts: Sequence[Traffic], folder: Path) -> Traffic:
+    """Those of the last capture in a folder, joined. Raises UsageError as ``join`` does."""
+    return dataclasses.replace(join(latest(parts, folder)), path=folder)
 
 
 def latest(parts: Sequence[Traffic], folder: Path) -> list[Traffic]:

@@ -13,7 +13,7 @@ from torchcoll.core.errors import UnreadableError, UsageError, one_line
 from torchcoll.core.file import is_ours, is_traffic, load_all, sources_of
 from torchcoll.core.paths import expanded, from_stdin, named_path
 from torchcoll.core.result import Run
-from torchcoll.core.traffic import Traffic, join
+from torchcoll.core.traffic import Traffic, join_folder
 from torchcoll.libraries.nccl.topology import is_dump
 
 if TYPE_CHECKING:
@@ -77,14 +77,16 @@ def material_of(arguments: Sequence[str]) -> Material:
 
 
 def _joined(parts: Sequence[Traffic]) -> list[Traffic]:
-    """Files of one folder are the ranks of one capture, where they fit together."""
+    """Files of one folder are the ranks of a capture, where they fit together: of several the last,
+    as when the folder itself is loaded.
+    """
     folders: dict[Path, list[Traffic]] = {}
     for part in parts:
         folders.setdefault(Path(part.path or "").parent, []).append(part)
     found: list[Traffic] = []
-    for own in folders.values():
+    for folder, own in folders.items():
         try:
-            found.append(join(own) if len(own) > 1 else own[0])
+            found.append(join_folder(own, folder) if len(own) > 1 else own[0])
         except UsageError:
             found += own
     return found
@@ -113,7 +115,7 @@ def _sort(file: str, found: Material, results: list[str]) -> None:
 
     if is_ours(file):
         if is_traffic(file):
-            found.traffic.append(Traffic.load(file))  # joined with others of its capture: below
+            found.traffic.append(Traffic.load(file))
         else:
             results.append(file)
         return
