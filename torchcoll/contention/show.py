@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,16 @@ _DEFINITION = (
 
 
 def beside_grid(found: Sequence[Overlap]) -> Grid:
-    """A row a case; ``found`` is not empty."""
+    """A row a case, with an offset two; ``found`` is not empty."""
+    begins: list[tuple[Head, Callable[[Overlap], str]]] = []
+    if any(one.offset_ns is not None for one in found):
+        begins.append((Head("work", "begins", legend=_BEGINS), _begins))
     return filled(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
             (Head("group", left=True), lambda o: o.case.group or "-"),
+            *begins,
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
@@ -81,6 +85,10 @@ def _busbw(one: Overlap, which: int) -> str:
     return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
 
 
+def _begins(one: Overlap) -> str:
+    return f"+{format_time(one.offset_ns)}" if one.offset_ns else "at once"
+
+
 def _text(value: Estimate, unit: str = "") -> str:
     text = f"{value.value:.2f}{unit}"
     if value.low is None or value.high is None:
@@ -88,11 +96,16 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_BEGINS = (
+    "work begins: one call and one of the work at a time; how long after the call it began, as "
+    "measured; its time is from there"
+)
 _WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
 _SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
-    "backend=case.backend group=case.group ranks work threads calls repeats blocks calls_ns "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks offset_ns "
+    "calls_ns "
     "work_ns "
     "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
     "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "

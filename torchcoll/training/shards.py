@@ -145,7 +145,7 @@ def _dtype(value: torch.dtype | str | None) -> torch.dtype | None:
 
 def _check_prefetch(module: nn.Module, name: str) -> None:
     """Raises UsageError for an order of its own, which the plan would ignore."""
-    state = getattr(module, "_get_fsdp_state", dict)()
+    state: object = getattr(module, "_get_fsdp_state", object)()
     for way in ("forward", "backward"):
         ahead = len(getattr(state, f"_states_to_{way}_prefetch", ()))
         if ahead:
