@@ -138,7 +138,7 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("drift"), lambda c: drift_text(c.drift)),
             (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
             (Head("most often", "last"), _slowest_text),
-            (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
+            (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
         found.cases,
         above=[soak_answer(found), _SOAK],
@@ -185,14 +185,19 @@ def _slowest_text(one: SoakedCase) -> str:
     return "-" if one.slowest is None else f"rank {one.slowest[0]} {one.slowest[1]:.0%}"
 
 
-def curve(values: Sequence[float]) -> str:
-    """At most 24 characters of eight heights; neighbours share one, by their largest."""
+def curve(values: Sequence[float | None]) -> str:
+    """At most 24 characters of eight heights; neighbours share one, by their largest; a blank where
+    there is none.
+    """
     step = max(1, -(-len(values) // _CURVE))
-    points = [max(values[i : i + step]) for i in range(0, len(values), step)]
-    low, high = min(points), max(points)
-    if high <= low:
-        return _BLOCKS[0] * len(points)
-    return "".join(_BLOCKS[min(7, int(8 * (p - low) / (high - low)))] for p in points)
+    parts = [
+        [v for v in values[i : i + step] if v is not None] for i in range(0, len(values), step)
+    ]
+    points = [max(part, default=None) for part in parts]
+    known = [point for point in points if point is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    steps = 8 / (high - low) if high > low else 0.0
+    return "".join(" " if p is None else _BLOCKS[min(7, int(steps * (p - low)))] for p in points)
 
 
 _OF_CASE = (
