@@ -3,13 +3,15 @@
 python tests/benchmarks/soak.py memory [TIME]     resident memory of every rank over TIME (10m),
                                                   the file, the rounds; a bit that a wrapper flips
                                                   on rank 1 in round 7
-python tests/benchmarks/soak.py medians [PAIRS]   median of all_reduce with --soak over without,
-                                                  beside two runs without it
+python tests/benchmarks/soak.py medians [SIZE...] median of all_reduce with --soak over without,
+                                                  of the same cases in one group of ranks, real-time
+                                                  scheduled (chrt -f 50) as steady.py says why; A/A
 """
 
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -18,12 +20,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import free_port, interval, title
+import torch
+from common import fork_ranks, free_port, interval, title
 
+from torchcoll.bench.session import Session, SessionOptions, Sweep, opened
+from torchcoll.bench.soak import soak
 from torchcoll.contention.soaked import soaked
 from torchcoll.core.file import load
+from torchcoll.core.spec import Spec
+from torchcoll.machine.launcher import Launch
 
 RANKS, SIZES = 2, "1K,64K,1M"
+PAIRS, ROUNDS, SOAK_S = 120, 8, 0.3
 PROGRAM = ("-m", "torchcoll.allreduce")
 # The same, but for a bit of element 4242 that rank 1 got in the checked call of 64 KiB of round 7.
 FLIPPED = """
@@ -98,26 +106,65 @@ def memory(text: str) -> None:
         print(f"  {fault}")
 
 
-def median_us(folder: Path, number: int, soak: str) -> float:
-    file = f"{number}.jsonl"
-    for rank in started(folder, f"--sizes 64K -n 2000 {soak} -J {file}"):
-        rank.wait()
-    run = load(folder / file)
-    if run.windows:
-        return statistics.median(w.cases[0].median_ns for w in run.windows) / 1e3
-    columns = zip(*run.results[0].time_ns["host"], strict=True)
-    return statistics.median(map(max, columns)) / 1e3
+class Arms:
+    """One group of ranks; each arm gives the duration of a call on rank 0, None elsewhere."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def plain(self) -> float | None:
+        """As without --soak, ``ROUNDS`` times; a case is one median, as a round of a soak is."""
+        sweep, medians = Sweep(self.session), []
+        for _ in range(ROUNDS):
+            sweep.one_case(self.session.sizings[0])
+            if run := self.session.run:
+                columns = zip(*run.results.pop().time_ns["host"], strict=True)
+                medians.append(statistics.median(map(max, columns)))
+        return statistics.median(medians) if medians else None
+
+    def soaked(self) -> float | None:
+        """A whole soak, but for its first round, which is measured as without."""
+        soak(Sweep(self.session), SOAK_S, None)
+        run = self.session.run
+        if run is None:
+            return None
+        windows, run.windows[:] = list(run.windows), []
+        run.results.clear()
+        return statistics.median(window.cases[0].median_ns for window in windows)
 
 
-def medians(pairs: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        rows = [
-            [median_us(Path(name), 3 * pair + k, "--soak 10s" if k == 1 else "") for k in range(3)]
-            for pair in range(pairs)
-        ]
-    for text, at in (("with / without --soak", (1, 0)), ("A/A, without / without", (2, 0))):
-        middle, low, high = interval([row[at[0]] / row[at[1]] for row in rows], 90)
-        print(f"{text}: {middle:.3f} [{low:.3f}, {high:.3f}] over {pairs} pairs")
+def compared(rank: int, port: int, size_bytes: int) -> list[list[float]]:
+    """[ratios with --soak over without, A/A ratios]."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    spec = Spec(sizes=(size_bytes,), iters=80)
+    found: list[list[float]] = [[], []]
+    with opened(torch, SessionOptions(spec, Launch("benchmark", rank, 2, rank, 2))) as session:
+        arms, rng = Arms(session), random.Random(1)
+        arms.plain(), arms.soaked()
+        for _ in range(PAIRS):
+            for ratios, one in zip(found, (arms.soaked, arms.plain), strict=True):
+                figures = [0.0, 0.0]
+                for arm in rng.sample((0, 1), 2):
+                    figures[arm] = (one, arms.plain)[arm]() or 1.0
+                ratios.append(figures[0] / figures[1])
+    return found
+
+
+def medians(sizes: Sequence[int]) -> None:
+    for size_bytes in sizes:
+        ratios, noise = fork_ranks(2, compared, free_port(), size_bytes)[0]
+        middle, low, high = interval(ratios, 90)
+        same, least, most = interval(noise, 90)
+        judged = "held" if low >= 0.97 and high <= 1.03 else "NOT HELD"
+        fifo = os.sched_getscheduler(0) == os.SCHED_FIFO
+        if not (fifo and least >= 0.98 and most <= 1.02):
+            judged = "too noisy: nothing is claimed"
+        print(
+            f"{size_bytes:>8} B  with / without --soak {middle:.3f} (90 % {low:.3f} to {high:.3f}) "
+            f"over {PAIRS} pairs  A/A {same:.3f} ({least:.3f} to {most:.3f})  {judged}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
@@ -126,4 +173,4 @@ if __name__ == "__main__":
     if what == "memory":
         memory(*rest or ["10m"])
     else:
-        medians(int(rest[0]) if rest else 12)
+        medians([int(word) for word in rest] or [65536])

@@ -16,6 +16,8 @@ from torchcoll.core.spec import Spec
 from torchcoll.machine.devices import Cpu
 from torchcoll.runs.show import show
 
+MS = 1_000_000
+
 
 def test_two_ranks(tmp_path, capsys):
     arguments = "--sizes 1K -n 5 --beside copy:64K"
@@ -43,6 +45,23 @@ def test_a_mesh(tmp_path):
         assert len(result.beside.both_ns) == 2
 
 
+def test_a_mesh_with_an_offset(tmp_path, capsys):
+    """Pairs of single calls: at once, and the rows 20 ms after the columns, which took 1 ms."""
+    arguments = "--sizes 1K -n 5 --mesh 2x2 --offset 20ms"
+    job = Measured(tmp_path / "job", "all_reduce", arguments, 4).ended(0)
+    for result in job.run.results:
+        assert (result.beside.calls, result.beside.offset_ns) == (result.beside.repeats, 20 * MS)
+        assert min(map(min, result.beside.later_begins_ns)) >= 20 * MS
+        assert len(result.beside.later_ns[0]) == BLOCKS
+    show(job.path, format="json")
+    rows = json.loads(capsys.readouterr().out)["beside"]
+    assert [row["offset_ns"] == 0 for row in rows] == [True, False, True, False]
+    show(job.path)
+    out = capsys.readouterr().out
+    assert "at once" in out and "+20." in out and "+2" in out
+    assert "work begins: one call and one of the work at a time" in out
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -50,6 +69,9 @@ def test_a_mesh(tmp_path):
         ({"mesh": "1x2"}, "mesh: got 1x2, expected ROWSxCOLUMNS of at least 2 each, such as 4x2"),
         ({"mesh": "4x2", "groups": "div:2"}, "mesh: got 4x2 with --groups, expected one of them"),
         ({"mesh": "4x2", "beside": "copy"}, "mesh: got 4x2 with --beside, expected one of them"),
+        ({"offset": "2ms"}, "offset: got 2ms with nothing beside, expected --beside COLLECTIVE:GR"),
+        ({"offset": "2ms", "beside": "copy"}, "offset: got 2ms with copy beside, expected --besi"),
+        ({"mesh": "4x2", "offset": "2"}, "offset: got 2, expected a time above 0 with its unit"),
         ({"beside": "all_gather:2"}, "beside: got all_gather:2, expected all_gather:mod:N or "),
         (
             {"beside": "barrier:mod:2"},
@@ -89,15 +111,27 @@ def test_the_work_runs_while_the_calls_run():
     def call() -> None:
         seen.append(inside.wait(5))
 
-    calls, work, whole = Cpu().together(call, 1, inside.set, 1)
+    calls, work, whole, _ = Cpu().together(call, 1, inside.set, 1)
     assert seen == [True]  # it waited for the work, which so ran beside it
     assert whole == max(calls, work)
-    calls, work, whole = Cpu().together(lambda: time.sleep(0.02), 2, inside.set, 0)
+    calls, work, whole, _ = Cpu().together(lambda: time.sleep(0.02), 2, inside.set, 0)
     assert whole == calls >= 40_000_000
     assert work == 0
-    calls, work, whole = Cpu().together(call, 0, lambda: time.sleep(0.02), 3)
+    calls, work, whole, _ = Cpu().together(call, 0, lambda: time.sleep(0.02), 3)
     assert whole == work >= 60_000_000
     assert calls == 0
+
+
+def test_work_that_begins_later_is_timed_from_there():
+    """A call of 20 ms, and 50 ms after its begin work of 30 ms: the whole is what it began after
+    the call and took.
+    """
+    sleep = time.sleep
+    calls, work, whole, late = Cpu().together(
+        lambda: sleep(0.02), 1, lambda: sleep(0.03), 1, 50 * MS
+    )
+    assert calls >= 20 * MS and work >= 30 * MS and late >= 50 * MS
+    assert whole == late + work
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError])

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchcoll.bench.beside import BLOCKS, Work, measure_beside
+from torchcoll.bench.beside import BLOCKS, Work, measure_beside, measure_offset
 from torchcoll.contention.overlap import Estimate, overlap, overlaps
 from torchcoll.contention.show import beside_grid
 from torchcoll.core.case import Case
-from torchcoll.core.result import Beside, CaseResult, Run
+from torchcoll.core.result import BLOCKS_OF_BESIDE, LATER_BLOCKS, Beside, CaseResult, Run
 
 CASE = Case("all_reduce", 1 << 20, "float32", "sum", None, True, "synchronized", "gloo", "cpu")
-CALL_NS, WORK_NS = 4_000_000, 10_000_000
+MS = 1_000_000
+CALL_NS, WORK_NS = 4 * MS, 10 * MS
 
 
 class OverlappingDevice:
@@ -27,30 +28,77 @@ class OverlappingDevice:
         self.share = share
         self.made: list[tuple[int, int]] = []
 
-    def together(self, call, calls: int, work, repeats: int) -> tuple[int, int, int]:
+    def together(self, call, calls: int, work, repeats: int) -> tuple[int, int, int, int]:
         """One after the other as far as nothing is hidden: each ends at the end of all."""
         self.made.append((calls, repeats))
         of_calls, of_work = calls * CALL_NS, repeats * WORK_NS
         whole = round(of_calls + of_work - self.share * min(of_calls, of_work))
         if calls and repeats:
-            return whole, whole, whole
-        return of_calls, of_work, whole
+            return whole, whole, whole, 0
+        return of_calls, of_work, whole, 0
 
 
-def measured(share: float) -> CaseResult:
-    device = OverlappingDevice(share)
-    session = SimpleNamespace(
+class SharedLink:
+    """A call and the work of 20 ms each, who share one link fairly; it takes 1 ms until the work
+    begins that is to begin later.
+    """
+
+    kind = name = "cpu"
+
+    def together(self, call, calls, work, repeats, after_ns=0):
+        late = after_ns + MS if after_ns else 0
+        if not (calls and repeats):
+            return 20 * MS * calls, 20 * MS * repeats, 20 * MS, 0
+        both = max(0, 20 * MS - late)  # that is left of the call when the work begins
+        return 20 * MS + both, 20 * MS + both, late + 20 * MS + both, late
+
+
+def session_on(device):
+    return SimpleNamespace(
         device=device,
         progress=SimpleNamespace(step=lambda *words: None),
         control=SimpleNamespace(all_gather=lambda value: [value]),
     )
-    work = Work("matmul:1M", list, threads=1)
-    found = measure_beside(session, None, work, list, list, "case")
-    assert found.pop("all_calls") == sum(calls for calls, _ in device.made)
-    single = {name: [blocks] for name, blocks in found.items() if name.endswith("_ns")}
-    result = CaseResult(CASE, "ok", 1, beside=Beside(**{**found, **single}))
+
+
+def made(found) -> CaseResult:
+    single = {
+        name: [values] if isinstance(values, list) else values for name, values in found.items()
+    }
+    result = CaseResult(CASE, "ok", 1, beside=Beside(**single))
     assert CaseResult.from_json(result.to_json()) == result
     return result
+
+
+def measured(share: float) -> CaseResult:
+    device = OverlappingDevice(share)
+    work = Work("matmul:1M", list, threads=1)
+    found = measure_beside(session_on(device), None, work, list, list, "case")
+    assert found.pop("all_calls") == sum(calls for calls, _ in device.made)
+    return made(found)
+
+
+@pytest.mark.parametrize(
+    ("offset", "slowdown", "begins"),
+    [("9ms", 1.5, "+10.00 ms"), ("18999us", 1.0, "+20.00 ms"), ("4ms", 1.75, "+5.000 ms")],
+)
+def test_an_offset_on_a_shared_link(offset, slowdown, begins):
+    """Of 20 ms the call has 10 behind it when the work begins after 9 + 1: it shares the rest and
+    ends at 30, and so does the work 30 after its own begin. At once both take 40 ms.
+    """
+    work = Work("all_reduce:div:2:1M", list, bus_bytes=1 << 20)
+    found = measure_offset(session_on(SharedLink()), None, work, list, list, "case", offset)
+    pairs, calls = 1, found.pop("all_calls")  # one call and one of the work fill a block
+    assert calls == 2 * 2 + 3 * BLOCKS * pairs
+    run = Run({}, results=[made(found)])
+    once, later = overlaps(run)
+    assert (once.slowdown.value, once.work_slowdown.value) == (2, 2)
+    assert once.offset_ns == 0
+    assert later.slowdown.value == pytest.approx(slowdown, rel=1e-3)
+    assert later.work_slowdown.value == pytest.approx(slowdown, rel=1e-3)
+    assert once.covered and later.covered
+    rows = beside_grid([once, later]).rows
+    assert [row[2] for row in rows] == ["at once", begins]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -184,7 +232,7 @@ def test_cases_without_work_are_not_there():
     ],
 )
 def test_a_broken_record_is_refused(change):
-    good = {name: [[1]] for name in Beside.__dataclass_fields__ if name.endswith("_ns")}
+    good = {name: [[1]] for name in BLOCKS_OF_BESIDE + LATER_BLOCKS} | {"offset_ns": 1}
     good |= {"work": "copy:1M", "threads": None, "calls": 1, "repeats": 1}
     assert Beside.from_json(good).blocks == 1
     with pytest.raises((TypeError, ValueError)):

@@ -417,4 +417,5 @@ def test_a_broken_window_is_a_problem_and_the_rest_is_read(tmp_path):
 def test_the_curve():
     assert curve([1, 2, 3, 8]) == "▁▂▃█"
     assert curve([5, 5]) == "▁▁"
+    assert curve([1, None, 8]) == "▁ █"  # a window in which the case did not run keeps its place
     assert len(curve(range(WINDOWS))) == 24

@@ -85,10 +85,10 @@ def graph(device):
 def together(device):
     call, work = queued(device), queued(device, 3 * CALL_NS // 2)
     try:
-        calls, none, alone = device.together(call, 2, work, 0)
-        nothing, working, alone_too = device.together(call, 0, work, 2)
+        calls, none, alone, _ = device.together(call, 2, work, 0)
+        nothing, working, alone_too, _ = device.together(call, 0, work, 2)
         queued(device, LONG_NS)()  # what is still there from before
-        of_calls, of_work, both = device.together(call, 2, work, 2)
+        of_calls, of_work, both, _ = device.together(call, 2, work, 2)
     except RuntimeError as error:
         return str(error)
     if (none, nothing) != (0, 0) or alone != calls or alone_too != working:
@@ -97,7 +97,13 @@ def together(device):
         return "an end was stamped too early, or a beginning too late"
     if both < max(of_calls, of_work):
         return "the whole is less than a part"
-    return "" if both < of_calls + of_work else "the work waited for the calls"
+    if both >= of_calls + of_work:
+        return "the work waited for the calls"
+    queued(device, LONG_NS)()
+    of_call, of_work, both, late = device.together(call, 1, call, 1, LONG_NS)
+    if late < LONG_NS or min(of_call, of_work) < CALL_NS or both < late + of_work:
+        return "what begins later did not"
+    return "" if abs(both - late - of_work) < 10_000 else "it is not timed from its begin"
 
 
 WAYS = {way.__name__: way for way in (synchronized, stream, graph, together)}
@@ -127,6 +133,7 @@ IN_TURN = "call()\n        event.record()"
         ("together", "self.synchronize()", 1, "pass", "the work waited for the calls"),
         ("together", "self.synchronize()", 2, "pass", REFUSED),
         ("together", "with self._module.stream(self._side):", 1, "if True:", "the work waited"),
+        ("together", "time.sleep(after_ns / 1e9)", 1, "pass", "what begins later did not"),
         ("together", "begun.record()", 1, "pass", REFUSED),
         ("together", "worked.record()", 1, "pass", REFUSED),
         ("together", "calling.record()", 1, "pass", REFUSED),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -343,3 +345,27 @@ def test_bad_input(make, how, line):
         shard_traffic(make(), **how)
     assert str(caught.value).startswith(line)
     assert str(caught.value) == line or line.endswith(" ")
+
+
+def _own_order(way):
+    """What a plan says of a model that sets its prefetch; it has none of one that sets nothing."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    shard_traffic(model, nn.Linear, ranks=4)
+    getattr(model[0], f"set_modules_to_{way}_prefetch")([model[1], model[2]])
+    with pytest.raises(UsageError) as caught:
+        shard_traffic(model, nn.Linear, ranks=4)
+    return str(caught.value)
+
+
+@on_cpu
+def test_an_order_of_the_models_own_is_not_ignored(tmp_path):
+    ways = ("forward", "backward")
+    lines = on_ranks(tmp_path, 1, {way: functools.partial(_own_order, way) for way in ways})
+    for way in ways:
+        assert lines[way] == (
+            f"model: got 0 with set_modules_to_{way}_prefetch of 2, expected the order that FSDP2 "
+            "takes by itself. Capture a step instead: torchcoll.capture()."
+        )

@@ -14,7 +14,7 @@ from torchcoll.core.errors import UsageError
 from torchcoll.core.traffic import Traffic, join
 from torchcoll.importers.traces import read_traffic
 from torchcoll.training.clocks import measured_offsets
-from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, draw_step
+from torchcoll.training.drawn_show import MOST_DRAWN, _drawn, _label, _together, draw_step
 from torchcoll.training.joined import join_ranks
 from torchcoll.training.step_show import answer_lines, traffic_trace
 from torchcoll.training.whole_step import whole_step
@@ -111,6 +111,39 @@ def test_a_wait_below_its_error_is_no_way_to_another_rank():
     step = whole_step(found)
     assert [one.path for one in step.ranks] in ([1, 0], [0, 1])  # it stays on the rank it began on
     assert any("stamped up to 5.00 ms late: waits are known within that" in n for n in step.notes)
+
+
+@pytest.mark.parametrize(
+    ("begun", "waited_ms"),
+    [
+        ((0, 10, 20), 0),  # each of rank 0 is behind another one, which moves
+        ((5, 10, 25), 10),  # 0 to 5 for the first, 20 to 25 for the last
+        ((5, 5, 5), 5),
+    ],
+)
+def test_a_call_behind_another_one_is_queued_and_does_not_wait(begun, waited_ms):
+    """Rank 0 issues three calls at once, which end at 10, 20 and 30 ms; rank 1 at ``begun``."""
+
+    def own(rank):
+        starts = begun if rank else (0, 0, 0)
+        return [
+            call(
+                step=0,
+                sequence=number,
+                start_ns=start * MS,
+                time_ns=(10 * (number + 1) - start) * MS,
+            )
+            for number, start in enumerate(starts)
+        ]
+
+    found = traffic(own)
+    found.steps = dict.fromkeys((0, 1), spans((0, 30)))
+    found.clocks = dict.fromkeys((0, 1), ("here", 0))
+    zero, one = whole_step(found).ranks
+    assert (zero.wait_ns, one.wait_ns) == (waited_ms * MS, 0)
+    (together,) = _together(zero.calls)
+    assert _label(together) == "3 all_reduce, together 3M"  # one bar has one label
+    assert _label(together[:1]) == "all_reduce 1M"
 
 
 def test_a_call_that_ends_later_held_nothing_up():

@@ -2,7 +2,8 @@
 
 Three blocks in turn: the calls alone, the work alone, both at once, each begun by all ranks
 together. The order of the three turns from block to block (A W B, W B A, B A W): what drifts with
-time favours none. Loaded where it is asked for.
+time favours none. With ``--offset`` there is a fourth, in which the work begins later. Loaded where
+it is asked for.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torchcoll.bench.verify import Checker, allocate
 from torchcoll.core.case import Sizing, partition, size_case
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.spec import SAME, other_collective
-from torchcoll.core.units import format_size, parse_size
+from torchcoll.core.units import format_size, parse_duration, parse_size
 from torchcoll.machine.devices import Call, nothing
 
 if TYPE_CHECKING:
     from torchcoll.bench.session import Session, Sweep
     from torchcoll.machine.devices import Device
 
-BLOCKS = 12  # a multiple of 3: each of the three is first, second and third equally often
+BLOCKS = 12  # a multiple of 3 and of 4: each kind is first, second, ... equally often
 BLOCK_NS = 20_000_000  # that the calls of a block take alone
 LEAST_CALLS, MOST_CALLS = 2, 2000
 COVER = 1.25  # so much longer than the calls the work is, to be there until they end
@@ -146,7 +147,7 @@ def measure_beside(
         refill()
         work.refill()
         align()
-        return device.together(once, calls, work, repeats)
+        return device.together(once, calls, work, repeats)[:3]
 
     def longest(calls: int, repeats: int) -> int:
         return max(session.control.all_gather(block(calls, repeats)[2]))
@@ -188,5 +189,68 @@ def measure_beside(
         "both_calls_ns": [of_calls for of_calls, _, _ in both],
         "both_work_ns": [of_work for _, of_work, _ in both],
         "both_ns": [whole for _, _, whole in both],
+        "all_calls": all_calls,
+    }
+
+
+def measure_offset(
+    session: Session,
+    once: Call,
+    work: Work,
+    refill: Call,
+    align: Call,
+    name: str,
+    offset: str,
+) -> dict[str, Any]:
+    """As ``measure_beside``, of one call and one repeat of the work at a time: in a run of calls
+    an offset would be lost after the first. offset: ``2ms``.
+    """
+    device, step, all_calls = session.device, session.progress.step, 0
+    offset_ns = round(1e9 * parse_duration(offset, "offset"))
+
+    def block(pairs: int, calls: int, repeats: int, after_ns: int = 0) -> list[int]:
+        """Sums over the pairs; of when the work began the mean."""
+        nonlocal all_calls
+        all_calls += calls * pairs
+        refill()
+        work.refill()
+        sums = [0] * 4
+        for _ in range(pairs):
+            align()
+            found = device.together(once, calls, work, repeats, after_ns)
+            sums = [a + b for a, b in zip(sums, found, strict=True)]
+        return [*sums[:3], sums[3] // pairs]
+
+    step(f"{name}: how long {work.name} takes")
+    block(LEAST_CALLS, 1, 1)  # the first of each is slow
+    took = max(session.control.all_gather(block(LEAST_CALLS, 1, 1)[2])) / LEAST_CALLS
+    pairs = round(min(max(BLOCK_NS / max(took, 1), 1), MOST_CALLS))
+    kinds = {"alone": (1, 0), "work": (0, 1), "both": (1, 1), "later": (1, 1, offset_ns)}
+    order, found = list(kinds), {kind: list[list[int]]() for kind in kinds}
+    for number in range(BLOCKS):
+        step(f"{name}: beside {work.name}, block {number + 1}")
+        for kind in order:
+            found[kind].append(block(pairs, *kinds[kind]))
+        order = [*order[1:], order[0]]
+
+    def column(kind: str, place: int) -> list[int]:
+        return [block[place] for block in found[kind]]
+
+    return {
+        "work": work.name,
+        "threads": work.threads,
+        "work_bus_bytes": work.bus_bytes,
+        "calls": pairs,
+        "repeats": pairs,
+        "offset_ns": offset_ns,
+        "alone_ns": column("alone", 0),
+        "work_ns": column("work", 1),
+        "both_calls_ns": column("both", 0),
+        "both_work_ns": column("both", 1),
+        "both_ns": column("both", 2),
+        "later_calls_ns": column("later", 0),
+        "later_work_ns": column("later", 1),
+        "later_ns": column("later", 2),
+        "later_begins_ns": column("later", 3),
         "all_calls": all_calls,
     }

@@ -386,7 +386,12 @@ class _Measurement:
         """What --beside asks for; why not where some rank has no room for the work."""
         if not self.spec.works_beside:
             return None
-        from torchcoll.bench.beside import collective, computation, measure_beside
+        from torchcoll.bench.beside import (
+            collective,
+            computation,
+            measure_beside,
+            measure_offset,
+        )
 
         session, failure = self.session, ""
         with contextlib.ExitStack() as stack:
@@ -402,7 +407,11 @@ class _Measurement:
             if failed or work is None:
                 names, text = failed or ("", "")
                 return NotRun("oom", f"no memory for {self.spec.beside} on {names}: {text}")
-            found = measure_beside(session, self.timed, work, self.refill, self.align, name)
+            blocks = (session, self.timed, work, self.refill, self.align, name)
+            if self.spec.offset is None:
+                found = measure_beside(*blocks)
+            else:
+                found = measure_offset(*blocks, self.spec.offset)
         self.calls_beside = found.pop("all_calls")
         samples["beside"] = found
         return None

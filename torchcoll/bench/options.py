@@ -33,6 +33,7 @@ _PLAIN = (
     "rehearse",
     "beside",
     "mesh",
+    "offset",
 )
 FOLDER_ENDING = ".logs"  # of --library-log: RESULT.jsonl.logs lies beside RESULT.jsonl
 FORMATS = ("table", "markdown", "csv", "json", "nccl-tests")
@@ -251,6 +252,12 @@ def _parser(program: str, several: bool) -> argparse.ArgumentParser:
     )
     how.add_argument(
         "--mesh", metavar="AxB", help="each case in columns of B apart, and in rows at once", **text
+    )
+    how.add_argument(
+        "--offset",
+        metavar="TIME",
+        help="of a collective beside: single calls, at once and so long after each other (2ms)",
+        **text,
     )
     how.add_argument("-c", "--check", help=f"verify the results, 0 or 1 ({default.check})", **text)
     how.add_argument("--order", help=f"{' or '.join(ORDERS)} ({default.order})", **text)

@@ -14,6 +14,7 @@ from torchcoll.core.case import Case, Sizing, size_case
 from torchcoll.core.file import SCHEMA
 from torchcoll.core.result import (
     BLOCKS_OF_BESIDE,
+    LATER_BLOCKS,
     Beside,
     CaseResult,
     Run,
@@ -219,7 +220,8 @@ def _result(
     if first["connect"] is not None:
         result.connect_ns = [s["connect"] for s in gathered]
     if "beside" in first:
-        blocks = {name: [s["beside"][name] for s in gathered] for name in BLOCKS_OF_BESIDE}
+        names = [name for name in BLOCKS_OF_BESIDE + LATER_BLOCKS if name in first["beside"]]
+        blocks = {name: [s["beside"][name] for s in gathered] for name in names}
         result.beside = Beside.from_json({**first["beside"], **blocks})
     if "checked" in first:
         counts = [(s["checked"], s["wrong"], s["changed"]) for s in gathered]

@@ -39,7 +39,9 @@ class Overlap:
     time that could have been hidden, the part that was, (calls + work - at once) / min(calls,
     work), each that of the rank that was last: 1 is all of it, 0 is one after the other, below 0
     is worse than that.
-    uncovered: blocks in which the work of some rank ended before all of it had.
+    uncovered: blocks in which the work of some rank ended before all of it had. offset_ns: of
+    ``--offset``, after each call the work began so much later (median over ranks and blocks of the
+    mean; 0: at once); None where a block is a run of calls.
     """
 
     case: Case
@@ -56,6 +58,7 @@ class Overlap:
     efficiency: Estimate
     uncovered: int
     work_bus_bytes: int | None = None
+    offset_ns: float | None = None
 
     @property
     def busbw_gbps(self) -> tuple[float, float] | None:
@@ -75,21 +78,35 @@ class Overlap:
 
 
 def overlaps(run: Run) -> list[Overlap]:
-    """Of each case that was measured beside other work; [] where none was."""
-    return [overlap(result) for result in run.results if result.beside and result.beside.blocks]
+    """Of each case that was measured beside other work, with an offset two; [] where none was."""
+    found = []
+    for result in run.results:
+        if result.beside and result.beside.blocks:
+            found.append(overlap(result))
+            if result.beside.offset_ns is not None:
+                found.append(overlap(result, later=True))
+    return found
 
 
-def overlap(result: CaseResult) -> Overlap:
-    """Raises AssertionError for a result without ``beside``."""
+def overlap(result: CaseResult, later: bool = False) -> Overlap:
+    """later: with the offset. Raises AssertionError for a result without ``beside``."""
     found = result.beside
     assert found is not None
-    alone, work, whole = (
-        _last(matrix) for matrix in (found.alone_ns, found.work_ns, found.both_ns)
-    )
-    both_calls, both_work = _last(found.both_calls_ns), _last(found.both_work_ns)
-    by_rank = zip(found.both_ns, found.both_work_ns, strict=True)
-    short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
-    beside = [_while_both(*block) for block in zip(work, both_work, both_calls, strict=True)]
+    both = found.both_calls_ns, found.both_work_ns, found.both_ns
+    offset_ns = None if found.offset_ns is None else 0.0
+    if later:
+        both = found.later_calls_ns, found.later_work_ns, found.later_ns
+        offset_ns = _median([ns for of_rank in found.later_begins_ns for ns in of_rank])
+    alone, work = _last(found.alone_ns), _last(found.work_ns)
+    both_calls, both_work, whole = map(_last, both)
+    short: list[list[bool]] = [[]]
+    if offset_ns is None:
+        by_rank = zip(both[2], both[1], strict=True)
+        short = [[w < _COVERED * t for t, w in zip(*pair, strict=True)] for pair in by_rank]
+        triples = zip(work, both_work, both_calls, strict=True)
+        work_slowdown = _mean_of_logs([math.log(_while_both(*block)) for block in triples])
+    else:  # one of each: how much longer it took is all there is
+        work_slowdown = _ratio(both_work, work)
     return Overlap(
         result.case,
         result.ranks,
@@ -101,10 +118,11 @@ def overlap(result: CaseResult) -> Overlap:
         _median(alone) / found.calls,
         _median(work),
         _ratio(both_calls, alone),
-        _mean_of_logs(list(map(math.log, beside))),
+        work_slowdown,
         _mean([(a + w - t) / min(a, w) for a, w, t in zip(alone, work, whole, strict=True)]),
         sum(map(any, zip(*short, strict=True))),
         found.work_bus_bytes,
+        offset_ns,
     )
 
 

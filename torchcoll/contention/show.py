@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,16 @@ _DEFINITION = (
 
 
 def beside_grid(found: Sequence[Overlap]) -> Grid:
-    """A row a case; ``found`` is not empty."""
+    """A row a case, with an offset two; ``found`` is not empty."""
+    begins: list[tuple[Head, Callable[[Overlap], str]]] = []
+    if any(one.offset_ns is not None for one in found):
+        begins.append((Head("work", "begins", legend=_BEGINS), _begins))
     return filled(
         [
             (Head("collective", left=True, repeat=True), lambda o: o.case.collective),
             (Head("size", repeat=True), lambda o: format_size(o.case.size_bytes)),
             (Head("group", left=True), lambda o: o.case.group or "-"),
+            *begins,
             (Head("call", "alone"), lambda o: format_time(o.calls_ns)),
             (Head("call", "slowdown", legend=_DEFINITION), lambda o: _text(o.slowdown, "x")),
             (Head("work", "alone"), lambda o: format_time(o.work_ns)),
@@ -81,6 +85,10 @@ def _busbw(one: Overlap, which: int) -> str:
     return format_bandwidth(one.busbw_gbps[which]) if one.busbw_gbps else "-"
 
 
+def _begins(one: Overlap) -> str:
+    return f"+{format_time(one.offset_ns)}" if one.offset_ns else "at once"
+
+
 def _text(value: Estimate, unit: str = "") -> str:
     text = f"{value.value:.2f}{unit}"
     if value.low is None or value.high is None:
@@ -88,11 +96,16 @@ def _text(value: Estimate, unit: str = "") -> str:
     return f"{text} [{value.low:.2f}, {value.high:.2f}]"
 
 
+_BEGINS = (
+    "work begins: one call and one of the work at a time; how long after the call it began, as "
+    "measured; its time is from there"
+)
 _WORK = "slowdown of the work: while the calls ran; what was left of it then ran alone"
 _SUM = "busbw in GB/s: alone, of the faster of both collectives; at once, of both together"
 _FIELDS = (
     "collective=case.collective size_bytes=case.size_bytes dtype=case.dtype "
-    "backend=case.backend group=case.group ranks work threads calls repeats blocks calls_ns "
+    "backend=case.backend group=case.group ranks work threads calls repeats blocks offset_ns "
+    "calls_ns "
     "work_ns "
     "slowdown=slowdown.value slowdown_low=slowdown.low slowdown_high=slowdown.high "
     "work_slowdown=work_slowdown.value work_slowdown_low=work_slowdown.low "
@@ -125,7 +138,7 @@ def soak_grid(found: Soaked) -> Grid:
             (Head("drift"), lambda c: drift_text(c.drift)),
             (Head("worst", "window"), lambda c: f"{c.worst_over_median:.2f}x {_clock(c.worst_us)}"),
             (Head("most often", "last"), _slowest_text),
-            (Head("median over time", left=True, drop=1), lambda c: curve(c.medians_ns)),
+            (Head("median over time", left=True, drop=1), lambda c: curve(c.over_time)),
         ],
         found.cases,
         above=[soak_answer(found), _SOAK],
@@ -172,14 +185,19 @@ def _slowest_text(one: SoakedCase) -> str:
     return "-" if one.slowest is None else f"rank {one.slowest[0]} {one.slowest[1]:.0%}"
 
 
-def curve(values: Sequence[float]) -> str:
-    """At most 24 characters of eight heights; neighbours share one, by their largest."""
+def curve(values: Sequence[float | None]) -> str:
+    """At most 24 characters of eight heights; neighbours share one, by their largest; a blank where
+    there is none.
+    """
     step = max(1, -(-len(values) // _CURVE))
-    points = [max(values[i : i + step]) for i in range(0, len(values), step)]
-    low, high = min(points), max(points)
-    if high <= low:
-        return _BLOCKS[0] * len(points)
-    return "".join(_BLOCKS[min(7, int(8 * (p - low) / (high - low)))] for p in points)
+    parts = [
+        [v for v in values[i : i + step] if v is not None] for i in range(0, len(values), step)
+    ]
+    points = [max(part, default=None) for part in parts]
+    known = [point for point in points if point is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    steps = 8 / (high - low) if high > low else 0.0
+    return "".join(" " if p is None else _BLOCKS[min(7, int(steps * (p - low)))] for p in points)
 
 
 _OF_CASE = (

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 class SoakedCase:
     """One case over all windows.
 
-    medians_ns: of each window. worst: its number from 0, worst_us: when it began, since 1970.
+    medians_ns: of each window that it ran in. over_time: of all windows; None where it did not run.
+    worst: its number from 0, worst_us: when it began, since 1970.
     slowest: the rank that was last most often, and its share of the calls; None without a barrier.
     """
 
     case: Case
     calls: int
     medians_ns: tuple[float, ...]
+    over_time: tuple[float | None, ...]
     p99_ns: float
     max_ns: float
     drift: TimeDrift | None
@@ -90,6 +92,7 @@ def soaked(run: Run) -> Soaked | None:
 def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
     found = [(window, one) for window in windows for one in window.cases if one.case == case]
     medians = tuple(one.median_ns for _, one in found)
+    by_window = {id(window): one.median_ns for window, one in found}
     last, bins = Counter[str](), Counter[int]()
     for _, one in found:
         last.update(one.slowest)
@@ -101,6 +104,7 @@ def _case(case: Case, windows: Sequence[SoakWindow]) -> SoakedCase:
         case,
         calls,
         medians,
+        tuple(by_window.get(id(window)) for window in windows),
         min(_quantile(bins, 0.99), most),
         most,
         drift_of(medians),

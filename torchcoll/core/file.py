@@ -117,7 +117,7 @@ class Writer:
                 f"result file {self.path}",
                 error.strerror,
                 "a disk that takes the next record",
-                "Make room, then go on with --resume.",
+                "Make room, then go on with --resume (a soak begins anew).",
             ) from None
 
     def there(self) -> bool:

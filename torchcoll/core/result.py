@@ -189,6 +189,11 @@ class Beside:
     on all ranks. Each matrix is [rank][block] in ns from the start of the block: alone_ns and
     work_ns until the calls or the work had ended alone; both_calls_ns, both_work_ns and both_ns
     until the calls, the work and all of it had ended at once.
+
+    offset_ns: None where a block is a run of calls beside a run of work. Else (``--offset``) its
+    calls were made one by one, each aligned and beside one repeat of the work, whose begin was so
+    long after it in the blocks of later_*: there the time of the work is from its own begin, and
+    later_begins_ns is the mean of how long after the call that was.
     """
 
     work: str
@@ -201,6 +206,11 @@ class Beside:
     both_work_ns: Matrix
     both_ns: Matrix
     work_bus_bytes: int | None = None
+    offset_ns: int | None = None
+    later_calls_ns: Matrix = field(default_factory=list)
+    later_work_ns: Matrix = field(default_factory=list)
+    later_ns: Matrix = field(default_factory=list)
+    later_begins_ns: Matrix = field(default_factory=list)
 
     @property
     def blocks(self) -> int:
@@ -211,20 +221,24 @@ class Beside:
         """Unknown fields are ignored. Raises KeyError, TypeError or ValueError on a broken one."""
         known = {f.name for f in dataclasses.fields(cls)}
         found = cls(**{name: value for name, value in data.items() if name in known})
-        matrices = [getattr(found, name) for name in BLOCKS_OF_BESIDE]
+        later = found.offset_ns is not None
+        names = BLOCKS_OF_BESIDE + LATER_BLOCKS if later else BLOCKS_OF_BESIDE
+        matrices = [getattr(found, name) for name in names]
         for matrix in matrices:
             if not isinstance(matrix, list):
                 raise TypeError("blocks are not lists by rank")
             check_lists(*matrix, durations=True)
         if len({(len(m), *map(len, m)) for m in matrices}) > 1:
             raise ValueError("blocks of unlike number")
-        check_whole(found.calls, found.repeats, *or_none(found.threads, found.work_bus_bytes))
+        unknown = or_none(found.threads, found.work_bus_bytes, found.offset_ns)
+        check_whole(found.calls, found.repeats, *unknown)
         if not isinstance(found.work, str) or min(found.calls, found.repeats) < 1:
             raise ValueError("a block of nothing")
         return found
 
 
-BLOCKS_OF_BESIDE = tuple(f.name for f in dataclasses.fields(Beside) if f.name.endswith("_ns"))
+BLOCKS_OF_BESIDE = ("alone_ns", "work_ns", "both_calls_ns", "both_work_ns", "both_ns")
+LATER_BLOCKS = ("later_calls_ns", "later_work_ns", "later_ns", "later_begins_ns")
 
 
 # Slots: beyond 30 fields Python gives every object a dictionary of its own, 1.2 KB each.
@@ -318,6 +332,9 @@ class CaseResult:
             del data["choices"]
         if self.beside:
             data["beside"] = dataclasses.asdict(self.beside)
+            if self.beside.offset_ns is None:
+                for name in ("offset_ns", *LATER_BLOCKS):
+                    del data["beside"][name]
         else:
             del data["beside"]
         return data

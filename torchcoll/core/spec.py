@@ -26,7 +26,7 @@ from torchcoll.core.collectives import (
 )
 from torchcoll.core.dtypes import COMMON_DTYPES, DTYPES, find_dtype
 from torchcoll.core.errors import UsageError, choice
-from torchcoll.core.units import counted, format_size, parse_size
+from torchcoll.core.units import counted, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     from torchcoll.core.traffic import Traffic, TrafficCall
@@ -82,8 +82,10 @@ class Spec:
     file. order: ``size``, ``shuffled`` (by seed) or ``interleaved`` (the sizes in order, on several
     backends A B B A; the default with several). beside: work on the same device that each
     case is measured beside too, see ``read_work``. mesh: ``4x2``, each case in the columns
-    (``mod:2``) beside itself in the rows (``div:2``). points: exact calls in place of the product
-    of collectives, dtypes, ops and sizes, which then hold what the points have.
+    (``mod:2``) beside itself in the rows (``div:2``). offset: ``2ms``, single calls of a collective
+    that is beside, which begin at once, and so long after each call of the case. points: exact
+    calls in place of the product of collectives, dtypes, ops and sizes, which then hold what the
+    points have.
     Raises UsageError naming the field.
     """
 
@@ -121,6 +123,7 @@ class Spec:
     rehearse: bool = False
     beside: str | None = None
     mesh: str | None = None
+    offset: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     points: tuple[ExactCall, ...] = ()
 
@@ -166,6 +169,11 @@ class Spec:
             put("beside", read_work(self.beside))
             if self.beside.startswith(_EXTERNAL):
                 put("labels", {**self.labels, "beside": self.beside})
+        if self.offset is not None:
+            parse_duration(self.offset, "offset")
+            if not self.beside_collective:
+                got = f"{self.offset} with {self.beside or 'nothing'} beside"
+                raise UsageError("offset", got, "--beside COLLECTIVE:GROUPS or --mesh with it")
         if isinstance(self.backend, str):
             put("backend", ",".join(_names(self.backend.lower())))
         if self.implementation != "own":

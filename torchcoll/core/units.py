@@ -102,12 +102,13 @@ def whole_number(value: object, what: str, least: int) -> int:
     return value
 
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str, what: str) -> float:
-    """Seconds of ``90s``, ``30m``, ``8h`` or ``2d``. Raises UsageError."""
-    number, unit = text[:-1], text[-1:]
+    """Seconds of ``200us``, ``90s``, ``30m``, ``8h`` or ``2d``. Raises UsageError."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(number) :]
     try:
         seconds = float(number) * _SECONDS[unit]
         if 0 < seconds < float("inf"):

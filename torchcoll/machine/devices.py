@@ -125,19 +125,26 @@ class Cpu:
         """Empty samples of the clocks that this mode reads; the first is the one shown."""
         return {"host": []}
 
-    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
-        """ns from one start until the calls, the work and both had ended (0 of what is not there).
+    def together(
+        self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
+    ) -> tuple[int, int, int, int]:
+        """ns from one start until the calls, the work and both had ended (0 of what is not there);
+        and until the work began, where it is to begin ``after_ns`` later: its own time is then from
+        there.
 
-        The work runs in a thread of its own, also where it is alone: the three blocks that are
-        held against each other are made alike.
+        The work runs in a thread of its own, also where it is alone: the blocks that are held
+        against each other are made alike.
         """
         now, ends, errors = self._now, [0], list[BaseException]()
-        start_together = threading.Lock()
+        start_together, late = threading.Lock(), [0]
 
         def work_through() -> None:
             try:
                 with start_together:
                     pass
+                if after_ns:
+                    time.sleep(max(0, start + after_ns - now()) / 1e9)
+                    late[0] = now() - start
                 for _ in range(repeats):
                     work()
             except BaseException as error:
@@ -157,7 +164,8 @@ class Cpu:
         if errors:
             raise errors[0]
         worked = ends[-1] if repeats else start
-        return called - start, worked - start, max(called, worked) - start
+        whole = max(called, worked) - start
+        return called - start, worked - start - late[0], whole, late[0]
 
 
 class Accelerator:
@@ -249,17 +257,21 @@ class Accelerator:
         lead += times[:leads]
         clocks["device"] += times[leads:]
 
-    def together(self, call: Call, calls: int, work: Call, repeats: int) -> tuple[int, int, int]:
+    def together(
+        self, call: Call, calls: int, work: Call, repeats: int, after_ns: int = 0
+    ) -> tuple[int, int, int, int]:
         """As on the CPU, on the device's clock; the work has a stream of its own.
 
-        The work is issued first: its calls are long, so the host is soon done with them, and the
-        collective's own first event comes right before its first call.
+        The work is issued first where it begins at once: its calls are long, so the host is soon
+        done with them, and the collective's own first event comes right before its first call.
         """
         begun, worked, calling, called = (
             self._torch.Event(self.name, enable_timing=True) for _ in range(4)
         )
-        self.synchronize()
-        if repeats:
+
+        def issue_work() -> None:
+            if not repeats:
+                return
             if self._side is None:
                 self._side = self._module.Stream()
             with self._module.stream(self._side):
@@ -267,10 +279,17 @@ class Accelerator:
                 for _ in range(repeats):
                     work()
                 worked.record()
+
+        self.synchronize()
+        if not after_ns:
+            issue_work()
         calling.record()
         for _ in range(calls):
             call()
         called.record()
+        if after_ns:
+            time.sleep(after_ns / 1e9)
+            issue_work()
         self.synchronize()
         pairs = ((calling, called, calls), (begun, worked, repeats))
         of_calls, of_work = (
@@ -279,7 +298,8 @@ class Accelerator:
         # Either stream may have begun first: from the first start to the last end.
         there = [(start, end) for start, end, count in pairs if count]
         whole = max(start.elapsed_time(end) for start, _ in there for _, end in there)
-        return of_calls, of_work, round(whole * 1e6)
+        late = round(calling.elapsed_time(begun) * 1e6) if after_ns else 0
+        return of_calls, of_work, round(whole * 1e6), late
 
     def graph(self, call: Call) -> Call:
         """``call`` captured once; the result replays it (where ``captures``).

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchcoll.core.errors import one_line
 from torchcoll.core.traffic import Span, merged
-from torchcoll.core.units import time_text
+from torchcoll.core.units import format_size, time_text
 from torchcoll.report.pictures import Drawn, literal, new_figure, write_caption, write_figure
 from torchcoll.training.step_show import answer_lines, call_text, step_title
 from torchcoll.training.whole_step import RankStep, StepCall, WholeStep, beside, common
@@ -106,8 +108,8 @@ class _StepDrawing:
                 hidden = beside(spans, exposed)
                 self._bars(hidden, shift, "hidden")
                 self._bars(beside(spans, hidden), shift, "exposed")
-            waits = ((c.start, min(c.start + (c.wait_ns or 0), one.end)) for c in own if c.wait_ns)
-            self._bars(_clipped(merged(waits), one), shift, "wait")
+            waits = (one.waits[group] for group in {c.call.group for c in own})
+            self._bars(merged(itertools.chain.from_iterable(waits)), shift, "wait")
             self._labels(own, one, shift, exposed)
             self._line(name)
         for edge in (one.start, one.end):
@@ -143,12 +145,12 @@ class _StepDrawing:
     def _labels(
         self, calls: Sequence[StepCall], one: RankStep, shift: int, exposed: Sequence[Span] | None
     ) -> None:
-        """Of calls with room for it, none on another's."""
-        reached = float("-inf")
-        for call in sorted(calls, key=lambda call: call.start):
-            start, end = max(call.start, one.start), min(call.end, one.end)
-            text = call_text(call.call)
-            if (end - start) / self._width < len(text) * _LETTER or start < reached:
+        """Where there is room, none on another's: one for calls that overlap, which are one bar."""
+        for own in _together(calls):
+            start = max(own[0].start, one.start)
+            end = min(max(call.end for call in own), one.end)
+            text = _label(own)
+            if (end - start) / self._width < len(text) * _LETTER:
                 continue
             alone = sum(b - a for a, b in _within([(start, end)], exposed or []))
             kind = "untold" if exposed is None else "hidden"
@@ -160,7 +162,6 @@ class _StepDrawing:
                 literal(text),
                 ha="center", va="center", fontsize=7, color=_ON[kind], zorder=5, bbox=box,
             )  # fmt: skip
-            reached = end
 
     def finish(self) -> None:
         from matplotlib.patches import Patch
@@ -193,15 +194,31 @@ class _StepDrawing:
         )  # fmt: skip
 
 
+def _together(calls: Iterable[StepCall]) -> list[list[StepCall]]:
+    """Calls that overlap, in one list."""
+    found: list[list[StepCall]] = []
+    reached = float("-inf")
+    for call in sorted(calls, key=lambda call: call.start):
+        if call.start >= reached:
+            found.append([])
+        found[-1].append(call)
+        reached = max(reached, call.end)
+    return found
+
+
+def _label(calls: Sequence[StepCall]) -> str:
+    if len(calls) == 1:
+        return call_text(calls[0].call)
+    names = {one_line(one.call.collective) for one in calls}
+    total = sum(one.call.bytes_in or one.call.bytes_out for one in calls)
+    what = names.pop() if len(names) == 1 else "calls"
+    return f"{len(calls)} {what}" + f", together {format_size(total)}" * bool(total)
+
+
 def _within(spans: Iterable[Span], others: Sequence[Span]) -> list[Span]:
     """What of the spans is in the others."""
     spans = merged(spans)
     return beside(spans, beside(spans, others))
-
-
-def _clipped(spans: Iterable[Span], one: RankStep) -> list[Span]:
-    cut = ((max(start, one.start), min(end, one.end)) for start, end in spans)
-    return [(start, end) for start, end in cut if end > start]
 
 
 def _short(name: str, most: int = 16) -> str:

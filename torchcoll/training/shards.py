@@ -49,7 +49,7 @@ def shard_traffic(
     that every trainable parameter gets a gradient. Without gradient accumulation, offloading, other
     placements than Shard(0), float8 all-gathers and clipping.
     Raises UsageError for what fully_shard refuses, parameters tied across units, units that are
-    registered twice, and mixed trainable dtypes in a unit.
+    registered twice, mixed trainable dtypes in a unit, and a model that sets its own prefetch.
     """
     whole_number(ranks, "ranks", 2)
     whole_number(replicas, "replicas", 1)
@@ -143,6 +143,16 @@ def _dtype(value: torch.dtype | str | None) -> torch.dtype | None:
     return found
 
 
+def _check_prefetch(module: nn.Module, name: str) -> None:
+    """Raises UsageError for an order of its own, which the plan would ignore."""
+    state: object = getattr(module, "_get_fsdp_state", object)()
+    for way in ("forward", "backward"):
+        ahead = len(getattr(state, f"_states_to_{way}_prefetch", ()))
+        if ahead:
+            got = f"{name or 'the root'} with set_modules_to_{way}_prefetch of {ahead}"
+            raise UsageError("model", got, "the order that FSDP2 takes by itself", _CAPTURE)
+
+
 def _units(
     model: nn.Module,
     wrapped: Callable[[str, nn.Module], object],
@@ -159,6 +169,7 @@ def _units(
         if seen.get(id(module)) is unit:
             return
         seen[id(module)] = unit
+        _check_prefetch(module, name)
         for own, parameter in module.named_parameters(name, recurse=False):
             first, other = owner.setdefault(id(parameter), (own, unit))
             if other is not unit:

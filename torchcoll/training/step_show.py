@@ -28,11 +28,12 @@ from torchcoll.training.whole_step import (
 STEP_SCHEMA = "torchcoll-step/1"
 _FIGURES = (
     "computing + exposed + idle = the step, of each rank on its own clock; exposed: communication "
-    "with no computation beside it; wait: what calls took longer than on the rank that came last"
+    "with no computation beside it; wait: what calls took longer than on the rank that came last, "
+    "while none of the group was moving"
 )
 _UNTOLD = (
     "communicating: some call was in flight; wait: what calls took longer than on the rank that "
-    "came last"
+    "came last, while none of the group was moving"
 )
 _WAITED = "exposed: the program waited for every call, so that all of it is"
 _LAST = "last: of all steady steps' calls those in which the rank came last; even: if all did alike"

@@ -18,6 +18,7 @@ what it waited for.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -57,8 +58,10 @@ class RankStep:
     """The step of one rank. Times in ns; None: the source does not tell.
 
     computing: None as well. calls: that ran in it, by start; exposed: when only calls did, of those
-    that this is known of. last: of the calls of all steady steps, the share in which this rank came
-    last; even: the share if all came last equally often. path: its share of the critical path.
+    that this is known of. waits: by the group, when its calls waited for their last rank and none
+    of it was moving: what is behind another call is queued. last: of the calls of all steady steps,
+    the share in which this rank came last; even: the share if all came last equally often. path:
+    its share of the critical path.
     late: ``9 of 9`` of the steps, in which it came last most often, where chance alone makes that
     of no rank in 95 %; else ''.
     """
@@ -73,6 +76,7 @@ class RankStep:
     communicating_ns: int
     exposed_ns: int | None
     idle_ns: int | None
+    waits: dict[str, list[Span]]
     wait_ns: int | None
     last: float | None = None
     even: float | None = None
@@ -152,7 +156,8 @@ def whole_step(traffic: Traffic, number: int | None = None) -> WholeStep:
     _tell_late(found, traffic, steps, joined)
     if not separate:
         _walk(found)
-    found.notes = [*traffic.problems, *_notes(found, traffic), *separate, *traffic.notes]
+    whole_notes = [f"of all that was recorded: {note}" for note in traffic.notes]
+    found.notes = [*traffic.problems, *_notes(found, traffic), *separate, *whole_notes]
     return found
 
 
@@ -208,9 +213,8 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
         idle = end - begin - sum(b - a for a, b in merged([*talking, *computing]))
     elif all(_waited(one.call, traffic) for one in calls):
         exposed = talking
-    waits = [
-        _cut((one.start, one.start + one.wait_ns), span) for one in calls if one.wait_ns is not None
-    ]
+    waits = {name: _waits(calls, name, span) for name in {one.call.group for one in calls}}
+    waited = any(one.wait_ns is not None for one in calls)
     return RankStep(
         rank,
         begin,
@@ -222,8 +226,15 @@ def _rank_step(traffic: Traffic, rank: int, span: Span, joined: Sequence[Joined]
         total,
         None if exposed is None else sum(b - a for a, b in exposed),
         idle,
-        Union(waits).total if waits else None,
+        waits,
+        Union(itertools.chain.from_iterable(waits.values())).total if waited else None,
     )
+
+
+def _waits(calls: Sequence[StepCall], group: str, span: Span) -> list[Span]:
+    own = [one for one in calls if one.call.group == group]
+    waiting = merged(_cut((one.start, one.start + (one.wait_ns or 0)), span) for one in own)
+    return beside(waiting, merged((one.start + (one.wait_ns or 0), one.end) for one in own))
 
 
 def _cut(one: Span, span: Span) -> Span:
