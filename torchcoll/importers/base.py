@@ -342,7 +342,8 @@ def make_run(
 TRUNCATED = "truncated"
 
 
-_HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(12))
+# Half a unit in the last place of a number with so many decimals.
+HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(16))
 
 
 def rounding(text: str) -> float:
@@ -350,8 +351,8 @@ def rounding(text: str) -> float:
     fraction = text[text.find(".") + 1 :]  # all of it where there is no point
     if fraction.isdecimal():
         digits = len(fraction) if len(fraction) < len(text) else 0
-        if digits < len(_HALVES):
-            return _HALVES[digits]
+        if digits < len(HALVES):
+            return HALVES[digits]
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     exponent = 0
