@@ -343,8 +343,8 @@ def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
 def repeats(results: Sequence[CaseResult]) -> str:
     """A line on sizes that come several times on as many ranks; all of them are kept."""
     # Rows of one case share it: most are told apart without hashing its fields.
-    rows = Counter((id(result.case), result.ranks) for result in results)
     cases = {id(result.case): result.case for result in results}
+    rows = Counter([(id(result.case), result.ranks) for result in results])
     counts: Counter[tuple[Case, int]] = Counter()
     for (case, ranks), count in rows.items():
         counts[cases[case], ranks] += count

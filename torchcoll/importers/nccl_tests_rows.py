@@ -7,12 +7,21 @@ the left ones have come and gone: root, redop (blank for hypercube), Group.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import repeat
-from typing import NamedTuple
 
-from torchcoll.importers.base import HALVES, dtype_named, ns_of_us, number, numbers, rounding, whole
+from torchcoll.importers.base import (
+    HALVES,
+    MOST_NUMBER,
+    MOST_WHOLE,
+    dtype_named,
+    ns_of_us,
+    number,
+    numbers,
+    rounding,
+    whole,
+)
 from torchcoll.importers.nccl_tests import Block, NcclTestsRow
 
 _CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
@@ -49,8 +58,11 @@ class RowParser:
             (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
         ]
         self._steps = [half * self._scale for half in HALVES]
-        self._before: _Look | None = None  # of the row before
-        self._kept: list[tuple[int, re.Match[str]]] = []
+        self._before: NcclTestsRow | None = None  # the last row of two placements
+        self._words: list[str] = []  # its type, operation and root
+        self._fields = 0  # how many it has
+        self._kept: list[tuple[int, str]] = []
+        self._tokens: list[str] = []  # of those
 
     def row(self, line: int, text: str) -> NcclTestsRow | str:
         """The row; else why it is none."""
@@ -84,77 +96,70 @@ class RowParser:
                 return f"half a row: {block}"
             blocks.append(block)
         row = NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
-        if len(blocks) == 2 and self._plain:
-            self._before = _look(row, text, _plain_row(heads, width, self._wrong))
+        if len(blocks) == 2 and not (self._trailing or self._error or self._more):
+            self._before, self._words, self._fields = row, tokens[2:heads], found
         return row
 
-    # -- rows that look like the one before, which most do: their columns are converted at once, in
-    # a third of the time of ``row``
-
-    @property
-    def _plain(self) -> bool:
-        """Whether a table has no columns but those of most."""
-        return not (self._trailing or self._error or self._more) and self._width <= _WIDEST
+    # -- rows that look like the one before, as most do: read many at once, in a third of the time.
+    # Whatever is odd in one of them, ``row`` reads them one by one, and says it.
 
     def keep(self, line: int, text: str) -> bool:
-        """Whether it is a row like the one before, of plain numbers: it is among ``kept`` then."""
-        if (look := self._before) is None or len(self._kept) == _AT_ONCE:
+        """Whether it looks like the row before: then it is among ``kept``, and not read yet."""
+        if self._before is None or len(self._kept) == _AT_ONCE:
             return False
-        found = look.pattern.fullmatch(text)
-        if found is None or found[_WORDS] != look.words:
+        tokens = text.split()
+        if len(tokens) != self._fields or tokens[2 : 2 + len(self._words)] != self._words:
             return False
-        self._kept.append((line, found))
+        if not (tokens[0].isdecimal() and tokens[1].isdecimal()):  # of text ``row`` is not asked
+            return False
+        self._kept.append((line, text))
+        self._tokens += tokens
         return True
 
     def kept(self) -> list[tuple[int, NcclTestsRow | str]]:
         """(line, what ``row`` returns of it) of those that were kept since the last time."""
         kept, self._kept = self._kept, []
+        tokens, self._tokens = self._tokens, []
         if not kept:
             return []
-        return self._at_once(kept) or [(line, self.row(line, found.string)) for line, found in kept]
-
-    def _at_once(
-        self, kept: Sequence[tuple[int, re.Match[str]]]
-    ) -> list[tuple[int, NcclTestsRow | str]]:
-        """[] where a figure is none, which ``row`` is to say."""
         lines = [line for line, _ in kept]
-        sizes, counts, _, *figures = zip(*(found.groups() for _, found in kept), strict=True)
         try:
-            blocks = zip(
-                self._blocks(figures[: self._width], False),
-                self._blocks(figures[self._width :], True),
-                strict=True,
-            )
-        except ValueError:
-            return []
+            columns = [tokens[at :: self._fields] for at in range(self._fields)]
+            return [*zip(lines, self._rows(lines, columns), strict=True)]
+        except (ValueError, IndexError):
+            return [(line, self.row(line, text)) for line, text in kept]
+
+    def _rows(self, lines: Sequence[int], columns: Sequence[Column]) -> list[NcclTestsRow]:
+        """Raises ValueError or IndexError where a field is none but ``row`` may know it."""
         assert self._before
-        dtype, op, root = self._before.row.dtype, self._before.row.op, self._before.row.root
+        like, width = self._before, self._width
+        first = 2 + len(self._words)
+        out = self._blocks(columns[first : first + width], False)
+        within = self._blocks(columns[first + width :], True)
         return [
-            (line, NcclTestsRow(line, int(size), int(count), dtype, op, root, list(both)))
-            for line, size, count, both in zip(lines, sizes, counts, blocks, strict=True)
+            NcclTestsRow(line, size, count, like.dtype, like.op, like.root, [*both])
+            for line, size, count, *both in zip(
+                lines, _sizes(columns[0]), _sizes(columns[1]), out, within, strict=True
+            )
         ]
 
-    def _blocks(self, columns: Sequence[Sequence[str]], in_place: bool) -> list[Block]:
-        """``_block`` of all rows at once, figure by figure. Raises ValueError for what is none."""
+    def _blocks(self, columns: Sequence[Column], in_place: bool) -> Iterator[Block]:
+        """What ``_block`` makes of each row, column by column. Raises as ``_rows`` does."""
         times, algbw, busbw = (columns[at] for at in (self._time, self._algbw, self._busbw))
-        steps, scale = self._steps, self._scale
-        durations = [float(text) * scale for text in times]
+        durations = [time * self._scale for time in _figures(times)]
         if not all(durations):
             raise ValueError("a time of 0")
-        wrong = columns[self._wrong] if self._wrong else ()
-        elements = {text: None if text == "N/A" else int(text) for text in set(wrong)}
-        return [
-            *map(
-                Block,
-                repeat(in_place),
-                durations,
-                map(float, algbw),
-                map(float, busbw),
-                [steps[len(text.partition(".")[2])] for text in times],
-                [HALVES[len(text.partition(".")[2])] for text in busbw],
-                map(elements.get, wrong) if wrong else repeat(None),
-            )
-        ]
+        wrong: Iterable[int | None] = repeat(None)
+        if self._wrong:
+            column = columns[self._wrong]
+            counts = {text: _elements(text) for text in {*column} - {"N/A"}}
+            if None in counts.values():
+                raise ValueError("no number of elements")
+            wrong = map(counts.get, column)
+        steps = [self._steps[len(text.partition(".")[2])] for text in times]
+        bw_steps = [HALVES[len(text.partition(".")[2])] for text in busbw]
+        figures = (durations, _figures(algbw), _figures(busbw), steps, bw_steps)
+        return map(Block, repeat(in_place), *figures, wrong)
 
     def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
         """Whether so many fields can stand before the time: a row that lacks its last one would
@@ -193,33 +198,26 @@ class RowParser:
         return block
 
 
-# Bounds that keep the numbers of a plain row from being out of range, and hostile tables from
-# having patterns without number: three by eight by eight are possible.
-_WIDEST = 8  # columns of a placement
 _AT_ONCE = 1000
-_WORDS = 3  # the group of type, operation and root
-_WHOLE, _FIGURE, _ELEMENTS = "([0-9]{1,18})", "([0-9.]{1,15})", "([0-9]{1,15}|N/A)"
+Column = Sequence[str]
 
 
-@cache
-def _plain_row(heads: int, width: int, wrong: int) -> re.Pattern[str]:
-    """A row with so many fields before the time, and two placements of so many columns."""
-    words = "([a-z][a-z0-9_]*" + " +[a-z0-9-]+" * (heads - 3) + ")"
-    figures = [_ELEMENTS if wrong and place == wrong else _FIGURE for place in range(width)]
-    return re.compile(" *" + " +".join([_WHOLE, _WHOLE, words, *figures, *figures]) + " *")
+def _sizes(column: Column) -> list[int]:
+    """What ``whole`` makes of each. Raises ValueError where one is too large."""
+    values = [*map(int, column)]
+    if max(values) >= MOST_WHOLE:
+        raise ValueError("no plain sizes")
+    return values
 
 
-class _Look(NamedTuple):
-    """What tells the rows that are like this one: pattern, and the words in it as they stand."""
-
-    row: NcclTestsRow
-    pattern: re.Pattern[str]
-    words: str
-
-
-def _look(row: NcclTestsRow, text: str, pattern: re.Pattern[str]) -> _Look | None:
-    found = pattern.fullmatch(text)
-    return _Look(row, pattern, found[_WORDS]) if found else None
+def _figures(column: Column) -> list[float]:
+    """What ``number`` makes of each. Raises ValueError where one has more than digits and a point:
+    Python takes 1_0, nan and +5 for numbers too.
+    """
+    values = [*map(float, column)]
+    if "".join(column).strip("0123456789.") or max(values) >= MOST_NUMBER:
+        raise ValueError("no plain figures")
+    return values
 
 
 _PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}

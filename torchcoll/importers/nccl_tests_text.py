@@ -240,8 +240,6 @@ class _TextReader:
         return self.parts[-1]
 
     def line(self, line: int, text: str) -> None:
-        if not self.pending and self.part.parser.keep(line, text):
-            return
         if "NCCL" in text or "|CCL_" in text:
             rest, logged = without_log(text)
             if logged:
@@ -260,6 +258,8 @@ class _TextReader:
                 self.pending = None
                 self.row(first, start + text)
                 return
+        if self.part.parser.keep(line, text):
+            return
         if _ROW.match(text):
             self.row(line, text)
         elif text and not text.isspace():
