@@ -312,3 +312,51 @@ def test_rccl_can_leave_one_placement_out(imported, placement, in_place):
     )
     found = imported(text(ROW[:85] + "\n", names=names, foot=""))
     assert [(r.case.in_place, r.reported.time_ns) for r in cases(found)] == [(in_place, 24310)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("24.31", "N/A", "half a row: time is N/A"),
+        ("24.31", "0.00", "half a row: time is 0.00"),
+        ("43.13   43.13", "43.13   43,13", "half a row: busbw is 43,13"),
+        (" 1048576 ", " 5000000000000000000 ", "half a row: size and count are"),
+    ],
+)
+def test_an_odd_row_among_rows_that_look_alike(imported, old, new, why):
+    found = imported(text(SMALL + ROW + ROW.replace(old, new, 1) + ROW, foot=""))
+    assert [result.reported.time_ns for result in cases(found)] == [11520, 11400] + 2 * [
+        24310,
+        24070,
+    ]
+    assert [(r.line, r.reason[: len(why)]) for r in found.refused] == [(14, why)]
+
+
+def test_figures_of_rows_that_look_alike_are_each_their_own(imported):
+    # nan is what a time of 0 gives; so many elements wrong; not checked in place; other columns.
+    rows = [
+        ROW,
+        ROW.replace("43.13   43.13       0", "  nan     nan       0"),
+        ROW.replace("43.13       0", "43.13       7"),
+        ROW.replace("43.56       0", "43.56     N/A"),
+        ROW.replace("float", " half").replace("262144", "524288"),
+        ROW.replace("24.07   43.56   43.56", "2407.1    0.44    0.44"),
+    ]
+    results = cases(imported(text("".join(rows), foot="")))
+    assert [r.reported.algbw_gbps for r in results[::2]] == [43.13, None, *[43.13] * 4]
+    assert [r.reported.time_ns for r in results[1::2]] == [24070] * 5 + [pytest.approx(2407100)]
+    assert [r.status for r in results] == ["ok"] * 4 + ["wrong"] + ["ok"] * 7
+    verified = [r.verification.checked if r.verification else None for r in results[6:10]]
+    assert verified == [262144, None, 524288, 524288]
+    assert [r.case.dtype for r in results[7:]] == ["float32", *["float16"] * 2, *["float32"] * 2]
+    results[10].cold_ns.append([1])
+    assert (results[0].cold_ns, results[10].cold_ns, results[10].batches) == ([], [[1]], [])
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = results[10].nothing
+
+
+def test_ranks_of_one_move_nothing(imported):
+    # Unnamed, as of one rank: the figures could be a hypercube's, which sends nothing there.
+    row = ROW.replace("   sum", "      ").replace("24.31", "20.01").replace("24.07", "20.01")
+    found = imported(row, ranks=1)
+    assert "the file does not name the collective" in found.refused[0].reason

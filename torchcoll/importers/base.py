@@ -38,6 +38,7 @@ Value = TypeVar("Value", int, str)
 # Sizes of types that torchcoll does not measure; a log may have them.
 _OTHER_SIZES = {"bool": 1, "uint16": 2, "uint32": 4, "uint64": 8, "complex64": 8, "complex128": 16}
 _DIGITS = 30  # more than a whole number here can have
+MOST_NUMBER, MOST_WHOLE = 1e18, 1 << 62  # what ``number`` and ``whole`` take is less
 STATISTICS = ("mean", "median", "min", "max")  # what --statistic takes
 
 
@@ -136,7 +137,7 @@ def number(text: object) -> float | None:
         if not (isinstance(text, str) and _GROUPED.fullmatch(text.strip())):
             return None
         value = float(text.replace(",", ""))
-    return value if 0 <= value < 1e18 else None  # NaN is not
+    return value if 0 <= value < MOST_NUMBER else None  # NaN is not
 
 
 def numbers(*texts: str) -> Sequence[float | None]:
@@ -146,7 +147,7 @@ def numbers(*texts: str) -> Sequence[float | None]:
     except ValueError:
         return [*map(number, texts)]
     # A sum with NaN in it is not below anything.
-    ordinary = min(values) >= 0 and sum(values) < 1e18
+    ordinary = min(values) >= 0 and sum(values) < MOST_NUMBER
     return values if ordinary else [*map(number, texts)]
 
 
@@ -166,7 +167,7 @@ def whole(text: object) -> int | None:
         if not (isinstance(text, str) and _GROUPED_WHOLE.fullmatch(text.strip())):
             return None
         value = int(text.replace(",", "")[:_DIGITS])
-    return value if 0 <= value < 1 << 62 else None
+    return value if 0 <= value < MOST_WHOLE else None
 
 
 def ranks_stated(text: object) -> int | None:
@@ -342,7 +343,8 @@ def make_run(
 TRUNCATED = "truncated"
 
 
-_HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(12))
+# Half a unit in the last place of a number with so many decimals.
+HALVES = tuple(float(0.5 * 10.0**-digits) for digits in range(16))
 
 
 def rounding(text: str) -> float:
@@ -350,8 +352,8 @@ def rounding(text: str) -> float:
     fraction = text[text.find(".") + 1 :]  # all of it where there is no point
     if fraction.isdecimal():
         digits = len(fraction) if len(fraction) < len(text) else 0
-        if digits < len(_HALVES):
-            return _HALVES[digits]
+        if digits < len(HALVES):
+            return HALVES[digits]
     mantissa, _, power = text.lower().partition("e")
     decimals = len(mantissa.partition(".")[2])
     exponent = 0

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
+from torchcoll.core.case import Case
 from torchcoll.core.collectives import COLLECTIVES, Collective
 from torchcoll.core.result import CaseResult, Matrix, Reported
 from torchcoll.core.units import counted, format_size
@@ -206,7 +208,8 @@ def _fits(
     ]
     near = max(_NEAR, min((rounded for _, rounded in shares), default=0.0))
     share = median(share for share, _ in shares) if shares else 0.0
-    return abs(share / entry.moved(ranks) - 1) <= near
+    moved = entry.moved(ranks)  # 0 of one rank
+    return moved > 0 and abs(share / moved - 1) <= near
 
 
 def _unchecked_in_place(rows: Sequence[NcclTestsRow]) -> bool:
@@ -225,14 +228,28 @@ def results_of(
     results: list[CaseResult] = []
     odd = []
     disagrees = _checker(launch)
+    # Of sizes there are few, of rows many: what follows from the size is worked out once.
+    reasons: dict[tuple[int, int, str], str] = {}
+    firsts: dict[tuple[Any, ...], CaseResult] = {}
     for row in rows:
-        why = judge(row, launch)
+        size = (row.size, row.count, row.dtype)
+        why = reasons.get(size)
+        if why is None:
+            why = reasons[size] = judge(row, launch)
         if why:
             found.refuse(row.line, why)
             continue
         found.take()
         for block in row.blocks:
-            result = _result(row, block, launch)
+            plain = not (launch.cpu_time or block.samples or block.remark)
+            plain = plain and block.error is None
+            key = (*size, row.op, row.root, block.in_place, block.wrong)
+            if plain and (first := firsts.get(key)):
+                result = first.again(_reported(block, launch))
+            else:
+                result = _result(row, block, launch)
+                if plain:
+                    firsts[key] = result
             if disagrees and disagrees(row.size, block):
                 odd.append(row.line)
                 result.warnings.append(
@@ -248,9 +265,8 @@ def results_of(
     return results
 
 
-def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseResult:
-    assert launch.collective
-    reported = Reported(
+def _reported(block: Block, launch: NcclTestsLaunch) -> Reported:
+    return Reported(
         block.time_ns,
         "mean",
         "mean",  # over ranks: the default of -a
@@ -263,6 +279,10 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
         block.algbw,
         block.busbw,
     )
+
+
+def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseResult:
+    assert launch.collective
     remarks = [block.remark] if block.remark else []
     if launch.cpu_time:
         remarks.append("the time is that of the call on the CPU (-C), not of the operation")
@@ -271,7 +291,7 @@ def _result(row: NcclTestsRow, block: Block, launch: NcclTestsLaunch) -> CaseRes
     result = make_result(
         launch.collective,
         row.size,
-        reported,
+        _reported(block, launch),
         ranks=launch.ranks,
         dtype=row.dtype,
         op=row.op,
@@ -322,7 +342,12 @@ def _checker(launch: NcclTestsLaunch) -> Callable[[int, Block], bool] | None:
 
 def repeats(results: Sequence[CaseResult]) -> str:
     """A line on sizes that come several times on as many ranks; all of them are kept."""
-    counts = Counter((result.case, result.ranks) for result in results)
+    # Rows of one case share it: most are told apart without hashing its fields.
+    cases = {id(result.case): result.case for result in results}
+    rows = Counter([(id(result.case), result.ranks) for result in results])
+    counts: Counter[tuple[Case, int]] = Counter()
+    for (case, ranks), count in rows.items():
+        counts[cases[case], ranks] += count
     most = max(counts.values(), default=0)
     if most < 2:
         return ""

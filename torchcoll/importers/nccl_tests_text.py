@@ -1,7 +1,7 @@
 """nccl-tests' text, of all versions, and rccl-tests'.
 
-Lines become launches here; ``RowParser`` reads one row. Sources: src/util.cu and src/common.cu
-of nccl-tests from 2.0 to 2.19.
+Lines become launches here; nccl_tests_rows.py reads the rows. Sources: src/util.cu and
+src/common.cu of nccl-tests from 2.0 to 2.19.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from torchcoll.core.bounds import MOST_RANKS
@@ -25,18 +24,13 @@ from torchcoll.importers.base import (
     Line,
     collective_in,
     collective_named,
-    dtype_named,
     make_run,
-    ns_of_us,
     number,
-    numbers,
-    rounding,
     whole,
 )
 from torchcoll.importers.nccl_tests import (
     INTERLEAVED,
     STEP_1M,
-    Block,
     NcclTestsLaunch,
     NcclTestsRow,
     contradict,
@@ -45,6 +39,7 @@ from torchcoll.importers.nccl_tests import (
     results_of,
     version_text,
 )
+from torchcoll.importers.nccl_tests_rows import RowParser
 from torchcoll.importers.source import without_log
 from torchcoll.libraries.nccl.algorithms import choices_of
 from torchcoll.libraries.nccl.log import NcclLogReader
@@ -105,138 +100,6 @@ def begins_launch(text: str) -> bool:
     """True for a message of the start of a process, which may come before its first own line."""
     return _SET in text or "CCL version" in text
 
-
-# -------------------------------------------------------------------------------------------------
-# One row of nccl-tests' text: fields to figures.
-#
-# The columns come from the heading and are counted from the right (superbenchmark's way), because
-# the left ones have come and gone: root, redop (blank for hypercube), Group.
-
-_CHOICE = re.compile(r"(?!inf|nan)[A-Za-z][\w*/]*\s+(?!inf|nan)[A-Za-z][\w*/]*\s+(?:\d+|N/A)\s*$")
-_IN_PLACE_ONLY = " " * 24  # the out-of-place block is 32 blanks; columns are 2 to 11 apart
-_NO_NUMBER = ("inf", "nan", "-nan", "-inf")  # bandwidths of a time of 0
-
-
-class RowParser:
-    """Reads the rows below one heading."""
-
-    def __init__(self, names: Sequence[str], placed: Sequence[str]) -> None:
-        """``names``: of the heading, [] without one. ``placed``: the placements named above it."""
-        first = next((i for i, n in enumerate(names) if n in ("time", "cputime")), 0)
-        body = list(names[first:]) if first else ["time", "algbw", "busbw", "#wrong"] * 2
-        starts = [i for i, n in enumerate(body) if n in ("time", "cputime")]
-        self._width = width = starts[1] - starts[0] if len(starts) > 1 else 4
-        tail = body[2 * width :] if len(starts) > 1 else []
-        self._trailing = len(tail) + ("timestamp" in tail)
-        self._choices = not tail  # rccl-tests -A adds three columns without names of their own
-        self._two = len(starts) > 1 or not first
-        self._heads = first  # columns before the time; 0 where no heading tells
-        self._seen = 0  # the most of the rows before, without a heading
-        self._blank_op = {"redop", "op"} & set(names)
-        self._one = len(starts) == 1
-        self._only_out = tuple(placed) == ("out-of-place",)  # rccl-tests can leave one out
-        self._scale = 1e6 if "res" in names else 1e3  # the oldest wrote ms
-        self._body = body[:width]
-        places = {name: place for place, name in enumerate(self._body)}
-        self._time = places.get("time", places.get("cputime", 0))
-        self._algbw, self._busbw = places.get("algbw", 0), places.get("busbw", 0)
-        self._wrong = places.get("#wrong", places.get("wrong", 0))
-        self._error = places.get("error", places.get("res", 0))
-        self._more = [
-            (place, _PER_ITERATION[n]) for n, place in places.items() if n in _PER_ITERATION
-        ]
-
-    def row(self, line: int, text: str) -> NcclTestsRow | str:
-        """The row; else why it is none."""
-        tokens = text.split()
-        width = self._width
-        found = len(tokens)
-        if self._choices and found > 2 and tokens[-3][0].isalpha() and _CHOICE.search(text):
-            del tokens[-3:]
-            found -= 3
-        heads = found - self._trailing - 2 * width
-        if self._two and self._possible(heads, tokens):
-            places = [(False, heads), (True, heads + width)]
-        else:
-            heads = found - self._trailing - width
-            one = self._one or _IN_PLACE_ONLY in text.strip()
-            if not (one and self._possible(heads, tokens)):
-                figures = self._trailing + (width if self._one else 2 * width)
-                expected = f"{(self._heads or self._seen or 3) + figures}"
-                more = "" if self._heads or self._seen else " or more"
-                return f"half a row: {found} fields of {expected}{more}"
-            places = [(not self._only_out, heads)]
-        size, count = whole(tokens[0]), whole(tokens[1])
-        if size is None or count is None:
-            return f"half a row: size and count are {tokens[0]} and {tokens[1]}"
-        op, root = _op_and_root(*tokens[3:heads])
-        blocks = []
-        for in_place, first in places:
-            block = self._block(tokens[first : first + width], in_place)
-            if isinstance(block, str):
-                return f"half a row: {block}"
-            blocks.append(block)
-        return NcclTestsRow(line, size, count, dtype_named(tokens[2]) or "", op, root, blocks)
-
-    def _possible(self, heads: int, tokens: Sequence[str]) -> bool:
-        """Whether so many fields can stand before the time: a row that lacks its last one would
-        have another number there.
-        """
-        if not 3 <= heads <= 5:
-            return False
-        if self._heads:
-            # hypercube prints a blank in place of the operation.
-            blank = heads == self._heads - 1 and self._blank_op and tokens[3][-1].isdecimal()
-            return heads == self._heads or bool(blank)
-        self._seen = max(self._seen, heads)
-        return heads == self._seen
-
-    def _block(self, figures: Sequence[str], in_place: bool) -> Block | str:
-        raw, alg, bus = figures[self._time], figures[self._algbw], figures[self._busbw]
-        time, algbw, busbw = numbers(raw, alg, bus)
-        if not time:
-            return f"{self._body[self._time]} is {raw}"
-        if algbw is None and alg not in _NO_NUMBER:
-            return f"algbw is {alg}"
-        if busbw is None and bus not in _NO_NUMBER:
-            return f"busbw is {bus}"
-        wrong: int | None = None
-        if self._wrong and (text := figures[self._wrong]) != "N/A":
-            count = _elements(text)
-            if count is None:
-                return f"{self._body[self._wrong]} is {text}"
-            wrong = count
-        scale = self._scale
-        error = number(figures[self._error]) if self._error else None
-        steps = rounding(raw) * scale, rounding(bus)
-        block = Block(in_place, time * scale, algbw, busbw, *steps, wrong, error)
-        for place, name in self._more:
-            setattr(block, name, ns_of_us(figures[place]))
-        return block
-
-
-_PER_ITERATION = {"i_min": "min_ns", "i_max": "max_ns", "i_p99": "p99_ns"}
-
-
-@lru_cache(maxsize=64)  # mostly 0, as the next one's are mostly sum and -1
-def _elements(text: str) -> int | None:
-    """Of #wrong; None where it is no whole number. rccl-tests puts a star behind it."""
-    count = number(text.rstrip("*"))
-    return None if count is None or count % 1 else int(count)
-
-
-@lru_cache(maxsize=64)
-def _op_and_root(*rest: str) -> tuple[str | None, int | None]:
-    op, root = None, None
-    for token in rest:
-        if token.removeprefix("-").isdecimal():
-            root = whole(token)  # -1 is none
-        elif token != "none":
-            op = token
-    return op, root
-
-
-# -------------------------------------------------------------------------------------------------
 
 NAME = "nccl-tests"
 
@@ -382,6 +245,7 @@ class _TextReader:
             if logged:
                 self.message(text[len(rest) :])
                 if _HOLDS.search(text, len(rest)):
+                    self.add_kept()
                     self.found.refuse(line, RUN_INTO)
                 if rest.strip():
                     self.broken(line, rest)
@@ -394,6 +258,8 @@ class _TextReader:
                 self.pending = None
                 self.row(first, start + text)
                 return
+        if self.part.parser.keep(line, text):
+            return
         if _ROW.match(text):
             self.row(line, text)
         elif text and not text.isspace():
@@ -405,6 +271,7 @@ class _TextReader:
 
     def broken(self, line: int, text: str) -> None:
         """A piece of a row, before a message of a library."""
+        self.add_kept()
         if self.pending:
             self.pending = (self.pending[0], self.pending[1] + text)
         elif _ROW_HEAD.match(text):
@@ -423,18 +290,27 @@ class _TextReader:
             self.pending = None
 
     def end(self) -> None:
+        self.add_kept()
         self.refuse_pending()
 
     def row(self, line: int, text: str) -> None:
-        if self.above:
-            self.above.clear()
-        row = self.part.parser.row(line, text)
+        self.add_kept()
+        self.add(line, self.part.parser.row(line, text))
+
+    def add_kept(self) -> None:
+        """Before whatever else becomes of a line: the parser keeps rows to read many at once."""
+        for line, row in self.part.parser.kept():
+            self.add(line, row)
+
+    def add(self, line: int, row: NcclTestsRow | str) -> None:
+        self.above.clear()
         if isinstance(row, str):
             self.found.refuse(line, row)
         else:
             self.part.rows.append(row)
 
     def other(self, line: int, text: str) -> None:
+        self.add_kept()
         part = self.part
         if match := _START.search(text):
             part = self.next_part(line, part.started or bool(part.rows) or bool(part.settings))

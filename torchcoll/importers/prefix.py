@@ -21,16 +21,19 @@ _NUMBER = re.compile(r"\d+")
 _BLANKS = re.compile(r"(?:\\\s|\s)+")
 
 
-def cleaned(lines: Iterable[Line]) -> Iterator[Line]:
-    """Without ANSI codes and mpirun's tags; a progress bar's line is what it showed last."""
-    for number, text in lines:
-        if "\x1b" in text:
-            text = _ANSI.sub("", text)
-        if "\r" in text:
-            text = text.rstrip("\r").rpartition("\r")[2]
-        if "]<" in text:
-            text = _TAG.sub("", text)
-        yield number, text
+def cleaned(text: str) -> list[str]:
+    """The lines of a text without ANSI codes and mpirun's tags; a progress bar's line is what it
+    showed last.
+    """
+    lines = text.split("\n")
+    # Most texts have none of these: to ask it of many lines at once costs nothing.
+    if "\x1b" in text:
+        lines = [_ANSI.sub("", line) for line in lines]
+    if "\r" in text:
+        lines = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+    if "<" in text:
+        lines = [_TAG.sub("", line) if "]<" in line else line for line in lines]
+    return lines
 
 
 class Unprefixed:

@@ -119,6 +119,7 @@ class Source:
                 self._file = io.BufferedReader(self._unpacked, _HEAD)
                 self.start = self._file.read(_HEAD)
             self.start += self._file.readline(_LONGEST)
+            self._kept = collections.deque([self.start])
         except FileNotFoundError:
             raise UnreadableError("file", path, "a file that exists", nearest_file(path)) from None
         except IsADirectoryError:
@@ -146,27 +147,45 @@ class Source:
     def windows(self) -> Iterator[list[str]]:
         """The lines without libraries' messages, some at a time: for sniffing, before ``lines``.
 
-        What tells the format may come after megabytes of messages. stdin is kept in memory then.
+        What tells the format may come after megabytes of messages. As far as it is looked at, what
+        cannot be read again is kept in memory.
         """
         window: list[str] = []
-        for _, text in self.lines(keep=True):
-            if "NCCL INFO" not in text and "|CCL_" not in text:
-                window.append(text[:MOST_TEXT])
-                if len(window) >= _WINDOW:
-                    yield window
-                    window = []
+        for lines in self._cleaned(self._read(again=True)):
+            for text in lines:
+                if "NCCL INFO" not in text and "|CCL_" not in text:
+                    window.append(text[:MOST_TEXT])
+                    if len(window) >= _WINDOW:
+                        yield window
+                        window = []
         yield window
 
-    def lines(self, keep: bool = False) -> Iterator[Line]:
-        """All lines with their numbers, once; ``keep``: they can be read again."""
-        if keep and not self.seekable:
-            self.start += self._file.read()
-        yield from cleaned(enumerate(_decoded(self._raw(), self.start), 1))
+    def lines(self) -> Iterator[Line]:
+        """All lines with their numbers, once."""
+        number = 1
+        for lines in self._cleaned(self._read()):
+            yield from enumerate(lines, number)
+            number += len(lines)
 
-    def _raw(self) -> Iterator[bytes]:
-        yield from io.BytesIO(self.start)
-        while line := self._file.readline(_LONGEST):
-            yield line
+    def _cleaned(self, blocks: Iterable[bytes]) -> Iterator[list[str]]:
+        return map(cleaned, _decoded(blocks, self.start))
+
+    def _read(self, again: bool = False) -> Iterator[bytes]:
+        """Whole lines, about 64 KiB at a time: what is done once a line is a large part of all.
+
+        ``again``: after ``rewind`` all can be read again. A line beyond _LONGEST is cut.
+        """
+        if again:
+            yield from self._kept
+        else:
+            kept, self._kept = self._kept, collections.deque()
+            while kept:
+                yield kept.popleft()
+        while block := self._file.read(_HEAD):
+            block += self._file.readline(_LONGEST)
+            if again and not self.seekable:
+                self._kept.append(block)
+            yield block
 
     @property
     def seekable(self) -> bool:
@@ -182,20 +201,30 @@ class Source:
             self._disk.close()
 
 
-def _decoded(raw: Iterable[bytes], start: bytes) -> Iterator[str]:
-    """UTF-8, line by line Latin-1 where it is none: one log may hold both. UTF-16 by its mark."""
+def _decoded(blocks: Iterable[bytes], start: bytes) -> Iterator[str]:
+    """UTF-8, line by line Latin-1 where it is none: one log may hold both. UTF-16 by its mark.
+
+    The end of the last line of a block is left out.
+    """
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's '>'
-        yield from b"".join(raw).decode("utf-16", "replace").splitlines()
+        yield "\n".join(b"".join(blocks).decode("utf-16", "replace").splitlines())
         return
     first = True
-    for line in raw:
+    for block in blocks:
         try:
-            text = line.decode()
+            text = block.decode()
         except UnicodeDecodeError:
-            text = line.decode("latin-1")
+            text = "\n".join(map(_decoded_line, block.split(b"\n")))
         if first:
             text, first = text.removeprefix("\ufeff"), False
-        yield text.rstrip("\r\n")
+        yield text.removesuffix("\n")
+
+
+def _decoded_line(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
 
 
 def without_log(text: str) -> tuple[str, bool]:
