@@ -33,7 +33,15 @@ import torch.distributed as dist
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
-from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
+from torchcoll.training.decode import (
+    OPERATORS,
+    Schema,
+    decode,
+    first_tensor,
+    of_world,
+    reduction,
+    tensors,
+)
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:
@@ -319,6 +327,7 @@ class CallRecorder:
         return number
 
     def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
+        fields["op"] = reduction(fields["op"])
         self._judge(call, fields)
         return TrafficCall(
             **fields,
@@ -627,7 +636,10 @@ class _Watch:
         if group is None:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
-        held = next(tensors(list(bound.values())), None)
+        operator = OPERATORS.get(schema.name)
+        held = first_tensor(bound.get(operator.sent or operator.received)) if operator else None
+        if held is None:  # a list whose first is empty, or an operator that is in no table
+            held = next(tensors(list(bound.values())), None)
         device = _CPU if held is None else held.device
         on_host = device.type == "cpu"
         if not on_host:
@@ -636,7 +648,7 @@ class _Watch:
         # of what Python does for the first time takes ten times as long as in a loop. But after it
         # a sparse tensor holds that of the other ranks too.
         sparse = held is not None and held.layout is not torch.strided
-        early = sparse and schema.name in OPERATORS
+        early = sparse and operator is not None
         fields = self._decoded(schema, bound, None) if early else None
         call = self._recorder.begin()
         try:
