@@ -33,7 +33,15 @@ import torch.distributed as dist
 from torchcoll.core.collectives import COLLECTIVES
 from torchcoll.core.errors import TorchcollError, UnavailableError, UsageError, tell
 from torchcoll.core.traffic import POINT_TO_POINT, RANK_FILE, Group, Traffic, TrafficCall
-from torchcoll.training.decode import OPERATORS, Schema, decode, of_world, tensors
+from torchcoll.training.decode import (
+    OPERATORS,
+    Schema,
+    decode,
+    first_tensor,
+    of_world,
+    reduction,
+    tensors,
+)
 from torchcoll.training.waits import Waits
 
 if TYPE_CHECKING:
@@ -237,9 +245,9 @@ class CallRecorder:
         self, call: RecordedCall, fields: dict[str, Any], group: Any, device: torch.device
     ) -> None:
         """fields: what ``decode`` tells of it; group: its process group."""
-        name = self._groups.of(group, device)
+        fields["group"] = name = self._groups.of(group, device)
         of_world(fields, self.traffic.groups[name].ranks)
-        call.fields = {**fields, "group": name}
+        call.fields = fields
 
     def begin_step(self) -> None:
         """A step that is captured begins: what was before it is in none."""
@@ -319,6 +327,7 @@ class CallRecorder:
         return number
 
     def _made(self, call: RecordedCall, fields: dict[str, Any], number: int) -> TrafficCall:
+        fields["op"] = reduction(fields["op"])
         self._judge(call, fields)
         return TrafficCall(
             **fields,
@@ -421,6 +430,7 @@ _NO_GROUP = "{} calls of {} are missing: their process group is not known"
 _UNREAD = "{} calls of {} are missing: they could not be read ({})"
 _RANK_0 = timedelta(minutes=1)  # to begin its capture; then others go on without its word
 _active: Traffic | None = None
+_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -626,31 +636,38 @@ class _Watch:
         if group is None:
             self._recorder.note(_NO_GROUP.format("{}", schema.name))
             return issue()
-        held = next(tensors(list(bound.values())), None)
-        device = torch.device("cpu") if held is None else held.device
-        if device.type != "cpu":
+        operator = OPERATORS.get(schema.name)
+        held = first_tensor(bound.get(operator.sent or operator.received)) if operator else None
+        if held is None:  # a list whose first is empty, or an operator that is in no table
+            held = next(tensors(list(bound.values())), None)
+        device = _CPU if held is None else held.device
+        on_host = device.type == "cpu"
+        if not on_host:
             self._device.ask(group)
-        # What is in no table is known by what it returns. All else is read before the call: after
-        # it a sparse tensor holds that of the other ranks too.
-        known = schema.name in OPERATORS
-        fields = self._decoded(schema, bound, None) if known else None
+        # Read when the call is on its way, so that its peers need not wait for that: in a step most
+        # of what Python does for the first time takes ten times as long as in a loop. But after it
+        # a sparse tensor holds that of the other ranks too.
+        sparse = held is not None and held.layout is not torch.strided
+        early = sparse and operator is not None
+        fields = self._decoded(schema, bound, None) if early else None
         call = self._recorder.begin()
         try:
             result = issue()
             waits = schema.asynchronous(bound)
-            if device.type == "cpu":
+            if on_host:
                 self._time(call, _work(result), waits, schema.name, group, bound)
             else:
                 self._device.watch(call, _work(result))
         except BaseException:
             self._recorder.drop(call)
             raise
-        fields = fields if known else self._decoded(schema, bound, result)
+        fields = fields if early else self._decoded(schema, bound, result)
         try:
             if fields is None:
                 self._recorder.drop(call)
             else:
-                self._recorder.add(call, {**fields, "asynchronous": waits}, group, device)
+                fields["asynchronous"] = waits
+                self._recorder.add(call, fields, group, device)
         except Exception as error:
             self._unread(schema, error)
             self._recorder.drop(call)
