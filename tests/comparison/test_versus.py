@@ -142,16 +142,42 @@ def test_no_launch_without_a_chance():
     assert re.match(r"no open case has a chance of 20 % .* by 30 launches a side: 1?\d % at best",
                     state.stopped)  # fmt: skip
     reasons = [row.reason for row in state.comparisons()[0].rows]
-    assert all(re.fullmatch(r"p .*, 1?\d % to settle", reason) for reason in reasons)
+    assert all(
+        re.fullmatch(r"p .*, 1?\d % to settle, (needs|too near) .*", reason) for reason in reasons
+    )
 
 
 def test_the_most_launches_are_the_end():
     state = begun(most=4)
     played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2))
     assert state.stopped == "4 launches a side are the most that were asked for"
+    # The number is that of the table, where a case has none the other end of what it needs.
+    ((row,),) = (one.rows for one in state.comparisons())
+    low, high = map(int, re.search(r", needs (\d+) to (\d+) launches$", row.reason).groups())
+    assert 4 < low < high and row.judged.needed == (low, high)
     assert told(state) == (
         "b and a are unclear at 1K; 4 launches a side. What is unclear goes on with torchcoll "
-        "versus --resume 'runs/a b' --launches 8"
+        f"versus --resume 'runs/a b' --launches {high}, and ends once it is settled"
+    )
+
+
+def test_launches_behind_the_end_are_taken_too():
+    """Four were asked for, later more: who reads the folder for four has them."""
+    times = noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2)
+    assert len(played(begun(most=4), times)) == 8
+    more = len(played(begun(most=20), times)) // 2
+    state = begun(most=4)
+    assert state.next(there) is None and state.round == 4 + more > 4
+
+
+def test_where_launches_may_never_be_enough_none_are_proposed():
+    """A ratio of 1.0201 at a threshold of 2 %."""
+    state = begun(most=12)
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.0201}}, noise=0.001))
+    assert state.comparisons()[0].rows[0].judged.needed[1] is None
+    assert told(state).endswith(
+        "What is unclear may need over 1000 launches a side: longer ones (-n, --max-time) or a "
+        "larger --threshold help"
     )
 
 
@@ -302,6 +328,34 @@ def test_a_folder_that_others_read(capsys):
     assert main(["compare", *sides, "--format", "json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["result"], row["base_launches"]) == ("slower", rounds)
+
+
+def test_compare_reads_the_folder(capsys):
+    """Both of its sides at once, judged as versus judged them."""
+    assert versus("-o", "D") == 0
+    out = capsys.readouterr().out
+    assert main(["compare", "D"]) == 0
+    assert capsys.readouterr() == (out, "")
+    assert main(["compare", "D", "--fail-on", "slower"]) == 1
+    assert capsys.readouterr() == (out, "torchcoll: --fail-on slower: 1 slower\n")
+    assert main(["compare", "D", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "torchcoll-versus/1"
+    assert main(["compare", "D", "--metric", "busbw"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: metric: got busbw with the folder of a versus, expected its two sides "
+        "by name, to be taken as they are. Such as: torchcoll compare 'auto=D/auto-*.jsonl' "
+        "'Ring=D/Ring-*.jsonl'.\n"
+    )
+
+
+def test_compare_of_a_folder_that_has_not_judged_yet(capsys):
+    assert versus("-o", "D", words=["slow=NCCL_ALGO", "once=stop"]) == 130
+    capsys.readouterr()
+    assert main(["compare", "D"]) == 2
+    assert capsys.readouterr().err == (
+        "torchcoll: error: compare: got D, without 3 launches of each side, expected the folder of "
+        "a versus that has judged. torchcoll versus --resume D goes on.\n"
+    )
 
 
 def test_algorithms_reads_the_folder(capsys):

@@ -18,10 +18,11 @@ import numpy
 
 from torchcoll.comparison.compare import Comparison, comparison_of, matched
 from torchcoll.comparison.matching import Pair, pairs_of
-from torchcoll.comparison.results import Judged, measured_cases, p_text
+from torchcoll.comparison.results import Judged, measured_cases, p_text, with_needs
 from torchcoll.comparison.sequential import FIRST_LOOK, Decided, Looks, Seen, due, half_width
 from torchcoll.comparison.sides import Measured, Reading, Side
 from torchcoll.comparison.statistics import Outlier, exp
+from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
@@ -108,12 +109,15 @@ class Versus:
         self._places: dict[tuple[int, str], int] = {}  # of a case among all, in the looks
         self._looked = dict.fromkeys(self._names, 0)
         self._number = 1
+        self._settled = False
         self._now: list[Standing] = []
         self._news: list[Repeat | None] = []  # a repeat, or None for a round
 
     def next(self, done: Done) -> PlannedLaunch | None:
-        """Takes what is done; the launch that is missing next, or None at the end."""
-        while not self.stopped:
+        """Takes what is done; the launch that is missing next, or None at the end. Launches behind
+        an end that are there, for more were asked for then, are taken too.
+        """
+        while True:
             kept = {name: cell.kept for name, cell in self.cells.items()}
             short = due(self._names, kept, self._number)
             if not short:
@@ -121,12 +125,14 @@ class Versus:
                 continue
             cell = self.cells[short[0]]
             job = PlannedLaunch(self._by_name[short[0]], len(cell.runs) + 1)
+            if self.stopped and (self._settled or not done(job)):
+                return None
             if not done(job):
                 return job
+            self.stopped, self.futile = "", False
             cell.add(load_own(self._path / f"{job.stem}.jsonl"))
             if all(self.cells[name].kept >= self._number for name in self._names):
                 self._find_outliers()
-        return None
 
     @property
     def launches(self) -> dict[str, int]:
@@ -233,7 +239,8 @@ class Versus:
         widths = half_width(seen)
         for place, (_, standing, n) in enumerate(every):
             standing.cases[n] = self._judged(standing.cases[n], found, place, widths[place])
-        if found.settled.all():
+        self._settled = bool(found.settled.all())
+        if self._settled:
             self.stopped = "every case is settled"
         elif found.futile and self.round < self.most:
             self.futile = True
@@ -270,12 +277,40 @@ class Versus:
         if not self.standing:
             return []
         sides = [Side(n, self.cells[n].runs[: self._looked[n]]) for n in self._names]
+        every = [case for standing in self.standing for case in standing.cases]
+        cases = iter(with_needs(every, self.threshold, looks=True))
         return [
             comparison_of(
-                matched(sides[0], side), standing.cases, standing.left_out, self.threshold
+                matched(sides[0], side),
+                [next(cases) for _ in standing.cases],
+                standing.left_out,
+                self.threshold,
             )
             for side, standing in zip(sides[1:], self.standing, strict=True)
         ]
+
+    def launches_on(self, found: Sequence[Comparison]) -> int | None:
+        """Launches a side that settle what ``found`` leaves unclear, as far as a number of them is
+        known; None where none is, or they would have been enough.
+        """
+        rows = [row for one in found for row in one.rows if row.result == "unclear"]
+        most = max((row.judged.needed[1] or 0 for row in rows if row.judged.needed), default=0)
+        ended = self.futile or self.round >= self.most
+        return most if most > (self.most if ended else self.round) else None
+
+
+def read(folder: Path) -> Versus | None:
+    """What is in a folder, judged as it was while it ran; nothing of it can be launched. None where
+    it is none of a versus. stopped: '' where it has not ended, as far as the files tell. Raises
+    UnreadableError for a broken manifest.
+    """
+    stored = begun(folder)
+    if stored is None:
+        return None
+    most = stored.same_most
+    state = Versus(stored.plan, folder, stored.threshold, most, most)
+    state.next(lambda job: job.key in stored.there)
+    return state
 
 
 def _seen(cases: Sequence[Judged]) -> Seen:

@@ -359,21 +359,17 @@ def _ratios(found: Comparison) -> tuple[str, Callable[[], Figure | None]]:
 
 def _versus(document: _Document, folder: str) -> list[Comparison]:
     """What torchcoll versus has left in the folder, judged as it judges; [] where it was none."""
-    from torchcoll.comparison.versus import Versus
-    from torchcoll.comparison.versus_plan import begun
+    from torchcoll.comparison.versus import read
     from torchcoll.comparison.versus_show import answer, versus_grids
 
-    stored = begun(Path(folder))
-    if stored is None:
+    state = read(Path(folder))
+    if state is None:
         return []
-    most = stored.same_most
-    state = Versus(stored.plan, Path(folder), stored.threshold, most, most)
-    state.next(lambda job: job.key in stored.there)
     found = state.comparisons()
     if not found:
         document.notes.append(f"{folder}: no round of torchcoll versus is complete")
         return []
-    grids = versus_grids(state, found, folder, state.stopped or "it has not ended")
+    grids = versus_grids(state, found, folder, state.stopped)
     figures = [_ratios(one) for one in found]
     document.add("A against B", grids, f"torchcoll versus --resume {shlex.quote(folder)}", figures)
     document.answers.append(answer(state, found, folder))
