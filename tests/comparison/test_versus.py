@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,36 @@ def test_no_round_begins_that_would_end_behind_the_budget():
     assert len(ended) == 8 and state.stopped == "the time of --budget is spent"
 
 
+def test_a_budget_that_cannot_reach_a_look_is_told_after_the_first_launch():
+    """Six launches of 10 s and more, by a clock that each look at moves on: of 59 s it cannot."""
+    for budget_s, told in ((59, True), (60, False)):
+        clock = itertools.count(0, 5)  # the first launch: from 5 s, its end is looked at at 10 s
+        state = begun()
+        jobs = state.jobs(Files(), budget_s, partial(next, clock))
+        save(run(measured(1000)), f"{next(jobs).stem}.jsonl")
+        assert list(state.news()) == []
+        next(jobs)
+        assert (
+            list(state.news())
+            == [
+                "--budget ends before anything is judged: 3 launches of each of 2 sides take about "
+                "1 min, 10 s each"
+            ]
+            * told
+        )
+        Path("a-1.jsonl").unlink()
+
+
+def test_where_a_launch_is_known_it_is_told_before_the_first():
+    state = begun()
+    next(state.jobs(Files(), 59, lambda: 0, launch_s=10))
+    assert len(list(state.news())) == 1
+    state = begun()
+    played(state, noisy({"a": {K: 1}, "b": {K: 1.02}}, noise=0.008, seed=2), limit=6)
+    next(state.jobs(Files(), 5, lambda: 0, launch_s=10))  # it has judged
+    assert [one for one in state.news() if isinstance(one, str)] == []
+
+
 def test_a_launch_without_a_result_is_tried_once_more():
     state = begun()
     assert [job.stem for job in state.jobs(Files())] == ["a-1", "a-1"]
@@ -545,6 +576,19 @@ def test_a_dry_run_starts_nothing(capsys):
     out, err = capsys.readouterr()
     assert "2 cells x 1 launch = 2" in err and len(out.splitlines()) == 2
     assert not Path("D").exists()
+
+
+def test_a_dry_run_tells_a_budget_that_cannot_do(capsys):
+    """13 cases of 1.5 s and 10 s to start, as the line of totals says: 29.5 s a launch."""
+    command = [sys.executable, "-m", "torchcoll.allreduce"]
+    words = ["versus", "--env", "NCCL_ALGO=,Ring", "-o", "D", "--dry-run", "--budget"]
+    for budget, told in (("2m", True), ("177s", False)):
+        assert main([*words, budget, "--", *command]) == 0
+        text = (
+            "torchcoll: note: --budget ends before anything is judged: 3 launches of each of 2 "
+            "sides take about 2 min 57 s, 29.5 s each\n"
+        )
+        assert (text in capsys.readouterr().err) == told
 
 
 def test_more_launches_later(capsys):

@@ -268,7 +268,7 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
     from torchcoll.comparison.versus import Versus
     from torchcoll.comparison.versus_plan import Sides, asked_of
     from torchcoll.comparison.versus_show import show_versus
-    from torchcoll.launches.command import dry_run, number_of, tell_notes
+    from torchcoll.launches.command import dry_run, estimated_s, number_of, tell_notes
     from torchcoll.report.formats import FORMATS
 
     choice(options.format, "format", FORMATS)
@@ -290,12 +290,18 @@ def run_versus(options: argparse.Namespace) -> ExitCode | int:
         None if options.threshold is None else parse_share(options.threshold, "threshold"),
         number_of("launches", options.launches, int, FIRST_LOOK),
     )
-    if options.dry_run:
-        tell_notes(asked.plan, asked.notes)
-        return dry_run(dataclasses.replace(asked.plan, launches=1), asked.folder)
     state = Versus(asked.plan, asked.folder, asked.threshold, asked.most, asked.same_most)
+    missing = state.next(lambda job: job.key in asked.there)
+    if options.dry_run:
+        a_round = dataclasses.replace(asked.plan, launches=1)
+        notes = [*asked.notes]
+        launch_s = asked.launch_s or (estimated_s(a_round)[0] or 0.0) / len(a_round.cells)
+        if budget_s is not None and (text := state.short_of(budget_s, launch_s)):
+            notes.append(text)
+        tell_notes(asked.plan, notes)
+        return dry_run(a_round, asked.folder)
     number = None
-    if state.next(lambda job: job.key in asked.there) is not None:
+    if missing is not None:
         tell_notes(asked.plan, asked.notes)
         number = _launched(state, asked, budget_s, timeout_s, options.quiet)
     ended = state.stopped
@@ -326,7 +332,7 @@ def _launched(
     with Folder(asked.folder, asked.spec) as folder:
         live = Live(state, str(asked.folder), quiet)
         try:
-            jobs = state.jobs(folder, budget_s)
+            jobs = state.jobs(folder, budget_s, launch_s=asked.launch_s)
             return run(asked.plan, folder, variables, live, timeout_s, jobs)
         finally:
             live.close()

@@ -26,7 +26,7 @@ from torchcoll.comparison.versus_plan import begun
 from torchcoll.core.errors import UsageError
 from torchcoll.core.file import load_own
 from torchcoll.core.result import Run
-from torchcoll.core.units import format_percent
+from torchcoll.core.units import duration_text, format_percent
 from torchcoll.launches.blocks import LaunchPlan, PlannedLaunch
 from torchcoll.launches.folder import Folder
 
@@ -111,7 +111,7 @@ class Versus:
         self._number = 1
         self._settled = False
         self._now: list[Standing] = []
-        self._news: list[Repeat | None] = []  # a repeat, or None for a round
+        self._news: list[Repeat | str | None] = []
 
     def next(self, done: Done) -> PlannedLaunch | None:
         """Takes what is done; the launch that is missing next, or None at the end. Launches behind
@@ -139,19 +139,34 @@ class Versus:
         """How many of each cell the last look had, outliers too."""
         return dict(self._looked)
 
-    def news(self) -> Iterator[Repeat | None]:
-        """What has happened since it was asked last: a repeat, or None for a round."""
+    def news(self) -> Iterator[Repeat | str | None]:
+        """What has happened since it was asked last: a repeat, None for a round, or a text."""
         while self._news:
             yield self._news.pop(0)
+
+    def short_of(self, budget_s: float, launch_s: float, spent_s: float = 0.0) -> str:
+        """What a budget cannot reach: FIRST_LOOK launches of each; '' where it can, or they are
+        there. launch_s: what one takes.
+        """
+        missing = sum(max(0, FIRST_LOOK - cell.kept) for cell in self.cells.values())
+        if spent_s + missing * launch_s <= budget_s:
+            return ""
+        return (
+            f"--budget ends before anything is judged: {FIRST_LOOK} launches of each of "
+            f"{len(self.cells)} sides take about {duration_text(spent_s + missing * launch_s)}, "
+            f"{duration_text(launch_s)} each"
+        )
 
     def jobs(
         self,
         folder: Folder,
         budget_s: float | None = None,
         now: Callable[[], float] = time.monotonic,
+        launch_s: float | None = None,
     ) -> Iterator[PlannedLaunch]:
         """Each launch that is missing, for ``run``, until it has stopped. budget_s: no round begins
-        that would end behind it, by the mean of the launches before.
+        that would end behind it, by the mean of the launches before. launch_s: what one takes,
+        where that is known; else the first of them tells whether the budget will do.
         """
         began, launched, tried = now(), 0, 0
         before: PlannedLaunch | None = None
@@ -163,6 +178,9 @@ class Versus:
                 self.stopped = f"{job.stem} has no result: {last.get('reason')}"
                 return
             spent = now() - began
+            if budget_s is not None and launched == (launch_s is None):
+                text = self.short_of(budget_s, launch_s or spent, spent)
+                self._news += [text] if text else []
             a_round = spent / launched * len(self._names) if launched else 0.0
             first = all(cell.kept < self._number for cell in self.cells.values())
             if budget_s is not None and first and spent + a_round > budget_s:

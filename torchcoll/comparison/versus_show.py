@@ -135,7 +135,8 @@ class Live:
 
     def _tell_news(self) -> None:
         for one in self._state.news():
-            self.note(round_text(self._state) if one is None else repeat_text(one))
+            text = one if isinstance(one, str) else repeat_text(one) if one else None
+            self.note(text or round_text(self._state))
 
 
 def repeat_text(one: Repeat) -> str:
